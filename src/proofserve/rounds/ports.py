@@ -1,0 +1,86 @@
+"""The two seams of a round: the engine that computes and the outbox that keeps."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from proofserve.rounds.records import (
+    Artifact,
+    Deferred,
+    EngineFacts,
+    EngineGauges,
+    OutboxGauges,
+    ProofBatch,
+    RoundSpec,
+    StoredResult,
+    Workload,
+)
+
+
+class ProofSession(Protocol):
+    """A lease on an engine for one workload."""
+
+    async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
+        """Compute the proofs of ``nonces``; calls may overlap and are served in order.
+
+        Raises:
+            EngineFault: the computation failed; the engine lives.
+            EngineGone: there is no engine any more.
+        """
+        ...
+
+
+class ProofEngine(Protocol):
+    """A deployed model that can prove its compute."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What is deployed. Constant for the life of the engine."""
+        ...
+
+    def session(self, work: Workload) -> AbstractAsyncContextManager[ProofSession]:
+        """Open a lease; leaving the context returns it and cancels what is still deferred."""
+        ...
+
+    async def gauges(self) -> EngineGauges:
+        """Read the counters. Raises EngineGone."""
+        ...
+
+
+class Outbox(Protocol):
+    """Keeps results on disk until they are delivered, and afterwards for readers."""
+
+    async def open_round(self, spec: RoundSpec) -> None:
+        """Remember a round, so that its results and callbacks survive a restart."""
+        ...
+
+    async def record(
+        self,
+        round_id: str,
+        next_index: int,
+        artifacts: Sequence[Artifact],
+        failed: Mapping[int, str],
+    ) -> None:
+        """Store results, failures (nonce to reason) and the lane's progress in one transaction.
+
+        Raises:
+            OutboxUnavailable: nothing was stored (a full disk, say); the same call may be tried
+                again.
+        """
+        ...
+
+    async def close_round(self, round_id: str) -> None:
+        """Mark the round ended and hand what is undelivered to the sender at once."""
+        ...
+
+    async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
+        """Queue one callback: POST ``body`` to ``{url}/{endpoint}``. Raises OutboxUnavailable."""
+        ...
+
+    async def results(self, after: int, limit: int) -> list[StoredResult]:
+        """Rows with ``seq > after`` in order, at most ``limit``."""
+        ...
+
+    async def gauges(self) -> OutboxGauges:
+        """Count what is kept, waiting, delivered and expired."""
+        ...
