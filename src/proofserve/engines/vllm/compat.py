@@ -1,0 +1,389 @@
+"""Every name of vLLM that is not its public interface, in one place.
+
+The rest of the adapter calls these functions and never looks inside a vLLM object. Each one
+names what it relies on; ``tests/contract`` pins those names for the vetted versions, so that an
+upgrade fails in a test that says which caller breaks, not in a running node.
+
+vLLM's objects are ``Any`` here on purpose: their annotations move with every release.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+VETTED = ((0, 32),)
+
+
+class UnsupportedEngine(RuntimeError):
+    """This vLLM, or the way it was started, cannot carry proofs. The text says what to change."""
+
+
+def require_vetted_version() -> str:
+    """Return vLLM's version. Raises UnsupportedEngine for one whose internals were not vetted."""
+    import vllm
+
+    version = str(vllm.__version__)
+    major_minor = tuple(int(part) for part in version.split(".")[:2])
+    if major_minor not in VETTED:
+        vetted = ", ".join(".".join(map(str, pair)) + ".x" for pair in VETTED)
+        raise UnsupportedEngine(
+            f"vLLM {version} was not vetted with this release of proofserve (vetted: {vetted}). "
+            "Install a vetted version, or start without --enable-poc."
+        )
+    return version
+
+
+def require_one_owner(vllm_config: Any, client_count: int) -> None:
+    """A round has one owner and one engine. Raises UnsupportedEngine for a split deployment."""
+    parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size > 1:
+        raise UnsupportedEngine(
+            f"data parallel size {parallel.data_parallel_size}: every replica would need a round "
+            "of its own. Start one server per replica and give each its group_id of n_groups."
+        )
+    if client_count > 1:
+        raise UnsupportedEngine(
+            f"{client_count} API server processes: a round has one owner. Start vLLM with "
+            "--api-server-count 1."
+        )
+
+
+def require_model_runner(vllm_config: Any) -> None:
+    """Proof forwards know the first model runner. Raises UnsupportedEngine for the second."""
+    if vllm_config.use_v2_model_runner:
+        raise UnsupportedEngine(
+            "vLLM's second model runner was not vetted. Set VLLM_USE_V2_MODEL_RUNNER=0 "
+            "(proofserve serve does)."
+        )
+
+
+# -- API process -----------------------------------------------------------------------------
+
+
+async def call_engine(engine_client: Any, method: str, *args: Any) -> Any:
+    """Run an EngineCore method between two engine steps and await its result.
+
+    Relies on: AsyncLLM.engine_core.call_utility_async.
+    """
+    return await engine_client.engine_core.call_utility_async(method, *args)
+
+
+def call_engine_sync(llm_engine: Any, method: str, *args: Any) -> Any:
+    """Run an EngineCore method of a synchronous engine, in this process or in its own.
+
+    Relies on: LLMEngine.engine_core being an InprocClient (``.engine_core``) or a SyncMPClient
+    (``.call_utility``).
+    """
+    client = llm_engine.engine_core
+    if hasattr(client, "call_utility"):
+        return client.call_utility(method, *args)
+    result = getattr(client.engine_core, method)(*args)
+    return result.result() if isinstance(result, Future) else result
+
+
+def is_engine_dead(error: BaseException) -> bool:
+    """Whether a failed engine call means that there is no engine any more."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    return isinstance(error, EngineDeadError)
+
+
+def api_process_count(engine_client: Any) -> int:
+    """Number of API server processes in front of the engine.
+
+    Relies on: ParallelConfig._api_process_count, set by ``vllm serve --api-server-count``.
+    """
+    return int(engine_client.vllm_config.parallel_config._api_process_count)
+
+
+# -- engine core -----------------------------------------------------------------------------
+
+
+def has_own_loop(engine: Any) -> bool:
+    """Whether the core runs its busy loop in a process of its own (else its caller steps it)."""
+    return hasattr(engine, "input_queue")
+
+
+def is_busy(engine: Any) -> bool:
+    """Whether the core has chat to step or chat waiting at its door.
+
+    Relies on: EngineCoreProc.has_work, .input_queue; EngineCore.scheduler.has_unfinished_requests.
+    """
+    if has_own_loop(engine):
+        return bool(engine.has_work()) or waiting_requests(engine) != []
+    return bool(engine.scheduler.has_unfinished_requests())
+
+
+def unfinished_requests(engine: Any) -> int:
+    """Chat requests the scheduler has not finished."""
+    return int(engine.scheduler.get_num_unfinished_requests())
+
+
+def waiting_requests(engine: Any) -> list[str]:
+    """Ids of chat requests that reached the core while its loop was elsewhere.
+
+    Relies on: input_queue items being ``(EngineCoreRequestType, (Request, wave))``.
+    """
+    from vllm.v1.engine import EngineCoreRequestType
+
+    queue = engine.input_queue
+    with queue.mutex:
+        items = list(queue.queue)
+    return [
+        payload[0].request_id for kind, payload in items if kind == EngineCoreRequestType.ADD
+    ]
+
+
+def call_when_idle(engine: Any, callback: Callable[[Any], None]) -> None:
+    """Call ``callback(engine)`` once, as soon as the core has no work.
+
+    Relies on: EngineCoreProc._idle_state_callbacks. The core pops them until none is left
+    before it looks at its queue, so a callback must not register itself again.
+    """
+    engine._idle_state_callbacks.append(callback)
+
+
+def post_turn(engine: Any, method: str) -> None:
+    """Have the core's loop call ``method`` after what already waits in its queue. Thread-safe.
+
+    Relies on: input_queue and the utility message ``(client, call id, method, args)``. The
+    method must return a Future that is never completed, so that no client is answered.
+    """
+    from vllm.v1.engine import EngineCoreRequestType
+
+    engine.input_queue.put_nowait((EngineCoreRequestType.UTILITY, (0, 0, method, ())))
+
+
+def watch_arrivals(engine: Any, arrived: Callable[[str], None]) -> None:
+    """Call ``arrived(request id)`` when a chat request reaches the core. From another thread.
+
+    Relies on: EngineCoreProc.preprocess_add_request being looked up on the instance by the
+    thread that reads the core's sockets.
+    """
+    preprocess = engine.preprocess_add_request
+
+    def watched(request: Any) -> Any:
+        arrived(request.request_id)
+        return preprocess(request)
+
+    engine.preprocess_add_request = watched
+
+
+def watch_steps(engine: Any, stepped: Callable[[float, float], None]) -> None:
+    """Call ``stepped(start, end)`` after each chat step, seconds of ``time.monotonic``.
+
+    Relies on: EngineCore.step_fn being an attribute of the instance.
+    """
+    step = engine.step_fn
+
+    def watched() -> Any:
+        start = time.monotonic()
+        result = step()
+        stepped(start, time.monotonic())
+        return result
+
+    engine.step_fn = watched
+
+
+def run_on_workers(engine: Any, function: Callable[..., Any], argument: Any) -> list[Any]:
+    """``function(worker, argument)`` on every rank; one result per rank.
+
+    Relies on: EngineCore.collective_rpc taking a callable. It goes by reference, so it must be
+    importable in the workers.
+    """
+    return list(engine.collective_rpc(function, None, (argument,)))
+
+
+# -- KV blocks -------------------------------------------------------------------------------
+
+
+def kv_block_sizes(engine: Any) -> tuple[int, ...]:
+    """Tokens per block of each KV-cache group, in group order.
+
+    Relies on: scheduler.kv_cache_config.kv_cache_groups[i].kv_cache_spec. Raises
+    UnsupportedEngine for a group that is not an attention cache.
+    """
+    from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
+
+    sizes = []
+    for group in engine.scheduler.kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if not isinstance(spec, AttentionSpec | UniformTypeKVCacheSpecs):
+            raise UnsupportedEngine(
+                f"the model keeps {type(spec).__name__} state in its cache; proofs are served "
+                "for models whose every layer keeps attention keys and values."
+            )
+        sizes.append(int(spec.block_size))
+    return tuple(sizes)
+
+
+def take_blocks(engine: Any, count: int) -> list[Any]:
+    """Take ``count`` blocks out of the pool that chat draws from. Raises ValueError if too few.
+
+    Relies on: scheduler.kv_cache_manager.block_pool.get_new_blocks; a block has ``block_id``.
+    """
+    return list(_pool(engine).get_new_blocks(count))
+
+
+def return_blocks(engine: Any, blocks: Sequence[Any]) -> None:
+    """Give leased blocks back. Relies on: block_pool.free_blocks."""
+    _pool(engine).free_blocks(blocks)
+
+
+def free_blocks(engine: Any) -> int:
+    """Blocks that no request and no lease holds."""
+    return int(_pool(engine).get_num_free_blocks())
+
+
+def _pool(engine: Any) -> Any:
+    return engine.scheduler.kv_cache_manager.block_pool
+
+
+# -- workers ---------------------------------------------------------------------------------
+
+
+def attention_metadata(runner: Any, common: Sequence[Any]) -> dict[str, Any]:
+    """Per-layer attention metadata from one CommonAttentionMetadata for each KV-cache group.
+
+    Relies on: GPUModelRunner.attn_groups[group][i].build_metadata and .layer_names.
+    """
+    layers: dict[str, Any] = {}
+    for gid, groups in enumerate(runner.attn_groups):
+        for group in groups:
+            metadata = group.build_metadata(common[gid])
+            layers.update(dict.fromkeys(group.layer_names, metadata))
+    return layers
+
+
+def common_metadata(
+    seq_len: int, starts: torch.Tensor, positions: torch.Tensor, group: dict[str, torch.Tensor]
+) -> Any:
+    """Metadata of a batch of equal, fresh sequences for one KV-cache group.
+
+    Args:
+        seq_len: tokens per sequence.
+        starts: int32 [n + 1], where each sequence starts among the tokens, on the CPU.
+        positions: int64 [n * seq_len] on the device.
+        group: ``block_table`` int32 [n, blocks per sequence] and ``slots`` int64 [n * seq_len].
+
+    Relies on: vllm.v1.attention.backend.CommonAttentionMetadata.
+    """
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    device = positions.device
+    n = starts.numel() - 1
+    lengths = torch.full((n,), seq_len, dtype=torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=starts.to(device),
+        query_start_loc_cpu=starts,
+        seq_lens=lengths.to(device),
+        seq_lens_cpu_upper_bound=lengths,
+        num_reqs=n,
+        num_actual_tokens=n * seq_len,
+        max_query_len=seq_len,
+        max_seq_len=seq_len,
+        block_table_tensor=group["block_table"],
+        slot_mapping=group["slots"],
+        causal=True,
+        is_prefilling=torch.ones(n, dtype=torch.bool),
+        positions=positions,
+    )
+
+
+def group_layer_names(runner: Any) -> list[list[str]]:
+    """Names of the attention layers of each KV-cache group."""
+    return [list(group.layer_names) for group in runner.kv_cache_config.kv_cache_groups]
+
+
+def call_model(runner: Any, metadata: dict[str, Any], slots: dict[str, Any], inputs: Any) -> Any:
+    """Run the deployed model once, eagerly, and return what its forward returns.
+
+    ``inputs`` holds ``positions``, ``intermediate_tensors`` and ``inputs_embeds``. Compiled
+    graphs are skipped: they were traced for token ids and replay chat's buffers.
+
+    Relies on: set_forward_context(skip_compiled), GPUModelRunner._model_forward,
+    .use_aux_hidden_state_outputs, .uses_mrope.
+    """
+    from vllm.forward_context import set_forward_context
+
+    positions = inputs["positions"]
+    if runner.uses_mrope:
+        positions = positions.expand(3, -1)
+    with set_forward_context(
+        metadata,
+        runner.vllm_config,
+        num_tokens=inputs["positions"].numel(),
+        slot_mapping=slots,
+        skip_compiled=True,
+    ):
+        output = runner._model_forward(input_ids=None, **{**inputs, "positions": positions})
+    return output[0] if runner.use_aux_hidden_state_outputs else output
+
+
+def receive_stage() -> Any:
+    """Tensors from the previous pipeline rank, or None on the first.
+
+    Relies on: get_pp_group().recv_tensor_dict, IntermediateTensors.
+    """
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+    from vllm.sequence import IntermediateTensors
+
+    if get_pp_group().is_first_rank:
+        return None
+    return IntermediateTensors(get_pp_group().recv_tensor_dict(all_gather_group=get_tp_group()))
+
+
+def send_stage(output: Any) -> None:
+    """Hand this rank's tensors to the next pipeline rank. Relies on: send_tensor_dict."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    get_pp_group().send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
+
+
+def is_first_stage() -> bool:
+    """Whether this rank feeds the inputs to the model."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    return bool(get_pp_group().is_first_rank)
+
+
+def is_last_stage() -> bool:
+    """Whether this rank has the model's output."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    return bool(get_pp_group().is_last_rank)
+
+
+def speaks_for_stage() -> bool:
+    """Whether this rank answers for its tensor-parallel group: the first does."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return bool(get_tp_group().is_first_rank)
+
+
+def decoder_layers(model: torch.nn.Module) -> Iterator[tuple[int, torch.nn.Module]]:
+    """The decoder layers with their global index (protocol A.3, and wrapped language models).
+
+    A pipeline rank's list keeps a placeholder for layers that live elsewhere, so positions in
+    the list are global. Raises UnsupportedEngine if the model keeps its layers in no known place.
+    """
+    places = (
+        "model.layers",
+        "transformer.h",
+        "layers",
+        "language_model.model.layers",
+        "model.language_model.layers",
+    )
+    for place in places:
+        found: Any = model
+        for name in place.split("."):
+            found = getattr(found, name, None)
+        if isinstance(found, torch.nn.ModuleList):
+            return enumerate(found)
+    raise UnsupportedEngine(
+        f"{type(model).__name__} keeps its decoder layers in none of {', '.join(places)}; "
+        "schemes with layer transforms cannot be proved on it."
+    )

@@ -1,0 +1,204 @@
+"""The gate inside the engine core: proofs pass only while chat has nothing to do.
+
+The core runs one loop: take messages, step the scheduler, repeat. A proof call is a message
+whose answer is a Future. The gate queues it and runs it one forward at a time from the core's
+own idle callback, so nothing polls, and a chat request that arrives during a forward waits for
+that forward at most. All methods run on the core's loop thread except ``_chat_arrived`` and the
+body of the alarm, which only append to a dictionary and post a message.
+"""
+
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from proofserve.engines.vllm import compat, wire
+from proofserve.engines.vllm.ledger import Ledger
+from proofserve.engines.vllm.lease import LeaseBook
+from proofserve.engines.vllm.worker import prove
+from proofserve.protocol.nonces import pad
+
+# Idle leases go back after this long. A live API process that is between two calls uses its
+# lease again within a fraction of a second; one that pauses longer takes a new lease.
+LEASE_IDLE_S = 30.0
+ALARM_S = 1.0
+# The EngineCore method under which the plugin installs ``ProofGate.turn``.
+TURN = "proofserve_turn"
+
+
+@dataclass(slots=True)
+class Pending:
+    """A call in the gate's queue and what its forwards have produced so far."""
+
+    call: wire.ProveCall
+    arrived: float
+    future: "Future[dict[str, Any]]" = field(default_factory=Future)
+    done: int = 0
+    values: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+
+    def answer(self, reply: dict[str, Any]) -> None:
+        """Complete the call, unless it already is."""
+        if not self.future.done():
+            self.future.set_result(reply)
+
+
+class ProofGate:
+    """Queue, leases and ledger of one engine core.
+
+    ``forward_batch``: sequences of one forward. ``share``: the fraction of engine time that
+    proofs may take while chat never pauses; 0 leaves all of it to chat.
+    """
+
+    def __init__(self, engine: Any, forward_batch: int, share: float) -> None:
+        self._engine = engine
+        self._leases = LeaseBook(engine, forward_batch)
+        self._ledger = Ledger()
+        self._share = share
+        self._queue: deque[Pending] = deque()
+        self._armed = False
+        self._alarm: threading.Thread | None = None
+        if compat.has_own_loop(engine):
+            compat.watch_arrivals(engine, self._chat_arrived)
+            compat.watch_steps(engine, self._stepped)
+
+    # -- calls from the API process ----------------------------------------------------------
+
+    def prove(self, call: wire.ProveCall) -> "Future[dict[str, Any]]":
+        """Queue ``call``. The Future completes with a reply of ``wire``; it never raises."""
+        pending = Pending(call, time.monotonic())
+        if not compat.has_own_loop(self._engine):
+            self._run_inline(pending)
+        elif call.defer_s <= 0 and compat.is_busy(self._engine):
+            pending.answer(self._deferral(pending))
+        else:
+            self._queue.append(pending)
+            self._arm()
+            self._set_alarm()
+        return pending.future
+
+    def release(self, lease: str) -> None:
+        """Return a lease; calls of it that have not finished never will."""
+        for pending in [p for p in self._queue if p.call.lease == lease]:
+            self._queue.remove(pending)
+            pending.answer(wire.released())
+        self._leases.release(lease)
+
+    def gauges(self) -> dict[str, Any]:
+        """Counters of the ledger and of the block pool."""
+        return {
+            **self._ledger.read(),
+            "leased_blocks": self._leases.held_blocks,
+            "free_blocks": compat.free_blocks(self._engine),
+            "unfinished_requests": compat.unfinished_requests(self._engine),
+        }
+
+    def turn(self) -> "Future[None]":
+        """Look after deadlines and take up waiting work; called by the core's loop."""
+        now = time.monotonic()
+        for pending in [p for p in self._queue if now - p.arrived > p.call.defer_s]:
+            if pending.done == 0 and compat.is_busy(self._engine):
+                self._queue.remove(pending)
+                pending.answer(self._deferral(pending))
+        self._leases.release_unused(now - LEASE_IDLE_S, {p.call.lease for p in self._queue})
+        if self._queue:
+            self._arm()
+        return Future()  # never completed: nobody asked
+
+    # -- the core's loop ---------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            compat.call_when_idle(self._engine, self._on_idle)
+
+    def _on_idle(self, _engine: Any) -> None:
+        """The core ran out of work: one forward, then let it look at its queue again."""
+        self._armed = False
+        self._ledger.idle()
+        if self._queue and not compat.waiting_requests(self._engine):
+            self._advance()
+        if self._queue:
+            compat.post_turn(self._engine, TURN)
+
+    def _stepped(self, start: float, end: float) -> None:
+        """Chat had a step. Under ``share`` a forward may follow it, chat waiting or not."""
+        self._ledger.stepped(start, end, deferring=bool(self._queue))
+        if self._share > 0 and self._queue and self._ledger.proof_share() < self._share:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Run the next forward of the oldest call, and answer it when that was its last."""
+        pending = self._queue[0]
+        try:
+            self._forward(pending)
+        except Exception as error:  # noqa: BLE001 - an error here would kill the engine
+            self._queue.popleft()
+            self._leases.release(pending.call.lease)
+            pending.answer(wire.fault(f"{type(error).__name__}: {error}"))
+            return
+        if pending.done >= len(pending.call.nonces):
+            self._queue.popleft()
+            pending.answer(wire.proved(np.concatenate(pending.values), pending.failed))
+
+    def _run_inline(self, pending: Pending) -> None:
+        """A core without a loop of its own: its caller steps it, so there is no idle to await."""
+        if compat.is_busy(self._engine):
+            pending.answer(self._deferral(pending))
+            return
+        self._queue.append(pending)
+        while self._queue:
+            self._advance()
+
+    def _forward(self, pending: Pending) -> None:
+        call = pending.call
+        lease = self._leases.get(call.lease, call.seq_len, time.monotonic())
+        wanted = call.nonces[pending.done : pending.done + lease.sequences]
+        forward = wire.Forward(
+            scheme=call.scheme,
+            block_hash=call.block_hash,
+            public_key=call.public_key,
+            seq_len=call.seq_len,
+            nonces=pad(wanted, lease.sequences),
+            blocks=lease.tables,
+            block_sizes=lease.block_sizes,
+        )
+        with self._ledger.forward(self._waiting):
+            replies = compat.run_on_workers(self._engine, prove, forward)
+        reply = next(reply for reply in replies if reply is not None)
+        rows = wire.values_of(reply)
+        failed = [nonce for nonce in reply["failed"] if nonce >= 0]
+        # Dummies trail the wanted nonces, so what is left of the wanted ones comes first.
+        pending.values.append(rows[: len(wanted) - len(failed)])
+        pending.failed.extend(failed)
+        pending.done += len(wanted)
+        lease.last_used = time.monotonic()
+
+    def _waiting(self) -> list[str]:
+        return compat.waiting_requests(self._engine) if compat.has_own_loop(self._engine) else []
+
+    def _deferral(self, pending: Pending) -> dict[str, Any]:
+        return wire.deferred("chat has the engine", time.monotonic() - pending.arrived)
+
+    # -- other threads -----------------------------------------------------------------------
+
+    def _chat_arrived(self, request_id: str) -> None:
+        self._ledger.arrived(request_id, time.monotonic())
+
+    def _set_alarm(self) -> None:
+        """Wake the loop now and then: under endless chat no message may come to do it."""
+        if self._alarm is None:
+            self._alarm = threading.Thread(target=self._ring, name="proofserve-alarm", daemon=True)
+            self._alarm.start()
+
+    def _ring(self) -> None:
+        while True:
+            time.sleep(ALARM_S)
+            if self._queue or len(self._leases):
+                compat.post_turn(self._engine, TURN)
+

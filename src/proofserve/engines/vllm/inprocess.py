@@ -1,0 +1,35 @@
+"""Proofs on a synchronous vLLM engine inside the caller's own process."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from proofserve.engines.vllm import compat
+from proofserve.engines.vllm.client import PROVE, RELEASE, call_for, read_reply
+from proofserve.rounds.records import Deferred, ProofBatch, Workload
+
+
+class SyncProver:
+    """Proves on ``vllm.LLM(...).llm_engine`` or any ``LLMEngine``, between its steps.
+
+    The plugin must be loaded in the engine's process; it is when the package is installed and
+    ``VLLM_PLUGINS`` is unset or names it.
+    """
+
+    def __init__(self, llm_engine: Any) -> None:
+        compat.require_vetted_version()
+        compat.require_one_owner(llm_engine.vllm_config, client_count=1)
+        compat.require_model_runner(llm_engine.vllm_config)
+        self._engine = llm_engine
+
+    def prove(self, work: Workload, nonces: Sequence[int]) -> ProofBatch | Deferred:
+        """Prove ``nonces`` now, or answer ``Deferred`` at once while requests are unfinished.
+
+        Raises:
+            EngineFault: the computation failed; the engine lives.
+        """
+        call = call_for(work, uuid.uuid4().hex, nonces, defer_s=0.0)
+        try:
+            return read_reply(call, compat.call_engine_sync(self._engine, PROVE, call.pack()))
+        finally:
+            compat.call_engine_sync(self._engine, RELEASE, call.lease)

@@ -1,0 +1,98 @@
+"""KV blocks on loan from vLLM's pool: what proof forwards may write, and nothing else."""
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from proofserve.engines.vllm import compat
+
+
+class LeaseRefused(RuntimeError):
+    """The pool cannot lend the blocks of one forward. The text says which option to change."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Blocks for ``sequences`` sequences of ``seq_len`` tokens in every KV-cache group.
+
+    ``last_used`` is in seconds of the monotonic clock.
+    """
+
+    seq_len: int
+    sequences: int
+    block_sizes: tuple[int, ...]
+    held: list[Any]
+    last_used: float
+    tables: tuple[tuple[tuple[int, ...], ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ids = iter([block.block_id for block in self.held])
+        self.tables = tuple(
+            tuple(
+                tuple(next(ids) for _ in range(ceil(self.seq_len / size)))
+                for _ in range(self.sequences)
+            )
+            for size in self.block_sizes
+        )
+
+
+class LeaseBook:
+    """All leases of one engine core. Not thread-safe: the core's loop owns it."""
+
+    def __init__(self, engine: Any, forward_batch: int) -> None:
+        self._engine = engine
+        self._forward_batch = forward_batch
+        self._leases: dict[str, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def held_blocks(self) -> int:
+        """KV blocks out on lease."""
+        return sum(len(lease.held) for lease in self._leases.values())
+
+    def sequences(self, seq_len: int) -> int:
+        """Sequences in a forward of ``seq_len`` tokens: one shape per deployment and length.
+
+        The option, cut to what the engine was built for; it never depends on the request, or a
+        vector would depend on its batch.
+        """
+        scheduler = self._engine.vllm_config.scheduler_config
+        fits = scheduler.max_num_batched_tokens // seq_len
+        return max(1, min(self._forward_batch, scheduler.max_num_seqs, fits))
+
+    def get(self, name: str, seq_len: int, now: float) -> Lease:
+        """The lease ``name``, taken now if it is new. Raises LeaseRefused."""
+        lease = self._leases.get(name)
+        if lease is None:
+            lease = self._take(seq_len, now)
+            self._leases[name] = lease
+        lease.last_used = now
+        return lease
+
+    def release(self, name: str) -> None:
+        """Give the blocks of ``name`` back; unknown names are fine, a release may come twice."""
+        lease = self._leases.pop(name, None)
+        if lease is not None:
+            compat.return_blocks(self._engine, lease.held)
+
+    def release_unused(self, before: float, except_for: set[str]) -> None:
+        """Give back what nobody used since ``before``: its API process went away."""
+        for name, lease in list(self._leases.items()):
+            if lease.last_used < before and name not in except_for:
+                self.release(name)
+
+    def _take(self, seq_len: int, now: float) -> Lease:
+        sizes = compat.kv_block_sizes(self._engine)
+        sequences = self.sequences(seq_len)
+        count = sequences * sum(ceil(seq_len / size) for size in sizes)
+        try:
+            held = compat.take_blocks(self._engine, count)
+        except ValueError as error:
+            raise LeaseRefused(
+                f"a forward of {sequences} sequences of {seq_len} tokens needs {count} KV blocks, "
+                f"{compat.free_blocks(self._engine)} are free. Lower --poc-forward-batch or give "
+                "vLLM more KV cache."
+            ) from error
+        return Lease(seq_len, sequences, sizes, held, now)

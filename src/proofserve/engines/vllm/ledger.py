@@ -1,0 +1,96 @@
+"""Time kept inside the engine core: what proofs used, and what they cost chat."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# How many resume times are kept for reading.
+RECENT = 512
+# Arrivals are dropped oldest first beyond this: those long since served, never looked up again.
+ARRIVALS = 4096
+
+
+class Ledger:
+    """Counters of one gate; seconds of the monotonic clock, totals since the engine's start."""
+
+    def __init__(self) -> None:
+        self._forwards = 0
+        self._busy_s = 0.0
+        self._last_forward_s = 0.0
+        self._deferred_s = 0.0
+        self._resume_ms: deque[float] = deque(maxlen=RECENT)
+        self._last_step: float | None = None
+        self._chat_began: float | None = None
+        self._busy_when_chat_began = 0.0
+        self._arrivals: OrderedDict[str, float] = OrderedDict()
+        self._waits: dict[str, tuple[float, float]] = {}
+        self._longest_wait = (0.0, 0.0)
+
+    def arrived(self, request_id: str, at: float) -> None:
+        """A chat request reached the core. Called from the thread that reads its sockets."""
+        self._arrivals[request_id] = at
+        if len(self._arrivals) > ARRIVALS:
+            self._arrivals.popitem(last=False)
+
+    def stepped(self, start: float, end: float, deferring: bool) -> None:
+        """Chat had the engine from ``start`` to ``end``; ``deferring`` if a proof waited for it."""
+        if self._chat_began is None:
+            self._chat_began, self._busy_when_chat_began = start, self._busy_s
+        if deferring:
+            self._deferred_s += end - start
+        self._last_step = end if deferring else None
+
+    def proof_share(self) -> float:
+        """Fraction of engine time, 0 to 1, that proofs took since chat began."""
+        if self._chat_began is None:
+            return 0.0
+        elapsed = time.monotonic() - self._chat_began
+        return (self._busy_s - self._busy_when_chat_began) / elapsed if elapsed > 0 else 0.0
+
+    def idle(self) -> None:
+        """Chat has run out of work; what comes next is not taken from it."""
+        self._chat_began = None
+
+    @contextmanager
+    def forward(self, waiting: Callable[[], list[str]]) -> Iterator[None]:
+        """Account for one forward; ``waiting`` names the chat requests it has kept waiting."""
+        start = time.monotonic()
+        if self._last_step is not None:
+            self._resume_ms.append((start - self._last_step) * 1e3)
+            self._last_step = None
+        try:
+            yield
+        finally:
+            end = time.monotonic()
+            self._forwards += 1
+            self._last_forward_s = end - start
+            self._busy_s += end - start
+            self._charge(start, end, waiting())
+
+    def read(self) -> dict[str, Any]:
+        """The counters by name, as ``rounds.records.EngineGauges`` calls them."""
+        return {
+            "forwards": self._forwards,
+            "busy_s": self._busy_s,
+            "deferred_s": self._deferred_s,
+            "last_forward_s": self._last_forward_s,
+            "longest_chat_wait_s": self._longest_wait[0],
+            "longest_chat_wait_batches": self._longest_wait[1],
+            "resume_ms": list(self._resume_ms),
+        }
+
+    def _charge(self, start: float, end: float, waiting: list[str]) -> None:
+        """Add this forward to the wait of each request that could not be served during it.
+
+        A wait in batches is the wait over the duration of the forward that caused it. A request
+        that a second forward kept waiting would carry both: the sum shows a broken promise.
+        """
+        waits = {}
+        for request_id in waiting:
+            seconds, batches = self._waits.get(request_id, (0.0, 0.0))
+            wait = end - max(start, self._arrivals.get(request_id, start))
+            waits[request_id] = (seconds + wait, batches + wait / (end - start))
+            self._longest_wait = max(self._longest_wait, waits[request_id], key=lambda w: w[1])
+        self._waits = waits

@@ -1,0 +1,101 @@
+"""What crosses from the API process to the engine core and on to the workers.
+
+vLLM's utility calls carry msgpack, so each record is a plain dictionary in transit. Numbers of
+a forward travel as raw float32 bytes; inputs never travel, the workers draw them from seeds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class ProveCall:
+    """Prove ``nonces`` under the lease ``lease``; it is opened by its first call.
+
+    ``defer_s`` bounds, in seconds, how long chat may hold the call back before it is answered
+    ``deferred``.
+    """
+
+    lease: str
+    scheme: Mapping[str, str | int | bool]
+    block_hash: str
+    public_key: str
+    seq_len: int
+    nonces: tuple[int, ...]
+    defer_s: float
+
+    def pack(self) -> dict[str, Any]:
+        """As msgpack carries it."""
+        return {
+            "lease": self.lease,
+            "scheme": dict(self.scheme),
+            "block_hash": self.block_hash,
+            "public_key": self.public_key,
+            "seq_len": self.seq_len,
+            "nonces": list(self.nonces),
+            "defer_s": self.defer_s,
+        }
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, Any]) -> "ProveCall":
+        """Read what ``pack`` wrote."""
+        return cls(**{**packed, "nonces": tuple(packed["nonces"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One forward of the deployed shape: ``len(nonces)`` sequences of ``seq_len`` tokens.
+
+    ``blocks[g][i]`` lists the KV blocks of sequence ``i`` in KV-cache group ``g``, each of
+    ``block_sizes[g]`` tokens. Picklable, because an executor may send it to other processes.
+    """
+
+    scheme: Mapping[str, str | int | bool]
+    block_hash: str
+    public_key: str
+    seq_len: int
+    nonces: tuple[int, ...]
+    blocks: tuple[tuple[tuple[int, ...], ...], ...]
+    block_sizes: tuple[int, ...]
+
+
+# The four ways a ProveCall ends.
+PROVED = "proved"
+DEFERRED = "deferred"
+RELEASED = "released"
+FAULT = "fault"
+
+
+def proved(values: NDArray[np.float32], failed: list[int]) -> dict[str, Any]:
+    """``values`` float32 [n, width], one row for each nonce that is not in ``failed``."""
+    return {
+        "kind": PROVED,
+        "width": values.shape[1],
+        "values": values.tobytes(),
+        "failed": failed,
+    }
+
+
+def values_of(reply: Mapping[str, Any]) -> NDArray[np.float32]:
+    """The rows of a ``proved`` reply, float32 [n, width]."""
+    flat = np.frombuffer(reply["values"], dtype=np.float32)
+    return flat.reshape(-1, reply["width"])
+
+
+def deferred(reason: str, seconds: float) -> dict[str, Any]:
+    """Chat held the call back for ``seconds``; nothing was computed for it."""
+    return {"kind": DEFERRED, "reason": reason, "seconds": seconds}
+
+
+def released() -> dict[str, Any]:
+    """The lease was returned before the call ran; it never will."""
+    return {"kind": RELEASED}
+
+
+def fault(error: str) -> dict[str, Any]:
+    """The computation failed; the engine lives."""
+    return {"kind": FAULT, "error": error}

@@ -1,0 +1,46 @@
+"""``vllm.general_plugins``: installs the engine-side methods. Loaded in every vLLM process."""
+
+from concurrent.futures import Future
+from typing import Any
+
+
+def install() -> None:
+    """Add the proof methods to vLLM's EngineCore. Idempotent; nothing of vLLM is replaced."""
+    from vllm.v1.engine.core import EngineCore
+
+    EngineCore.proofserve_prove = _prove
+    EngineCore.proofserve_release = _release
+    EngineCore.proofserve_gauges = _gauges
+    EngineCore.proofserve_turn = _turn
+
+
+def _gate(engine: Any) -> Any:
+    """The gate of ``engine``, built by its first proof call."""
+    if not hasattr(engine, "proofserve_gate"):
+        from proofserve.engines.vllm.core_gate import ProofGate
+        from proofserve.settings import EngineSettings
+
+        settings = EngineSettings()
+        engine.proofserve_gate = ProofGate(engine, settings.forward_batch, settings.share)
+    return engine.proofserve_gate
+
+
+def _prove(engine: Any, call: dict[str, Any]) -> "Future[dict[str, Any]]":
+    from proofserve.engines.vllm.wire import ProveCall
+
+    future: Future[dict[str, Any]] = _gate(engine).prove(ProveCall.unpack(call))
+    return future
+
+
+def _release(engine: Any, lease: str) -> None:
+    _gate(engine).release(lease)
+
+
+def _gauges(engine: Any) -> dict[str, Any]:
+    read: dict[str, Any] = _gate(engine).gauges()
+    return read
+
+
+def _turn(engine: Any) -> "Future[None]":
+    future: Future[None] = _gate(engine).turn()
+    return future
