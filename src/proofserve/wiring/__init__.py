@@ -1,0 +1,1 @@
+"""Builds the objects of a process and hands them to each other."""

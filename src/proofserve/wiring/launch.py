@@ -1,0 +1,134 @@
+"""Starts the ordinary vLLM server with the plugin switched on, and stops it again."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from proofserve import settings
+
+VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+
+
+class ServerFailed(RuntimeError):
+    """The server ended, or did not answer in time. The text ends with its last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """How to start a server: an argument list and the environment it runs in."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def server_command(
+    model: str, vllm_options: Sequence[str], poc: Mapping[str, str]
+) -> ServerCommand:
+    """The vLLM server for ``model``; ``poc`` holds our own settings as POC_ variables."""
+    env = {"VLLM_PLUGINS": settings.plugin_list(), **poc}
+    if not settings.has_variable("VLLM_USE_V2_MODEL_RUNNER"):
+        # Proof forwards were verified on the first model runner only.
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    argv = (settings.python(), "-m", VLLM_SERVER, "--model", model, *vllm_options)
+    return ServerCommand(argv, settings.environment(env))
+
+
+def become(command: ServerCommand) -> None:
+    """Replace this process by the server, so that signals and exit code are the server's own."""
+    os.execvpe(command.argv[0], list(command.argv), dict(command.env))  # noqa: S606 - the point
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers: its address, its process and its log."""
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running_server(
+    command: ServerCommand,
+    port: int,
+    log: Path,
+    waiting: Callable[[float], None] = lambda _seconds: None,
+    timeout_s: float = 300.0,
+) -> Iterator[Server]:
+    """Run a server until the context ends, in a process group that ends with it.
+
+    ``waiting`` is called about twice a second with the seconds since the start, for progress.
+
+    Raises:
+        ServerFailed: it ended or did not answer within ``timeout_s``.
+    """
+    argv = [*command.argv, "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            argv, env=dict(command.env), stdout=out, stderr=out, start_new_session=True
+        )
+    server = Server(f"http://127.0.0.1:{port}", process, log)
+    try:
+        _await_health(server, waiting, timeout_s)
+        yield server
+    finally:
+        stop(process)
+
+
+def stop(process: "subprocess.Popen[bytes]", grace_s: float = 15.0) -> None:
+    """End a server and everything it started: politely, then surely."""
+    group = process.pid
+    _signal_group(group, signal.SIGTERM)
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        pass
+    # Workers that outlive their parent would keep the port and the memory.
+    _signal_group(group, signal.SIGKILL)
+    process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def _await_health(server: Server, waiting: Callable[[float], None], timeout_s: float) -> None:
+    started = time.monotonic()
+    with httpx.Client(timeout=2.0) as client:
+        while True:
+            elapsed = time.monotonic() - started
+            if server.process.poll() is not None:
+                raise ServerFailed(_explain(server, f"ended with {server.process.returncode}"))
+            if elapsed > timeout_s:
+                raise ServerFailed(_explain(server, f"did not answer within {timeout_s:.0f} s"))
+            try:
+                if client.get(f"{server.url}/health").status_code == httpx.codes.OK:
+                    return
+            except httpx.TransportError:
+                pass
+            waiting(elapsed)
+            time.sleep(0.5)
+
+
+def _explain(server: Server, what: str) -> str:
+    tail = "\n".join(server.log.read_text(errors="replace").splitlines()[-20:])
+    return f"the vLLM server {what}; its log is {server.log} and ends with:\n{tail}"
