@@ -1,0 +1,56 @@
+# Everything a person or CI does with this repository. `make` lists it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Long installs and engine starts are worth a line of progress even in a log file.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check golden bench lock clean
+
+help: ## List these targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Install everything into .venv (about two minutes, once).
+
+$(READY): requirements/cpu.lock requirements/cpu-nodeps.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	  f"proofserve needs Python 3.11 or newer, this is {v.major}.{v.minor}; try make PYTHON=python3.11")'
+	@echo "Installing the CPU build of vLLM and its requirements into $(VENV) (about two minutes) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --requirement requirements/cpu.lock
+	$(PIP) install --no-deps --requirement requirements/cpu-nodeps.lock
+	$(PIP) install --no-deps --editable .
+	@touch $(READY)
+
+demo: $(READY) ## Serve a small model, chat, prove, and tell an honest proof from a forged one.
+	$(BIN)/proofserve demo
+
+test: check ## Run every check and every test (under 15 minutes on two cores).
+	$(BIN)/python -m pytest
+
+check: $(READY) ## Lint, types, layers. Seconds.
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, GOLDEN_DEVICE=cuda).
+	$(BIN)/python -m pytest tests/golden
+
+bench: $(READY) ## Measure generation and chat priority on the small models.
+	$(BIN)/proofserve bench generation --size tiny
+	$(BIN)/proofserve bench generation --size small
+	$(BIN)/proofserve bench chat-priority
+
+lock: ## Resolve requirements/*.in anew (needs pip-tools in .venv).
+	$(BIN)/pip-compile --quiet --no-annotate --strip-extras --no-header --allow-unsafe \
+	  --no-emit-find-links --no-emit-index-url --no-emit-trusted-host \
+	  --output-file requirements/cpu.lock requirements/cpu.in requirements/dev.in
+	# A local build tag is a property of this machine's index, not of the release.
+	sed -i 's/+cpu$$//' requirements/cpu.lock
+
+clean: ## Remove what was built and installed here.
+	rm -rf $(VENV) build dist .cache src/*.egg-info
