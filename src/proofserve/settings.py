@@ -25,12 +25,13 @@ PLUGIN_GROUPS = (
 
 
 class EngineSettings(BaseSettings):
-    """What the engine core needs: the shape of a forward and the share of proofs."""
+    """What the engine core needs: the shape of a forward, the share of proofs, idle leases."""
 
     model_config = SettingsConfigDict(env_prefix="POC_", frozen=True)
 
     forward_batch: int = Field(32, ge=1, le=1024)
     share: float = Field(0.0, ge=0.0, le=0.9)
+    lease_idle_sec: float = Field(30.0, gt=0.0)
 
 
 class NodeSettings(BaseSettings):
@@ -39,6 +40,7 @@ class NodeSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="POC_", frozen=True)
 
     enabled: bool = False
+    measure: bool = False
     scheme: Literal["artifact-v1", "artifact-v1-layers"] = "artifact-v1"
     seq_len: int | None = Field(None, ge=1)
     k_dim: int | None = Field(None, ge=1)

@@ -11,6 +11,7 @@ def install() -> None:
     EngineCore.proofserve_prove = _prove
     EngineCore.proofserve_release = _release
     EngineCore.proofserve_gauges = _gauges
+    EngineCore.proofserve_measure = _measure
     EngineCore.proofserve_turn = _turn
 
 
@@ -21,7 +22,9 @@ def _gate(engine: Any) -> Any:
         from proofserve.settings import EngineSettings
 
         settings = EngineSettings()
-        engine.proofserve_gate = ProofGate(engine, settings.forward_batch, settings.share)
+        engine.proofserve_gate = ProofGate(
+            engine, settings.forward_batch, settings.share, settings.lease_idle_sec
+        )
     return engine.proofserve_gate
 
 
@@ -39,6 +42,13 @@ def _release(engine: Any, lease: str) -> None:
 def _gauges(engine: Any) -> dict[str, Any]:
     read: dict[str, Any] = _gate(engine).gauges()
     return read
+
+
+def _measure(engine: Any, call: dict[str, Any], forwards: int) -> "Future[dict[str, Any]]":
+    from proofserve.engines.vllm.wire import ProveCall
+
+    future: Future[dict[str, Any]] = _gate(engine).measure(ProveCall.unpack(call), forwards)
+    return future
 
 
 def _turn(engine: Any) -> "Future[None]":

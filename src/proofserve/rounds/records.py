@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.scheme import Scheme
 
@@ -112,3 +114,107 @@ class OutboxGauges:
     expired: int
     oldest_pending_s: float
     last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatTest:
+    """When a comparison counts as fraud. ``dist_threshold`` is an L2 distance of unit vectors."""
+
+    dist_threshold: float = 0.02
+    p_mismatch: float = 0.001
+    fraud_threshold: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What somebody claims about a job's nonces, and the test that judges it."""
+
+    claims: tuple[Claim, ...]
+    test: StatTest
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One order to prove a given list of nonces, and to judge claims about them if there are any.
+
+    ``batch_size`` is how many nonces go into one engine call. ``url`` is where the completion
+    callback goes, None for none.
+    """
+
+    work: Workload
+    nonces: tuple[int, ...]
+    batch_size: int
+    block_height: int
+    node_id: int
+    url: str | None = None
+    validation: Validation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    """What a job without claims gives; ``failed`` maps a nonce without an artifact to a reason."""
+
+    artifacts: tuple[Artifact, ...]
+    failed: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a job with claims gives: every nonce was recomputed, and this is how they compare."""
+
+    n_total: int
+    n_mismatch: int
+    mismatch_nonces: tuple[int, ...]
+    p_value: float
+    fraud_detected: bool
+
+
+Outcome = Proofs | Verdict
+
+
+class JobState(StrEnum):
+    """Where a job is. A job that waits for its turn or for a round to end is queued."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as a reader sees it: ``outcome`` once completed, ``error`` once failed."""
+
+    request_id: str
+    state: JobState
+    job: Job
+    outcome: Outcome | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueGauges:
+    """Nonces of the jobs that wait or run, and how many may."""
+
+    queued_nonces: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The counters of one round. Rates in nonces per second, durations in seconds.
+
+    ``processed`` and ``failed`` count only what the outbox has stored. ``recent_rate`` looks back
+    ``window_s`` at most, ``rate`` to the start of the round.
+    """
+
+    processed: int
+    failed: int
+    elapsed_s: float
+    rate: float
+    recent_rate: float
+    window_s: float
+    deferred_calls: int
+    deferred_s: float
+    faults: int

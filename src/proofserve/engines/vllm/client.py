@@ -13,6 +13,7 @@ from proofserve.rounds.records import Deferred, EngineFacts, EngineGauges, Proof
 PROVE = "proofserve_prove"
 RELEASE = "proofserve_release"
 GAUGES = "proofserve_gauges"
+MEASURE = "proofserve_measure"
 
 
 class VllmEngine:
@@ -49,6 +50,12 @@ class VllmEngine:
         """Read the counters inside the engine. Raises EngineGone."""
         read = await self.call(GAUGES)
         return EngineGauges(**{**read, "resume_ms": tuple(read["resume_ms"])})
+
+    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> float:
+        """Nonces per second of bare forwards back to back, without HTTP, rounds or outbox."""
+        call = call_for(work, uuid.uuid4().hex, nonces, self._defer_s)
+        read = await self.call(MEASURE, call.pack(), forwards)
+        return float(read["nonces"] / read["seconds"])
 
     async def call(self, method: str, *args: Any) -> Any:
         """An EngineCore method. Raises EngineGone, or EngineFault with the engine's own text."""

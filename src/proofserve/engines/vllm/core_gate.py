@@ -18,14 +18,11 @@ from typing import Any
 import numpy as np
 
 from proofserve.engines.vllm import compat, wire
+from proofserve.engines.vllm.batch import BatchRunner
 from proofserve.engines.vllm.ledger import Ledger
 from proofserve.engines.vllm.lease import LeaseBook
-from proofserve.engines.vllm.worker import prove
-from proofserve.protocol.nonces import pad
 
-# Idle leases go back after this long. A live API process that is between two calls uses its
-# lease again within a fraction of a second; one that pauses longer takes a new lease.
-LEASE_IDLE_S = 30.0
+# How often the loop is woken to look at deadlines, seconds.
 ALARM_S = 1.0
 # The EngineCore method under which the plugin installs ``ProofGate.turn``.
 TURN = "proofserve_turn"
@@ -52,12 +49,18 @@ class ProofGate:
     """Queue, leases and ledger of one engine core.
 
     ``forward_batch``: sequences of one forward. ``share``: the fraction of engine time that
-    proofs may take while chat never pauses; 0 leaves all of it to chat.
+    proofs may take while chat never pauses; 0 leaves all of it to chat. ``lease_idle_s``: a lease
+    that nobody uses for so many seconds goes back to the pool, because its API process is gone; a
+    live one that merely paused takes a new lease with its next call.
     """
 
-    def __init__(self, engine: Any, forward_batch: int, share: float) -> None:
+    def __init__(
+        self, engine: Any, forward_batch: int, share: float, lease_idle_s: float
+    ) -> None:
         self._engine = engine
+        self._lease_idle_s = lease_idle_s
         self._leases = LeaseBook(engine, forward_batch)
+        self._batches = BatchRunner(engine, self._leases)
         self._ledger = Ledger()
         self._share = share
         self._queue: deque[Pending] = deque()
@@ -89,6 +92,28 @@ class ProofGate:
             pending.answer(wire.released())
         self._leases.release(lease)
 
+    def measure(self, call: wire.ProveCall, forwards: int) -> "Future[dict[str, Any]]":
+        """Time ``forwards`` bare forwards back to back, once chat is idle; chat waits for all.
+
+        The Future holds ``seconds`` and ``nonces``. It is the yardstick of the benchmark, and not
+        for a node in service.
+        """
+        future: Future[dict[str, Any]] = Future()
+
+        def run(_engine: Any) -> None:
+            try:
+                self._batches.run(call, 0)  # the first one draws what its block needs
+                start = time.monotonic()
+                nonces = sum(self._batches.run(call, 0).count for _ in range(forwards))
+                future.set_result({"seconds": time.monotonic() - start, "nonces": nonces})
+            except Exception as error:  # noqa: BLE001 - an error here would kill the engine
+                future.set_exception(error)
+            finally:
+                self._leases.release(call.lease)
+
+        compat.call_when_idle(self._engine, run)
+        return future
+
     def gauges(self) -> dict[str, Any]:
         """Counters of the ledger and of the block pool."""
         return {
@@ -105,7 +130,7 @@ class ProofGate:
             if pending.done == 0 and compat.is_busy(self._engine):
                 self._queue.remove(pending)
                 pending.answer(self._deferral(pending))
-        self._leases.release_unused(now - LEASE_IDLE_S, {p.call.lease for p in self._queue})
+        self._leases.release_unused(now - self._lease_idle_s, {p.call.lease for p in self._queue})
         if self._queue:
             self._arm()
         return Future()  # never completed: nobody asked
@@ -136,12 +161,16 @@ class ProofGate:
         """Run the next forward of the oldest call, and answer it when that was its last."""
         pending = self._queue[0]
         try:
-            self._forward(pending)
+            with self._ledger.forward(self._waiting):
+                batch = self._batches.run(pending.call, pending.done)
         except Exception as error:  # noqa: BLE001 - an error here would kill the engine
             self._queue.popleft()
             self._leases.release(pending.call.lease)
             pending.answer(wire.fault(f"{type(error).__name__}: {error}"))
             return
+        pending.values.append(batch.rows)
+        pending.failed.extend(batch.failed)
+        pending.done += batch.count
         if pending.done >= len(pending.call.nonces):
             self._queue.popleft()
             pending.answer(wire.proved(np.concatenate(pending.values), pending.failed))
@@ -154,30 +183,6 @@ class ProofGate:
         self._queue.append(pending)
         while self._queue:
             self._advance()
-
-    def _forward(self, pending: Pending) -> None:
-        call = pending.call
-        lease = self._leases.get(call.lease, call.seq_len, time.monotonic())
-        wanted = call.nonces[pending.done : pending.done + lease.sequences]
-        forward = wire.Forward(
-            scheme=call.scheme,
-            block_hash=call.block_hash,
-            public_key=call.public_key,
-            seq_len=call.seq_len,
-            nonces=pad(wanted, lease.sequences),
-            blocks=lease.tables,
-            block_sizes=lease.block_sizes,
-        )
-        with self._ledger.forward(self._waiting):
-            replies = compat.run_on_workers(self._engine, prove, forward)
-        reply = next(reply for reply in replies if reply is not None)
-        rows = wire.values_of(reply)
-        failed = [nonce for nonce in reply["failed"] if nonce >= 0]
-        # Dummies trail the wanted nonces, so what is left of the wanted ones comes first.
-        pending.values.append(rows[: len(wanted) - len(failed)])
-        pending.failed.extend(failed)
-        pending.done += len(wanted)
-        lease.last_used = time.monotonic()
 
     def _waiting(self) -> list[str]:
         return compat.waiting_requests(self._engine) if compat.has_own_loop(self._engine) else []

@@ -1,0 +1,28 @@
+"""How a request can disagree with this server, one name each."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ApiError(Exception):
+    """Root of this layer's errors. ``detail`` is what the client reads."""
+
+    def __init__(self, detail: str | Mapping[str, Any]) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class NotEnabled(ApiError):
+    """The server was started without proofs."""
+
+
+class Mismatch(ApiError):
+    """The request is for another deployment: both sides are in the detail."""
+
+
+class ClaimsMismatch(ApiError):
+    """The claims are not about the requested nonces."""
+
+
+class ClientGone(ApiError):
+    """The client left before its answer was ready. Nobody reads the detail."""

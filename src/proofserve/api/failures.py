@@ -1,0 +1,109 @@
+"""Which error answers with which status: one table, used by our own routes only.
+
+The router lives in an application whose error handlers are somebody else's, so nothing that our
+routes raise may get that far.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from proofserve.api.errors import ApiError, ClaimsMismatch, ClientGone, Mismatch, NotEnabled
+from proofserve.api.node import Node
+from proofserve.protocol.errors import ProtocolError
+from proofserve.rounds.errors import (
+    EngineFault,
+    EngineGone,
+    OutboxUnavailable,
+    QueueFull,
+    Refused,
+    UnknownJob,
+)
+
+_logger = logging.getLogger(__name__)
+
+# The first row whose class fits decides.
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (ClaimsMismatch, 400),
+    (UnknownJob, 404),
+    (Mismatch, 409),
+    (RequestValidationError, 422),
+    (ProtocolError, 422),
+    (QueueFull, 429),
+    (Refused, 409),
+    (ClientGone, 499),
+    (NotEnabled, 503),
+    (EngineGone, 503),
+    (EngineFault, 503),
+    (OutboxUnavailable, 503),
+)
+_KNOWN: tuple[type[Exception], ...] = (HTTPException, *(kind for kind, _ in _STATUS))
+# A body with a hundred thousand faults, or one fault of a megabyte, must not be answered in kind.
+_MAX_ERRORS = 20
+_MAX_TEXT = 200
+
+
+def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
+    """A route class that answers every failure itself, and 503 while proofs are not enabled."""
+
+    class GuardedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Any]:
+            handle = super().get_route_handler()
+
+            async def answer(request: Request) -> Response:
+                try:
+                    # Before the body is looked at: a disabled server has no opinion about it.
+                    _require_enabled(get_node(request))
+                    response: Response = await handle(request)
+                except _KNOWN as error:
+                    return explained(error)
+                except Exception:
+                    _logger.exception("%s %s failed", request.method, request.url.path)
+                    return JSONResponse({"detail": "Internal server error"}, 500)
+                return response
+
+            return answer
+
+    return GuardedRoute
+
+
+def explained(error: Exception) -> JSONResponse:
+    """The answer that tells a client of ``error``, which is of a kind in the table."""
+    if isinstance(error, HTTPException):
+        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+    status = next(code for kind, code in _STATUS if isinstance(error, kind))
+    return JSONResponse({"detail": _detail(error)}, status)
+
+
+def _require_enabled(node: Node) -> None:
+    if not node.deployment.enabled:
+        raise NotEnabled("PoC not enabled")
+
+
+def _detail(error: Exception) -> Any:
+    if isinstance(error, RequestValidationError):
+        return _plain(error.errors())
+    if isinstance(error, ProtocolError):
+        loc = ("body", *error.field.split("."))
+        return _plain([{"type": "value_error", "loc": loc, "msg": str(error)}])
+    if isinstance(error, ApiError):
+        return error.detail
+    return "Engine not available" if isinstance(error, EngineGone) else str(error)
+
+
+def _plain(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """FastAPI's form without the offending input, which may be huge or no JSON at all."""
+    return [
+        {
+            "type": error["type"],
+            "loc": [part[:_MAX_TEXT] if isinstance(part, str) else part for part in error["loc"]],
+            "msg": str(error["msg"])[:_MAX_TEXT],
+        }
+        for error in list(errors)[:_MAX_ERRORS]
+    ]

@@ -1,0 +1,34 @@
+"""What the routes are given: one deployed server and the objects that do the work."""
+
+from dataclasses import dataclass
+
+from proofserve.rounds.manager import RoundManager
+from proofserve.rounds.ports import Outbox
+from proofserve.rounds.records import EngineFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What requests are checked against.
+
+    ``enabled`` is false when the server was started without proofs. ``seq_len`` and ``k_dim`` are
+    the only values that the server allows, None where it allows any that fit the model.
+    ``max_nonces`` bounds the nonces of one request.
+    """
+
+    facts: EngineFacts
+    enabled: bool
+    scheme: str
+    seq_len: int | None = None
+    k_dim: int | None = None
+    default_batch_size: int = 32
+    max_nonces: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One server's deployment and its owners of rounds and results."""
+
+    deployment: Deployment
+    manager: RoundManager
+    outbox: Outbox

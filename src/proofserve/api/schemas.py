@@ -1,0 +1,189 @@
+"""The request bodies: every number with its type and range, no unknown keys.
+
+Strict: a bool, a float or a string is not an integer here. What depends on the deployment (the
+model's context, the list limits) is checked in ``translate``.
+"""
+
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.rounds.records import StatTest
+
+# Node and group numbers: generous, and small enough that a node's first nonces stay in range.
+_MAX_COUNT = 2**31 - 1
+_DEFAULT_TEST = StatTest()
+
+
+def _callback_base(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise PydanticCustomError("url", "url must be an http or https address")
+    if "?" in url or "#" in url:
+        raise PydanticCustomError("url", "url must end in a path: /generated is appended to it")
+    return url
+
+
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Height = Annotated[int, Field(ge=0, le=MAX_NONCE)]
+Index = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
+Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
+Nonce = Annotated[int, Field(ge=0, le=MAX_NONCE)]
+Probability = Annotated[FiniteFloat, Field(gt=0, lt=1)]
+Url = Annotated[str, Field(max_length=2048), AfterValidator(_callback_base)]
+
+
+class Body(BaseModel):
+    """What all bodies have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Params(Body):
+    """What must equal the deployment for numbers to be comparable."""
+
+    model: Text = Field(description="A name under which this server serves its model.")
+    seq_len: Count = Field(description="Tokens per nonce.")
+    k_dim: Count = Field(12, description="Values per artifact.")
+
+
+class Order(Body):
+    """What a round and a job have in common."""
+
+    block_hash: Text = Field(description="Hash of the block that the work is for.")
+    block_height: Height = Field(description="Its height; reported, not part of the numbers.")
+    public_key: Text = Field(description="Key of the node that claims the work.")
+    node_id: Index = Field(description="Number of this node, below node_count.")
+    node_count: Count = Field(description="How many nodes share the nonces.")
+    params: Params
+    batch_size: Annotated[int, Field(ge=3, le=1024)] | None = Field(
+        None, description="Nonces per engine call; the server has a default."
+    )
+    url: Url | None = Field(None, description="Callbacks are POSTed below this address.")
+    scheme: Text | None = Field(None, description="Proof scheme, if it must be this one.")
+    poc_stronger_rng: bool = Field(
+        False, description="Draw inputs from 256-bit seeds; artifact-v1-layers only."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_protocol(cls, body: Any) -> Any:
+        """The shape selects the protocol, so say which shape is wrong before anything else."""
+        if not isinstance(body, dict):
+            return body
+        distance, artifact = "r_target" in body, "params" in body
+        if distance and artifact:
+            raise PydanticCustomError(
+                "protocol",
+                "give either params (artifact protocol) or r_target (distance), not both",
+            )
+        if distance:
+            raise PydanticCustomError(
+                "protocol",
+                "r_target selects the distance protocol, which this endpoint does not serve yet;"
+                " give params for the artifact protocol",
+            )
+        if not artifact:
+            raise PydanticCustomError(
+                "protocol", "params (artifact protocol) or r_target (distance) is needed"
+            )
+        return body
+
+
+_COMMON_EXAMPLE: dict[str, JsonValue] = {
+    "block_hash": "c0ffee",
+    "block_height": 100,
+    "public_key": "node-key",
+    "node_id": 0,
+    "node_count": 1,
+    "params": {"model": "toy", "seq_len": 64, "k_dim": 12},
+}
+
+
+class RoundOrder(Order):
+    """Generate proofs until stopped."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [_COMMON_EXAMPLE, {**_COMMON_EXAMPLE, "group_id": 1, "n_groups": 2}]
+        }
+    )
+
+    group_id: Index = Field(0, description="Number of this server in its node, below n_groups.")
+    n_groups: Count = Field(1, description="How many servers share the node's nonces.")
+
+
+class Claim(Body):
+    """What somebody says the artifact of a nonce is. A text that does not decode is a mismatch."""
+
+    nonce: Nonce
+    vector_b64: str = Field(max_length=65536)
+
+
+class Claims(Body):
+    """The claims to judge: about exactly the requested nonces."""
+
+    artifacts: Annotated[list[Claim], FailFast()]
+
+
+class Thresholds(Body):
+    """When a comparison counts as fraud."""
+
+    # Vectors have length 1: no two are further apart than 2.
+    dist_threshold: Annotated[FiniteFloat, Field(gt=0, le=2)] = _DEFAULT_TEST.dist_threshold
+    p_mismatch: Probability = _DEFAULT_TEST.p_mismatch
+    fraud_threshold: Probability | None = Field(
+        None, description=f"Fraud below this p-value; {_DEFAULT_TEST.fraud_threshold} if left out."
+    )
+    p_value_threshold: Probability | None = Field(
+        None, description="Another name of fraud_threshold."
+    )
+
+    @model_validator(mode="after")
+    def _one_threshold(self) -> "Thresholds":
+        names = (self.fraud_threshold, self.p_value_threshold)
+        if None not in names and self.fraud_threshold != self.p_value_threshold:
+            raise PydanticCustomError(
+                "threshold", "fraud_threshold and p_value_threshold name one value and differ"
+            )
+        return self
+
+
+class JobOrder(Order):
+    """Prove the given nonces, and judge the claims about them if there are any."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {**_COMMON_EXAMPLE, "nonces": [0, 1, 2]},
+                {
+                    **_COMMON_EXAMPLE,
+                    "nonces": [7],
+                    "wait": True,
+                    "validation": {"artifacts": [{"nonce": 7, "vector_b64": "A" * 32}]},
+                    "stat_test": {"dist_threshold": 0.4, "p_mismatch": 0.1},
+                },
+            ]
+        }
+    )
+
+    nonces: Annotated[list[Nonce], FailFast(), Field(min_length=1)]
+    wait: bool = Field(False, description="Answer when the job is done, instead of with its id.")
+    validation: Claims | None = None
+    stat_test: Thresholds | None = None

@@ -1,0 +1,145 @@
+"""From request bodies to the frozen records of ``rounds``, checked against the deployment."""
+
+from proofserve.api.errors import ClaimsMismatch, Mismatch
+from proofserve.api.node import Deployment
+from proofserve.api.schemas import JobOrder, Order, Params, RoundOrder, Thresholds
+from proofserve.protocol import comparison, schemes
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.nonces import NonceLane, check_nonces
+from proofserve.protocol.scheme import Scheme
+from proofserve.rounds.records import Job, RoundSpec, StatTest, Validation, Workload
+
+
+def round_spec(order: RoundOrder, deployment: Deployment, round_id: str) -> RoundSpec:
+    """The round that ``order`` asks for.
+
+    Raises:
+        Mismatch: it is for another deployment.
+        ProtocolError: a number is out of the range that this deployment or the order itself sets.
+    """
+    work = _workload(order, deployment)
+    lane = NonceLane(order.node_id, order.node_count, order.group_id, order.n_groups)
+    batch_size = order.batch_size or deployment.default_batch_size
+    try:
+        lane.batch(0, batch_size)
+    except ProtocolError:
+        raise ProtocolError(
+            "node_count", f"with {order.n_groups} groups it leaves less than one batch of nonces"
+        ) from None
+    return RoundSpec(
+        round_id=round_id,
+        work=work,
+        block_height=order.block_height,
+        lane=lane,
+        batch_size=batch_size,
+        url=order.url,
+    )
+
+
+def job(order: JobOrder, deployment: Deployment) -> Job:
+    """The job that ``order`` asks for.
+
+    Raises:
+        Mismatch: it is for another deployment.
+        ClaimsMismatch: the claims are not about the nonces.
+        ProtocolError: a number is out of the range that this deployment or the order itself sets.
+    """
+    work = _workload(order, deployment)
+    # Nonces are given, not taken from the lane; only the node's numbers must make sense.
+    NonceLane(order.node_id, order.node_count)
+    if len(order.nonces) > deployment.max_nonces:
+        raise ProtocolError(
+            "nonces", f"{len(order.nonces)} are more than the {deployment.max_nonces} of a request"
+        )
+    check_nonces("nonces", order.nonces)
+    return Job(
+        work=work,
+        nonces=tuple(order.nonces),
+        batch_size=order.batch_size or deployment.default_batch_size,
+        block_height=order.block_height,
+        node_id=order.node_id,
+        url=order.url,
+        validation=_validation(order),
+    )
+
+
+def _workload(order: Order, deployment: Deployment) -> Workload:
+    _match_deployment(order, deployment)
+    params = order.params
+    _check_fits("params.seq_len", params.seq_len, deployment.facts.max_seq_len, "context")
+    _check_fits("params.k_dim", params.k_dim, deployment.facts.hidden_size, "hidden size")
+    return Workload(
+        scheme=_scheme(order, deployment),
+        block_hash=order.block_hash,
+        public_key=order.public_key,
+        seq_len=params.seq_len,
+    )
+
+
+def _match_deployment(order: Order, deployment: Deployment) -> None:
+    params = order.params
+    if (
+        params.model not in deployment.facts.model_names
+        or deployment.seq_len not in (None, params.seq_len)
+        or deployment.k_dim not in (None, params.k_dim)
+    ):
+        raise _params_mismatch(params, deployment)
+    if order.scheme not in (None, deployment.scheme):
+        raise Mismatch(
+            {
+                "error": "scheme mismatch",
+                "requested": {"scheme": order.scheme},
+                "deployed": {"scheme": deployment.scheme},
+            }
+        )
+
+
+def _params_mismatch(params: Params, deployment: Deployment) -> Mismatch:
+    return Mismatch(
+        {
+            "error": "params mismatch",
+            "requested": params.model_dump(),
+            "deployed": {
+                "model": list(deployment.facts.model_names),
+                "seq_len": deployment.seq_len,
+                "k_dim": deployment.k_dim,
+            },
+        }
+    )
+
+
+def _check_fits(field: str, value: int, limit: int, what: str) -> None:
+    if value > limit:
+        raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
+
+
+def _scheme(order: Order, deployment: Deployment) -> Scheme:
+    plain = schemes.scheme(deployment.scheme, k_dim=order.params.k_dim)
+    if not order.poc_stronger_rng:
+        return plain
+    try:
+        return schemes.scheme(deployment.scheme, k_dim=order.params.k_dim, stronger_rng=True)
+    except ProtocolError as error:
+        raise ProtocolError("poc_stronger_rng", error.message) from None
+
+
+def _validation(order: JobOrder) -> Validation | None:
+    if order.validation is None:
+        return None
+    artifacts = order.validation.artifacts
+    if {claim.nonce for claim in artifacts} != set(order.nonces):
+        raise ClaimsMismatch("validation.artifacts nonces must match nonces field")
+    claims = tuple(comparison.Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
+    return Validation(claims, _stat_test(order.stat_test))
+
+
+def _stat_test(thresholds: Thresholds | None) -> StatTest:
+    if thresholds is None:
+        return StatTest()
+    named = (thresholds.fraud_threshold, thresholds.p_value_threshold)
+    given = [value for value in named if value is not None]
+    return StatTest(
+        dist_threshold=thresholds.dist_threshold,
+        p_mismatch=thresholds.p_mismatch,
+        fraud_threshold=given[0] if given else StatTest().fraud_threshold,
+    )

@@ -1,0 +1,50 @@
+"""``proofserve receive``: a callback receiver that stores what it gets."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+from rich.live import Live
+
+from proofserve.receiver.app import create_app
+from proofserve.receiver.book import Book
+from proofserve.receiver.summary import render
+
+
+def receive(
+    port: Annotated[int, typer.Option(help="TCP port to listen on.")] = 9000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    database: Annotated[
+        Path, typer.Option(help="SQLite file for what arrives.")
+    ] = Path("proofserve-received.sqlite"),
+    quiet: Annotated[bool, typer.Option(help="No live summary on the terminal.")] = False,
+) -> None:
+    """Receive /generated and /validated callbacks, store them, and show a live summary.
+
+    \b
+    proofserve receive --port 9000
+    and in a round: "url": "http://127.0.0.1:9000"
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_receive(host, port, database, quiet))
+
+
+async def _receive(host: str, port: int, database: Path, quiet: bool) -> None:
+    book = Book.open(database)
+    config = uvicorn.Config(create_app(book), host=host, port=port, log_level="warning")
+    server = uvicorn.Server(config)
+    try:
+        if quiet:
+            await server.serve()
+            return
+        with Live(render(book.summary()), refresh_per_second=2) as live:
+            serving = asyncio.create_task(server.serve())
+            while not serving.done():
+                live.update(render(book.summary()))
+                await asyncio.wait({serving}, timeout=0.5)
+            await serving
+    finally:
+        book.close()

@@ -1,0 +1,127 @@
+"""A model-free engine for tests and for showing what happens when an engine misbehaves."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import numpy as np
+import torch
+
+from proofserve.protocol.draws import normal
+from proofserve.protocol.identity import Challenge
+from proofserve.protocol.seeds import seed
+from proofserve.rounds.errors import EngineFault, EngineGone
+from proofserve.rounds.records import Deferred, EngineFacts, EngineGauges, ProofBatch, Workload
+
+TOY_FACTS = EngineFacts(
+    model_names=("toy",), hidden_size=64, max_seq_len=512, versions={"vllm": "none"}
+)
+_CPU = torch.device("cpu")
+
+
+class FakeEngine:
+    """Answers at once with toy numbers, or misbehaves as its public attributes say.
+
+    The hidden row of a nonce is drawn from the seed of its input string, so equal requests have
+    equal proofs and any other request has others; the scheme's own finish does the rest.
+    """
+
+    def __init__(self, facts: EngineFacts = TOY_FACTS) -> None:
+        self._facts = facts
+        self.latency_s = 0.0
+        """How long a call takes, in seconds."""
+        self.deferrals = 0
+        """How many of the next calls are deferred, each for ``deferral_s`` seconds."""
+        self.deferral_s = 0.0
+        self.faults = 0
+        """How many of the next calls fail."""
+        self.gone = False
+        """Whether the engine process is dead."""
+        self.not_finite: frozenset[int] = frozenset()
+        """Nonces whose hidden row comes out as NaN."""
+        self.dropped: frozenset[int] = frozenset()
+        """Nonces that the answer silently leaves out, as no engine may."""
+        self.leases = 0
+        """Sessions that are open now."""
+        self.calls: list[tuple[int, ...]] = []
+        """The nonces of every call, answered or not."""
+        self._turn = asyncio.Lock()
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What is deployed."""
+        return self._facts
+
+    def session(self, work: Workload) -> AbstractAsyncContextManager["FakeSession"]:
+        """A lease, counted in ``leases``."""
+        return self._session(work)
+
+    async def gauges(self) -> EngineGauges:
+        """Mostly zeros. Raises EngineGone."""
+        self._require_life()
+        return EngineGauges(
+            forwards=len(self.calls),
+            busy_s=0.0,
+            deferred_s=0.0,
+            last_forward_s=self.latency_s,
+            longest_chat_wait_s=0.0,
+            longest_chat_wait_batches=0.0,
+            resume_ms=(),
+            leased_blocks=self.leases,
+            free_blocks=0,
+            unfinished_requests=0,
+        )
+
+    async def answer(self, work: Workload, nonces: Sequence[int]) -> ProofBatch | Deferred:
+        """What ``prove`` answers; calls are served one after the other."""
+        self.calls.append(tuple(nonces))
+        async with self._turn:
+            self._require_life()
+            if self.deferrals > 0:
+                self.deferrals -= 1
+                await asyncio.sleep(self.deferral_s)
+                return Deferred("chat", self.deferral_s)
+            await asyncio.sleep(self.latency_s)
+            self._require_life()
+            if self.faults > 0:
+                self.faults -= 1
+                raise EngineFault("the toy engine was told to fail")
+            return self._compute(work, [n for n in nonces if n not in self.dropped])
+
+    def _require_life(self) -> None:
+        if self.gone:
+            raise EngineGone("the toy engine is dead")
+
+    def _compute(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
+        kept = tuple(n for n in nonces if n not in self.not_finite)
+        failed = tuple(n for n in nonces if n in self.not_finite)
+        width = work.scheme.width
+        if not kept:
+            return ProofBatch((), np.empty((0, width), dtype=np.float32), failed)
+        challenge = Challenge(work.block_hash, work.public_key)
+        seeds = [seed(f"{challenge.input_string(n)} of {work.seq_len}") for n in kept]
+        hidden = normal(seeds, self._facts.hidden_size, _CPU)
+        block = work.scheme.for_block(work.block_hash, self._facts.hidden_size, _CPU)
+        values = block.finish(work.public_key, kept, hidden).numpy()
+        return ProofBatch(kept, values, failed)
+
+    @asynccontextmanager
+    async def _session(self, work: Workload) -> AsyncIterator["FakeSession"]:
+        self._require_life()
+        self.leases += 1
+        try:
+            yield FakeSession(self, work)
+        finally:
+            self.leases -= 1
+
+
+class FakeSession:
+    """A lease of ``FakeEngine`` for one workload."""
+
+    def __init__(self, engine: FakeEngine, work: Workload) -> None:
+        self._engine = engine
+        self._work = work
+
+    async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
+        """See ``rounds.ports.ProofSession.prove``."""
+        return await self._engine.answer(self._work, nonces)

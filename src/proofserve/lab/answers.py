@@ -1,0 +1,93 @@
+"""Whether chat answers stay what they are while a round runs."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proofserve.lab.chats import chats
+from proofserve.lab.figures import median
+from proofserve.lab.load import Reply, ask_all
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.telling import Progress
+from proofserve.lab.waiting import computing_round
+
+AT_ONCE = 8
+# A first answer costs a server things that no later one does.
+WARM_UPS = 8
+FIRST_SEED = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How the runs of the same chats compare. Latencies are medians in seconds."""
+
+    asked: int
+    identical: int
+    differing_plain: int
+    differing_round: int
+    errors: tuple[str, ...]
+    plain_latency_s: float | None
+    round_latency_s: float | None
+
+
+def measure_answers(
+    node: NodeClient, work: Work, chats_per_run: int, max_tokens: int, progress: Progress
+) -> Answers:
+    """Ask one at a time (without, with a round), then eight at a time (twice without, with)."""
+    asker = _Asker(node, work, max_tokens, progress)
+    asker.ask("warming up", range(WARM_UPS), AT_ONCE)
+    one = range(FIRST_SEED, FIRST_SEED + chats_per_run)
+    eight = range(one.stop, one.stop + chats_per_run)
+    one_plain = asker.ask("one at a time, no proofs", one, 1)
+    with computing_round(node, work):
+        one_round = asker.ask("one at a time, a round running", one, 1)
+    eight_plain = asker.ask("eight at a time, no proofs", eight, AT_ONCE)
+    eight_again = asker.ask("eight at a time, no proofs, again", eight, AT_ONCE)
+    with computing_round(node, work):
+        eight_round = asker.ask("eight at a time, a round running", eight, AT_ONCE)
+    return compare_answers((one_plain, one_round), (eight_plain, eight_again, eight_round))
+
+
+def compare_answers(
+    one: tuple[Sequence[Reply], Sequence[Reply]],
+    eight: tuple[Sequence[Reply], Sequence[Reply], Sequence[Reply]],
+) -> Answers:
+    """Byte for byte. A reply that failed is identical to nothing.
+
+    ``one`` holds the runs without and with a round; ``eight`` two runs without, then one with.
+    """
+    plain, with_round = one
+    first, second, third = eight
+    replies = (*plain, *with_round, *first, *second, *third)
+    return Answers(
+        asked=len(plain),
+        identical=len(plain) - differing(plain, with_round),
+        differing_plain=differing(first, second),
+        differing_round=differing(first, third),
+        errors=tuple(reply.error for reply in replies if reply.error),
+        plain_latency_s=median([reply.seconds for reply in plain]),
+        round_latency_s=median([reply.seconds for reply in with_round]),
+    )
+
+
+def differing(some: Sequence[Reply], others: Sequence[Reply]) -> int:
+    """How many answers of two runs of the same chats are not the same bytes."""
+    pairs = zip(some, others, strict=True)
+    return sum(bool(a.error or b.error or a.texts != b.texts) for a, b in pairs)
+
+
+class _Asker:
+    """Asks a node the same chats in several circumstances."""
+
+    def __init__(self, node: NodeClient, work: Work, max_tokens: int, progress: Progress) -> None:
+        self._node = node
+        self._model = work.model
+        self._max_tokens = max_tokens
+        self._progress = progress
+
+    def ask(self, what: str, seeds: range, at_once: int) -> list[Reply]:
+        """One chat per seed. A salt of its own makes every run compute everything itself."""
+        self._progress.step(f"{len(seeds)} chats, {what}", len(seeds))
+        calls = chats(self._model, seeds, self._max_tokens, uuid.uuid4().hex)
+        return ask_all(self._node.url, calls, at_once, self._progress.advance)

@@ -1,0 +1,142 @@
+"""What a round costs the chat beside it: answers, waiting time, throughput."""
+
+from dataclasses import asdict, dataclass, field
+
+from proofserve.lab.answers import Answers, measure_answers
+from proofserve.lab.errors import LabError
+from proofserve.lab.figures import Figure, Limit, median, quantile
+from proofserve.lab.machine import machine
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import Report
+from proofserve.lab.saturation import Load, Saturation, measure_saturation
+from proofserve.lab.telling import Progress
+from proofserve.rounds.records import EngineGauges
+
+LONGEST_WAIT_BATCHES = 1.05
+RESUME_MS = 10.0
+THROUGHPUT = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``chats`` are asked in each of five runs, then ``load`` is put on the server."""
+
+    work: Work
+    chats: int = 200
+    max_tokens: int = 16
+    load: Load = field(default_factory=Load)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Everything that the benchmark reads off the node."""
+
+    answers: Answers
+    saturation: Saturation
+    engine: EngineGauges
+
+
+def bench_chat(node: NodeClient, plan: Plan, progress: Progress) -> Report:
+    """Chat without and with a round: one at a time, eight at a time, and as many as fit."""
+    answers = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
+    saturation = measure_saturation(node, plan.work, plan.load, progress)
+    gauges = node.status().engine
+    if gauges is None:
+        raise LabError("the node shows no engine gauges; is its engine alive?")
+    return report(plan, Readings(answers, saturation, gauges))
+
+
+def report(plan: Plan, readings: Readings) -> Report:
+    """The figures of the readings."""
+    saturation, errors = readings.saturation, _errors(readings)
+    figures = (
+        *_answer_figures(readings.answers),
+        Figure("errors", len(errors), "chats refused, broken off or aborted", at_most(0)),
+        *_engine_figures(readings.engine),
+        *_saturation_figures(saturation),
+    )
+    windows = {
+        "plain_tokens_per_second": saturation.plain,
+        "round_tokens_per_second": saturation.beside_round,
+        "errors": errors[:20],
+        "longest_chat_wait_s": readings.engine.longest_chat_wait_s,
+        "resume_ms_count": len(readings.engine.resume_ms),
+    }
+    return Report("chat-priority", figures, asdict(plan), windows, machine())
+
+
+def at_most(bound: float) -> Limit:
+    """A limit that must not be exceeded."""
+    return Limit(bound, at_most=True)
+
+
+def _errors(readings: Readings) -> list[str]:
+    return [*readings.answers.errors, *readings.saturation.errors]
+
+
+def _answer_figures(answers: Answers) -> tuple[Figure, ...]:
+    return (
+        Figure("chats", answers.asked, "greedy chats in each run"),
+        Figure(
+            "identical",
+            answers.identical,
+            "one at a time: answers that a round leaves unchanged, byte for byte",
+            Limit(answers.asked),
+        ),
+        Figure(
+            "differing_without_proofs",
+            answers.differing_plain,
+            "eight at a time: answers that differ between two runs without proofs",
+        ),
+        Figure(
+            "differing_with_proofs",
+            answers.differing_round,
+            "eight at a time: answers that differ with a round running",
+            at_most(answers.differing_plain),
+        ),
+        Figure("latency_s_plain", answers.plain_latency_s, "median of a chat, no proofs"),
+        Figure("latency_s_round", answers.round_latency_s, "median of a chat, a round running"),
+    )
+
+
+def _engine_figures(engine: EngineGauges) -> tuple[Figure, ...]:
+    return (
+        Figure(
+            "extra_wait_max_batches",
+            engine.longest_chat_wait_batches,
+            "longest wait of a chat for proofs, in forwards, since the engine's start",
+            at_most(LONGEST_WAIT_BATCHES),
+        ),
+        Figure(
+            "resume_ms_p50",
+            median(engine.resume_ms),
+            "end of the last chat step to the next proof forward, median",
+            at_most(RESUME_MS),
+        ),
+        Figure("resume_ms_p95", quantile(engine.resume_ms, 0.95), "the same, 95 of 100"),
+    )
+
+
+def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
+    return (
+        Figure("tokens_per_second", median(saturation.plain), "saturating chat, no proofs"),
+        Figure(
+            "throughput_ratio",
+            saturation.throughput_ratio,
+            "saturating chat with a round active, over without",
+            Limit(THROUGHPUT),
+        ),
+        Figure(
+            "proofs_while_saturated",
+            saturation.proofs_while_saturated,
+            "nonces stored while chat never paused",
+            at_most(0),
+        ),
+        Figure(
+            "proofs_afterwards",
+            saturation.proofs_afterwards,
+            "nonces stored once chat had ended",
+            Limit(1),
+        ),
+    )

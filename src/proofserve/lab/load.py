@@ -1,0 +1,199 @@
+"""Requests to vLLM's own endpoints: a list of them, or a closed loop that keeps vLLM busy."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+TIMEOUT_S = 300.0
+LONGEST_TEXT = 300
+# vLLM ends a request this way when it gives it up, not when the model has finished.
+FAILURES = frozenset({"abort", "error"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One POST to an endpoint of vLLM."""
+
+    path: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of a call. ``began`` and ``ended`` are seconds of the monotonic clock.
+
+    ``error`` says why there is no answer, or an incomplete one; None if all is well.
+    """
+
+    texts: tuple[str, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    began: float
+    ended: float
+    error: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From sending the request to having the whole answer."""
+        return self.ended - self.began
+
+
+def ask_all(
+    url: str, calls: Sequence[Call], at_once: int, answered: Callable[[], None] = lambda: None
+) -> list[Reply]:
+    """Send ``calls`` in their order, at most ``at_once`` in flight; the replies in that order.
+
+    ``answered`` is called after each reply.
+    """
+    return asyncio.run(_ask_all(url, calls, at_once, answered))
+
+
+def tokens_between(
+    replies: Sequence[Reply], began: float, ended: float, count: Callable[[Reply], int]
+) -> float:
+    """How many tokens a closed loop handled between two instants.
+
+    The tokens of a reply are spread evenly over its life, so that requests which cross an edge
+    count in part and the figure does not jump by whole replies.
+    """
+    return sum(
+        count(reply) * max(0.0, min(ended, reply.ended) - max(began, reply.began)) / reply.seconds
+        for reply in replies
+        if reply.seconds > 0
+    )
+
+
+class ClosedLoop:
+    """``at_once`` clients in a thread, each sending its next call when it has an answer."""
+
+    def __init__(self, url: str, calls: Callable[[int], Call], at_once: int) -> None:
+        self._url = url
+        self._numbers = itertools.count()
+        self._calls = calls
+        self._at_once = at_once
+        self._closing = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="closed-loop", daemon=True)
+        self._failure: BaseException | None = None
+        self.replies: list[Reply] = []
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Send nothing more, and wait until everything in flight is answered.
+
+        Raises whatever ended the loop early; a refused or broken call does not.
+        """
+        self._closing.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def abandon(self) -> None:
+        """Drop everything in flight, without waiting for an answer."""
+        self._closing.set()
+        # A loop that has ended by itself is closed, and has nothing to cancel.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._task = self._loop.create_task(self._clients())
+            self._loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            return
+        except Exception as error:  # noqa: BLE001 - handed to the thread that waits for us
+            self._failure = error
+        finally:
+            self._loop.close()
+
+    async def _clients(self) -> None:
+        async with _http(self._url) as http, asyncio.TaskGroup() as group:
+            for _ in range(self._at_once):
+                group.create_task(self._client(http))
+
+    async def _client(self, http: httpx.AsyncClient) -> None:
+        while not self._closing.is_set():
+            self.replies.append(await _ask(http, self._calls(next(self._numbers))))
+
+
+@contextlib.contextmanager
+def closed_loop(url: str, calls: Callable[[int], Call], at_once: int) -> Iterator[ClosedLoop]:
+    """A load that lasts as long as the context; afterwards ``replies`` is complete.
+
+    ``calls`` makes the call of a number, counted from 0.
+    """
+    loop = ClosedLoop(url, calls, at_once)
+    loop.start()
+    try:
+        yield loop
+    except BaseException:
+        loop.abandon()
+        raise
+    loop.finish()
+
+
+def _http(url: str) -> httpx.AsyncClient:
+    # How many are in flight is decided here and not by a connection pool.
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits)
+
+
+async def _ask_all(
+    url: str, calls: Sequence[Call], at_once: int, answered: Callable[[], None]
+) -> list[Reply]:
+    places = asyncio.Semaphore(at_once)
+
+    async def ask(call: Call) -> Reply:
+        async with places:
+            reply = await _ask(http, call)
+            answered()
+            return reply
+
+    async with _http(url) as http:
+        return await asyncio.gather(*(ask(call) for call in calls))
+
+
+async def _ask(http: httpx.AsyncClient, call: Call) -> Reply:
+    began = time.monotonic()
+    try:
+        response = await http.post(call.path, json=call.body)
+    except httpx.TransportError as error:
+        return _failed(began, f"{call.path}: {error or type(error).__name__}")
+    if response.is_error:
+        text = response.text[:LONGEST_TEXT]
+        return _failed(began, f"{call.path}: {response.status_code} {text}")
+    return _read(response.json(), began, time.monotonic())
+
+
+def _failed(began: float, error: str) -> Reply:
+    return Reply((), 0, 0, began, time.monotonic(), error)
+
+
+def _read(body: Mapping[str, Any], began: float, ended: float) -> Reply:
+    choices = body["choices"]
+    broken = [c["finish_reason"] for c in choices if c["finish_reason"] in FAILURES]
+    return Reply(
+        texts=tuple(c["message"]["content"] if "message" in c else c["text"] for c in choices),
+        prompt_tokens=body["usage"]["prompt_tokens"],
+        completion_tokens=body["usage"]["completion_tokens"],
+        began=began,
+        ended=ended,
+        error=f"finish_reason {broken[0]}" if broken else None,
+    )

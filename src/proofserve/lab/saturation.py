@@ -1,0 +1,109 @@
+"""Chat that never pauses, with and without a round beside it."""
+
+import itertools
+import time
+from dataclasses import dataclass, field
+
+from proofserve.lab.chats import uneven_chat
+from proofserve.lab.figures import median
+from proofserve.lab.load import Call, closed_loop, tokens_between
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.telling import Progress
+from proofserve.lab.waiting import computing_round, wait_until
+
+# Until every client has its first request in a running batch.
+SETTLE_S = 1.5
+AFTERWARDS_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``clients`` chats in flight, each about ``tokens`` long, ``pairs`` windows each way."""
+
+    clients: int = 32
+    tokens: int = 64
+    window_s: float = 10.0
+    pairs: int = 3
+
+
+@dataclass(slots=True)
+class Saturation:
+    """Chat tokens per second of each window; proofs stored in the windows, and once they ended."""
+
+    plain: list[float] = field(default_factory=list)
+    beside_round: list[float] = field(default_factory=list)
+    proofs_while_saturated: int = 0
+    proofs_afterwards: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def throughput_ratio(self) -> float | None:
+        """With a round over without: the median over pairs of windows next to each other."""
+        pairs = zip(self.beside_round, self.plain, strict=True)
+        return median([with_round / plain for with_round, plain in pairs])
+
+
+def measure_saturation(node: NodeClient, work: Work, load: Load, progress: Progress) -> Saturation:
+    """Windows in turns, each pair the other way round, so that drift of the machine cancels."""
+    bench = _Bench(node, work, load)
+    for pair in range(load.pairs):
+        progress.step(
+            f"saturating chat, windows {2 * pair + 1} and {2 * pair + 2} of {2 * load.pairs}", 2
+        )
+        order = (bench.plain_window, bench.round_window)
+        for window in order if pair % 2 == 0 else order[::-1]:
+            window()
+            progress.advance()
+    return bench.read
+
+
+class _Bench:
+    """Runs the windows and keeps what they gave."""
+
+    def __init__(self, node: NodeClient, work: Work, load: Load) -> None:
+        self.read = Saturation()
+        self._node = node
+        self._work = work
+        self._load = load
+        # Every window's chats are new, or the prefix cache would know them.
+        self._numbers = itertools.count()
+
+    def plain_window(self) -> None:
+        """Chat alone."""
+        rate, _proofs = self._window()
+        self.read.plain.append(rate)
+
+    def round_window(self) -> None:
+        """Chat beside a round; then the round by itself, which must get on again."""
+        with computing_round(self._node, self._work):
+            rate, proofs = self._window()
+            self.read.beside_round.append(rate)
+            self.read.proofs_while_saturated += proofs
+            self.read.proofs_afterwards += self._resumed()
+
+    def _window(self) -> tuple[float, int]:
+        """Chat tokens per second in the steady part of the load, and proofs stored meanwhile."""
+        load = self._load
+
+        def call(_number: int) -> Call:
+            return uneven_chat(self._work.model, next(self._numbers), load.tokens)
+
+        with closed_loop(self._node.url, call, load.clients) as loop:
+            time.sleep(SETTLE_S)
+            before = self._node.status().processed
+            began = time.monotonic()
+            time.sleep(load.window_s)
+            ended = time.monotonic()
+            proofs = self._node.status().processed - before
+        self.read.errors.extend(reply.error for reply in loop.replies if reply.error)
+        tokens = tokens_between(loop.replies, began, ended, lambda r: r.completion_tokens)
+        return tokens / (ended - began), proofs
+
+    def _resumed(self) -> int:
+        """Proofs that the round stores once chat has ended."""
+        before = self._node.status().processed
+        wait_until(
+            lambda: self._node.status().processed > before, "proofs after chat", AFTERWARDS_S
+        )
+        return self._node.status().processed - before

@@ -1,0 +1,141 @@
+"""What is on offer: the table of architectures and sizes, and how each becomes a configuration."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from proofserve.models.errors import UnknownModelError
+from proofserve.models.tokenizer import BOS, EOS_IDS, PAD, VOCABULARY
+
+# Two sliding layers, then one that sees everything. Even half of the smallest model, which is
+# what a pipeline stage holds, then has both kinds, and vLLM keeps several groups of KV blocks.
+GEMMA_FULL_EVERY: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The dimensions of one size, the same for every architecture.
+
+    Heads and KV heads are even for two tensor-parallel ranks, layers for two pipeline stages.
+    ``head_dim`` is one that vLLM's CPU attention has a kernel for. ``sliding_window`` (tokens)
+    is shorter than a default proof of 256 tokens, or a proof would never feel it.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    context: int
+    sliding_window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One family of models: its class in transformers, its configuration, its peculiarities.
+
+    ``norm_offset`` is what the family's RMSNorm adds to its weight. ``norms_queries`` says
+    whether queries and keys are normalised per head, in which case only the gain of that norm,
+    and not the scale of the projection, decides how sharply attention looks. ``scales_tokens``
+    says whether the embeddings of tokens, but not those handed in, are multiplied by the square
+    root of the hidden size.
+    """
+
+    class_name: str
+    config: Callable[[Shape], PreTrainedConfig]
+    norm_offset: float = 0.0
+    norms_queries: bool = False
+    scales_tokens: bool = False
+
+
+def _common(shape: Shape) -> dict[str, int | float | bool | list[int]]:
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": 1e-6,
+        # A tied head would make a random model repeat its last token: the residual stream still
+        # holds that token's embedding, and nothing scores higher against the head.
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS.id,
+        "eos_token_id": list(EOS_IDS),
+        "pad_token_id": PAD.id,
+    }
+
+
+def _llama(shape: Shape) -> PreTrainedConfig:
+    return LlamaConfig(**_common(shape))
+
+
+def _qwen3(shape: Shape) -> PreTrainedConfig:
+    return Qwen3Config(**_common(shape))
+
+
+def _gemma3(shape: Shape) -> PreTrainedConfig:
+    return Gemma3TextConfig(
+        **_common(shape),
+        sliding_window_pattern=GEMMA_FULL_EVERY,
+        sliding_window=shape.sliding_window,
+        query_pre_attn_scalar=shape.head_dim,
+    )
+
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
+    {
+        "qwen3": Architecture("Qwen3ForCausalLM", _qwen3, norms_queries=True),
+        "llama": Architecture("LlamaForCausalLM", _llama),
+        "gemma3": Architecture(
+            "Gemma3ForCausalLM", _gemma3, norm_offset=1.0, norms_queries=True, scales_tokens=True
+        ),
+    }
+)
+
+SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
+    {
+        "tiny": Shape(
+            hidden=256,
+            layers=6,
+            heads=4,
+            kv_heads=2,
+            head_dim=64,
+            intermediate=512,
+            context=4096,
+            sliding_window=64,
+        ),
+        "small": Shape(
+            hidden=768,
+            layers=12,
+            heads=12,
+            kv_heads=4,
+            head_dim=64,
+            intermediate=3072,
+            context=8192,
+            sliding_window=128,
+        ),
+    }
+)
+
+
+def architecture(name: str) -> Architecture:
+    """Look an architecture up by name. Raises UnknownModelError."""
+    if name not in ARCHITECTURES:
+        raise UnknownModelError(
+            f"unknown architecture {name!r}; choose from {', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[name]
+
+
+def shape(size: str) -> Shape:
+    """Look a size up by name. Raises UnknownModelError."""
+    if size not in SHAPES:
+        raise UnknownModelError(f"unknown size {size!r}; choose from {', '.join(SHAPES)}")
+    return SHAPES[size]

@@ -1,0 +1,107 @@
+"""Writing a checkpoint: all files into a sibling directory, which then takes the target's name."""
+
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedConfig
+
+from proofserve.models.architectures import architecture, shape
+from proofserve.models.errors import DirectoryInUseError, UnknownModelError
+from proofserve.models.tokenizer import build_tokenizer
+from proofserve.models.weights import seeded_weights
+
+DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
+    {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """What was written: ``parameters`` counts numbers, ``bytes`` all files of the directory."""
+
+    path: Path
+    arch: str
+    size: str
+    parameters: int
+    bytes: int
+
+
+def _refuse_if_in_use(directory: Path) -> None:
+    if directory.is_dir() and not any(directory.iterdir()):
+        return
+    if directory.exists() or directory.is_symlink():
+        raise DirectoryInUseError(
+            f"{directory} exists and is not an empty directory; name a new one, or remove it first"
+        )
+
+
+@contextmanager
+def _appearing_at_once(directory: Path) -> Iterator[Path]:
+    """Lend a hidden sibling of ``directory`` that becomes it, complete, or vanishes."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # On the same file system as the target, or the rename would be a copy.
+    staging = directory.parent / f".{directory.name}.{uuid.uuid4().hex}"
+    staging.mkdir()
+    try:
+        yield staging
+        # Somebody may have filled the target meanwhile; a rename over it would then fail anyhow,
+        # but with a text that helps nobody.
+        _refuse_if_in_use(directory)
+        staging.rename(directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_weights(tensors: dict[str, Tensor], directory: Path) -> None:
+    # Written here and not by safetensors, whose files only their owner can read. The tag tells
+    # transformers which framework's layout the tensors have.
+    blob = save(tensors, metadata={"format": "pt"})
+    (directory / "model.safetensors").write_bytes(blob)
+
+
+def _write_configs(config: PreTrainedConfig, directory: Path) -> None:
+    config.save_pretrained(directory)
+    GenerationConfig(
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+    ).save_pretrained(directory)
+
+
+def write_model(
+    directory: Path, arch: str, size: str, seed: int = 0, dtype: str = "bfloat16"
+) -> ModelSummary:
+    """Write a complete checkpoint, which transformers and vLLM load, to a new directory.
+
+    The same arguments give the same bytes on the same versions of torch, transformers and
+    tokenizers. The directory appears complete or not at all.
+
+    Raises:
+        UnknownModelError: ``arch``, ``size`` or ``dtype`` is not on offer.
+        DirectoryInUseError: ``directory`` exists and is not an empty directory.
+    """
+    family, dimensions = architecture(arch), shape(size)
+    if dtype not in DTYPES:
+        raise UnknownModelError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
+    directory = directory.absolute()
+    _refuse_if_in_use(directory)
+    config = family.config(dimensions)
+    config.architectures = [family.class_name]
+    config.dtype = DTYPES[dtype]
+    with _appearing_at_once(directory) as staging:
+        tensors = dict(seeded_weights(family, config, seed, DTYPES[dtype]))
+        _write_weights(tensors, staging)
+        _write_configs(config, staging)
+        build_tokenizer(dimensions.context).save_pretrained(staging)
+        written = sum(file.stat().st_size for file in staging.iterdir())
+    parameters = sum(tensor.numel() for tensor in tensors.values())
+    return ModelSummary(directory, arch, size, parameters, written)

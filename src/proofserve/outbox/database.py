@@ -1,0 +1,132 @@
+"""One SQLite file behind one thread, so that the event loop never waits for a disk."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Self, TypeVar
+
+from proofserve.rounds.errors import OutboxUnavailable
+
+SCHEMA_VERSION = 1
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+
+class NotAnOutbox(OutboxUnavailable):
+    """The file is a database of something else, or of a newer proofserve. It was not touched."""
+
+
+class Database:
+    """Runs transactions one after another on a thread of its own."""
+
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, thread: ThreadPoolExecutor
+    ) -> None:
+        self._path = path
+        self._connection = connection
+        self._thread = thread
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: Path) -> Self:
+        """Open ``path``, or create it with the present schema.
+
+        Raises:
+            NotAnOutbox: the file belongs to something else or to a newer version.
+            OutboxUnavailable: it cannot be opened or created.
+        """
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
+        loop = asyncio.get_running_loop()
+        try:
+            connection = await loop.run_in_executor(thread, _connect, path)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(path, connection, thread)
+
+    async def read(self, work: Work[T]) -> T:
+        """What ``work`` returns for the connection, seen at one moment. Raises OutboxUnavailable.
+
+        Here and in ``write`` a cancelled call may still run to its end; calls keep their order.
+        """
+        return await self._run("BEGIN", work)
+
+    async def write(self, work: Work[T]) -> T:
+        """As ``read``, and what ``work`` changed is on disk afterwards, or nothing of it."""
+        return await self._run("BEGIN IMMEDIATE", work)
+
+    async def close(self) -> None:
+        """Finish what is queued and close the file; twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown(wait=True)
+
+    async def _run(self, begin: str, work: Work[T]) -> T:
+        if self._closed:
+            raise OutboxUnavailable(f"the outbox {self._path} is closed")
+        job = partial(_transact, self._connection, begin, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        except sqlite3.Error as error:
+            raise _unavailable(self._path, error) from error
+
+
+def _transact(connection: sqlite3.Connection, begin: str, work: Work[T]) -> T:
+    connection.execute(begin)
+    try:
+        result = work(connection)
+        connection.commit()
+    except BaseException:
+        # SQLite itself has rolled back after some errors, a full disk among them; a second
+        # rollback does nothing then.
+        connection.rollback()
+        raise
+    return result
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        # Transactions are begun and ended by hand: Python's own begin too late for reads.
+        connection = sqlite3.connect(path, isolation_level=None)
+    except sqlite3.Error as error:
+        raise _unavailable(path, error) from error
+    try:
+        _prepare(path, connection)
+    except sqlite3.Error as error:
+        connection.close()
+        raise _unavailable(path, error) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(path: Path, connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise NotAnOutbox(
+            f"the outbox {path} has version {version}, this proofserve knows up to "
+            f"{SCHEMA_VERSION}: use the newer proofserve or another file"
+        )
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if version == 0 and tables:
+        raise NotAnOutbox(f"{path} is a database of something else: choose another file")
+    connection.execute("PRAGMA journal_mode = WAL")
+    # WAL alone may lose the last commits with the power; a result counts only once it is on disk.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    if version == 0:
+        schema = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")
+        connection.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
+
+
+def _unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
+    code = getattr(error, "sqlite_errorname", type(error).__name__)
+    return OutboxUnavailable(f"the outbox {path} failed: {error} ({code})")

@@ -1,0 +1,157 @@
+"""Callbacks as rows. Every function runs inside a transaction of the caller."""
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proofserve.rounds.records import OutboxGauges
+
+ENDPOINTS = ("generated", "validated")
+
+# Enough to recognise what went wrong; a target's whole error page would swell the database.
+_ERROR_LENGTH = 500
+
+_ADD = """
+    INSERT INTO deliveries (round, endpoint, url, first_seq, last_seq, body, idempotency_key,
+                            sequence, created_at, next_attempt_at)
+    VALUES (:round, :endpoint, :url, :first_seq, :last_seq, :body, :key,
+            (SELECT coalesce(max(sequence), 0) + 1 FROM deliveries WHERE url = :url), :now, :now)
+"""
+_FIRST = """
+    SELECT id, endpoint, url, idempotency_key, sequence, attempts, round, first_seq, last_seq
+    FROM deliveries WHERE state = 'pending' AND url = ? ORDER BY next_attempt_at, id LIMIT 1
+"""
+_FAIL = """
+    UPDATE deliveries SET attempts = attempts + 1, last_error = :error, failed_at = :now,
+                          state = :state, next_attempt_at = :next_attempt_at
+    WHERE id = :id
+"""
+_GAUGES = """
+    SELECT (SELECT coalesce(sum(stored), 0) FROM rounds),
+           (SELECT count(*) FROM deliveries WHERE state = 'pending'),
+           (SELECT count(*) FROM deliveries WHERE state = 'done'),
+           (SELECT count(*) FROM deliveries WHERE state = 'expired'),
+           (SELECT min(created_at) FROM deliveries WHERE state = 'pending'),
+           (SELECT last_error FROM deliveries
+            WHERE state IN ('pending', 'expired') AND failed_at IS NOT NULL
+            ORDER BY failed_at DESC, id DESC LIMIT 1)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The results ``first_seq`` .. ``last_seq`` of the round with this row number."""
+
+    round_number: int
+    first_seq: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One callback to POST to ``{url}/{endpoint}``.
+
+    ``key`` never changes; ``sequence`` rises from 1 by 1 for each ``url``; ``attempts`` counts
+    the failures so far. The body is made from ``span``, or was stored when there is none.
+    """
+
+    id: int
+    endpoint: str
+    url: str
+    key: str
+    sequence: int
+    attempts: int
+    span: Span | None
+
+
+def add_job(
+    connection: sqlite3.Connection, endpoint: str, url: str, body: Mapping[str, Any], now: float
+) -> None:
+    """Queue a callback with a body of its own.
+
+    Raises ValueError for an endpoint that no receiver has and for a number that JSON lacks.
+    """
+    if endpoint not in ENDPOINTS:
+        raise ValueError(f"endpoint {endpoint!r} is none of {', '.join(ENDPOINTS)}")
+    text = json.dumps(body, allow_nan=False, separators=(",", ":"))
+    _add(connection, endpoint, url, now, body=text)
+
+
+def add_span(connection: sqlite3.Connection, url: str, span: Span, now: float) -> None:
+    """Queue the callback for a range of a round's results."""
+    _add(connection, "generated", url, now, span=span)
+
+
+def targets(connection: sqlite3.Connection) -> list[tuple[str, float]]:
+    """Every URL with something pending and when its first attempt is due, in that order."""
+    return connection.execute(
+        "SELECT url, min(next_attempt_at) AS due"
+        " FROM deliveries INDEXED BY deliveries_waiting"
+        " WHERE state = 'pending' GROUP BY url ORDER BY due, url"
+    ).fetchall()
+
+
+def first_of(connection: sqlite3.Connection, url: str) -> Delivery:
+    """The pending delivery to ``url`` whose attempt is due first; there must be one."""
+    row = connection.execute(_FIRST, (url,)).fetchone()
+    number, endpoint, url, key, sequence, attempts, round_number, first_seq, last_seq = row
+    span = None if round_number is None else Span(round_number, first_seq, last_seq)
+    return Delivery(number, endpoint, url, key, sequence, attempts, span)
+
+
+def acknowledge(connection: sqlite3.Connection, delivery: Delivery) -> None:
+    """The target has it."""
+    connection.execute(
+        "UPDATE deliveries SET attempts = attempts + 1, state = 'done' WHERE id = ?",
+        (delivery.id,),
+    )
+
+
+def fail(
+    connection: sqlite3.Connection,
+    delivery: Delivery,
+    error: str,
+    pause_s: float | None,
+    now: float,
+) -> None:
+    """Count a failure; try again after ``pause_s`` seconds, or never when that is None."""
+    values = {
+        "id": delivery.id,
+        "error": error[:_ERROR_LENGTH],
+        "now": now,
+        "state": "expired" if pause_s is None else "pending",
+        "next_attempt_at": now + (pause_s or 0.0),
+    }
+    connection.execute(_FAIL, values)
+
+
+def gauges(connection: sqlite3.Connection, now: float) -> OutboxGauges:
+    """The counters; ``last_error`` is the newest among the callbacks that were not delivered."""
+    results, pending, done, expired, oldest, error = connection.execute(_GAUGES).fetchone()
+    age = 0.0 if oldest is None else max(0.0, now - oldest)
+    return OutboxGauges(results, pending, done, expired, age, error)
+
+
+def _add(
+    connection: sqlite3.Connection,
+    endpoint: str,
+    url: str,
+    now: float,
+    body: str | None = None,
+    span: Span | None = None,
+) -> None:
+    values = {
+        "round": span and span.round_number,
+        "endpoint": endpoint,
+        # One target is one sequence, however its URL was typed.
+        "url": url.rstrip("/"),
+        "first_seq": span and span.first_seq,
+        "last_seq": span and span.last_seq,
+        "body": body,
+        "key": uuid.uuid4().hex,
+        "now": now,
+    }
+    connection.execute(_ADD, values)

@@ -1,0 +1,104 @@
+"""What the sender does next: a step over the database, at a given moment."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from proofserve.outbox import deliveries
+from proofserve.outbox.deliveries import Delivery, Span
+from proofserve.outbox.policy import CallbackPolicy
+
+# A due time further away than its own pause, plus this, was stored by a clock that has since been
+# set back; it counts as due rather than as a wait of hours. Seconds.
+_CLOCK_SLACK = 1.0
+
+_UNCUT = """
+    SELECT number, url, closed, cut_seq, last_seq, interval_from FROM rounds
+    WHERE url IS NOT NULL AND last_seq > cut_seq AND NOT EXISTS (
+        SELECT 1 FROM deliveries WHERE state = 'pending' AND round = rounds.number)
+"""
+# The plus keeps SQLite off the index by nonce, which would walk through the whole round each time.
+_NTH_VALUE = """
+    SELECT seq FROM results WHERE +round = ? AND seq BETWEEN ? AND ? AND value IS NOT NULL
+    ORDER BY seq LIMIT 1 OFFSET ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``due`` is to be posted now, at most one for each target.
+
+    ``wait_s`` is how long until more is due, None while nothing is foreseen. ``idle`` says that
+    nothing is undelivered.
+    """
+
+    due: tuple[Delivery, ...]
+    wait_s: float | None
+    idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the sender knows beside the database.
+
+    ``busy`` targets are being posted to; ``flushing`` makes every result due at once.
+    """
+
+    busy: frozenset[str] = frozenset()
+    flushing: bool = False
+
+
+def plan(
+    connection: sqlite3.Connection, policy: CallbackPolicy, situation: Situation, now: float
+) -> Plan:
+    """Cut the round deliveries that are due and choose what to post."""
+    waits = _cut_rounds(connection, policy, situation.flushing, now)
+    undelivered = bool(waits)
+    due: list[Delivery] = []
+    slots = policy.max_concurrent - len(situation.busy)
+    for url, at in deliveries.targets(connection):
+        undelivered = True
+        if url in situation.busy:
+            continue
+        wait_s = _until(at, now, policy.backoff_longest_s)
+        if wait_s > 0.0:
+            waits.append(wait_s)
+        elif len(due) < slots:
+            # A target beyond the slots needs no wait: a post that ends asks for a new plan.
+            due.append(deliveries.first_of(connection, url))
+    return Plan(tuple(due), min(waits, default=None), idle=not undelivered)
+
+
+def _cut_rounds(
+    connection: sqlite3.Connection, policy: CallbackPolicy, flushing: bool, now: float
+) -> list[float]:
+    """Turn due results into deliveries; the waits of the rounds that are not due yet."""
+    waits = []
+    # All rows first: the loop changes the table.
+    for number, url, closed, cut_seq, last_seq, since in connection.execute(_UNCUT).fetchall():
+        wait_s = _until(since + policy.interval_s, now, policy.interval_s)
+        if wait_s > 0.0 and not closed and not flushing:
+            waits.append(wait_s)
+            continue
+        span = _next_span(connection, Span(number, cut_seq + 1, last_seq), policy.max_artifacts)
+        if span is not None:
+            deliveries.add_span(connection, url, span, now)
+        connection.execute(
+            "UPDATE rounds SET cut_seq = ?, interval_from = ? WHERE number = ?",
+            (last_seq if span is None else span.last_seq, now, number),
+        )
+    return waits
+
+
+def _next_span(connection: sqlite3.Connection, uncut: Span, most: int) -> Span | None:
+    """The oldest part of ``uncut`` with at most ``most`` values, None if it only has failures."""
+    place = (uncut.round_number, uncut.first_seq, uncut.last_seq)
+    first = connection.execute(_NTH_VALUE, (*place, 0)).fetchone()
+    if first is None:
+        return None
+    last = connection.execute(_NTH_VALUE, (*place, most - 1)).fetchone()
+    return Span(uncut.round_number, first[0], uncut.last_seq if last is None else last[0])
+
+
+def _until(at: float, now: float, longest_s: float) -> float:
+    wait_s = at - now
+    return 0.0 if wait_s <= 0.0 or wait_s > longest_s + _CLOCK_SLACK else wait_s

@@ -1,0 +1,174 @@
+"""Posts callbacks until their targets acknowledge them or the policy gives them up."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import httpx
+
+from proofserve.outbox.deliveries import Delivery
+from proofserve.outbox.policy import CallbackPolicy
+from proofserve.outbox.schedule import Plan, Situation
+from proofserve.outbox.store import SqliteOutbox
+from proofserve.rounds.errors import OutboxUnavailable
+
+T = TypeVar("T")
+
+# A million artifacts are some 70 MB. A target gets this much more time than the policy's timeout
+# for a large body. Bytes per second.
+_SLOWEST_UPLOAD = 1_000_000
+
+# How much of a refusal is kept, in bytes.
+_EXCERPT = 300
+
+_log = logging.getLogger(__name__)
+
+
+class CallbackSender:
+    """Sends what the outbox holds; ``run`` it as one task beside the outbox.
+
+    Delivery is at least once: a callback whose acknowledgement was not stored is sent again under
+    the same key. Each target has one post in flight and never waits for another target; a round's
+    callbacks arrive in order. ``sleep`` waits seconds of the outbox's clock.
+    """
+
+    def __init__(
+        self,
+        store: SqliteOutbox,
+        policy: CallbackPolicy,
+        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+    ) -> None:
+        self._store = store
+        self._policy = policy
+        self._sleep = sleep
+        self._busy: set[str] = set()
+        self._flushing = False
+        self._idle = asyncio.Event()
+
+    async def run(self) -> None:
+        """Send until cancelled. What is in flight then is sent again after a restart."""
+        # The environment's proxies are not ours to follow: only settings reads the environment.
+        client = httpx.AsyncClient(
+            timeout=self._policy.timeout_s, follow_redirects=False, trust_env=False
+        )
+        async with client, asyncio.TaskGroup() as posts:
+            while True:
+                self._store.news.clear()
+                plan = await self._insist(self._plan)
+                for delivery in plan.due:
+                    self._busy.add(delivery.url)
+                    posts.create_task(self._deliver(client, delivery))
+                # What came after the plan was made is not in it.
+                if plan.idle and not self._store.news.is_set():
+                    self._idle.set()
+                await self._nap(plan.wait_s)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Send everything now, intervals or not; True once nothing is undelivered.
+
+        For the way down: ``run`` must be running. False after ``timeout_s`` seconds, with the
+        rest left on disk for the next start.
+        """
+        self._idle.clear()
+        self._flushing = True
+        self._store.news.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            self._flushing = False
+
+    async def _plan(self) -> Plan:
+        situation = Situation(frozenset(self._busy), self._flushing)
+        return await self._store.plan(self._policy, situation)
+
+    async def _nap(self, seconds: float | None) -> None:
+        """Wait for news, or for ``seconds`` at most."""
+        waits: set[asyncio.Future[object]] = {asyncio.ensure_future(self._store.news.wait())}
+        if seconds is not None:
+            waits.add(asyncio.ensure_future(self._sleep(seconds)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _deliver(self, client: httpx.AsyncClient, delivery: Delivery) -> None:
+        try:
+            body = await self._insist(lambda: self._store.body(delivery))
+            error = await self._post(client, delivery, body)
+            # The target stays busy until this is stored, so nothing is posted twice meanwhile.
+            await self._insist(lambda: self._settle(delivery, error))
+        finally:
+            self._busy.discard(delivery.url)
+            self._store.news.set()
+
+    async def _post(self, client: httpx.AsyncClient, delivery: Delivery, body: bytes) -> str | None:
+        """One attempt; what went wrong, None when the target took it."""
+        headers = {
+            "Content-Type": "application/json",
+            "Idempotency-Key": delivery.key,
+            "X-Proofserve-Sequence": str(delivery.sequence),
+        }
+        url = f"{delivery.url}/{delivery.endpoint}"
+        allowed_s = self._policy.timeout_s + len(body) / _SLOWEST_UPLOAD
+        accepted = False
+        error = None
+        try:
+            # The client's own timeout starts anew with every byte; this one is for all of it.
+            async with (
+                asyncio.timeout(allowed_s),
+                client.stream("POST", url, content=body, headers=headers) as response,
+            ):
+                accepted = response.status_code < httpx.codes.BAD_REQUEST
+                if not accepted:
+                    error = f"HTTP {response.status_code}: {await _excerpt(response)}"
+        except TimeoutError:
+            error = f"no answer within {allowed_s:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL) as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        # Once the status said yes, trouble with the rest of the answer changes nothing.
+        return None if accepted else error
+
+    async def _settle(self, delivery: Delivery, error: str | None) -> None:
+        if error is None:
+            await self._store.acknowledge(delivery)
+            return
+        failures = delivery.attempts + 1
+        where = f"{delivery.url}/{delivery.endpoint}, sequence {delivery.sequence}"
+        if self._policy.expires(failures):
+            await self._store.fail(delivery, error, None)
+            _log.warning("callback to %s expired after %d attempts: %s", where, failures, error)
+            return
+        pause_s = self._policy.pause_s(failures)
+        await self._store.fail(delivery, error, pause_s)
+        _log.info("callback to %s failed, again in %g s: %s", where, pause_s, error)
+
+    async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Do ``step`` as soon as the outbox can: a disk that is full now may have room later."""
+        failures = 0
+        while True:
+            try:
+                return await step()
+            except OutboxUnavailable as error:
+                failures += 1
+                pause_s = self._policy.pause_s(failures)
+                _log.warning("callbacks pause for %g s: %s", pause_s, error)
+                await self._sleep(pause_s)
+
+
+async def _excerpt(response: httpx.Response) -> str:
+    """The beginning of an answer, as far as it can be read."""
+    text = b""
+    with contextlib.suppress(httpx.HTTPError):
+        async for chunk in response.aiter_raw():
+            text += chunk
+            if len(text) >= _EXCERPT:
+                break
+    return text[:_EXCERPT].decode(errors="replace").strip()

@@ -1,0 +1,134 @@
+"""The outbox: results, progress and callbacks in one SQLite file."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from proofserve.outbox import deliveries, payload, results, schedule
+from proofserve.outbox.database import Database
+from proofserve.outbox.deliveries import Delivery
+from proofserve.outbox.policy import CallbackPolicy
+from proofserve.outbox.schedule import Plan, Situation
+from proofserve.rounds.ports import Outbox
+from proofserve.rounds.records import Artifact, OutboxGauges, RoundSpec, StoredResult
+
+
+class SqliteOutbox(Outbox):
+    """Keeps everything on disk; made by ``open``, and closes when its context is left.
+
+    A round that is not known raises ValueError, everything that the disk refuses
+    OutboxUnavailable, with nothing stored and the outbox still usable. ``news`` is set whenever
+    the sender may have something new to do. Nothing is ever deleted.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+        self.news = asyncio.Event()
+
+    @classmethod
+    async def open(cls, path: Path, clock: Callable[[], float] = time.time) -> Self:
+        """Open or create the file. ``clock`` gives wall-clock seconds.
+
+        Raises:
+            NotAnOutbox: the file belongs to something else or to a newer version.
+            OutboxUnavailable: it cannot be opened or created.
+        """
+        return cls(await Database.open(path), clock)
+
+    async def close(self) -> None:
+        """Finish what was asked and close the file; twice is harmless."""
+        await self._database.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open_round(self, spec: RoundSpec) -> None:
+        """Remember a round; the same one again is reopened with its results and progress.
+
+        Raises ValueError when the id is known with another order, and OutboxUnavailable.
+        """
+        await self._database.write(lambda c: results.open_round(c, spec))
+
+    async def record(
+        self,
+        round_id: str,
+        next_index: int,
+        artifacts: Sequence[Artifact],
+        failed: Mapping[int, str],
+    ) -> None:
+        """Store results, failures and progress in one transaction; see the port."""
+        rows = results.rows_of(artifacts, failed)
+        news = True
+        try:
+            news = await self._database.write(
+                lambda c: results.add(c, round_id, next_index, rows, self._clock())
+            )
+        finally:
+            # Also when cancelled: the rows may be stored all the same.
+            if news:
+                self.news.set()
+
+    async def close_round(self, round_id: str) -> None:
+        """Mark the round ended; what is undelivered becomes due at once."""
+        try:
+            await self._database.write(lambda c: results.close_round(c, round_id))
+        finally:
+            self.news.set()
+
+    async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
+        """Queue one callback, due at once.
+
+        Raises ValueError for an unknown endpoint and for a body that is not JSON, and
+        OutboxUnavailable.
+        """
+        try:
+            await self._database.write(
+                lambda c: deliveries.add_job(c, endpoint, url, body, self._clock())
+            )
+        finally:
+            self.news.set()
+
+    async def results(self, after: int, limit: int) -> list[StoredResult]:
+        """Rows with ``seq > after`` in order, at most ``limit``, those of expired callbacks too."""
+        # SQLite takes a negative limit for none at all.
+        return await self._database.read(lambda c: results.after(c, after, max(0, limit)))
+
+    async def gauges(self) -> OutboxGauges:
+        """Count what is kept, waiting, delivered and expired."""
+        return await self._database.read(lambda c: deliveries.gauges(c, self._clock()))
+
+    async def progress(self, round_id: str) -> int:
+        """The index at which the round's lane goes on, in agreement with its stored rows."""
+        return await self._database.read(lambda c: results.progress(c, round_id))
+
+    async def plan(self, policy: CallbackPolicy, situation: Situation) -> Plan:
+        """Cut what is due and tell the sender what to post now and how long to wait after it."""
+        return await self._database.write(
+            lambda c: schedule.plan(c, policy, situation, self._clock())
+        )
+
+    async def body(self, delivery: Delivery) -> bytes:
+        """The JSON of a delivery, the same at each attempt."""
+        return await payload.body(self._database, delivery)
+
+    async def acknowledge(self, delivery: Delivery) -> None:
+        """Mark a delivery as received by its target."""
+        await self._database.write(lambda c: deliveries.acknowledge(c, delivery))
+
+    async def fail(self, delivery: Delivery, error: str, pause_s: float | None) -> None:
+        """Count a failed attempt; the next is due after ``pause_s``, None lets it expire."""
+        await self._database.write(
+            lambda c: deliveries.fail(c, delivery, error, pause_s, self._clock())
+        )

@@ -1,0 +1,158 @@
+"""Claims against our own recomputation: every requested nonce agrees or is a named mismatch.
+
+Nothing is ever skipped (protocol P.2.1). What a claimant may have got wrong is a mismatch; what we
+lack ourselves, or cannot be asked to compare, is an error and never a verdict.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.codec import decode, to_float16
+from proofserve.protocol.errors import IncompleteRecomputation, MalformedVector, ProtocolError
+from proofserve.protocol.nonces import check_nonces
+
+
+class Reason(StrEnum):
+    """Why a claim does not stand."""
+
+    MISSING = "missing"
+    EMPTY = "empty"
+    DUPLICATE = "duplicate"
+    MALFORMED = "malformed"
+    NOT_FINITE = "not finite"
+    TOO_FAR = "too far"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a node says the vector of a nonce is."""
+
+    nonce: int
+    vector_b64: str
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A requested nonce whose claim does not stand; ``distance`` where one could be taken."""
+
+    nonce: int
+    reason: Reason
+    distance: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome over all requested nonces, in their order."""
+
+    n_total: int
+    mismatches: tuple[Mismatch, ...]
+
+    @property
+    def n_mismatch(self) -> int:
+        """Number of requested nonces whose claim does not stand."""
+        return len(self.mismatches)
+
+    @property
+    def mismatch_nonces(self) -> tuple[int, ...]:
+        """Those nonces, in the order of the request."""
+        return tuple(mismatch.nonce for mismatch in self.mismatches)
+
+
+def compare(
+    nonces: Sequence[int],
+    computed: Mapping[int, NDArray[np.float32]],
+    claims: Sequence[Claim],
+    dist_threshold: float,
+    k_dim: int,
+) -> Comparison:
+    """Compare artifact claims with our vectors, both as the float16 of the wire (B.4, P.2.1).
+
+    A claim stands iff it is the nonce's only one, decodes strictly, and lies within
+    ``dist_threshold`` (L2, float32). Raises ProtocolError for repeated or out-of-range nonces,
+    claims that nobody asked for and a threshold that is not a finite number from 0 on, and
+    IncompleteRecomputation unless ``computed`` has a finite vector [k_dim] for every nonce.
+    """
+    check_nonces("nonces", nonces)
+    if not 0 <= dist_threshold < math.inf:
+        raise ProtocolError("dist_threshold", f"{dist_threshold} is not a finite number from 0 on")
+    texts = _texts_by_nonce(nonces, claims)
+    ours = {nonce: _wire_vector(nonce, computed, k_dim) for nonce in nonces}
+    verdicts = (_judge(nonce, ours[nonce], texts[nonce], dist_threshold) for nonce in nonces)
+    return Comparison(len(nonces), tuple(verdict for verdict in verdicts if verdict is not None))
+
+
+def compare_distances(
+    nonces: Sequence[int],
+    computed: Sequence[float],
+    received: Sequence[float],
+    r_target: float,
+) -> Comparison:
+    """Compare distance claims with our distances, pairwise in the order of ``nonces`` (A.4, P.2.2).
+
+    A claim stands iff it is finite and below ``r_target`` and ours is not above it. Raises
+    ProtocolError for unequal lengths, repeated or out-of-range nonces and a radius that is not
+    finite, and IncompleteRecomputation when a distance of ours is not finite.
+    """
+    check_nonces("nonces", nonces)
+    if not math.isfinite(r_target):
+        raise ProtocolError("r_target", f"{r_target} is not finite")
+    for field, values in (("computed", computed), ("received", received)):
+        if len(values) != len(nonces):
+            raise ProtocolError(field, f"{len(values)} distances for {len(nonces)} nonces")
+    mismatches = []
+    for nonce, ours, theirs in zip(nonces, computed, received, strict=True):
+        if not math.isfinite(ours):
+            raise IncompleteRecomputation("computed", f"the distance of nonce {nonce} is {ours}")
+        if not math.isfinite(theirs):
+            mismatches.append(Mismatch(nonce, Reason.NOT_FINITE, ours, f"received {theirs}"))
+        elif theirs >= r_target or ours > r_target:
+            mismatches.append(Mismatch(nonce, Reason.TOO_FAR, ours, f"received {theirs}"))
+    return Comparison(len(nonces), tuple(mismatches))
+
+
+def _texts_by_nonce(nonces: Sequence[int], claims: Sequence[Claim]) -> dict[int, list[str]]:
+    texts: dict[int, list[str]] = {nonce: [] for nonce in nonces}
+    for claim in claims:
+        if claim.nonce not in texts:
+            raise ProtocolError("claims", f"nonce {claim.nonce} was not asked for")
+        texts[claim.nonce].append(claim.vector_b64)
+    return texts
+
+
+def _wire_vector(
+    nonce: int, computed: Mapping[int, NDArray[np.float32]], k_dim: int
+) -> NDArray[np.float32]:
+    """Our vector as the other side would read it from the wire."""
+    if nonce not in computed:
+        raise IncompleteRecomputation("computed", f"nonce {nonce} is missing")
+    vector = to_float16(computed[nonce]).astype(np.float32)
+    if vector.shape != (k_dim,):
+        raise IncompleteRecomputation("computed", f"nonce {nonce} has shape {vector.shape}")
+    if not np.isfinite(vector).all():
+        raise IncompleteRecomputation("computed", f"the vector of nonce {nonce} is not finite")
+    return vector
+
+
+def _judge(
+    nonce: int, ours: NDArray[np.float32], texts: list[str], dist_threshold: float
+) -> Mismatch | None:
+    if not texts:
+        return Mismatch(nonce, Reason.MISSING)
+    if len(texts) > 1:
+        return Mismatch(nonce, Reason.DUPLICATE, detail=f"claimed {len(texts)} times")
+    if not texts[0]:
+        return Mismatch(nonce, Reason.EMPTY)
+    try:
+        theirs = decode(texts[0], len(ours))
+    except MalformedVector as error:
+        return Mismatch(nonce, Reason.MALFORMED, detail=error.message)
+    distance = np.linalg.norm(ours - theirs)
+    if distance > np.float32(dist_threshold):
+        return Mismatch(nonce, Reason.TOO_FAR, float(distance))
+    return None

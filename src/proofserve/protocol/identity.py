@@ -1,0 +1,49 @@
+"""The seed strings of protocol section 0.2: what is unique to a block, a node and a nonce."""
+
+from dataclasses import dataclass
+
+
+def projection_string(block_hash: str) -> str:
+    """Name of the random output matrix of the distance protocol."""
+    return f"{block_hash}_lm_head"
+
+
+def target_string(block_hash: str) -> str:
+    """Name of the target direction of the distance protocol."""
+    return f"{block_hash}_target"
+
+
+def layer_string(block_hash: str, layer: int) -> str:
+    """Name of the reflection after decoder layer ``layer``, counted from 0 over the whole model."""
+    return f"{block_hash}_layer_{layer}_householder"
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """One node's work on one block; its methods name what differs from nonce to nonce."""
+
+    block_hash: str
+    public_key: str
+
+    def input_string(self, nonce: int) -> str:
+        """Name of the input embeddings; the only string without ``_`` before the number."""
+        return f"{self.block_hash}_{self.public_key}_nonce{nonce}"
+
+    def sign_string(self, nonce: int) -> str:
+        """Name of the sign flips of the distance protocol."""
+        return self._of_nonce(nonce, "signs")
+
+    def reflection_string(self, nonce: int, index: int) -> str:
+        """Name of hidden-state reflection ``index`` of the distance protocol."""
+        return self._of_nonce(nonce, f"hidden_r{index}")
+
+    def pick_string(self, nonce: int, k_dim: int) -> str:
+        """Name of the choice of ``k_dim`` dimensions of the artifact protocol."""
+        return self._of_nonce(nonce, f"pick_{k_dim}")
+
+    def rotation_string(self, nonce: int, k_dim: int, step: int) -> str:
+        """Name of rotation step ``step`` of the artifact protocol."""
+        return self._of_nonce(nonce, f"haar_hh_{k_dim}_{step}")
+
+    def _of_nonce(self, nonce: int, use: str) -> str:
+        return f"{self.block_hash}_{self.public_key}_nonce_{nonce}_{use}"

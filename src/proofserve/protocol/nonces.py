@@ -1,0 +1,72 @@
+"""Which nonces a node tries, and which it may be asked for (protocol B.2, B.3, P.2.6)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proofserve.protocol.errors import ProtocolError
+
+MAX_NONCE = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class NonceLane:
+    """The nonces of one worker: every ``n_groups * node_count``-th from its own start (B.3).
+
+    The lanes of all (node, group) pairs are disjoint and together hold every nonce. Raises
+    ProtocolError for a number outside its range.
+    """
+
+    node_id: int
+    node_count: int
+    group_id: int = 0
+    n_groups: int = 1
+
+    def __post_init__(self) -> None:
+        _check_share("node_id", self.node_id, "node_count", self.node_count)
+        _check_share("group_id", self.group_id, "n_groups", self.n_groups)
+
+    def nonce(self, x: int) -> int:
+        """Nonce number ``x`` = 0, 1, ... of the lane."""
+        return self.batch(x, 1)[0]
+
+    def batch(self, start: int, size: int) -> tuple[int, ...]:
+        """Nonces number ``start`` .. ``start + size - 1`` of the lane.
+
+        Raises ProtocolError when ``start`` or ``size`` is negative or a nonce would exceed 2^63-1.
+        """
+        for field, value in (("start", start), ("size", size)):
+            if value < 0:
+                raise ProtocolError(field, f"{value} is negative")
+        stride = self.n_groups * self.node_count
+        first = self.node_id + self.group_id * self.node_count + start * stride
+        batch = range(first, first + size * stride, stride)
+        if size and batch[-1] > MAX_NONCE:
+            raise ProtocolError("start", f"the lane ends before number {start + size - 1}")
+        return tuple(batch)
+
+
+def check_nonces(field: str, nonces: Sequence[int]) -> None:
+    """Raise ProtocolError for ``field`` unless all nonces are within 0..2^63-1 and distinct."""
+    seen: set[int] = set()
+    for nonce in nonces:
+        if not 0 <= nonce <= MAX_NONCE:
+            raise ProtocolError(field, f"{nonce} is outside 0..{MAX_NONCE}")
+        if nonce in seen:
+            raise ProtocolError(field, f"{nonce} occurs twice")
+        seen.add(nonce)
+
+
+def pad(nonces: Sequence[int], size: int) -> tuple[int, ...]:
+    """Fill up to ``size`` with the dummies -1, -2, ... (B.2); more than ``size`` stay as they are.
+
+    Raises ProtocolError for nonces that ``check_nonces`` refuses, so no dummy ever collides.
+    """
+    check_nonces("nonces", nonces)
+    return (*nonces, *range(-1, len(nonces) - size - 1, -1))
+
+
+def _check_share(field: str, index: int, count_field: str, count: int) -> None:
+    if count < 1:
+        raise ProtocolError(count_field, f"{count} is below 1")
+    if not 0 <= index < count:
+        raise ProtocolError(field, f"{index} is outside 0..{count - 1}")

@@ -1,0 +1,56 @@
+"""The schemes by name (protocol P.1)."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.distance import DistanceScheme
+from proofserve.protocol.errors import ProtocolError, UnknownScheme
+from proofserve.protocol.scheme import Scheme
+
+_Recipe = tuple[Callable[..., Scheme], Mapping[str, type]]
+
+_ARTIFACT_OPTIONS = MappingProxyType({"k_dim": int, "stronger_rng": bool})
+_RECIPES: Mapping[str, _Recipe] = MappingProxyType(
+    {
+        "distance-v1": (
+            DistanceScheme,
+            MappingProxyType({"sign_flips": bool, "layer_hooks": bool}),
+        ),
+        "artifact-v1": (ArtifactScheme, _ARTIFACT_OPTIONS),
+        "artifact-v1-layers": (
+            partial(ArtifactScheme, layer_reflections=True),
+            _ARTIFACT_OPTIONS,
+        ),
+    }
+)
+
+SCHEMES = tuple(_RECIPES)
+
+
+def scheme(name: str, **options: object) -> Scheme:
+    """The scheme of that name; options that are left out take their defaults.
+
+    Raises UnknownScheme for the name, and ProtocolError naming the option for one that the scheme
+    does not have, that has the wrong type, or that it refuses.
+    """
+    if name not in _RECIPES:
+        raise UnknownScheme("scheme", f"{name!r} is none of {', '.join(SCHEMES)}")
+    build, kinds = _RECIPES[name]
+    for option, value in options.items():
+        if option not in kinds:
+            raise ProtocolError(option, f"{name} has no such option")
+        # Exact types: True is an int, and 1 would pass for a flag.
+        if type(value) is not kinds[option]:
+            raise ProtocolError(option, f"{value!r} is not of type {kinds[option].__name__}")
+    return build(**options)
+
+
+def from_wire(wire: Mapping[str, object]) -> Scheme:
+    """The scheme that ``Scheme.to_wire`` described; errors as in ``scheme``."""
+    options = dict(wire)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise UnknownScheme("scheme", f"{name!r} is not the name of a scheme")
+    return scheme(name, **options)

@@ -1,0 +1,87 @@
+"""The receiver's SQLite file: its tables and its connections."""
+
+import sqlite3
+from pathlib import Path
+
+_VERSION = 1
+
+_SCHEMA = """
+BEGIN IMMEDIATE;
+CREATE TABLE callbacks (
+    id              INTEGER PRIMARY KEY,
+    endpoint        TEXT NOT NULL,
+    idempotency_key TEXT UNIQUE,
+    sequence        INTEGER,
+    received_at     REAL NOT NULL,
+    repeats         INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE artifacts (
+    block_hash      TEXT NOT NULL,
+    public_key      TEXT NOT NULL,
+    nonce           INTEGER NOT NULL,
+    vector_b64      TEXT NOT NULL,
+    callback        INTEGER NOT NULL REFERENCES callbacks (id),
+    PRIMARY KEY (block_hash, public_key, nonce)
+) WITHOUT ROWID;
+-- Counted along the way: counting millions of rows for each glance at a terminal is too slow.
+CREATE TABLE sources (
+    public_key      TEXT NOT NULL,
+    block_hash      TEXT NOT NULL,
+    received        INTEGER NOT NULL DEFAULT 0,
+    stored          INTEGER NOT NULL DEFAULT 0,
+    validations     INTEGER NOT NULL DEFAULT 0,
+    frauds          INTEGER NOT NULL DEFAULT 0,
+    last_received   REAL NOT NULL,
+    PRIMARY KEY (public_key, block_hash)
+) WITHOUT ROWID;
+CREATE TABLE validations (
+    id              INTEGER PRIMARY KEY,
+    callback        INTEGER NOT NULL REFERENCES callbacks (id),
+    request_id      TEXT NOT NULL,
+    public_key      TEXT NOT NULL,
+    block_hash      TEXT NOT NULL,
+    block_height    INTEGER NOT NULL,
+    node_id         INTEGER NOT NULL,
+    n_total         INTEGER NOT NULL,
+    n_mismatch      INTEGER NOT NULL,
+    mismatch_nonces TEXT NOT NULL,
+    p_value         REAL NOT NULL,
+    fraud_detected  INTEGER NOT NULL
+);
+PRAGMA user_version = 1;
+COMMIT;
+"""
+
+
+class BookError(Exception):
+    """The file cannot be opened, or belongs to something else or to a newer version."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that threads may share when they take turns. Raises BookError."""
+    try:
+        # Transactions are begun by hand: Python's own begin too late for reads.
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise BookError(f"cannot open {path}: {error}") from error
+    try:
+        _prepare(connection)
+    except (sqlite3.Error, BookError) as error:
+        connection.close()
+        raise BookError(f"cannot use {path}: {error}") from error
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if version > _VERSION:
+        raise BookError(f"it has version {version}, this proofserve knows up to {_VERSION}")
+    if version == 0 and tables:
+        raise BookError("it is a database of something else")
+    connection.execute("PRAGMA journal_mode = WAL")
+    # A 200 tells the sender to forget the callback, so it must be on disk by then.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    if version == 0:
+        connection.executescript(_SCHEMA)

@@ -1,0 +1,42 @@
+"""The summary as a table for a terminal."""
+
+from datetime import UTC, datetime
+
+from rich.table import Table
+
+from proofserve.receiver.book import Summary
+
+
+def render(summary: Summary) -> Table:
+    """A table of what was received from whom, the newest first; times in UTC."""
+    table = Table(title=_title(summary), title_justify="left")
+    table.add_column("public key", overflow="ellipsis", no_wrap=True)
+    table.add_column("block", overflow="ellipsis", no_wrap=True)
+    for name in ("artifacts", "duplicates", "validations", "frauds"):
+        table.add_column(name, justify="right")
+    table.add_column("last", no_wrap=True)
+    for source in summary.sources:
+        table.add_row(
+            source.public_key,
+            source.block_hash,
+            f"{source.artifacts:,}",
+            f"{source.duplicates:,}",
+            f"{source.validations:,}",
+            f"{source.frauds:,}",
+            _time(source.last_received),
+            style="red" if source.frauds else "",
+        )
+    return table
+
+
+def _title(summary: Summary) -> str:
+    if summary.last_received is None:
+        return "nothing received yet"
+    return (
+        f"{summary.callbacks:,} callbacks, {summary.repeats:,} sent again, "
+        f"last at {_time(summary.last_received)} UTC"
+    )
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")

@@ -1,0 +1,188 @@
+"""The queue of ``/generate``: one job at a time, in the order in which they came."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+
+from proofserve.rounds.bodies import callback
+from proofserve.rounds.computation import Computation
+from proofserve.rounds.errors import OutboxUnavailable, QueueFull, UnknownJob
+from proofserve.rounds.limits import JobLimits
+from proofserve.rounds.line import Line
+from proofserve.rounds.ports import Outbox
+from proofserve.rounds.records import Job, JobState, JobView, Outcome, QueueGauges
+from proofserve.rounds.tasks import end, reason_of
+
+
+class JobQueue:
+    """Owns the tasks of submitted jobs, and their results until these expire.
+
+    ``clock`` gives monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        computation: Computation,
+        outbox: Outbox,
+        limits: JobLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self._computation = computation
+        self._outbox = outbox
+        self._limits = limits
+        self._clock = clock
+        self._line = Line()
+        self._queued_nonces = 0
+        self._entries: dict[str, _Entry] = {}
+
+    @property
+    def gauges(self) -> QueueGauges:
+        """How full the queue is."""
+        return QueueGauges(self._queued_nonces, self._limits.max_queued_nonces)
+
+    def submit(self, job: Job) -> str:
+        """Queue ``job`` and return its id, under which ``result`` finds it.
+
+        Raises:
+            QueueFull: too many nonces wait already; nothing was queued.
+        """
+        self._admit(job)
+        entry = _Entry(str(uuid.uuid4()), job, self._line.join())
+        self._entries[entry.request_id] = entry
+        entry.task = asyncio.create_task(self._carry_out(entry))
+        # Not a finally in the task: one that is cancelled before its first step never gets there.
+        entry.task.add_done_callback(lambda task: self._settle(entry, task))
+        return entry.request_id
+
+    async def run(self, job: Job) -> Outcome:
+        """Compute ``job`` in its turn for a caller who waits; nothing of it is kept.
+
+        It is the caller's: stopping does not cancel it, cancelling the caller does.
+
+        Raises:
+            QueueFull: too many nonces wait already.
+            EngineFault: a chunk failed, or chat held it back for too long.
+            EngineGone: there is no engine any more.
+            ProtocolError: the claims cannot be judged.
+        """
+        self._admit(job)
+        place = self._line.join()
+        try:
+            await place.wait()
+            return await self._computation.run(job, started=lambda: None)
+        finally:
+            self._line.leave(place)
+            self._queued_nonces -= len(job.nonces)
+
+    def result(self, request_id: str) -> JobView:
+        """A submitted job as it is now. Raises UnknownJob, also for one that has expired."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.expired(self._clock()):
+            raise UnknownJob(f"Request {request_id} not found")
+        return entry.view()
+
+    async def cancel(self, grace_s: float) -> None:
+        """Cancel the submitted jobs that wait or run; results stay until they expire."""
+        active = [entry for entry in self._entries.values() if not entry.task.done()]
+        for entry in active:
+            entry.cancel()
+        await end(*(entry.task for entry in active), grace_s=grace_s)
+
+    async def aclose(self, grace_s: float) -> None:
+        """Cancel every submitted job and forget all results."""
+        await self.cancel(grace_s)
+        for entry in self._entries.values():
+            entry.forget_expiry()
+        self._entries.clear()
+
+    def _admit(self, job: Job) -> None:
+        queued, limit = self._queued_nonces, self._limits.max_queued_nonces
+        if queued + len(job.nonces) > limit:
+            raise QueueFull(f"Queue full: {queued} nonces queued, limit is {limit}")
+        self._queued_nonces += len(job.nonces)
+
+    async def _carry_out(self, entry: "_Entry") -> Outcome:
+        await entry.place.wait()
+        outcome = await self._computation.run(entry.job, entry.start)
+        # The engine is free for the next job, whatever the outbox takes.
+        self._line.leave(entry.place)
+        if entry.job.url is not None:
+            await self._store_callback(entry, entry.job.url, outcome)
+        return outcome
+
+    async def _store_callback(self, entry: "_Entry", url: str, outcome: Outcome) -> None:
+        endpoint, body = callback(entry.request_id, entry.job, outcome)
+        while True:
+            entry.storing = True
+            try:
+                await self._outbox.enqueue(endpoint, url, body)
+            except OutboxUnavailable:
+                entry.storing = False
+            else:
+                return
+            if entry.cancel_ordered:
+                raise asyncio.CancelledError
+            await asyncio.sleep(self._limits.callback_retry_s)
+
+    def _settle(self, entry: "_Entry", task: "asyncio.Task[Outcome]") -> None:
+        self._line.leave(entry.place)
+        self._queued_nonces -= len(entry.job.nonces)
+        ttl = self._limits.result_ttl_s
+        timer = asyncio.get_running_loop().call_later(
+            ttl, self._entries.pop, entry.request_id, None
+        )
+        entry.settle(task, self._clock() + ttl, timer)
+
+
+class _Entry:
+    """One submitted job on its way."""
+
+    task: "asyncio.Task[Outcome]"
+
+    def __init__(self, request_id: str, job: Job, place: asyncio.Event) -> None:
+        self.request_id = request_id
+        self.job = job
+        self.place = place
+        self.storing = False
+        self.cancel_ordered = False
+        self._state = JobState.QUEUED
+        self._outcome: Outcome | None = None
+        self._error: str | None = None
+        self._expires_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._state = JobState.RUNNING
+
+    def cancel(self) -> None:
+        """Cancel at the next moment at which nothing is half stored.
+
+        A callback that is just being stored either is kept, and the job completes, or is not.
+        Cancelling the call would leave nobody to know which.
+        """
+        self.cancel_ordered = True
+        if not self.storing:
+            self.task.cancel()
+
+    def settle(
+        self, task: "asyncio.Task[Outcome]", expires_at: float, timer: asyncio.TimerHandle
+    ) -> None:
+        self._expires_at = expires_at
+        self._timer = timer
+        if task.cancelled():
+            self._state = JobState.CANCELLED
+            return
+        self._error = reason_of(task)
+        if self._error is None:
+            self._outcome = task.result()
+        self._state = JobState.COMPLETED if self._error is None else JobState.FAILED
+
+    def expired(self, now: float) -> bool:
+        return self._expires_at is not None and now >= self._expires_at
+
+    def forget_expiry(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def view(self) -> JobView:
+        return JobView(self.request_id, self._state, self.job, self._outcome, self._error)

@@ -1,0 +1,80 @@
+"""The engine's side of a round: batches in lane order, several calls in flight."""
+
+import asyncio
+from collections import deque
+
+from proofserve.rounds.batches import artifacts_of, failures_of
+from proofserve.rounds.calls import ask
+from proofserve.rounds.counters import Counters
+from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.limits import RoundLimits
+from proofserve.rounds.ports import ProofSession
+from proofserve.rounds.recorder import Finished
+from proofserve.rounds.records import Deferred, RoundSpec
+
+
+class Prover:
+    """Takes batches from the lane of one round and proves them through one session."""
+
+    def __init__(
+        self, session: ProofSession, spec: RoundSpec, counters: Counters, limits: RoundLimits
+    ) -> None:
+        self._session = session
+        self._spec = spec
+        self._counters = counters
+        self._limits = limits
+        self._start = 0
+        self._in_flight: deque[asyncio.Task[Finished]] = deque()
+        self._troubles: dict[int, str] = {}
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a batch is being tried again after a fault, None while all goes well."""
+        return next(iter(self._troubles.values()), None)
+
+    async def next(self) -> Finished:
+        """The next batch of the lane; the calls after it are already in flight.
+
+        Raises:
+            EngineFault: the batch failed ``max_faults`` times in a row.
+            EngineGone: there is no engine any more.
+            ProtocolError: the lane has ended.
+        """
+        while len(self._in_flight) < self._limits.depth:
+            self._in_flight.append(asyncio.create_task(self._prove(self._start)))
+            self._start += self._spec.batch_size
+        finished = await self._in_flight[0]
+        self._in_flight.popleft()
+        return finished
+
+    async def aclose(self) -> None:
+        """Cancel what is in flight and wait until it has ended."""
+        for call in self._in_flight:
+            call.cancel()
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
+
+    async def _prove(self, start: int) -> Finished:
+        """Ask for the same nonces until the engine has computed them."""
+        nonces = self._spec.lane.batch(start, self._spec.batch_size)
+        faults = 0
+        while True:
+            try:
+                answer = await ask(self._session, nonces, self._spec.work.scheme.width)
+            except EngineFault as fault:
+                faults += 1
+                await self._back_off(start, faults, fault)
+                continue
+            if isinstance(answer, Deferred):
+                self._counters.deferred(answer.seconds)
+                continue
+            self._troubles.pop(start, None)
+            next_index = start + self._spec.batch_size
+            return Finished(next_index, artifacts_of(answer), failures_of(answer))
+
+    async def _back_off(self, start: int, faults: int, fault: EngineFault) -> None:
+        self._counters.fault()
+        if faults >= self._limits.max_faults:
+            raise EngineFault(f"{faults} faults in a row, the last one: {fault}") from fault
+        self._troubles[start] = f"engine: {fault}"
+        pauses = self._limits.fault_backoff_s
+        await asyncio.sleep(pauses[min(faults, len(pauses)) - 1])

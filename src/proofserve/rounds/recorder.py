@@ -1,0 +1,108 @@
+"""The outbox's side of a round: finished batches are stored in order, and only then counted."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proofserve.rounds.counters import Counters
+from proofserve.rounds.errors import OutboxUnavailable
+from proofserve.rounds.limits import RoundLimits
+from proofserve.rounds.ports import Outbox
+from proofserve.rounds.records import Artifact
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A computed batch; ``next_index`` is the number of the lane's first nonce after it."""
+
+    next_index: int
+    artifacts: tuple[Artifact, ...]
+    failed: Mapping[int, str]
+
+
+class Recorder:
+    """Stores the batches of one round. The engine runs on while the disk is written.
+
+    Batches that finish during a transaction share the next one, so a slow disk costs fewer
+    transactions rather than throughput.
+    """
+
+    def __init__(
+        self, outbox: Outbox, round_id: str, counters: Counters, limits: RoundLimits
+    ) -> None:
+        self._outbox = outbox
+        self._round_id = round_id
+        self._counters = counters
+        self._limits = limits
+        self._waiting: deque[Finished] = deque()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closing = asyncio.Event()
+        self._trouble: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why storing is being tried again, None while all goes well."""
+        return self._trouble
+
+    @property
+    def unstored_nonces(self) -> int:
+        """How many finished nonces the outbox has not taken."""
+        return sum(len(batch.artifacts) + len(batch.failed) for batch in self._waiting)
+
+    def add(self, batch: Finished) -> None:
+        """Hand over the next batch of the lane."""
+        self._waiting.append(batch)
+        self._wake.set()
+        if len(self._waiting) >= self._limits.max_unrecorded:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Wait until another batch may be handed over."""
+        await self._room.wait()
+
+    def close(self) -> None:
+        """No batch will follow: ``run`` ends when all are stored, or after one more failure."""
+        self._closing.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Store what is handed over until closed."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                if not await self._store(tuple(self._waiting)):
+                    return
+            if self._closing.is_set():
+                return
+
+    async def _store(self, batches: tuple[Finished, ...]) -> bool:
+        artifacts = tuple(artifact for batch in batches for artifact in batch.artifacts)
+        failed = {nonce: reason for batch in batches for nonce, reason in batch.failed.items()}
+        while True:
+            last_try = self._closing.is_set()
+            try:
+                await self._outbox.record(self._round_id, batches[-1].next_index, artifacts, failed)
+            except OutboxUnavailable as error:
+                self._trouble = f"outbox: {error}"
+                if last_try:
+                    return False
+                await self._pause()
+                continue
+            self._settle(batches, len(artifacts), len(failed))
+            return True
+
+    def _settle(self, batches: tuple[Finished, ...], processed: int, failed: int) -> None:
+        self._trouble = None
+        for _ in batches:
+            self._waiting.popleft()
+        self._room.set()
+        self._counters.stored(processed, failed)
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), self._limits.record_retry_s)

@@ -1,0 +1,85 @@
+"""A small server: our router in an application whose own handlers would answer otherwise."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from proofserve.api.artifact_routes import router
+from proofserve.api.node import Deployment, Node
+from proofserve.engines.fake import FakeEngine
+from proofserve.rounds.limits import Limits
+from proofserve.rounds.manager import RoundManager
+from rounds.doubles import QUICK, MemoryOutbox
+
+ORDER: dict[str, Any] = {
+    "block_hash": "block",
+    "block_height": 7,
+    "public_key": "key",
+    "node_id": 1,
+    "node_count": 3,
+    "params": {"model": "toy", "seq_len": 16, "k_dim": 12},
+}
+JOB: dict[str, Any] = {**ORDER, "nonces": [1, 2, 3, 4]}
+START, GENERATE, STOP, STATUS = "/init/generate", "/generate", "/stop", "/status"
+
+
+async def _foreign(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"whose": "the application's"}, 418)
+
+
+class Server:
+    """The application with its doubles, and a client for it."""
+
+    def __init__(self, limits: Limits = QUICK, **deployed: Any) -> None:
+        self.engine = FakeEngine()
+        self.engine.latency_s = 0.001
+        self.outbox = MemoryOutbox()
+        deployment = Deployment(
+            facts=self.engine.facts, enabled=True, scheme="artifact-v1", max_nonces=50
+        )
+        manager = RoundManager(self.engine, self.outbox, limits)
+        self.node = Node(replace(deployment, **deployed), manager, self.outbox)
+        self.app = FastAPI()
+        self.app.include_router(router(lambda _: self.node))
+        for error in (RequestValidationError, HTTPException, Exception):
+            self.app.exception_handler(error)(_foreign)
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://node/api/v1/pow"
+        )
+
+    async def post(self, path: str, body: Any = None) -> httpx.Response:
+        return await self.client.post(path, json=body)
+
+    async def get(self, path: str) -> httpx.Response:
+        return await self.client.get(path)
+
+    async def status(self) -> dict[str, Any]:
+        response = await self.get(STATUS)
+        assert response.status_code == 200
+        body: dict[str, Any] = response.json()
+        return body
+
+    async def ended(self, request_id: str) -> dict[str, Any]:
+        async with asyncio.timeout(5):
+            while True:
+                body: dict[str, Any] = (await self.get(f"/generate/{request_id}")).json()
+                if body["status"] not in ("queued", "running"):
+                    return body
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(limits: Limits = QUICK, **deployed: Any) -> AsyncIterator[Server]:
+    server = Server(limits, **deployed)
+    async with server.client:
+        yield server
+    await server.node.manager.aclose()
+    assert server.engine.leases == 0

@@ -1,0 +1,319 @@
+"""Every refusal: its status, and a message that says what was wrong."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from api.support import GENERATE, JOB, ORDER, START, STATUS, STOP, Server, serving
+from proofserve.protocol.nonces import MAX_NONCE
+
+pytestmark = pytest.mark.anyio
+
+NAN, INFINITY = float("nan"), float("inf")
+# Sent as text: the JSON of Python knows these, the JSON of the standard does not.
+RAW = {"content-type": "application/json"}
+
+
+def changed(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    head, _, rest = path.partition(".")
+    if rest:
+        return {**body, head: changed(body.get(head) or {}, rest, value)}
+    return {**body, head: value}
+
+
+def without(body: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key != name}
+
+
+def said(response: httpx.Response) -> str:
+    """Where and what, of every reported fault."""
+    details = response.json()["detail"]
+    assert all(set(detail) == {"type", "loc", "msg"} for detail in details)
+    return " ".join(f"{'.'.join(map(str, d['loc']))}: {d['msg']}" for d in details)
+
+
+WRONG_INTEGERS = [True, 1.0, 1.5, "1", None, [], {}, NAN, INFINITY]
+COMMON = [
+    *(("block_height", value) for value in [*WRONG_INTEGERS, -1, 2**63]),
+    *(("node_id", value) for value in [*WRONG_INTEGERS, -1, 3, 2**31]),
+    *(("node_count", value) for value in [*WRONG_INTEGERS, 0, -1, 2**31, 10**400]),
+    *(("batch_size", value) for value in [True, 4.0, "4", [], 0, -3, 2, 1025]),
+    *(("params.seq_len", value) for value in [*WRONG_INTEGERS, 0, -1, 513]),
+    *(("params.k_dim", value) for value in [*WRONG_INTEGERS, 0, -1, 65]),
+    *(("params.model", value) for value in [1, None, "", "m" * 1025]),
+    *(("params.extra", value) for value in [1]),
+    *(("block_hash", value) for value in [1, None, "", "b" * 1025, "\ud800"]),
+    *(("public_key", value) for value in [1, None, "", "k" * 1025, "\ud800"]),
+    *(("url", value) for value in [1, "", "ftp://x", "x", "http://", "http://x:y", "http://[x"]),
+    *(("url", value) for value in ["http://x?a=b", "http://x/#a", "http://x/" + "a" * 2048]),
+    *(("scheme", value) for value in [1, "", "s" * 1025]),
+    *(("poc_stronger_rng", value) for value in [1, "true", None, True]),
+    ("unknown_key", 1),
+]
+ROUND_ONLY = [
+    *(("group_id", value) for value in [*WRONG_INTEGERS, -1, 1]),
+    *(("n_groups", value) for value in [*WRONG_INTEGERS, 0, -1]),
+]
+CLAIM = {"nonce": 1, "vector_b64": ""}
+JOB_ONLY = [
+    *(("nonces", value) for value in [1, None, "1", [], [True], [1.0], ["1"], [-1], [2**63]]),
+    *(("nonces", value) for value in [[1, 1], [None], list(range(51))]),
+    *(("wait", value) for value in [1, "true", None]),
+    *(("validation", value) for value in [1, [], {}]),
+    *(("validation.artifacts", value) for value in [1, None, [1]]),
+    *(
+        ("validation.artifacts", [{**CLAIM, name: value}])
+        for name, value in [("nonce", -1), ("nonce", "1"), ("vector_b64", 1), ("more", 1)]
+    ),
+    ("validation.artifacts", [{**CLAIM, "vector_b64": None}]),
+    ("validation.artifacts", [{**CLAIM, "vector_b64": "A" * 65537}]),
+    ("validation.artifacts", [{"nonce": 1}]),
+    *(("stat_test.dist_threshold", value) for value in [True, "1", None, NAN, INFINITY, 0, -1, 3]),
+    *(
+        (f"stat_test.{name}", value)
+        for name in ("p_mismatch", "fraud_threshold", "p_value_threshold")
+        for value in [True, "1", NAN, INFINITY, 0, 1, -1, 10**400]
+    ),
+    ("stat_test.unknown_key", 1),
+]
+CASES = [
+    *((START, ORDER, path, value) for path, value in COMMON + ROUND_ONLY),
+    *((GENERATE, JOB, path, value) for path, value in COMMON + JOB_ONLY),
+]
+
+
+def _name(value: Any) -> str | None:
+    return f"{value!s:.30}" if not isinstance(value, dict) or value is not ORDER else None
+
+
+@pytest.mark.parametrize(("path", "body", "field", "value"), CASES, ids=_name)
+async def test_a_value_out_of_range_is_422_and_named(
+    server: Server, path: str, body: dict[str, Any], field: str, value: Any
+) -> None:
+    import json
+
+    text = json.dumps(changed(body, field, value))
+    response = await server.client.post(path, content=text, headers=RAW)
+    assert response.status_code == 422
+    assert f"body.{field}" in said(response)
+    assert server.engine.calls == []
+    assert (await server.status())["status"] == "IDLE"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        *((START, ORDER, field) for field in ORDER),
+        *((GENERATE, JOB, field) for field in JOB),
+    ],
+)
+async def test_a_field_that_is_missing_is_422_and_named(
+    server: Server, path: str, body: dict[str, Any], field: str
+) -> None:
+    response = await server.post(path, without(body, field))
+    assert response.status_code == 422
+    assert field in said(response)
+
+
+@pytest.mark.parametrize("path", [START, GENERATE])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda body: {**body, "r_target": 1.4}, "not both"),
+        (lambda body: without(body, "params"), r"params .* or r_target .* is needed"),
+        (
+            lambda body: {**without(body, "params"), "r_target": 1.4},
+            "does not serve yet",
+        ),
+    ],
+)
+async def test_the_shape_selects_the_protocol(
+    server: Server, path: str, change: Callable[[Any], Any], message: str
+) -> None:
+    import re
+
+    response = await server.post(path, change(JOB if path == GENERATE else ORDER))
+    assert response.status_code == 422
+    assert re.search(message, said(response))
+    assert "r_target" in said(response)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"x"', '{"a":}', "\xff"])
+@pytest.mark.parametrize("path", [START, GENERATE])
+async def test_a_body_that_is_no_order_is_422(server: Server, path: str, text: str) -> None:
+    response = await server.client.post(path, content=text.encode("latin-1"), headers=RAW)
+    assert response.status_code in (400, 422)
+    assert "detail" in response.json()
+
+
+async def test_a_body_beyond_the_parser_is_400(server: Server) -> None:
+    for text in ('{"a":' + "9" * 5000 + "}", "[" * 100_000):
+        response = await server.client.post(START, content=text, headers=RAW)
+        assert response.status_code == 400
+        assert response.json() == {"detail": "There was an error parsing the body"}
+
+
+async def test_a_refusal_does_not_echo_what_it_refuses(server: Server) -> None:
+    huge = {**JOB, "nonces": ["x" * 1000] * 1000, "k" * 100_000: 1, **{f"k{i}": 1 for i in range(99)}}
+    response = await server.post(GENERATE, huge)
+    assert response.status_code == 422
+    assert len(response.content) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("deployed", "params"),
+    [
+        ({}, {"model": "other", "seq_len": 16, "k_dim": 12}),
+        ({"seq_len": 64}, {"model": "toy", "seq_len": 16, "k_dim": 12}),
+        ({"k_dim": 8, "seq_len": 16}, {"model": "toy", "seq_len": 16, "k_dim": 12}),
+        # The model's own limits come second to the deployment.
+        ({"seq_len": 64}, {"model": "toy", "seq_len": 5000, "k_dim": 12}),
+    ],
+)
+@pytest.mark.parametrize("path", [START, GENERATE])
+async def test_other_params_than_the_deployed_are_409(
+    path: str, deployed: dict[str, Any], params: dict[str, Any]
+) -> None:
+    async with serving(**deployed) as server:
+        response = await server.post(path, {**(JOB if path == GENERATE else ORDER), "params": params})
+        assert response.status_code == 409
+        assert response.json() == {
+            "detail": {
+                "error": "params mismatch",
+                "requested": params,
+                "deployed": {
+                    "model": ["toy"],
+                    "seq_len": deployed.get("seq_len"),
+                    "k_dim": deployed.get("k_dim"),
+                },
+            }
+        }
+
+
+@pytest.mark.parametrize("scheme", ["artifact-v1-layers", "distance-v1", "no-such-scheme"])
+async def test_another_scheme_than_the_deployed_is_409(server: Server, scheme: str) -> None:
+    response = await server.post(START, {**ORDER, "scheme": scheme})
+    assert response.status_code == 409
+    assert response.json()["detail"] == {
+        "error": "scheme mismatch",
+        "requested": {"scheme": scheme},
+        "deployed": {"scheme": "artifact-v1"},
+    }
+
+
+async def test_a_lane_without_one_batch_is_422(server: Server) -> None:
+    order = {**ORDER, "node_count": 2**31 - 1, "n_groups": 2**31 - 1, "batch_size": 3}
+    response = await server.post(START, order)
+    assert response.status_code == 422
+    assert "body.node_count" in said(response)
+
+
+@pytest.mark.parametrize("nonces", [[1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 3, 5], []])
+async def test_claims_about_other_nonces_are_400(server: Server, nonces: list[int]) -> None:
+    artifacts = [{"nonce": nonce, "vector_b64": ""} for nonce in nonces]
+    response = await server.post(GENERATE, {**JOB, "validation": {"artifacts": artifacts}})
+    assert response.status_code == 400
+    assert response.json() == {"detail": "validation.artifacts nonces must match nonces field"}
+
+
+async def test_two_thresholds_that_differ_are_422(server: Server) -> None:
+    test = {"fraud_threshold": 0.01, "p_value_threshold": 0.05}
+    response = await server.post(GENERATE, {**JOB, "stat_test": test})
+    assert response.status_code == 422
+    assert "fraud_threshold and p_value_threshold" in said(response)
+
+
+async def test_a_second_round_is_409(server: Server) -> None:
+    assert (await server.post(START, ORDER)).status_code == 200
+    response = await server.post(START, ORDER)
+    assert response.status_code == 409
+    assert response.json() == {"detail": "Already generating"}
+
+
+async def test_a_full_queue_is_429(server: Server) -> None:
+    await server.post(START, ORDER)
+    for _ in range(2):
+        assert (await server.post(GENERATE, {**JOB, "nonces": list(range(45))})).status_code == 200
+    for wait in (False, True):
+        response = await server.post(GENERATE, {**JOB, "nonces": list(range(11)), "wait": wait})
+        assert response.status_code == 429
+        assert response.json() == {"detail": "Queue full: 90 nonces queued, limit is 100"}
+
+
+async def test_an_unknown_job_is_404(server: Server) -> None:
+    response = await server.get("/generate/no-such-id")
+    assert response.status_code == 404
+    assert response.json() == {"detail": "Request no-such-id not found"}
+
+
+@pytest.mark.parametrize(
+    "query", ["after=-1", "after=x", f"after={MAX_NONCE + 1}", "limit=0", "limit=10001", "limit=x"]
+)
+async def test_a_page_out_of_range_is_422(server: Server, query: str) -> None:
+    response = await server.get(f"/results?{query}")
+    assert response.status_code == 422
+    assert f"query.{query.partition('=')[0]}" in said(response)
+
+
+ALL_ROUTES = [
+    ("POST", START),
+    ("POST", GENERATE),
+    ("GET", "/generate/x"),
+    ("GET", STATUS),
+    ("POST", STOP),
+    ("GET", "/results"),
+    ("GET", "/versions"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ALL_ROUTES)
+async def test_a_server_without_proofs_answers_503_to_everything(method: str, path: str) -> None:
+    async with serving(enabled=False) as server:
+        for body in (None, {"nonsense": 1}, JOB):
+            response = await server.client.request(method, path, json=body)
+            assert response.status_code == 503
+            assert response.json() == {"detail": "PoC not enabled"}
+
+
+@pytest.mark.parametrize(("path", "body"), [(START, ORDER), (GENERATE, JOB)])
+async def test_a_dead_engine_is_503_after_the_params_were_checked(
+    server: Server, path: str, body: dict[str, Any]
+) -> None:
+    server.engine.gone = True
+    response = await server.post(path, body)
+    assert response.status_code == 503
+    assert response.json() == {"detail": "Engine not available"}
+    assert (await server.post(path, changed(body, "params.model", "x"))).status_code == 409
+    assert (await server.status())["status"] == "IDLE"
+
+
+async def test_a_round_that_the_outbox_cannot_write_down_is_503(server: Server) -> None:
+    server.outbox.full = "disk full"
+    for response in (await server.post(START, ORDER), await server.get("/results")):
+        assert response.status_code == 503
+        assert response.json() == {"detail": "disk full"}
+
+
+async def test_the_deployed_scheme_may_have_the_stronger_rng() -> None:
+    async with serving(scheme="artifact-v1-layers") as server:
+        order = {**ORDER, "poc_stronger_rng": True, "scheme": "artifact-v1-layers"}
+        assert (await server.post(START, order)).status_code == 200
+
+
+async def test_an_unexpected_error_is_500_and_leaks_nothing(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def results(after: int, limit: int) -> None:
+        raise ZeroDivisionError("secret")
+
+    server.outbox.results = results  # type: ignore[assignment, method-assign]
+    response = await server.get("/results")
+    assert response.status_code == 500
+    assert response.json() == {"detail": "Internal server error"}
+    assert "secret" in caplog.text
+
+
+async def test_the_application_keeps_its_own_handlers(server: Server) -> None:
+    assert (await server.client.get("http://node/elsewhere")).status_code == 418

@@ -1,0 +1,122 @@
+"""Pins every private name of vLLM that the adapter relies on, and who relies on it.
+
+A failure here after an upgrade says which function of ``engines/vllm/compat.py`` to revisit.
+"""
+
+import dataclasses
+import inspect
+
+import pytest
+import vllm
+from vllm.distributed import parallel_state
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.engine.core_client import AsyncMPClient, InprocClient, SyncMPClient
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.utils import AttentionGroup
+
+from proofserve.engines.vllm import compat
+
+
+def source(thing: object) -> str:
+    return inspect.getsource(thing)  # type: ignore[arg-type]
+
+
+def parameters(function: object) -> list[str]:
+    return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+
+def test_the_installed_version_is_a_vetted_one() -> None:
+    assert compat.require_vetted_version() == vllm.__version__
+
+
+def test_another_version_is_refused_with_the_vetted_ones_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    with pytest.raises(compat.UnsupportedEngine, match=r"0\.99\.0.*vetted: 0\.32\.x"):
+        compat.require_vetted_version()
+
+
+def test_call_engine_and_call_engine_sync() -> None:
+    assert parameters(AsyncMPClient.call_utility_async)[:2] == ["self", "method"]
+    assert parameters(SyncMPClient.call_utility)[:2] == ["self", "method"]
+    assert "self.engine_core = EngineCore(" in source(InprocClient.__init__)
+
+
+def test_utility_calls_may_answer_with_a_future() -> None:
+    body = source(EngineCoreProc._invoke_utility_method)
+    assert "isinstance(result, Future)" in body
+    assert "add_done_callback" in body
+
+
+def test_call_when_idle_and_post_turn() -> None:
+    assert "self._idle_state_callbacks: list[Callable] = []" in source(EngineCore.__init__)
+    loop = source(EngineCoreProc._process_input_queue)
+    assert loop.index("_notify_idle_state_callbacks") < loop.index("self.input_queue.get(")
+    assert "client_idx, call_id, method_name, args = request" in source(
+        EngineCoreProc._handle_client_request
+    )
+    assert EngineCoreRequestType.UTILITY
+
+
+def test_waiting_requests_and_is_busy() -> None:
+    assert "req, request_wave = request" in source(EngineCoreProc._handle_client_request)
+    assert "scheduler.has_requests()" in source(EngineCoreProc.has_work)
+
+
+def test_watch_arrivals_and_watch_steps() -> None:
+    assert "self.preprocess_add_request(req)" in source(EngineCoreProc.process_input_sockets)
+    assert "self.step_fn()" in source(EngineCoreProc._process_engine_step)
+    assert "self.step_fn = (" in source(EngineCore.__init__)
+
+
+def test_run_on_workers() -> None:
+    assert parameters(EngineCore.collective_rpc) == ["self", "method", "timeout", "args", "kwargs"]
+
+
+def test_take_return_and_free_blocks() -> None:
+    assert parameters(BlockPool.get_new_blocks) == ["self", "num_blocks"]
+    assert parameters(BlockPool.free_blocks) == ["self", "ordered_blocks"]
+    assert parameters(BlockPool.get_num_free_blocks) == ["self"]
+    assert "raise ValueError" in source(BlockPool.get_new_blocks)
+
+
+def test_common_metadata() -> None:
+    fields = {field.name: field for field in dataclasses.fields(CommonAttentionMetadata)}
+    given = {
+        "query_start_loc", "query_start_loc_cpu", "seq_lens", "seq_lens_cpu_upper_bound",
+        "num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len", "block_table_tensor",
+        "slot_mapping", "causal", "is_prefilling", "positions",
+    }  # fmt: skip
+    required = {n for n, f in fields.items() if f.default is dataclasses.MISSING}
+    assert required <= given <= set(fields)
+
+
+def test_attention_metadata() -> None:
+    assert parameters(AttentionGroup.build_metadata)[:2] == ["self", "common_attn_metadata"]
+    assert {"layer_names", "kv_cache_group_id"} <= {
+        field.name for field in dataclasses.fields(AttentionGroup)
+    }
+    assert "self.attn_groups" in source(GPUModelRunner._build_attention_metadata)
+
+
+def test_call_model() -> None:
+    assert {"num_tokens", "slot_mapping", "skip_compiled"} <= set(parameters(set_forward_context))
+    assert parameters(GPUModelRunner._model_forward)[1:5] == [
+        "input_ids", "positions", "intermediate_tensors", "inputs_embeds",
+    ]  # fmt: skip
+    assert {"use_aux_hidden_state_outputs", "uses_mrope"} <= set(
+        source(GPUModelRunner).replace("self.", " ").replace(":", " ").split()
+    )
+
+
+def test_pipeline_stages() -> None:
+    group = parallel_state.GroupCoordinator
+    assert "all_gather_group" in parameters(group.send_tensor_dict)
+    assert "all_gather_group" in parameters(group.recv_tensor_dict)
+    assert parallel_state.get_pp_group
+    assert parallel_state.get_tp_group

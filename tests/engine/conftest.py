@@ -1,0 +1,41 @@
+"""One real engine for all tests of the adapter that do not need another shape."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.engines import EmbeddedEngine, workload
+
+# The environment of vLLM's CPU build, set before any engine starts.
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "POC_FORWARD_BATCH": "8",
+    "POC_LEASE_IDLE_SEC": "3",
+}
+
+
+@pytest.fixture(scope="module")
+def cpu_environment() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CPU_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Path, cpu_environment: pytest.MonkeyPatch) -> Iterator[EmbeddedEngine]:
+    # float32, so that a difference between two deployments is a mistake and not a rounding.
+    embedded = EmbeddedEngine(tiny, dtype="float32")
+    yield embedded
+    embedded.close()
+
+
+@pytest.fixture(scope="module")
+def vectors(engine: EmbeddedEngine) -> NDArray[np.float32]:
+    """Nonces 0..31 on one rank, float32 [32, 12]."""
+    return engine.run(engine.prove(workload(), range(32))).values

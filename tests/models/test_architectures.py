@@ -1,0 +1,48 @@
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from proofserve.models import ARCHITECTURES, SHAPES, UnknownModelError
+from proofserve.models.architectures import architecture, shape
+
+# Copied from CPUAttentionBackend.get_supported_head_sizes of vLLM 0.32.
+CPU_HEAD_SIZES = {32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512}
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_shapes_split_over_two_ranks_and_two_stages(size: str) -> None:
+    dimensions = shape(size)
+    assert dimensions.heads % 2 == 0
+    assert dimensions.kv_heads % 2 == 0
+    assert dimensions.heads % dimensions.kv_heads == 0
+    assert dimensions.heads > dimensions.kv_heads
+    assert dimensions.layers % 2 == 0
+    assert dimensions.intermediate % 2 == 0
+    assert dimensions.hidden % dimensions.heads == 0
+    assert dimensions.head_dim in CPU_HEAD_SIZES
+    assert dimensions.context >= 4096
+    assert dimensions.sliding_window < 256
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("size", "low", "high"), [("tiny", 1e6, 6e6), ("small", 90e6, 115e6)])
+def test_sizes_are_what_they_are_called(arch: str, size: str, low: float, high: float) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(architecture(arch).config(shape(size)))
+    assert type(model).__name__ == architecture(arch).class_name
+    assert low < sum(p.numel() for p in model.parameters()) < high
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_either_half_of_a_gemma_mixes_sliding_and_full_layers(size: str) -> None:
+    kinds = architecture("gemma3").config(shape(size)).layer_types
+    half = shape(size).layers // 2
+    for stage in (kinds[:half], kinds[half:]):
+        assert set(stage) == {"sliding_attention", "full_attention"}
+
+
+def test_an_unknown_name_is_told_what_there_is() -> None:
+    with pytest.raises(UnknownModelError, match=r"'gpt2'.*qwen3, llama, gemma3"):
+        architecture("gpt2")
+    with pytest.raises(UnknownModelError, match=r"'huge'.*tiny, small"):
+        shape("huge")

@@ -1,0 +1,132 @@
+"""A clock that runs fast, a target that can misbehave, and small records to store."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from proofserve.outbox.sender import CallbackSender
+from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.records import Artifact, RoundSpec, Workload
+
+
+def a_spec(round_id: str = "r1", url: str | None = None, k_dim: int = 12) -> RoundSpec:
+    work = Workload(scheme("artifact-v1", k_dim=k_dim), "b10c", "k3y", 256)
+    return RoundSpec(round_id, work, 77, NonceLane(3, 4), 32, url)
+
+
+def artifacts(*nonces: int) -> list[Artifact]:
+    return [Artifact(nonce, f"vector{nonce}") for nonce in nonces]
+
+
+class FastClock:
+    """Wall-clock seconds that pass ``speed`` times faster than they should."""
+
+    def __init__(self, speed: float = 100.0) -> None:
+        self._speed = speed
+        self._started = time.monotonic()
+
+    def __call__(self) -> float:
+        return 1e9 + (time.monotonic() - self._started) * self._speed
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self._speed)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    path: str
+    key: str
+    sequence: int
+    body: dict[str, Any]
+    at: float
+
+
+@dataclass
+class Target:
+    """An HTTP server in a thread. ``answer`` gives the status for an arrival, maybe slowly."""
+
+    url: str
+    clock: Callable[[], float]
+    answer: Callable[[Arrival], int] = lambda _arrival: 200
+    delay_s: float = 0.0
+    arrivals: list[Arrival] = field(default_factory=list)
+    accepted: list[Arrival] = field(default_factory=list)
+
+    async def receive(self, request: Request) -> Response:
+        headers = request.headers
+        arrival = Arrival(
+            request.url.path,
+            headers["idempotency-key"],
+            int(headers["x-proofserve-sequence"]),
+            json.loads(await request.body()),
+            self.clock(),
+        )
+        self.arrivals.append(arrival)
+        status = self.answer(arrival)
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        if status < 400:
+            self.accepted.append(arrival)
+        return Response("so says the target", status, {"location": "/elsewhere"})
+
+    def nonces(self) -> list[int]:
+        """What was accepted, in the order of arrival."""
+        return [a["nonce"] for one in self.accepted for a in one.body["artifacts"]]
+
+
+@contextmanager
+def running_target(
+    clock: Callable[[], float] = time.time, listener: socket.socket | None = None
+) -> Iterator[Target]:
+    listener = listener or socket.create_server(("127.0.0.1", 0))
+    target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", clock)
+    app = Starlette(routes=[Route("/{path:path}", target.receive, methods=["POST", "GET"])])
+    with serving(app, listener):
+        yield target
+
+
+@contextmanager
+def serving(app: Any, listener: socket.socket) -> Iterator[None]:
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", http="h11")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.005)
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@asynccontextmanager
+async def sending(sender: CallbackSender) -> AsyncIterator[None]:
+    task = asyncio.create_task(sender.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for something that another thread does."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - a thread cannot set an asyncio.Event
+            await asyncio.sleep(0.005)

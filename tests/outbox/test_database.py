@@ -1,0 +1,84 @@
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from proofserve.outbox.database import Database, NotAnOutbox
+from proofserve.rounds.errors import OutboxUnavailable
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_new_file_is_as_safe_as_asked(path: Path) -> None:
+    database = await Database.open(path)
+    settings = await database.read(
+        lambda c: [
+            c.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous", "foreign_keys", "user_version")
+        ]
+    )
+    await database.close()
+    await database.close()
+    assert settings == ["wal", 2, 1, 1]
+
+
+async def test_a_newer_database_is_refused_untouched(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as newer:
+        newer.execute("PRAGMA user_version = 2")
+    with pytest.raises(NotAnOutbox, match="has version 2, this proofserve knows up to 1"):
+        await Database.open(path)
+    with closing(sqlite3.connect(path)) as newer:
+        assert newer.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert newer.execute("SELECT * FROM sqlite_master").fetchall() == []
+
+
+async def test_a_database_of_something_else_is_refused(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE recipes (name)")
+    with pytest.raises(NotAnOutbox, match="something else"):
+        await Database.open(path)
+
+
+async def test_what_is_no_database_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(OutboxUnavailable, match=r"\.py failed: file is not a database"):
+        await Database.open(Path(__file__))
+    with pytest.raises(OutboxUnavailable, match="unable to open database file"):
+        await Database.open(tmp_path)
+
+
+async def test_work_that_fails_changes_nothing(path: Path) -> None:
+    def half(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE half (x)")
+        raise KeyError("the other half")
+
+    database = await Database.open(path)
+    with pytest.raises(KeyError):
+        await database.write(half)
+    with pytest.raises(OutboxUnavailable, match="no such table: half"):
+        await database.read(lambda c: c.execute("SELECT * FROM half"))
+    await database.close()
+
+
+async def test_a_slow_disk_does_not_stop_the_event_loop(path: Path) -> None:
+    database = await Database.open(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        # A lock held elsewhere keeps the transaction waiting, as a slow disk would.
+        other.execute("BEGIN IMMEDIATE")
+        write = asyncio.create_task(database.write(lambda c: c.execute("PRAGMA user_version = 1")))
+        ticks = 0
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+            ticks += not write.done()
+        other.execute("ROLLBACK")
+        await write
+    await database.close()
+    assert ticks == 20
+
+
+async def test_a_closed_outbox_says_so(path: Path) -> None:
+    database = await Database.open(path)
+    await database.close()
+    with pytest.raises(OutboxUnavailable, match="is closed"):
+        await database.read(lambda c: c.execute("SELECT 1"))

@@ -1,0 +1,296 @@
+import asyncio
+import logging
+import socket
+import time
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from proofserve.outbox.deliveries import Delivery
+from proofserve.outbox.policy import CallbackPolicy
+from proofserve.outbox.sender import CallbackSender
+from proofserve.outbox.store import SqliteOutbox
+from proofserve.rounds.errors import OutboxUnavailable
+
+from .support import Arrival, FastClock, Target, a_spec, artifacts, running_target, sending, until
+
+pytestmark = pytest.mark.anyio
+
+# Seconds of the fast clock, except timeout_s: a hundred of them take one.
+POLICY = CallbackPolicy()
+
+
+def a_sender(
+    store: SqliteOutbox, clock: FastClock, policy: CallbackPolicy = POLICY
+) -> CallbackSender:
+    return CallbackSender(store, policy, clock.sleep)
+
+
+async def test_a_target_that_refuses_for_a_minute_gets_everything_once_in_order(
+    store: SqliteOutbox, clock: FastClock, target: Target
+) -> None:
+    healthy_at = clock() + 60.0
+    target.answer = lambda arrival: 503 if arrival.at < healthy_at else 200
+    await store.open_round(a_spec(url=target.url))
+    sender = a_sender(store, clock)
+    async with sending(sender):
+        for nonce in range(20):
+            await store.record("r1", nonce + 1, artifacts(nonce), {})
+            await clock.sleep(4.0)
+        await store.close_round("r1")
+        assert await sender.drain(5.0)
+    assert target.nonces() == list(range(20))
+    _check_once_and_rising(target)
+    first = [one.at for one in target.arrivals if one.key == target.arrivals[0].key]
+    pauses = [later - earlier for earlier, later in pairwise(first)]
+    assert len(pauses) >= 5
+    for pause, planned in zip(pauses, (1, 2, 4, 8, 16, 30, 30), strict=False):
+        # A busy machine may be late by a fraction of a real second, never early.
+        assert planned <= pause < planned + 30.0
+    gauges = await store.gauges()
+    assert (gauges.pending, gauges.expired) == (0, 0)
+    assert gauges.delivered == len(target.accepted)
+
+
+def _check_once_and_rising(target: Target) -> None:
+    keys = [one.key for one in target.accepted]
+    assert len(set(keys)) == len(keys)
+    assert [one.sequence for one in target.accepted] == list(range(1, len(keys) + 1))
+
+
+async def test_the_request_is_as_promised(
+    store: SqliteOutbox, clock: FastClock, target: Target
+) -> None:
+    await store.enqueue("validated", f"{target.url}/base/", {"n_total": 3})
+    sender = a_sender(store, clock)
+    async with sending(sender):
+        assert await sender.drain(5.0)
+    (only,) = target.arrivals
+    assert (only.path, only.body, only.sequence) == ("/base/validated", {"n_total": 3}, 1)
+    assert len(only.key) == 32
+
+
+async def test_a_round_is_sent_once_per_interval(
+    store: SqliteOutbox, clock: FastClock, target: Target
+) -> None:
+    await store.open_round(a_spec(url=target.url))
+    started = clock()
+    async with sending(a_sender(store, clock)):
+        for nonce in range(15):
+            await store.record("r1", nonce + 1, artifacts(nonce), {})
+            await clock.sleep(1.0)
+        await until(lambda: len(target.accepted) >= 2)
+    for number, one in enumerate(target.accepted, 1):
+        assert one.at - started >= 5.0 * number
+    assert target.nonces() == list(range(len(target.nonces())))
+
+
+async def test_closing_a_round_sends_at_once(store: SqliteOutbox, target: Target) -> None:
+    await store.open_round(a_spec(url=target.url))
+    async with sending(CallbackSender(store, CallbackPolicy(interval_s=3600.0))):
+        await store.record("r1", 1, artifacts(3), {})
+        await asyncio.sleep(0.05)
+        assert target.arrivals == []
+        await store.close_round("r1")
+        await until(lambda: target.nonces() == [3])
+
+
+async def test_refused_connections_are_tried_again(store: SqliteOutbox, clock: FastClock) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    listener.close()
+    await store.enqueue("validated", f"http://127.0.0.1:{port}", {"n": 1})
+    async with sending(a_sender(store, clock)):
+        assert (await _failure(store)).startswith("ConnectError: ")
+        reborn = socket.create_server(("127.0.0.1", port))
+        with running_target(clock, reborn) as target:
+            await until(lambda: len(target.accepted) == 1)
+
+
+async def test_a_target_that_does_not_answer_in_time_is_tried_again(
+    store: SqliteOutbox, clock: FastClock, target: Target
+) -> None:
+    target.delay_s = 0.3
+    await store.enqueue("validated", target.url, {"n": 1})
+    sender = a_sender(store, clock, CallbackPolicy(timeout_s=0.1))
+    async with sending(sender):
+        error = await _failure(store)
+        assert "Timeout" in error or error.startswith("no answer within 0.1")
+        target.delay_s = 0.0
+        assert await sender.drain(5.0)
+    assert len({one.key for one in target.arrivals}) == 1
+
+
+async def _failure(store: SqliteOutbox) -> str:
+    """Wait for the first failure; what the gauges say of it."""
+    async with asyncio.timeout(10):
+        while True:
+            error = (await store.gauges()).last_error
+            if error:
+                return error
+            await asyncio.sleep(0.005)
+
+
+async def test_expiry_keeps_the_rows_says_so_and_lets_the_round_go_on(
+    store: SqliteOutbox, clock: FastClock, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    target.answer = lambda arrival: 500 if arrival.sequence == 1 else 200
+    await store.open_round(a_spec(url=target.url))
+    sender = a_sender(store, clock, CallbackPolicy(max_retries=3))
+    with caplog.at_level(logging.INFO, "proofserve.outbox.sender"):
+        async with sending(sender):
+            await store.record("r1", 2, artifacts(3, 7), {})
+            await until(lambda: len(target.arrivals) == 3)
+            await store.record("r1", 3, artifacts(11), {})
+            assert await sender.drain(5.0)
+    gauges = await store.gauges()
+    assert (gauges.pending, gauges.delivered, gauges.expired) == (0, 1, 1)
+    assert gauges.last_error == "HTTP 500: so says the target"
+    assert [row.nonce for row in await store.results(0, 10)] == [3, 7, 11]
+    assert target.nonces() == [11]
+    assert [one.sequence for one in target.arrivals] == [1, 1, 1, 2]
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "sequence 1 expired after 3 attempts" in warning.getMessage()
+
+
+async def test_a_redirect_is_not_followed(
+    store: SqliteOutbox, clock: FastClock, target: Target
+) -> None:
+    target.answer = lambda _arrival: 302
+    await store.enqueue("validated", target.url, {})
+    sender = a_sender(store, clock)
+    async with sending(sender):
+        assert await sender.drain(5.0)
+    assert [one.path for one in target.arrivals] == ["/validated"]
+
+
+@pytest.mark.parametrize("url", ["not a url", "http://[", "ftp://host", "http://\n"])
+async def test_a_url_that_cannot_work_expires_like_a_dead_target(
+    store: SqliteOutbox, clock: FastClock, url: str
+) -> None:
+    await store.enqueue("validated", url, {})
+    sender = a_sender(store, clock, CallbackPolicy(max_retries=1))
+    async with sending(sender):
+        assert await sender.drain(5.0)
+    assert (await store.gauges()).expired == 1
+
+
+async def test_a_slow_target_delays_nobody_else(
+    store: SqliteOutbox, clock: FastClock, target: Target
+) -> None:
+    target.delay_s = 0.5
+    with running_target(clock) as quick:
+        for n in range(5):
+            await store.enqueue("validated", target.url, {"n": n})
+            await store.enqueue("validated", quick.url, {"n": n})
+        async with sending(a_sender(store, clock, CallbackPolicy(max_concurrent=2))):
+            await until(lambda: len(quick.accepted) == 5, 0.45)
+            assert target.accepted == []
+
+
+async def test_no_more_posts_at_once_than_allowed(store: SqliteOutbox, clock: FastClock) -> None:
+    running = highest = 0
+    with ExitStack() as stack:
+        several = [stack.enter_context(running_target(clock)) for _ in range(3)]
+
+        def enter(_arrival: Arrival) -> int:
+            nonlocal running, highest
+            running += 1
+            highest = max(highest, running)
+            time.sleep(0.02)
+            running -= 1
+            return 200
+
+        for one in several:
+            one.answer = enter
+            for n in range(3):
+                await store.enqueue("validated", one.url, {"n": n})
+        sender = a_sender(store, clock, CallbackPolicy(max_concurrent=1))
+        async with sending(sender):
+            assert await sender.drain(5.0)
+        assert [len(one.accepted) for one in several] == [3, 3, 3]
+    assert highest == 1
+
+
+async def test_a_restart_goes_on_where_it_stopped(
+    path: Path, clock: FastClock, target: Target
+) -> None:
+    target.answer = lambda _arrival: 503
+    async with await SqliteOutbox.open(path, clock) as store:
+        await store.open_round(a_spec(url=target.url))
+        await store.record("r1", 1, artifacts(3), {})
+        async with sending(a_sender(store, clock)):
+            await until(lambda: len(target.arrivals) >= 2)
+        await store.record("r1", 2, artifacts(7), {})
+    refused = len(target.arrivals)
+    target.answer = lambda _arrival: 200
+    async with await SqliteOutbox.open(path, clock) as store:
+        sender = a_sender(store, clock)
+        async with sending(sender):
+            # The round was never closed, as after a crash: its interval still ends.
+            await until(lambda: target.nonces() == [3, 7])
+            assert await sender.drain(5.0)
+        gauges = await store.gauges()
+    assert len({one.key for one in target.arrivals[: refused + 1]}) == 1
+    assert [one.sequence for one in target.accepted] == [1, 2]
+    assert (gauges.pending, gauges.delivered) == (0, 2)
+
+
+async def test_a_crash_before_the_acknowledgement_sends_again_with_the_same_key(
+    path: Path, clock: FastClock, target: Target
+) -> None:
+    target.delay_s = 0.2
+    async with await SqliteOutbox.open(path, clock) as store:
+        await store.enqueue("generated", target.url, {"artifacts": [{"nonce": 3}]})
+        async with sending(a_sender(store, clock)):
+            await until(lambda: len(target.arrivals) == 1)
+    await until(lambda: len(target.accepted) == 1)
+    target.delay_s = 0.0
+    async with await SqliteOutbox.open(path, clock) as store:
+        sender = a_sender(store, clock)
+        async with sending(sender):
+            assert await sender.drain(5.0)
+    before, again = target.accepted
+    assert (before.key, before.body) == (again.key, again.body)
+
+
+async def test_drain_flushes_open_rounds_and_gives_up_in_time(
+    store: SqliteOutbox, clock: FastClock, target: Target
+) -> None:
+    await store.open_round(a_spec(url=target.url))
+    await store.record("r1", 2, artifacts(3, 7), {})
+    sender = a_sender(store, clock, CallbackPolicy(interval_s=1e6, max_artifacts=1))
+    async with sending(sender):
+        assert await sender.drain(5.0)
+        assert target.nonces() == [3, 7]
+        assert await sender.drain(5.0)
+        target.answer = lambda _arrival: 503
+        await store.enqueue("validated", target.url, {})
+        assert not await sender.drain(0.05)
+    assert (await store.gauges()).pending == 1
+
+
+class ForgetfulOutbox(SqliteOutbox):
+    """Cannot store the first acknowledgements, as if the disk were full for a while."""
+
+    refusals = 3
+
+    async def acknowledge(self, delivery: Delivery) -> None:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise OutboxUnavailable("disk is full")
+        await super().acknowledge(delivery)
+
+
+async def test_a_full_disk_at_the_acknowledgement_does_not_post_again(
+    path: Path, clock: FastClock, target: Target
+) -> None:
+    async with await ForgetfulOutbox.open(path, clock) as store:
+        await store.enqueue("validated", target.url, {})
+        sender = a_sender(store, clock)
+        async with sending(sender):
+            assert await sender.drain(5.0)
+        assert len(target.arrivals) == 1
+        assert (await store.gauges()).delivered == 1

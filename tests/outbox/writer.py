@@ -1,0 +1,30 @@
+"""Records results in a loop and says so after each call, until it is killed."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from proofserve.outbox.store import SqliteOutbox
+from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.records import Artifact, RoundSpec, Workload
+
+BATCH = 32
+
+
+async def write(path: Path) -> None:
+    work = Workload(scheme("artifact-v1"), "block", "key", 256)
+    spec = RoundSpec("r1", work, 1, NonceLane(0, 1), BATCH, "http://127.0.0.1:9")
+    async with await SqliteOutbox.open(path) as store:
+        await store.open_round(spec)
+        index = await store.progress("r1")
+        while True:
+            nonces = spec.lane.batch(index, BATCH)
+            index += BATCH
+            done = [Artifact(nonce, "A" * 32) for nonce in nonces[:-1]]
+            await store.record("r1", index, done, {nonces[-1]: "not finite"})
+            print(index, flush=True)  # noqa: T201 - the parent reads it
+
+
+if __name__ == "__main__":
+    asyncio.run(write(Path(sys.argv[1])))

@@ -1,0 +1,134 @@
+"""An outbox in memory, orders to give, and waiting for something to become true."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from proofserve.engines.fake import FakeEngine
+from proofserve.protocol.comparison import Claim
+from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.errors import OutboxUnavailable
+from proofserve.rounds.limits import JobLimits, Limits, RoundLimits
+from proofserve.rounds.records import (
+    Artifact,
+    Deferred,
+    Job,
+    OutboxGauges,
+    ProofBatch,
+    RoundSpec,
+    StatTest,
+    StoredResult,
+    Validation,
+    Workload,
+)
+
+WORK = Workload(scheme("artifact-v1"), "block", "key", 16)
+# What takes seconds in service takes milliseconds here.
+QUICK = Limits(
+    rounds=RoundLimits(
+        record_retry_s=0.01, fault_backoff_s=(0.01, 0.02, 0.04), flush_timeout_s=0.5
+    ),
+    jobs=JobLimits(
+        max_queued_nonces=100, chunk_timeout_s=0.3, result_ttl_s=30, callback_retry_s=0.01
+    ),
+    engine_answer_s=0.2,
+)
+
+
+class MemoryOutbox:
+    """Keeps rows and callbacks in lists; ``full`` is the text of the trouble it is in, if any."""
+
+    def __init__(self) -> None:
+        self.full: str | None = None
+        self.latency_s = 0.0
+        self.open: list[str] = []
+        self.closed: list[str] = []
+        self.rows: list[StoredResult] = []
+        self.progress: list[int] = []
+        self.callbacks: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.attempts = 0
+
+    async def open_round(self, spec: RoundSpec) -> None:
+        await self._take()
+        self.open.append(spec.round_id)
+
+    async def record(
+        self,
+        round_id: str,
+        next_index: int,
+        artifacts: Sequence[Artifact],
+        failed: Mapping[int, str],
+    ) -> None:
+        await self._take()
+        for nonce, value, error in [
+            *((a.nonce, a.vector_b64, None) for a in artifacts),
+            *((nonce, None, reason) for nonce, reason in failed.items()),
+        ]:
+            self.rows.append(StoredResult(len(self.rows) + 1, round_id, nonce, value, error))
+        self.progress.append(next_index)
+
+    async def close_round(self, round_id: str) -> None:
+        await self._take()
+        self.closed.append(round_id)
+
+    async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
+        await self._take()
+        self.callbacks.append((endpoint, url, body))
+
+    async def results(self, after: int, limit: int) -> list[StoredResult]:
+        self._require_room()
+        return self.rows[after : after + limit]
+
+    async def gauges(self) -> OutboxGauges:
+        self._require_room()
+        return OutboxGauges(len(self.rows), len(self.callbacks), 0, 0, 0.0, None)
+
+    @property
+    def nonces(self) -> list[int]:
+        return [row.nonce for row in self.rows]
+
+    async def _take(self) -> None:
+        self.attempts += 1
+        await asyncio.sleep(self.latency_s)
+        self._require_room()
+
+    def _require_room(self) -> None:
+        if self.full is not None:
+            raise OutboxUnavailable(self.full)
+
+
+def round_spec(name: str = "round", **changes: Any) -> RoundSpec:
+    values = {
+        "round_id": name,
+        "work": WORK,
+        "block_height": 7,
+        "lane": NonceLane(1, 3),
+        "batch_size": 4,
+        "url": None,
+        **changes,
+    }
+    return RoundSpec(**values)
+
+
+def job(*nonces: int, **changes: Any) -> Job:
+    values = {"work": WORK, "nonces": nonces, "batch_size": 4, "block_height": 7, "node_id": 1}
+    return Job(**{**values, **changes})
+
+
+def validation_of(proofs: Sequence[Artifact], **test: float) -> Validation:
+    """Claims equal to ``proofs``."""
+    return Validation(tuple(Claim(a.nonce, a.vector_b64) for a in proofs), StatTest(**test))
+
+
+async def computed(engine: FakeEngine, *nonces: int, work: Workload = WORK) -> ProofBatch:
+    batch = await engine.answer(work, nonces)
+    if isinstance(batch, Deferred):
+        raise TypeError("the fake engine was told to defer")
+    return batch
+
+
+async def until(true: Callable[[], object], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not true():  # noqa: ASYNC110 - what tests wait for has no event
+            await asyncio.sleep(0.002)

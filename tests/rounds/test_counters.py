@@ -1,0 +1,50 @@
+import pytest
+
+from proofserve.rounds.counters import Counters
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_round_that_just_began_has_no_rate() -> None:
+    stats = Counters(Clock()).read()
+    assert (stats.processed, stats.elapsed_s, stats.rate, stats.recent_rate) == (0, 0, 0, 0)
+
+
+def test_the_recent_rate_forgets_what_the_whole_rate_remembers() -> None:
+    clock = Clock()
+    counters = Counters(clock, window_s=10)
+    clock.now += 5
+    counters.stored(100, 2)
+    young = counters.read()
+    assert young.rate == young.recent_rate == pytest.approx(20)
+    clock.now += 15
+    counters.stored(30, 0)
+    old = counters.read()
+    assert old.rate == pytest.approx(130 / 20)
+    assert old.recent_rate == pytest.approx(3)
+    assert (old.processed, old.failed, old.elapsed_s) == (130, 2, 20)
+
+
+def test_an_ended_round_keeps_its_rates() -> None:
+    clock = Clock()
+    counters = Counters(clock)
+    clock.now += 4
+    counters.stored(8, 0)
+    counters.end()
+    clock.now += 1000
+    assert counters.read().rate == counters.read().recent_rate == pytest.approx(2)
+
+
+def test_deferrals_and_faults_are_counted() -> None:
+    counters = Counters(Clock())
+    counters.deferred(2.5)
+    counters.deferred(0.5)
+    counters.fault()
+    stats = counters.read()
+    assert (stats.deferred_calls, stats.deferred_s, stats.faults) == (2, 3.0, 1)

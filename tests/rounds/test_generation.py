@@ -1,0 +1,260 @@
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proofserve.engines.fake import FakeEngine
+from proofserve.protocol.nonces import NonceLane
+from proofserve.rounds.batches import NOT_FINITE
+from proofserve.rounds.generation import Generation
+from proofserve.rounds.limits import RoundLimits
+from proofserve.rounds.records import RoundSpec
+from rounds.doubles import QUICK, MemoryOutbox, round_spec, until
+
+pytestmark = pytest.mark.anyio
+
+
+class Bench:
+    """One generation with its doubles; the engine takes a millisecond a call."""
+
+    def __init__(self, limits: RoundLimits = QUICK.rounds, spec: RoundSpec | None = None) -> None:
+        self.engine = FakeEngine()
+        self.engine.latency_s = 0.001
+        self.outbox = MemoryOutbox()
+        self.spec = spec or round_spec()
+        self.round = Generation(self.engine, self.outbox, self.spec, limits, time.monotonic)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["asyncio.Task[None]"]:
+        task = asyncio.create_task(self.round.run())
+        try:
+            yield task
+        finally:
+            self.round.stop()
+            await asyncio.wait_for(task, 5)
+
+    def assert_sound(self) -> None:
+        """Nothing lost, nothing twice, in lane order, the lease back and the round closed."""
+        count = len(self.outbox.rows)
+        assert self.outbox.nonces == list(self.spec.lane.batch(0, count))
+        assert self.outbox.progress == sorted(set(self.outbox.progress))
+        assert self.outbox.progress[-1:] == ([count] if count else [])
+        stats = self.round.stats
+        assert stats.processed + stats.failed == count
+        assert self.engine.leases == 0
+        assert self.outbox.closed == [self.spec.round_id]
+
+
+async def test_results_come_in_lane_order_until_it_is_stopped() -> None:
+    bench = Bench()
+    async with bench.running():
+        await until(lambda: len(bench.outbox.rows) >= 40)
+    bench.assert_sound()
+    assert bench.round.error is None
+    assert bench.round.stats.rate > 0
+    calls = len(bench.engine.calls)
+    await asyncio.sleep(0.02)
+    assert len(bench.engine.calls) == calls
+
+
+async def test_the_engine_is_asked_ahead_but_no_further_than_the_depth() -> None:
+    bench = Bench(replace(QUICK.rounds, depth=3))
+    bench.engine.latency_s = 60
+    async with bench.running():
+        await until(lambda: len(bench.engine.calls) == 3)
+        await asyncio.sleep(0.02)
+        assert len(bench.engine.calls) == 3
+    bench.assert_sound()
+
+
+async def test_the_engine_does_not_wait_for_the_disk() -> None:
+    bench = Bench()
+    bench.outbox.latency_s = 0.3
+    async with bench.running():
+        # Eight batches may wait, so the first transaction costs no forward.
+        await until(lambda: len(bench.engine.calls) >= 7, 0.28)
+        await until(lambda: len(bench.outbox.progress) >= 2)
+    bench.assert_sound()
+    # What finished meanwhile shared one transaction.
+    assert bench.outbox.progress[1] - bench.outbox.progress[0] > bench.spec.batch_size
+
+
+async def test_a_disk_that_is_too_slow_holds_the_engine_back() -> None:
+    bench = Bench(replace(QUICK.rounds, flush_timeout_s=0.05))
+    bench.outbox.latency_s = 60
+    async with bench.running():
+        await asyncio.sleep(0.1)
+        limits = QUICK.rounds
+        assert len(bench.engine.calls) <= limits.max_unrecorded + limits.depth
+    assert bench.outbox.rows == []
+    # Eight batches of four: what finished and could not be stored is said.
+    assert bench.round.error is not None
+    assert "32 finished nonces could not be stored (outbox: no answer)" in bench.round.error
+    assert "no answer when the round was closed" in bench.round.error
+
+
+async def test_stopping_stores_what_is_finished() -> None:
+    bench = Bench()
+    bench.outbox.latency_s = 0.05
+    async with bench.running():
+        await until(lambda: len(bench.engine.calls) >= 7)
+        assert bench.outbox.rows == []
+    bench.assert_sound()
+    assert len(bench.outbox.rows) >= 5 * bench.spec.batch_size
+    assert bench.round.error is None
+
+
+async def test_a_deferred_call_is_asked_again_for_the_same_nonces() -> None:
+    bench = Bench()
+    bench.engine.deferrals = 5
+    async with bench.running():
+        await until(lambda: len(bench.outbox.rows) >= 16)
+    bench.assert_sound()
+    assert bench.round.stats.deferred_calls == 5
+    assert bench.engine.calls.count(bench.spec.lane.batch(0, 4)) >= 2
+
+
+async def test_endless_chat_costs_few_calls_and_can_be_stopped() -> None:
+    bench = Bench()
+    bench.engine.deferrals = 10**9
+    async with bench.running():
+        await asyncio.sleep(0.3)
+        # Two in flight, 50 ms each at least.
+        assert 4 <= len(bench.engine.calls) <= 14
+    bench.assert_sound()
+    assert bench.outbox.rows == []
+
+
+async def test_stopped_while_deferred_nothing_runs_afterwards() -> None:
+    bench = Bench()
+    bench.engine.deferrals, bench.engine.deferral_s = 10**9, 60
+    async with bench.running():
+        await until(lambda: bench.engine.calls)
+    bench.engine.deferrals = 0
+    calls = len(bench.engine.calls)
+    await asyncio.sleep(0.05)
+    assert len(bench.engine.calls) == calls
+    bench.assert_sound()
+
+
+async def test_a_nonce_without_a_finite_row_is_recorded_with_its_reason() -> None:
+    bench = Bench()
+    lane = bench.spec.lane
+    bench.engine.not_finite = frozenset({lane.nonce(1), *lane.batch(4, 4)})
+    async with bench.running():
+        await until(lambda: len(bench.outbox.rows) >= 12)
+    failed = {row.nonce: row.error for row in bench.outbox.rows if row.error is not None}
+    assert failed == dict.fromkeys(bench.engine.not_finite, NOT_FINITE)
+    assert all((row.value is None) != (row.error is None) for row in bench.outbox.rows)
+    assert sorted(bench.outbox.nonces) == list(lane.batch(0, len(bench.outbox.rows)))
+    assert bench.round.stats.failed == 5
+
+
+async def test_a_full_outbox_pauses_the_round_and_loses_nothing() -> None:
+    bench = Bench()
+    async with bench.running():
+        await until(lambda: len(bench.outbox.rows) >= 8)
+        bench.outbox.full = "disk full"
+        await until(lambda: bench.round.paused_reason)
+        assert bench.round.paused_reason == "outbox: disk full"
+        stored, attempts = len(bench.outbox.rows), bench.outbox.attempts
+        assert bench.round.stats.processed == stored
+        await asyncio.sleep(0.1)
+        assert len(bench.outbox.rows) == stored
+        assert bench.outbox.attempts - attempts <= 12
+        bench.outbox.full = None
+        await until(lambda: len(bench.outbox.rows) >= stored + 40)
+        assert bench.round.paused_reason is None
+    bench.assert_sound()
+
+
+async def test_stopped_while_the_outbox_is_full_it_ends_and_says_what_is_missing() -> None:
+    bench = Bench()
+    async with bench.running():
+        bench.outbox.full = "disk full"
+        await until(lambda: bench.round.paused_reason)
+    assert bench.outbox.rows == []
+    assert bench.round.error is not None
+    assert "finished nonces could not be stored (outbox: disk full)" in bench.round.error
+
+
+async def test_a_faulty_batch_is_tried_again() -> None:
+    bench = Bench()
+    bench.engine.faults = 2
+    async with bench.running():
+        await until(lambda: bench.round.paused_reason)
+        assert bench.round.paused_reason == "engine: the toy engine was told to fail"
+        await until(lambda: len(bench.outbox.rows) >= 16)
+        assert bench.round.paused_reason is None
+    bench.assert_sound()
+    assert bench.round.error is None
+    assert bench.round.stats.faults == 2
+
+
+async def test_a_batch_that_never_succeeds_ends_the_round_and_keeps_what_was_stored() -> None:
+    bench = Bench()
+    async with bench.running() as task:
+        await until(lambda: len(bench.outbox.rows) >= 8)
+        bench.engine.faults = 10**9
+        began = time.monotonic()
+        await asyncio.wait_for(asyncio.shield(task), 5)
+        # The pauses after the first and the second fault.
+        assert time.monotonic() - began >= 0.03 - 0.005
+    bench.assert_sound()
+    assert bench.round.error is not None
+    assert bench.round.error.startswith("3 faults in a row")
+    assert len(bench.outbox.rows) >= 8
+
+
+async def test_a_dead_engine_ends_the_round_at_once() -> None:
+    bench = Bench(replace(QUICK.rounds, fault_backoff_s=(60.0,)))
+    async with bench.running() as task:
+        await until(lambda: len(bench.outbox.rows) >= 8)
+        bench.engine.gone = True
+        await asyncio.wait_for(asyncio.shield(task), 5)
+    bench.assert_sound()
+    assert bench.round.error == "the toy engine is dead"
+
+
+async def test_a_lane_ends_with_its_last_whole_batch() -> None:
+    bench = Bench(spec=round_spec(lane=NonceLane(0, 2**31, 0, 2**29)))
+    async with bench.running() as task:
+        await asyncio.wait_for(asyncio.shield(task), 5)
+    bench.assert_sound()
+    assert len(bench.outbox.rows) == 8
+    assert bench.round.error is not None
+    assert "the lane ends" in bench.round.error
+
+
+async def test_an_unexpected_error_ends_the_round_without_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+
+    async def record(*_: Any) -> None:
+        raise ZeroDivisionError("secret")
+
+    bench.outbox.record = record  # type: ignore[method-assign]
+    async with bench.running() as task:
+        await asyncio.wait_for(asyncio.shield(task), 5)
+    assert bench.round.error is not None
+    assert bench.round.error.startswith("internal error (ZeroDivisionError)")
+    assert "secret" not in bench.round.error
+    assert "secret" in caplog.text
+    assert bench.engine.leases == 0
+    assert bench.outbox.closed == ["round"]
+
+
+async def test_an_outer_cancellation_leaves_nothing_running() -> None:
+    bench, before = Bench(), asyncio.all_tasks()
+    task = asyncio.create_task(bench.round.run())
+    await until(lambda: bench.outbox.rows)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    await until(lambda: bench.engine.leases == 0)
+    assert asyncio.all_tasks() == before

@@ -1,0 +1,73 @@
+"""A real vLLM async engine inside the test's process, as an embedding application has it."""
+
+import asyncio
+import itertools
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from proofserve.engines.vllm.client import VllmEngine
+from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.records import EngineFacts, ProofBatch, Workload
+
+SEQ_LEN = 64
+
+
+def workload(key: str = "key", seq_len: int = SEQ_LEN, made_by: Scheme | None = None) -> Workload:
+    return Workload(made_by or scheme("artifact-v1", k_dim=12), "block", key, seq_len)
+
+
+class EmbeddedEngine:
+    """An engine and the event loop it lives on; tests are plain functions that call ``run``."""
+
+    def __init__(self, model: Path, defer_s: float = 5.0, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._ids = itertools.count()
+        args = {
+            "model": str(model),
+            "dtype": "bfloat16",
+            "max_model_len": 1024,
+            "enforce_eager": True,
+            **options,
+        }
+        self.llm: AsyncLLM = self.run(self._start(args))
+        facts = EngineFacts(("tiny",), 256, 1024, {})
+        self.engine = VllmEngine(self.llm, facts, defer_s)
+
+    @staticmethod
+    async def _start(args: dict[str, Any]) -> AsyncLLM:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(coroutine)
+
+    def close(self) -> None:
+        self.run(self._stop())
+        self._runner.close()
+
+    async def _stop(self) -> None:
+        self.llm.shutdown()
+
+    async def prove(self, work: Workload, nonces: Any) -> ProofBatch:
+        """One call in a session of its own; fails the test if it was deferred."""
+        async with self.engine.session(work) as session:
+            outcome = await session.prove(list(nonces))
+        assert isinstance(outcome, ProofBatch), outcome
+        return outcome
+
+    async def chat(self, prompt: int, tokens: int = 16) -> tuple[int, ...]:
+        """The greedy answer, as token ids, to one of many fixed prompts."""
+        ids = [(prompt * 37 + i * 11) % 1500 + 100 for i in range(40)]
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        final = None
+        async for output in self.llm.generate(
+            {"prompt_token_ids": ids}, sampling, f"chat-{next(self._ids)}"
+        ):
+            final = output
+        assert final is not None
+        return tuple(final.outputs[0].token_ids)

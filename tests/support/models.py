@@ -1,0 +1,35 @@
+"""Small checkpoints for the tests, written when first asked for."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from proofserve.models import write_model
+
+
+class SmallModels:
+    """A folder of checkpoints."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def get(self, arch: str, seed: int = 0) -> Path:
+        """The tiny checkpoint of an architecture."""
+        path = self._root / f"{arch}-{seed}"
+        if not path.exists():
+            write_model(path, arch, "tiny", seed)
+        return path
+
+    def broken(self) -> Path:
+        """A checkpoint whose last norm is not a number: it loads, and every proof row is NaN."""
+        path = self._root / "broken"
+        if not path.exists():
+            write_model(path, "qwen3", "tiny", 0)
+            file = path / "model.safetensors"
+            tensors = load_file(file)
+            tensors["model.norm.weight"] = torch.full_like(
+                tensors["model.norm.weight"], float("nan")
+            )
+            save_file(tensors, file, metadata={"format": "pt"})
+        return path
