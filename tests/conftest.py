@@ -1,9 +1,9 @@
-"""What every test may use. Real engines are started once per session: a start costs half a minute."""
+"""What every test may use."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.models import SmallModels
 
 
@@ -13,8 +13,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def small_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallModels]:
-    yield SmallModels(tmp_path_factory.mktemp("models"))
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
+    return SmallModels(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from support.engines import EmbeddedEngine, workload
 
 # The environment of vLLM's CPU build, set before any engine starts.

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.engines import EmbeddedEngine, workload
 
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, EngineGauges, ProofBatch
+from support.engines import EmbeddedEngine, workload
 
 pytestmark = pytest.mark.engine
 
@@ -175,7 +175,7 @@ def test_a_forward_that_the_pool_cannot_hold_is_a_fault_that_says_what_to_change
 ) -> None:
     async def scenario() -> None:
         async with engine.engine.session(workload(seq_len=10**6)) as session:
-            with pytest.raises(EngineFault, match="KV blocks.*--poc-forward-batch"):
+            with pytest.raises(EngineFault, match=r"KV blocks.*--poc-forward-batch"):
                 await session.prove(range(3))
 
     engine.run(scenario())

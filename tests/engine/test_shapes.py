@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+
+from proofserve.engines.vllm import compat
 from support.engines import EmbeddedEngine, workload
 from support.models import SmallModels
 from support.reference import reference_vectors
-
-from proofserve.engines.vllm import compat
 
 pytestmark = pytest.mark.engine
 

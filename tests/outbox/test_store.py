@@ -122,7 +122,7 @@ async def test_recording_a_batch_is_cheap(store: SqliteOutbox) -> None:
         await store.record("r1", index + 32, batch, {})
         took.append(time.perf_counter() - started)
     took.sort()
-    print(f"record of 32: median {took[10] * 1e3:.2f} ms, slowest {took[-1] * 1e3:.2f} ms")  # noqa: T201
+    print(f"record of 32: median {took[10] * 1e3:.2f} ms, slowest {took[-1] * 1e3:.2f} ms")
     # A forward takes far longer; a slow shared disk must not fail this.
     assert took[10] < 0.1
 

@@ -37,7 +37,7 @@ class EmbeddedEngine:
         }
         self.llm: AsyncLLM = self.run(self._start(args))
         facts = EngineFacts(("tiny",), 256, 1024, {})
-        self.engine = VllmEngine(self.llm, facts, defer_s)
+        self.engine = VllmEngine(self.llm, facts, defer_s, timeout_s=60.0)
 
     @staticmethod
     async def _start(args: dict[str, Any]) -> AsyncLLM:

@@ -16,9 +16,7 @@ def reference_vectors(
 ) -> NDArray[np.float32]:
     """Vectors float32 [len(nonces), width] of a checkpoint whose forward runs in ``dtype``."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
-    block = work.scheme.for_block(
-        work.block_hash, network.config.hidden_size, torch.device("cpu")
-    )
+    block = work.scheme.for_block(work.block_hash, network.config.hidden_size, torch.device("cpu"))
     inputs = block.inputs(work.public_key, nonces, work.seq_len, dtype)
     hidden = network.model(inputs_embeds=inputs, use_cache=False).last_hidden_state
     return block.finish(work.public_key, nonces, hidden[:, -1]).numpy()

@@ -11,9 +11,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.command(
-    "serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)(serve.serve)
+app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    serve.serve
+)
 app.command("demo")(demo.demo)
 app.command("receive")(receive.receive)
 app.add_typer(model.app, name="model")

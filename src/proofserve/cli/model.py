@@ -37,6 +37,6 @@ def new(
         console.print(f"[red]{error}[/red]")
         raise typer.Exit(2) from error
     console.print(
-        f"{summary.path}: {summary.arch} {summary.size}, {summary.parameters / 1e6:.1f}M parameters,"
-        f" {summary.bytes / 1e6:.1f} MB"
+        f"{summary.path}: {summary.arch} {summary.size}, "
+        f"{summary.parameters / 1e6:.1f}M parameters, {summary.bytes / 1e6:.1f} MB"
     )

@@ -17,9 +17,9 @@ from proofserve.receiver.summary import render
 def receive(
     port: Annotated[int, typer.Option(help="TCP port to listen on.")] = 9000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    database: Annotated[
-        Path, typer.Option(help="SQLite file for what arrives.")
-    ] = Path("proofserve-received.sqlite"),
+    database: Annotated[Path, typer.Option(help="SQLite file for what arrives.")] = Path(
+        "proofserve-received.sqlite"
+    ),
     quiet: Annotated[bool, typer.Option(help="No live summary on the terminal.")] = False,
 ) -> None:
     """Receive /generated and /validated callbacks, store them, and show a live summary.

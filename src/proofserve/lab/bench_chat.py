@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass, field
 
 from proofserve.lab.answers import Answers, measure_answers
-from proofserve.lab.errors import LabError
 from proofserve.lab.figures import Figure, Limit, median, quantile
 from proofserve.lab.machine import machine
 from proofserve.lab.node_client import NodeClient
@@ -41,10 +40,7 @@ def bench_chat(node: NodeClient, plan: Plan, progress: Progress) -> Report:
     """Chat without and with a round: one at a time, eight at a time, and as many as fit."""
     answers = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
     saturation = measure_saturation(node, plan.work, plan.load, progress)
-    gauges = node.status().engine
-    if gauges is None:
-        raise LabError("the node shows no engine gauges; is its engine alive?")
-    return report(plan, Readings(answers, saturation, gauges))
+    return report(plan, Readings(answers, saturation, node.engine()))
 
 
 def report(plan: Plan, readings: Readings) -> Report:

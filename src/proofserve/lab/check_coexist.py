@@ -1,16 +1,15 @@
 """Do chat and proofs share one engine, chat first? The four cases of the requirement."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 
 from proofserve.lab.chats import chats, uneven_chat
-from proofserve.lab.checks import Check
-from proofserve.lab.errors import NodeError
-from proofserve.lab.load import Call, Reply, ask_all, closed_loop
+from proofserve.lab.checks import Check, Tell
+from proofserve.lab.errors import TooSlowError
+from proofserve.lab.load import Call, ClosedLoop, Reply, ask_all, closed_loop
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.waiting import computing_round, wait_until
-from proofserve.rounds.records import EngineGauges
 
 CHATS = 5
 CLIENTS = 8
@@ -25,46 +24,82 @@ LONGEST_WAIT_BATCHES = 1.05
 RESUME_S = 30.0
 
 
-def coexist(node: NodeClient, work: Work) -> Iterator[Check]:
-    """Each case as it is seen; a node that refuses a call is a NodeError."""
+def coexist(node: NodeClient, work: Work, tell: Tell) -> None:
+    """Tell each case as it is seen; a node that refuses a call is a NodeError."""
     with computing_round(node, work):
-        yield from _chat_during_round(node, work)
-        yield _full_speed_when_idle(node)
-    yield from _round_during_chat(node, work)
+        _chat_during_round(node, work, tell)
+        tell(_full_speed_when_idle(node))
+    _round_during_chat(node, work, tell)
     with computing_round(node, work):
-        yield from _chat_has_priority(node, work)
+        _chat_has_priority(node, work, tell)
 
 
-def _chat_during_round(node: NodeClient, work: Work) -> Iterator[Check]:
+def _chat_during_round(node: NodeClient, work: Work, tell: Tell) -> None:
     replies = ask_all(node.url, chats(work.model, range(CHATS), 16, "coexist"), 1)
     slowest = max(reply.seconds for reply in replies) * 1e3
-    yield _completed("chat completes during a round", replies, f"slowest {slowest:.0f} ms")
-    yield _resumes(node, "proofs resume after chat")
+    tell(_completed("chat completes during a round", replies, f"slowest {slowest:.0f} ms"))
+    tell(_resumes(node, "proofs resume after chat"))
 
 
 def _full_speed_when_idle(node: NodeClient) -> Check:
-    before, began = _engine(node), time.monotonic()
+    before, began = node.engine(), time.monotonic()
     time.sleep(FULL_SPEED_S)
-    after, ended = _engine(node), time.monotonic()
+    after, ended = node.engine(), time.monotonic()
     share = (after.busy_s - before.busy_s) / (ended - began)
     detail = f"{share:.0%} of the time in forwards, {after.forwards - before.forwards} of them"
     return Check("proofs run at full speed while chat is idle", share >= FULL_SPEED, detail)
 
 
-def _round_during_chat(node: NodeClient, work: Work) -> Iterator[Check]:
-    with _load(node, work) as loop:
-        time.sleep(SETTLE_S)
-        state = node.start_round(work)
-        try:
-            yield Check("a round starts while chat is active", state == "GENERATING", state)
-            time.sleep(LOAD_S)
-            during = node.status().processed
-        except BaseException:
-            node.stop()
-            raise
+def _round_during_chat(node: NodeClient, work: Work, tell: Tell) -> None:
+    loop = ClosedLoop(node.url, _endless_chat(work), CLIENTS)
+    loop.start()
     try:
-        yield _completed("that chat completes", loop.replies, f"{CLIENTS} at a time")
-        yield Check("the round yields until chat drains", during == 0, f"{during} proofs meanwhile")
-        yield _resumes(node, "and then gets on")
+        time.sleep(SETTLE_S)
+        with node.round(work):
+            state = node.status().state
+            tell(Check("a round starts while chat is active", state == "GENERATING", state))
+            time.sleep(LOAD_S)
+            proofs = node.status().processed
+            detail = f"{proofs} proofs in {LOAD_S:g} s"
+            tell(Check("and yields until chat drains", proofs == 0, detail))
+            loop.finish()
+            tell(_completed("that chat completes", loop.replies, f"{CLIENTS} at a time"))
+            tell(_resumes(node, "proofs begin once chat has drained"))
     finally:
-        node.stop()
+        loop.abandon()
+
+
+def _chat_has_priority(node: NodeClient, work: Work, tell: Tell) -> None:
+    with closed_loop(node.url, _endless_chat(work), CLIENTS) as loop:
+        time.sleep(SETTLE_S)
+        before = node.status().processed
+        time.sleep(LOAD_S)
+        proofs = node.status().processed - before
+    detail = f"{proofs} proofs in {LOAD_S:g} s of endless chat"
+    tell(Check("proofs pause while chat is active", proofs == 0, detail))
+    tell(_completed("that chat completes as well", loop.replies, f"{CLIENTS} at a time"))
+    wait = node.engine().longest_chat_wait_batches
+    detail = f"longest wait so far: {wait:.2f} forwards"
+    tell(Check("no chat waits for more than one forward", wait <= LONGEST_WAIT_BATCHES, detail))
+    tell(_resumes(node, "proofs resume after that, too"))
+
+
+def _endless_chat(work: Work) -> Callable[[int], Call]:
+    return lambda number: uneven_chat(work.model, number, TOKENS)
+
+
+def _completed(name: str, replies: Sequence[Reply], detail: str) -> Check:
+    errors = [reply.error for reply in replies if reply.error]
+    if errors:
+        return Check(name, False, f"{len(errors)} of {len(replies)} failed: {errors[0]}")
+    complete = all(reply.completion_tokens > 0 for reply in replies)
+    return Check(name, complete and bool(replies), f"{len(replies)} chats, {detail}")
+
+
+def _resumes(node: NodeClient, name: str) -> Check:
+    before = node.status().processed
+    try:
+        seconds = wait_until(lambda: node.status().processed > before, "new proofs", RESUME_S)
+    except TooSlowError as error:
+        return Check(name, False, str(error))
+    return Check(name, True, f"new results after {seconds:.1f} s")

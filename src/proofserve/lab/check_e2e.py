@@ -1,10 +1,10 @@
 """Does an honest proof survive a restart, and is every kind of forgery caught?"""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from proofserve.lab.checks import Check
+from proofserve.lab.checks import Check, Tell
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.vectors import claims_of, tampered
@@ -19,22 +19,30 @@ TAMPER_EVERY = 8
 StartNode = Callable[[], AbstractContextManager[NodeClient]]
 
 
-def end_to_end(
-    start: StartNode, work: Work, restarts: bool, foreign: Callable[[Sequence[int]], Sequence[Claim]] | None
-) -> Iterator[Check]:
-    """Generate in a round, then judge what it stored. ``start`` is entered twice if ``restarts``.
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the checks take place.
 
-    ``foreign`` computes the artifacts of another checkpoint, None if there is none to be had.
+    ``start`` is entered once for each start of the server, twice if it ``restarts``. ``foreign``
+    computes the claims of another checkpoint; None if there is none to be had.
     """
-    with start() as node:
+
+    start: StartNode
+    restarts: bool
+    foreign: Callable[[Sequence[int]], Sequence[Claim]] | None
+
+
+def end_to_end(stage: Stage, work: Work, tell: Tell) -> None:
+    """Generate in a round, then let the node judge what it stored, and forgeries of that."""
+    with stage.start() as node:
         claims = generate(node, work)
-        yield Check("a round fills the results", True, f"{len(claims)} vectors read back")
-        if not restarts:
-            yield Check("restart", None, "skipped: this server is not ours to restart")
-            yield from _judge_all(node, work, claims, "on the same server", foreign)
-    if restarts:
-        with start() as node:
-            yield from _judge_all(node, work, claims, "after a restart", foreign)
+        tell(Check("a round fills the results", True, f"{len(claims)} vectors read back"))
+        if not stage.restarts:
+            tell(Check("restart", None, "skipped: this server is not ours to restart"))
+            _judge_all(node, stage, work, claims, tell)
+    if stage.restarts:
+        with stage.start() as node:
+            _judge_all(node, stage, work, claims, tell)
 
 
 def generate(node: NodeClient, work: Work) -> list[Claim]:
@@ -47,25 +55,21 @@ def generate(node: NodeClient, work: Work) -> list[Claim]:
 
 
 def _judge_all(
-    node: NodeClient,
-    work: Work,
-    claims: Sequence[Claim],
-    where: str,
-    foreign: Callable[[Sequence[int]], Sequence[Claim]] | None,
-) -> Iterator[Check]:
-    yield judged(node, work, claims, f"an honest proof is accepted {where}", fraud=False)
+    node: NodeClient, stage: Stage, work: Work, claims: Sequence[Claim], tell: Tell
+) -> None:
+    where = "after a restart" if stage.restarts else "on the same server"
+    tell(judged(node, work, claims, f"an honest proof is accepted {where}", fraud=False))
     other_block = replace(work, block_hash=f"not {work.block_hash}")
-    yield judged(node, other_block, claims, "a proof for another block is fraud")
+    tell(judged(node, other_block, claims, "a proof for another block is fraud"))
     other_key = replace(work, public_key=f"not {work.public_key}")
-    yield judged(node, other_key, claims, "a proof of another key is fraud")
+    tell(judged(node, other_key, claims, "a proof of another key is fraud"))
     altered = tampered(claims, work.k_dim, TAMPER_EVERY)
-    yield judged(node, work, altered, "a proof with an eighth of its vectors altered is fraud")
+    tell(judged(node, work, altered, "a proof with an eighth of its vectors altered is fraud"))
     name = "the proof of another checkpoint is fraud"
-    if foreign is None:
-        yield Check(name, None, "skipped: the server's checkpoint is not known here")
+    if stage.foreign is None:
+        tell(Check(name, None, "skipped: the server's checkpoint is not known here"))
     else:
-        theirs = foreign([claim.nonce for claim in claims])
-        yield judged(node, work, theirs, name)
+        tell(judged(node, work, stage.foreign([claim.nonce for claim in claims]), name))
 
 
 def judged(
@@ -74,5 +78,6 @@ def judged(
     """Let ``node`` judge ``claims``; whether its verdict is the expected one."""
     verdict = node.validate(work, claims)
     called = "fraud" if verdict.fraud_detected else "honest"
-    detail = f"{called}: {verdict.n_mismatch} of {verdict.n_total} differ, p = {verdict.p_value:.2g}"
+    counts = f"{verdict.n_mismatch} of {verdict.n_total} differ"
+    detail = f"{called}: {counts}, p = {verdict.p_value:.2g}"
     return Check(name, verdict.fraud_detected is fraud and verdict.n_total == len(claims), detail)

@@ -1,12 +1,11 @@
 """Does the node prove anything at all, and is what it proves worth the name?"""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from proofserve.lab.chats import chat
-from proofserve.lab.checks import Check
+from proofserve.lab.checks import Check, Tell
 from proofserve.lab.load import ask_all
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
@@ -22,14 +21,14 @@ UNRELATED = 0.2
 ROUND_S = 60.0
 
 
-def smoke(node: NodeClient, work: Work) -> Iterator[Check]:
-    """Each check as it is made; a node that refuses a call is a NodeError."""
-    yield _chat_answers(node, work)
-    yield _vectors_are_valid(node, work)
-    yield _same_again(node, work)
-    yield _other_values("another key", node, work, replace(work, public_key="another key"))
-    yield _other_values("another block", node, work, replace(work, block_hash="another block"))
-    yield from _round_counts(node, work)
+def smoke(node: NodeClient, work: Work, tell: Tell) -> None:
+    """Tell each check as it is made; a node that refuses a call is a NodeError."""
+    tell(_chat_answers(node, work))
+    tell(_vectors_are_valid(node, work))
+    tell(_same_again(node, work))
+    tell(_other_values("another key", node, work, replace(work, public_key="another key")))
+    tell(_other_values("another block", node, work, replace(work, block_hash="another block")))
+    _round_counts(node, work, tell)
 
 
 def _chat_answers(node: NodeClient, work: Work) -> Check:
@@ -54,41 +53,37 @@ def _vectors_are_valid(node: NodeClient, work: Work) -> Check:
 
 def _same_again(node: NodeClient, work: Work) -> Check:
     """Asked again backwards and in other groups: neither may be seen in the bits."""
-    once = claims_of(node.artifacts(work, NONCES))
-    regrouped = replace(work, batch_size=5)
-    again = claims_of(node.artifacts(regrouped, tuple(reversed(NONCES))))
-    same = {c.nonce: c.vector_b64 for c in once} == {c.nonce: c.vector_b64 for c in again}
-    return Check(
-        "the same nonce gives the same bits", same, "asked again, backwards, in other groups"
-    )
+    once = node.artifacts(work, NONCES)
+    again = node.artifacts(replace(work, batch_size=5), tuple(reversed(NONCES)))
+    same = {a.nonce: a.vector_b64 for a in once} == {a.nonce: a.vector_b64 for a in again}
+    detail = "asked again, backwards, in other groups"
+    return Check("the same nonce gives the same bits", same, detail)
 
 
 def _other_values(what: str, node: NodeClient, work: Work, other: Work) -> Check:
     ours = claims_of(node.artifacts(work, NONCES))
     theirs = claims_of(node.artifacts(other, NONCES))
     nearest = min(distances(ours, theirs, work.k_dim))
-    return Check(
-        f"{what} gives other values", nearest > UNRELATED, f"nearest pair {nearest:.2f} apart"
-    )
+    detail = f"nearest pair {nearest:.2f} apart"
+    return Check(f"{what} gives other values", nearest > UNRELATED, detail)
 
 
-def _round_counts(node: NodeClient, work: Work) -> Iterator[Check]:
+def _round_counts(node: NodeClient, work: Work, tell: Tell) -> None:
     after = node.last_seq()
     with node.round(work):
-        generating = node.status().state
+        running = node.status().state
         wait_until(lambda: node.status().processed > 0, "first result of a round", ROUND_S)
     status = node.status()
     rows = [row for row in node.results(after) if row.round_id == status.round_id]
     nonces = [row.nonce for row in rows if row.value is not None]
-    yield Check(
-        "a round counts what it stores",
-        0 < status.processed == len(nonces),
-        f"{status.processed} counted, {len(nonces)} stored, {status.rate:.1f} nonces/s",
+    tell(
+        Check(
+            "a round counts what it stores",
+            0 < status.processed == len(nonces),
+            f"{status.processed} counted, {len(nonces)} stored, {status.rate:.1f} nonces/s",
+        )
     )
-    yield Check(
-        "a round leaves no nonce out", nonces == list(range(len(nonces))), f"0 to {len(nonces) - 1}"
-    )
-    states = (generating, status.state)
-    yield Check(
-        "the states are true", states == ("GENERATING", "STOPPED"), f"{generating}, then {states[1]}"
-    )
+    complete = nonces == list(range(len(nonces)))
+    tell(Check("a round leaves no nonce out", complete, f"0 to {len(nonces) - 1}"))
+    states = (running, status.state)
+    tell(Check("the states are true", states == ("GENERATING", "STOPPED"), ", then ".join(states)))

@@ -1,5 +1,6 @@
 """One promise of a node, and whether it was kept."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -10,3 +11,8 @@ class Check:
     name: str
     passed: bool | None
     detail: str
+
+
+# Checks are told as they are made, and not yielded: a reader that is interrupted would leave a
+# generator behind with a server in its hands.
+Tell = Callable[[Check], None]

@@ -10,7 +10,7 @@ import httpx
 from proofserve.lab.errors import NodeError
 from proofserve.lab.records import BareSpeed, NodeStatus, Work
 from proofserve.protocol.comparison import Claim
-from proofserve.rounds.records import Artifact, StoredResult, Verdict
+from proofserve.rounds.records import Artifact, EngineGauges, StoredResult, Verdict
 
 PROOFS = "/api/v1/pow"
 # A waiting /generate stands in line behind everything else that the engine has to do.
@@ -49,6 +49,13 @@ class NodeClient:
     def status(self) -> NodeStatus:
         """What the node does now. Answered between two forwards, so it may take one."""
         return NodeStatus.read(self._call("GET", f"{PROOFS}/status"))
+
+    def engine(self) -> EngineGauges:
+        """The counters inside the engine."""
+        gauges = self.status().engine
+        if gauges is None:
+            raise NodeError(f"{self.url} shows no engine gauges; is its engine alive?")
+        return gauges
 
     def start_round(self, work: Work) -> str:
         """Start generating; the state that the node answers with."""

@@ -1,4 +1,8 @@
-"""``vllm.general_plugins``: installs the engine-side methods. Loaded in every vLLM process."""
+"""``vllm.general_plugins``: installs the engine-side methods. Loaded in every vLLM process.
+
+Loading must stay light, and happens while vLLM itself is half imported: what the methods need
+is imported by their first call, which only ever comes in the engine core.
+"""
 
 from concurrent.futures import Future
 from typing import Any

@@ -10,10 +10,10 @@ from fastapi.responses import JSONResponse
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.receiver.book import Book, Summary
-from proofserve.receiver.messages import Generated, Stamp, Validated
+from proofserve.receiver.messages import Generated, Stamp, Validated, Whole
 
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
-SequenceHeader = Annotated[int | None, Header(alias="X-Proofserve-Sequence", ge=1)]
+SequenceHeader = Annotated[Whole | None, Header(alias="X-Proofserve-Sequence")]
 
 # A body of a million broken artifacts needs no million complaints.
 _SHOWN = 20

@@ -2,11 +2,21 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from proofserve.protocol.nonces import MAX_NONCE
 
+
+def _unicode(text: str) -> str:
+    # JSON can spell half a surrogate pair, which no file and no hash can take.
+    text.encode()
+    return text
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
 Nonce = Annotated[int, Field(ge=0, le=MAX_NONCE)]
+# The file stores integers of 64 bits.
+Whole = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Message(BaseModel):
@@ -33,11 +43,11 @@ class SentArtifact(Message):
 class Generated(Message):
     """The body of ``/generated``; only jobs have a ``request_id``."""
 
-    request_id: str | None = None
-    public_key: str
-    block_hash: str
-    block_height: int
-    node_id: int
+    request_id: Text | None = None
+    public_key: Text
+    block_hash: Text
+    block_height: Whole
+    node_id: Whole
     artifacts: list[SentArtifact]
     encoding: Encoding
 
@@ -45,13 +55,13 @@ class Generated(Message):
 class Validated(Message):
     """The body of ``/validated``: the verdict of one job."""
 
-    request_id: str
-    public_key: str
-    block_hash: str
-    block_height: int
-    node_id: int
-    n_total: int = Field(ge=0)
-    n_mismatch: int = Field(ge=0)
+    request_id: Text
+    public_key: Text
+    block_hash: Text
+    block_height: Whole
+    node_id: Whole
+    n_total: Whole
+    n_mismatch: Whole
     mismatch_nonces: list[Nonce]
     p_value: float = Field(ge=0.0, le=1.0)
     fraud_detected: bool
@@ -61,4 +71,4 @@ class Stamp(Message):
     """The headers of a callback; senders older than proofserve have none."""
 
     key: str | None = None
-    sequence: int | None = None
+    sequence: Whole | None = None

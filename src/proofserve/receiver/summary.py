@@ -9,11 +9,12 @@ from proofserve.receiver.book import Summary
 
 def render(summary: Summary) -> Table:
     """A table of what was received from whom, the newest first; times in UTC."""
-    table = Table(title=_title(summary), title_justify="left")
-    table.add_column("public key", overflow="ellipsis", no_wrap=True)
-    table.add_column("block", overflow="ellipsis", no_wrap=True)
+    table = Table(title=_title(summary), title_justify="left", expand=True)
+    # Keys and hashes share what the counts leave; their beginnings are enough to know them by.
+    for name in ("public key", "block"):
+        table.add_column(name, ratio=1, overflow="ellipsis", no_wrap=True)
     for name in ("artifacts", "duplicates", "validations", "frauds"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("last", no_wrap=True)
     for source in summary.sources:
         table.add_row(

@@ -9,6 +9,7 @@ from proofserve.rounds.records import (
     Deferred,
     EngineFacts,
     EngineGauges,
+    Measurement,
     OutboxGauges,
     ProofBatch,
     RoundSpec,
@@ -44,6 +45,19 @@ class ProofEngine(Protocol):
 
     async def gauges(self) -> EngineGauges:
         """Read the counters. Raises EngineGone."""
+        ...
+
+
+class MeasurableEngine(Protocol):
+    """An engine whose bare forward can be timed."""
+
+    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
+        """Time ``forwards`` forwards of ``nonces`` back to back; chat waits for all of them.
+
+        Raises:
+            EngineFault: a forward failed; the engine lives.
+            EngineGone: there is no engine any more.
+        """
         ...
 
 

@@ -60,6 +60,14 @@ class Deferred:
 
 
 @dataclass(frozen=True, slots=True)
+class Measurement:
+    """Forwards back to back, nothing between them: how many nonces in how many seconds."""
+
+    nonces: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What a deployed engine is, as far as requests are checked against it."""
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,20 +95,16 @@ def stop(process: "subprocess.Popen[bytes]", grace_s: float = 15.0) -> None:
     """End a server and everything it started: politely, then surely."""
     group = process.pid
     _signal_group(group, signal.SIGTERM)
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        pass
     # Workers that outlive their parent would keep the port and the memory.
     _signal_group(group, signal.SIGKILL)
     process.wait()
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        return
 
 
 def _await_health(server: Server, waiting: Callable[[float], None], timeout_s: float) -> None:

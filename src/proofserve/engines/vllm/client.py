@@ -2,13 +2,20 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from proofserve.engines.vllm import compat, wire
 from proofserve.rounds.errors import EngineFault, EngineGone
-from proofserve.rounds.records import Deferred, EngineFacts, EngineGauges, ProofBatch, Workload
+from proofserve.rounds.records import (
+    Deferred,
+    EngineFacts,
+    EngineGauges,
+    Measurement,
+    ProofBatch,
+    Workload,
+)
 
 PROVE = "proofserve_prove"
 RELEASE = "proofserve_release"
@@ -20,13 +27,17 @@ class VllmEngine:
     """A vLLM async engine, served or embedded in the caller's own process.
 
     ``defer_s``: how long, in seconds, a call may wait for chat inside the engine before it is
-    answered ``Deferred``.
+    answered ``Deferred``. ``timeout_s``: how long an engine that does not defer a call may take
+    to answer it before the call counts as failed.
     """
 
-    def __init__(self, engine_client: Any, facts: EngineFacts, defer_s: float) -> None:
+    def __init__(
+        self, engine_client: Any, facts: EngineFacts, defer_s: float, timeout_s: float
+    ) -> None:
         self._client = engine_client
         self._facts = facts
         self._defer_s = defer_s
+        self._timeout_s = timeout_s
 
     @property
     def facts(self) -> EngineFacts:
@@ -51,11 +62,10 @@ class VllmEngine:
         read = await self.call(GAUGES)
         return EngineGauges(**{**read, "resume_ms": tuple(read["resume_ms"])})
 
-    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> float:
-        """Nonces per second of bare forwards back to back, without HTTP, rounds or outbox."""
+    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
+        """See ``rounds.ports.MeasurableEngine.measure``. It has no time limit."""
         call = call_for(work, uuid.uuid4().hex, nonces, self._defer_s)
-        read = await self.call(MEASURE, call.pack(), forwards)
-        return float(read["nonces"] / read["seconds"])
+        return Measurement(**await self.call(MEASURE, call.pack(), forwards))
 
     async def call(self, method: str, *args: Any) -> Any:
         """An EngineCore method. Raises EngineGone, or EngineFault with the engine's own text."""
@@ -66,10 +76,17 @@ class VllmEngine:
                 raise EngineGone("the engine process has died; restart the server") from error
             raise EngineFault(str(error)) from error
 
-    @property
-    def defer_s(self) -> float:
-        """Bound of a deferral inside the engine, seconds."""
-        return self._defer_s
+    async def prove(self, work: Workload, lease: str, nonces: Sequence[int]) -> dict[str, Any]:
+        """One ``prove`` call and its reply. Raises EngineFault, also when none came in time."""
+        call = call_for(work, lease, nonces, self._defer_s)
+        try:
+            async with asyncio.timeout(self._defer_s + self._timeout_s):
+                return dict(await self.call(PROVE, call.pack()))
+        except TimeoutError:
+            raise EngineFault(
+                f"the engine did not answer within {self._timeout_s:g} s; raise "
+                "POC_RPC_TIMEOUT_MS or lower the batch size"
+            ) from None
 
 
 class VllmSession:
@@ -82,8 +99,7 @@ class VllmSession:
 
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
         """See ``rounds.ports.ProofSession.prove``."""
-        call = call_for(self._work, self._lease, nonces, self._engine.defer_s)
-        return read_reply(call, await self._engine.call(PROVE, call.pack()))
+        return read_reply(nonces, await self._engine.prove(self._work, self._lease, nonces))
 
     async def release(self) -> None:
         """Return the lease. A dead engine has nothing to return."""
@@ -106,12 +122,12 @@ def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) 
     )
 
 
-def read_reply(call: wire.ProveCall, reply: dict[str, Any]) -> ProofBatch | Deferred:
-    """The record of a reply. Raises EngineFault for a fault and for a lease that was returned."""
+def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | Deferred:
+    """What came of ``nonces``. Raises EngineFault for a fault, and for a lease returned early."""
     if reply["kind"] == wire.PROVED:
-        failed = tuple(reply["failed"])
-        nonces = tuple(nonce for nonce in call.nonces if nonce not in set(failed))
-        return ProofBatch(nonces, wire.values_of(reply), failed)
+        failed = frozenset(reply["failed"])
+        proved = tuple(nonce for nonce in nonces if nonce not in failed)
+        return ProofBatch(proved, wire.values_of(reply), tuple(reply["failed"]))
     if reply["kind"] == wire.DEFERRED:
         return Deferred(reply["reason"], reply["seconds"])
     if reply["kind"] == wire.RELEASED:

@@ -13,6 +13,14 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
+import vllm
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.forward_context import set_forward_context
+from vllm.sequence import IntermediateTensors
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
 
 VETTED = ((0, 32),)
 
@@ -23,8 +31,6 @@ class UnsupportedEngine(RuntimeError):
 
 def require_vetted_version() -> str:
     """Return vLLM's version. Raises UnsupportedEngine for one whose internals were not vetted."""
-    import vllm
-
     version = str(vllm.__version__)
     major_minor = tuple(int(part) for part in version.split(".")[:2])
     if major_minor not in VETTED:
@@ -86,8 +92,6 @@ def call_engine_sync(llm_engine: Any, method: str, *args: Any) -> Any:
 
 def is_engine_dead(error: BaseException) -> bool:
     """Whether a failed engine call means that there is no engine any more."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
     return isinstance(error, EngineDeadError)
 
 
@@ -127,14 +131,10 @@ def waiting_requests(engine: Any) -> list[str]:
 
     Relies on: input_queue items being ``(EngineCoreRequestType, (Request, wave))``.
     """
-    from vllm.v1.engine import EngineCoreRequestType
-
     queue = engine.input_queue
     with queue.mutex:
         items = list(queue.queue)
-    return [
-        payload[0].request_id for kind, payload in items if kind == EngineCoreRequestType.ADD
-    ]
+    return [payload[0].request_id for kind, payload in items if kind == EngineCoreRequestType.ADD]
 
 
 def call_when_idle(engine: Any, callback: Callable[[Any], None]) -> None:
@@ -152,8 +152,6 @@ def post_turn(engine: Any, method: str) -> None:
     Relies on: input_queue and the utility message ``(client, call id, method, args)``. The
     method must return a Future that is never completed, so that no client is answered.
     """
-    from vllm.v1.engine import EngineCoreRequestType
-
     engine.input_queue.put_nowait((EngineCoreRequestType.UTILITY, (0, 0, method, ())))
 
 
@@ -206,8 +204,6 @@ def kv_block_sizes(engine: Any) -> tuple[int, ...]:
     Relies on: scheduler.kv_cache_config.kv_cache_groups[i].kv_cache_spec. Raises
     UnsupportedEngine for a group that is not an attention cache.
     """
-    from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
-
     sizes = []
     for group in engine.scheduler.kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec
@@ -271,8 +267,6 @@ def common_metadata(
 
     Relies on: vllm.v1.attention.backend.CommonAttentionMetadata.
     """
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-
     device = positions.device
     n = starts.numel() - 1
     lengths = torch.full((n,), seq_len, dtype=torch.int32)
@@ -307,8 +301,6 @@ def call_model(runner: Any, metadata: dict[str, Any], slots: dict[str, Any], inp
     Relies on: set_forward_context(skip_compiled), GPUModelRunner._model_forward,
     .use_aux_hidden_state_outputs, .uses_mrope.
     """
-    from vllm.forward_context import set_forward_context
-
     positions = inputs["positions"]
     if runner.uses_mrope:
         positions = positions.expand(3, -1)
@@ -328,9 +320,6 @@ def receive_stage() -> Any:
 
     Relies on: get_pp_group().recv_tensor_dict, IntermediateTensors.
     """
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-    from vllm.sequence import IntermediateTensors
-
     if get_pp_group().is_first_rank:
         return None
     return IntermediateTensors(get_pp_group().recv_tensor_dict(all_gather_group=get_tp_group()))
@@ -338,29 +327,21 @@ def receive_stage() -> Any:
 
 def send_stage(output: Any) -> None:
     """Hand this rank's tensors to the next pipeline rank. Relies on: send_tensor_dict."""
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-
     get_pp_group().send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
 
 
 def is_first_stage() -> bool:
     """Whether this rank feeds the inputs to the model."""
-    from vllm.distributed.parallel_state import get_pp_group
-
     return bool(get_pp_group().is_first_rank)
 
 
 def is_last_stage() -> bool:
     """Whether this rank has the model's output."""
-    from vllm.distributed.parallel_state import get_pp_group
-
     return bool(get_pp_group().is_last_rank)
 
 
 def speaks_for_stage() -> bool:
     """Whether this rank answers for its tensor-parallel group: the first does."""
-    from vllm.distributed.parallel_state import get_tp_group
-
     return bool(get_tp_group().is_first_rank)
 
 

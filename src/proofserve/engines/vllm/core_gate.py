@@ -12,15 +12,14 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import numpy as np
 
 from proofserve.engines.vllm import compat, wire
 from proofserve.engines.vllm.batch import BatchRunner
-from proofserve.engines.vllm.ledger import Ledger
 from proofserve.engines.vllm.lease import LeaseBook
+from proofserve.engines.vllm.ledger import Ledger
 
 # How often the loop is woken to look at deadlines, seconds.
 ALARM_S = 1.0
@@ -54,9 +53,7 @@ class ProofGate:
     live one that merely paused takes a new lease with its next call.
     """
 
-    def __init__(
-        self, engine: Any, forward_batch: int, share: float, lease_idle_s: float
-    ) -> None:
+    def __init__(self, engine: Any, forward_batch: int, share: float, lease_idle_s: float) -> None:
         self._engine = engine
         self._lease_idle_s = lease_idle_s
         self._leases = LeaseBook(engine, forward_batch)
@@ -206,4 +203,3 @@ class ProofGate:
             time.sleep(ALARM_S)
             if self._queue or len(self._leases):
                 compat.post_turn(self._engine, TURN)
-

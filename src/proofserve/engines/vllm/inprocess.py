@@ -30,6 +30,6 @@ class SyncProver:
         """
         call = call_for(work, uuid.uuid4().hex, nonces, defer_s=0.0)
         try:
-            return read_reply(call, compat.call_engine_sync(self._engine, PROVE, call.pack()))
+            return read_reply(nonces, compat.call_engine_sync(self._engine, PROVE, call.pack()))
         finally:
             compat.call_engine_sync(self._engine, RELEASE, call.lease)

@@ -59,8 +59,8 @@ class LeaseBook:
         vector would depend on its batch.
         """
         scheduler = self._engine.vllm_config.scheduler_config
-        fits = scheduler.max_num_batched_tokens // seq_len
-        return max(1, min(self._forward_batch, scheduler.max_num_seqs, fits))
+        fits = int(scheduler.max_num_batched_tokens) // seq_len
+        return max(1, min(self._forward_batch, int(scheduler.max_num_seqs), fits))
 
     def get(self, name: str, seq_len: int, now: float) -> Lease:
         """The lease ``name``, taken now if it is new. Raises LeaseRefused."""

@@ -1,0 +1,47 @@
+"""``POST /measure``: the yardstick of the benchmarks, open only where the operator asked for it."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from proofserve.api.artifact_routes import PREFIX
+from proofserve.api.failures import guarded
+from proofserve.api.node import Node
+from proofserve.api.schemas import Body, Params, Text
+from proofserve.protocol import schemes
+from proofserve.rounds.ports import MeasurableEngine
+from proofserve.rounds.records import Workload
+
+
+class MeasureOrder(Body):
+    """Bare forwards of one workload, back to back; chat waits until they are done."""
+
+    block_hash: Text
+    public_key: Text
+    params: Params
+    batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
+    forwards: Annotated[int, Field(ge=1, le=1000)] = 10
+
+
+def router(
+    get_node: Callable[[Request], Node], get_engine: Callable[[Request], MeasurableEngine]
+) -> APIRouter:
+    """The one route, for an application whose requests lead to a node and its engine."""
+
+    async def measure(request: Request, order: MeasureOrder) -> dict[str, Any]:
+        """Nonces per second of the worker alone: no HTTP, no rounds, no outbox."""
+        scheme = schemes.scheme(get_node(request).deployment.scheme, k_dim=order.params.k_dim)
+        work = Workload(scheme, order.block_hash, order.public_key, order.params.seq_len)
+        nonces = range(order.batch_size)
+        measured = await get_engine(request).measure(work, nonces, order.forwards)
+        return {
+            "nonces_per_second": measured.nonces / measured.seconds,
+            "seconds_per_forward": measured.seconds / order.forwards,
+            "sequences": measured.nonces // order.forwards,
+        }
+
+    made = APIRouter(prefix=PREFIX, tags=["proofs"], route_class=guarded(get_node))
+    made.add_api_route("/measure", measure, methods=["POST"])
+    return made

@@ -1,0 +1,134 @@
+"""``proofserve bench``: how fast proofs are, and what they cost chat."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
+from proofserve.cli.servers import Deployment, serving, somebody_elses
+from proofserve.lab import bench_chat, bench_generation
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import Report
+from proofserve.lab.saturation import Load
+from proofserve.lab.telling import Progress
+
+app = typer.Typer(help="Measure a server, one we start or one that runs.", no_args_is_help=True)
+
+# Short enough that chat hardly notices one, long enough that what surrounds it does not matter.
+FORWARD_BATCH = {"tiny": 32, "small": 8}
+# The share of the bare speed that a round must keep.
+BUSY = {"tiny": 0.95, "small": 0.99}
+
+Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
+Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
+BatchSize = Annotated[int, typer.Option(help="Nonces per engine call.", min=3, max=1024)]
+ForwardBatch = Annotated[
+    int | None, typer.Option(help="Nonces per forward; 32 on tiny, 8 on small.", min=1)
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The server to measure: the one at ``url``, or our own with a small model."""
+
+    url: str | None
+    name: str | None
+    model: SmallModel
+    forward_batch: int | None
+
+
+@app.command("generation")
+def generation(
+    *,
+    size: Size = "tiny",
+    arch: Arch = "qwen3",
+    seq_len: SeqLen = 256,
+    batch_size: BatchSize = 32,
+    forward_batch: ForwardBatch = None,
+    seconds: Annotated[float, typer.Option(help="Of each kind of work.", min=1.0)] = 20.0,
+    url: Url = None,
+    model: Name = None,
+    json: Json = None,
+) -> None:
+    """How much of the engine's speed a round keeps, and how that compares with vLLM's prefill.
+
+    \b
+    proofserve bench generation --size small --json figures.json
+    proofserve bench generation --url http://127.0.0.1:8000   (needs serve --poc-measure)
+    """
+
+    def measure(node: NodeClient, name: str, progress: Progress) -> Report:
+        work = Work(name, seq_len=seq_len, batch_size=batch_size)
+        plan = bench_generation.Plan(work, seconds, busy=BUSY.get(size, min(BUSY.values())))
+        return bench_generation.bench_generation(node, plan, progress)
+
+    _run(Subject(url, model, SmallModel(arch, size), forward_batch), measure, json)
+
+
+@app.command("chat-priority")
+def chat_priority(
+    *,
+    chats: Annotated[int, typer.Option(help="Chats in each of five runs.", min=1)] = 200,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each of them.", min=1)] = 16,
+    clients: Annotated[int, typer.Option(help="Chats in flight when saturating.", min=1)] = 32,
+    seconds: Annotated[float, typer.Option(help="Of each saturated window.", min=1.0)] = 10.0,
+    pairs: Annotated[int, typer.Option(help="Windows without and with a round.", min=1)] = 3,
+    size: Size = "tiny",
+    arch: Arch = "qwen3",
+    seq_len: SeqLen = 256,
+    batch_size: BatchSize = 32,
+    forward_batch: ForwardBatch = None,
+    url: Url = None,
+    model: Name = None,
+    json: Json = None,
+) -> None:
+    """What a round costs chat: answers, waiting time, throughput.
+
+    \b
+    proofserve bench chat-priority --json figures.json
+    proofserve bench chat-priority --url http://127.0.0.1:8000 --chats 50
+    """
+
+    def measure(node: NodeClient, name: str, progress: Progress) -> Report:
+        work = Work(name, seq_len=seq_len, batch_size=batch_size)
+        load = Load(clients, window_s=seconds, pairs=pairs)
+        plan = bench_chat.Plan(work, chats, max_tokens, load)
+        return bench_chat.bench_chat(node, plan, progress)
+
+    _run(Subject(url, model, SmallModel(arch, size), forward_batch), measure, json)
+
+
+def _run(
+    subject: Subject, measure: Callable[[NodeClient, str, Progress], Report], file: Path | None
+) -> None:
+    """Measure, show, write. Ends with exit code 1 if a figure breaks its limit."""
+    with open_desk() as desk:
+        with _served(subject, desk) as (node, name):
+            report = measure(node, name, desk.line)
+        desk.console.print(report.table())
+        if file is not None:
+            report.write(file)
+            desk.console.print(f"figures written to {file}")
+    if not report.passed:
+        raise typer.Exit(BROKEN)
+
+
+@contextmanager
+def _served(subject: Subject, desk: Desk) -> Iterator[tuple[NodeClient, str]]:
+    """The node to measure and the name of its model."""
+    if subject.url is not None:
+        with somebody_elses(subject.url, desk) as node:
+            yield node, subject.name or node.models()[0]
+        return
+    model = subject.model
+    forward_batch = subject.forward_batch or FORWARD_BATCH.get(model.size, 8)
+    deployment = Deployment(checkpoint(model), model.name, forward_batch, measure=True)
+    with serving(deployment, desk) as node:
+        yield node, model.name

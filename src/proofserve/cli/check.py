@@ -1,0 +1,155 @@
+"""``proofserve check``: does a server keep its promises?"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
+from proofserve.cli.servers import Deployment, serving, somebody_elses
+from proofserve.lab.check_coexist import coexist as coexist_checks
+from proofserve.lab.check_e2e import Stage, StartNode, end_to_end
+from proofserve.lab.check_smoke import smoke as smoke_checks
+from proofserve.lab.checks import Check, Tell
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.outsider import claims_of_model
+from proofserve.lab.records import Work
+
+app = typer.Typer(help="Check a server, one we start or one that runs.", no_args_is_help=True)
+
+FORWARD_BATCH = 8
+# Another seed is another model of the same shape.
+FOREIGN_SEED = 1
+VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: "[yellow]SKIP[/yellow]"}
+# In "--models qwen llama" the second name reaches us as an argument that nobody asked for.
+SEVERAL = {"allow_extra_args": True}
+
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--models", help="Small models to serve: qwen llama gemma, one or several."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to check: the server at ``url``, or one of our own for each of ``models``."""
+
+    models: Sequence[str]
+    url: str | None
+    name: str | None
+    seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One server under check; ``model`` is None for one that somebody else runs."""
+
+    name: str
+    start: StartNode
+    model: SmallModel | None
+
+
+@app.command("smoke", context_settings=SEVERAL)
+def smoke(
+    ctx: typer.Context,
+    models: Models = None,
+    url: Url = None,
+    model: Name = None,
+    seq_len: SeqLen = 256,
+) -> None:
+    """Vectors are valid and repeatable, another key gives others, a round counts.
+
+    \b
+    proofserve check smoke
+    proofserve check smoke --models qwen llama
+    proofserve check smoke --url http://127.0.0.1:8000
+    """
+    _check_each(smoke_checks, Target(chosen(ctx, models, url, ["qwen"]), url, model, seq_len))
+
+
+@app.command("coexist", context_settings=SEVERAL)
+def coexist(
+    ctx: typer.Context,
+    models: Models = None,
+    url: Url = None,
+    model: Name = None,
+    seq_len: SeqLen = 256,
+) -> None:
+    """Chat completes during a round, proofs give way to it and resume afterwards."""
+    _check_each(coexist_checks, Target(chosen(ctx, models, url, ["qwen"]), url, model, seq_len))
+
+
+@app.command("e2e", context_settings=SEVERAL)
+def e2e(
+    ctx: typer.Context,
+    models: Models = None,
+    url: Url = None,
+    model: Name = None,
+    seq_len: SeqLen = 256,
+) -> None:
+    """Generate, restart, validate: honest proofs are accepted, forgeries are not."""
+    target = Target(chosen(ctx, models, url, ["qwen", "llama"]), url, model, seq_len)
+
+    def check(subject: Subject, tell: Tell) -> None:
+        work = Work(subject.name, seq_len=seq_len)
+        foreign = None
+        if subject.model is not None:
+            other = checkpoint(replace(subject.model, seed=FOREIGN_SEED))
+            foreign = partial(claims_of_model, other, work)
+        end_to_end(Stage(subject.start, subject.model is not None, foreign), work, tell)
+
+    _run(check, target)
+
+
+def chosen(
+    ctx: typer.Context, models: list[str] | None, url: str | None, default: list[str]
+) -> list[str]:
+    """The models of ``--models a b`` or of ``--models a --models b``, or the default."""
+    if models and url:
+        raise typer.BadParameter("--models starts servers and --url names one that runs: not both")
+    if ctx.args and not models:
+        raise typer.BadParameter(f"unexpected argument {ctx.args[0]!r}")
+    return [*models, *ctx.args] if models else default
+
+
+def _check_each(checks: Callable[[NodeClient, Work, Tell], None], target: Target) -> None:
+    def check(subject: Subject, tell: Tell) -> None:
+        with subject.start() as node:
+            checks(node, Work(subject.name, seq_len=target.seq_len), tell)
+
+    _run(check, target)
+
+
+def _run(check: Callable[[Subject, Tell], None], target: Target) -> None:
+    """Check every subject. Ends with exit code 1 if a check failed."""
+    checks: list[Check] = []
+    with open_desk() as desk:
+
+        def tell(made: Check) -> None:
+            checks.append(made)
+            detail = f"  [dim]{escape(made.detail)}[/dim]"
+            desk.console.print(f"{VERDICTS[made.passed]}  {made.name}{detail}", highlight=False)
+
+        for subject in _subjects(target, desk):
+            desk.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
+            check(subject, tell)
+        failed = sum(made.passed is False for made in checks)
+        desk.console.print(f"{len(checks)} checks, {failed} failed")
+    if failed:
+        raise typer.Exit(BROKEN)
+
+
+def _subjects(target: Target, desk: Desk) -> Iterator[Subject]:
+    if target.url is not None:
+        with NodeClient(target.url) as node:
+            name = target.name or node.models()[0]
+        yield Subject(name, partial(somebody_elses, target.url, desk), None)
+        return
+    for arch in target.models:
+        model = SmallModel(arch)
+        deployment = Deployment(checkpoint(model), model.name, FORWARD_BATCH)
+        yield Subject(model.name, partial(serving, deployment, desk), model)

@@ -1,0 +1,57 @@
+"""Small models, written once and kept in the user's cache folder."""
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+# What people call the families, beside their exact names.
+ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
+
+
+@dataclass(frozen=True, slots=True)
+class SmallModel:
+    """One of the seeded checkpoints of ``proofserve model new``."""
+
+    arch: str = "qwen3"
+    size: str = "tiny"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name to serve it under."""
+        return f"{self.size}-{self.arch}"
+
+
+def checkpoint(model: SmallModel) -> Path:
+    """The folder of ``model``, written if it is not there yet.
+
+    Raises ModelError for an architecture or a size that is not on offer.
+    """
+    # transformers takes seconds to import, which nobody should wait for who asks for --help.
+    from proofserve.models import DirectoryInUseError, write_model  # noqa: PLC0415
+
+    arch = ALIASES.get(model.arch, model.arch)
+    folder = cache_folder() / f"{arch}-{model.size}-{model.seed}-{_recipe()}"
+    if not folder.exists():
+        try:
+            write_model(folder, arch, model.size, model.seed)
+        except DirectoryInUseError:
+            # Another process was faster; folders appear complete or not at all.
+            return folder
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where the checkpoints are kept."""
+    return Path.home() / ".cache" / "proofserve" / "models"
+
+
+def _recipe() -> str:
+    """Changes with the code that writes checkpoints: an old one must not pass for a new one."""
+    files = resources.files("proofserve.models").iterdir()
+    sources = sorted((f.name, f.read_bytes()) for f in files if f.name.endswith((".py", ".txt")))
+    digest = hashlib.sha256()
+    for name, content in sources:
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:8]

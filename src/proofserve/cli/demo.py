@@ -1,0 +1,146 @@
+"""``proofserve demo``: the whole point in under a minute, on any machine."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.cli.desk import BROKEN, Desk, open_desk
+from proofserve.cli.servers import Deployment, serving
+from proofserve.lab.chats import chats
+from proofserve.lab.errors import LabError
+from proofserve.lab.load import Reply, ask_all
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.outsider import claims_of_model
+from proofserve.lab.records import Work
+from proofserve.lab.vectors import claims_of, tampered, vectors_of
+from proofserve.lab.waiting import computing_round, wait_until
+from proofserve.protocol.comparison import Claim
+from proofserve.rounds.records import Artifact, Verdict
+
+# Small, so that the chat beside the round hardly notices it.
+FORWARD_BATCH = 8
+CHATS = 8
+CHAT_TOKENS = 16
+NONCES = 64
+SHOWN = 3
+TAMPER_EVERY = 8
+ROUND_S = 60.0
+MODEL = SmallModel("qwen3", "tiny", seed=0)
+OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Artifacts put before the judge, and what it should say of them."""
+
+    what: str
+    claims: Sequence[Claim]
+    fraud: bool
+
+
+def demo() -> None:
+    """Serve a small model, chat, prove, and tell an honest proof from a forged one.
+
+    Needs no network, no GPU and no settings, and leaves nothing running.
+    """
+    with open_desk() as desk:
+        desk.line.step("writing two small models, unless they are in the cache")
+        mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
+        deployment = Deployment(mine, MODEL.name, FORWARD_BATCH)
+        with serving(deployment, desk) as node:
+            tour = _Tour(node, desk)
+            tour.introduce()
+            claims = tour.prove()
+            desk.line.step("computing the same nonces with another model, without a server")
+            foreign = claims_of_model(other, tour.work, [claim.nonce for claim in claims])
+            altered = tampered(claims, tour.work.k_dim, TAMPER_EVERY)
+            as_expected = tour.judge(
+                (
+                    Trial("what this server produced", claims, fraud=False),
+                    Trial(f"a copy with {NONCES // TAMPER_EVERY} altered", altered, fraud=True),
+                    Trial("another model's artifacts", foreign, fraud=True),
+                )
+            )
+            desk.line.step("stopping the server")
+    if not as_expected:
+        raise typer.Exit(BROKEN)
+
+
+class _Tour:
+    """The steps of the demo, each with a line that says what it shows."""
+
+    def __init__(self, node: NodeClient, desk: Desk) -> None:
+        self.work = Work(MODEL.name, block_hash="demo-block", public_key="demo-key")
+        self._node = node
+        self._console = desk.console
+        self._line = desk.line
+
+    def introduce(self) -> None:
+        """What runs here."""
+        version = self._node.versions().get("vllm", "")
+        self._say("Server", f"vLLM {version}, unmodified, serves {MODEL.name} at {self._node.url}")
+
+    def prove(self) -> list[Claim]:
+        """Chat without a round and beside one; the first artifacts of the round."""
+        after = self._node.last_seq()
+        alone = self._chat("chatting without proofs")
+        self._say("Chat", f"without proofs: {_latency(alone)} a chat")
+        with computing_round(self._node, self.work):
+            beside = self._chat("chatting while a round runs")
+            self._line.step("proving")
+            wait_until(lambda: self._node.status().processed >= NONCES, "proofs", ROUND_S)
+            status = self._node.status()
+        same = sum(a.texts == b.texts for a, b in zip(alone, beside, strict=True))
+        self._say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
+        self._say("Proofs", f"{status.rate:.0f} nonces/s in the time that chat left free, such as")
+        rows = self._node.results(after, NONCES)
+        claims = claims_of([Artifact(r.nonce, r.value) for r in rows if r.value is not None])
+        self._show(claims[:SHOWN])
+        return claims
+
+    def judge(self, trials: Sequence[Trial]) -> bool:
+        """Whether every verdict is what it should be."""
+        self._line.step("recomputing, to judge")
+        self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares:")
+        table = Table(box=None, pad_edge=True)
+        for heading in ("", "differ", "p-value", "verdict"):
+            table.add_column(heading, justify="right" if heading == "differ" else "left")
+        right = True
+        for trial in trials:
+            verdict = self._node.validate(self.work, trial.claims)
+            right = right and verdict.fraud_detected is trial.fraud
+            table.add_row(*_row(trial, verdict))
+        self._console.print(table)
+        return right
+
+    def _chat(self, text: str) -> list[Reply]:
+        self._line.step(text, CHATS)
+        calls = chats(self.work.model, range(CHATS), CHAT_TOKENS, salt=text)
+        replies = ask_all(self._node.url, calls, 1, self._line.advance)
+        if errors := [reply.error for reply in replies if reply.error]:
+            raise LabError(f"a chat failed: {errors[0]}")
+        return replies
+
+    def _say(self, label: str, text: str) -> None:
+        self._console.print(f"[bold]{label:9}[/bold] {escape(text)}", highlight=False)
+
+    def _show(self, claims: Sequence[Claim]) -> None:
+        for nonce, vector in vectors_of(claims, self.work.k_dim).items():
+            numbers = " ".join(f"{value:+.2f}" for value in vector)
+            self._console.print(f"          nonce {nonce}: {numbers}", highlight=False)
+
+
+def _latency(replies: Sequence[Reply]) -> str:
+    return f"{statistics.median(reply.seconds for reply in replies) * 1e3:4.0f} ms"
+
+
+def _row(trial: Trial, verdict: Verdict) -> tuple[str, str, str, str]:
+    said = "[red]fraud[/red]" if verdict.fraud_detected else "[green]honest[/green]"
+    surprise = "" if verdict.fraud_detected is trial.fraud else "  [red](should not be)[/red]"
+    counts = f"{verdict.n_mismatch} of {verdict.n_total}"
+    return f"          {trial.what}", counts, f"{verdict.p_value:.2g}", said + surprise

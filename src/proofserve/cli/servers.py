@@ -1,0 +1,107 @@
+"""Servers for checks, benchmarks and the demo: started for them and gone with them."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from proofserve import settings
+from proofserve.cli.desk import Desk
+from proofserve.lab.node_client import NodeClient
+from proofserve.wiring.launch import (
+    ServerCommand,
+    ServerFailed,
+    free_port,
+    running_server,
+    server_command,
+)
+
+MAX_MODEL_LEN = 2048
+# The user's own values of these win.
+SMALL_MACHINE = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A checkpoint, the name it is served under, and how its proofs run."""
+
+    checkpoint: Path
+    name: str
+    forward_batch: int
+    measure: bool = False
+
+
+def small_server(deployment: Deployment, folder: Path) -> ServerCommand:
+    """The server of a small model on a small machine; everything it writes goes to ``folder``."""
+    options = (
+        *("--served-model-name", deployment.name),
+        *("--max-model-len", str(MAX_MODEL_LEN)),
+        *("--dtype", "bfloat16"),
+        "--enforce-eager",
+    )
+    poc = {
+        "POC_ENABLED": "1",
+        "POC_FORWARD_BATCH": str(deployment.forward_batch),
+        "POC_OUTBOX": str(folder / "outbox.sqlite"),
+        "POC_MEASURE": "1" if deployment.measure else "0",
+    }
+    command = server_command(str(deployment.checkpoint), options, poc)
+    ours = {name: text for name, text in SMALL_MACHINE.items() if not settings.has_variable(name)}
+    # vLLM leaves its sockets behind when it is stopped; in our folder they go with it.
+    return replace(command, env={**command.env, **ours, "TMPDIR": str(folder)})
+
+
+@contextmanager
+def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
+    """A running server that nothing remains of, whatever ends the context.
+
+    Raises:
+        ServerFailed: it did not start. Its log is kept, and named.
+    """
+    desk.line.step(f"starting vLLM with {deployment.name}, about half a minute")
+
+    def waiting(seconds: float) -> None:
+        desk.interrupts.check()
+        desk.line.seconds(seconds)
+
+    with _scratch_folder() as folder:
+        command, log = small_server(deployment, folder), folder / "server.log"
+        try:
+            with (
+                running_server(command, free_port(), log, waiting) as server,
+                NodeClient(server.url) as node,
+                desk.interrupts.allowed(),
+            ):
+                desk.line.step(f"{deployment.name} answers")
+                yield node
+        except ServerFailed as error:
+            raise ServerFailed(f"{error}\nThe whole log was kept as {_keep(log)}") from error
+
+
+@contextmanager
+def somebody_elses(url: str, desk: Desk) -> Iterator[NodeClient]:
+    """A server that runs already and is left running."""
+    with NodeClient(url) as node, desk.interrupts.allowed():
+        yield node
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="proofserve-"))
+    try:
+        yield folder
+    finally:
+        # A worker that is being killed may still create a file while we delete.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep(log: Path) -> Path:
+    kept = Path(tempfile.mkdtemp(prefix="proofserve-failed-")) / log.name
+    shutil.copy(log, kept)
+    return kept

@@ -1,0 +1,90 @@
+"""``vllm.endpoint_plugins``: the proof routes in vLLM's own API server."""
+
+import logging
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.datastructures import State
+
+from proofserve.api import artifact_routes, measure_routes
+from proofserve.api.errors import NotEnabled
+from proofserve.api.node import Node
+from proofserve.engines.vllm import compat
+from proofserve.engines.vllm.client import VllmEngine
+from proofserve.rounds.records import EngineFacts
+from proofserve.settings import NodeSettings
+from proofserve.wiring.node import running_node, versions
+
+_logger = logging.getLogger(__name__)
+
+
+class ProofEndpoints:
+    """The plugin object that vLLM makes, one for each API server process."""
+
+    name = "proofserve"
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self._settings = NodeSettings()
+        self._running = AsyncExitStack()
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add the routes, and our shutdown to the application's lifespan."""
+        app.include_router(artifact_routes.router(_node))
+        if self._settings.measure:
+            app.include_router(measure_routes.router(_node, _engine))
+        around = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(application: FastAPI) -> AsyncIterator[Any]:
+            async with around(application) as state:
+                try:
+                    yield state
+                finally:
+                    # The engine still runs here: rounds end and give their blocks back.
+                    await self._running.aclose()
+
+        app.router.lifespan_context = lifespan
+
+    async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
+        """Build the node. Raises UnsupportedEngine, which stops the server with the reason."""
+        if not self._settings.enabled:
+            _logger.info("proofs are off; start with --enable-poc to open /api/v1/pow")
+            return
+        version = compat.require_vetted_version()
+        config = engine_client.vllm_config
+        compat.require_one_owner(config, compat.api_process_count(engine_client))
+        compat.require_model_runner(config)
+        facts = EngineFacts(
+            model_names=tuple(args.served_model_name or [args.model]),
+            hidden_size=config.model_config.get_hidden_size(),
+            max_seq_len=config.model_config.max_model_len,
+            versions=versions(vllm=version),
+        )
+        engine = VllmEngine(
+            engine_client, facts, self._settings.defer_sec, self._settings.rpc_timeout_ms / 1e3
+        )
+        state.proofserve_engine = engine
+        state.proofserve_node = await self._running.enter_async_context(
+            running_node(engine, self._settings)
+        )
+        _logger.info(
+            "proofs are on: %s under /api/v1/pow, outbox %s",
+            self._settings.scheme,
+            self._settings.outbox.absolute(),
+        )
+
+
+def _node(request: Request) -> Node:
+    node = getattr(request.app.state, "proofserve_node", None)
+    if not isinstance(node, Node):
+        raise NotEnabled("PoC not enabled")
+    return node
+
+
+def _engine(request: Request) -> VllmEngine:
+    engine: VllmEngine = request.app.state.proofserve_engine
+    return engine

@@ -1,0 +1,74 @@
+"""Puts a proof node together: engine, outbox, sender, rounds, and what the routes check against."""
+
+import asyncio
+import importlib.metadata
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from proofserve.api.node import Deployment, Node
+from proofserve.outbox.policy import CallbackPolicy
+from proofserve.outbox.sender import CallbackSender
+from proofserve.outbox.store import SqliteOutbox
+from proofserve.rounds.limits import JobLimits, Limits
+from proofserve.rounds.manager import RoundManager
+from proofserve.rounds.ports import ProofEngine
+from proofserve.rounds.records import EngineFacts
+from proofserve.settings import NodeSettings
+
+# A node that shuts down gives its callbacks this long, in seconds; the rest is on disk.
+DRAIN_S = 5.0
+
+
+def versions(**engine: str) -> dict[str, str]:
+    """Our own version beside the engine's."""
+    return {"proofserve": importlib.metadata.version("proofserve"), **engine}
+
+
+@asynccontextmanager
+async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIterator[Node]:
+    """A node that works until the context ends, and then leaves nothing undone that it can do.
+
+    Raises NotAnOutbox or OutboxUnavailable if the outbox file cannot be used.
+    """
+    async with await SqliteOutbox.open(settings.outbox) as outbox:
+        sender = CallbackSender(outbox, _policy(settings))
+        sending = asyncio.create_task(sender.run(), name="proofserve-callbacks")
+        manager = RoundManager(engine, outbox, _limits(settings))
+        try:
+            yield Node(_deployment(engine.facts, settings), manager, outbox)
+        finally:
+            await manager.aclose()
+            await sender.drain(DRAIN_S)
+            sending.cancel()
+            with suppress(asyncio.CancelledError):
+                await sending
+
+
+def _deployment(facts: EngineFacts, settings: NodeSettings) -> Deployment:
+    return Deployment(
+        facts=facts,
+        enabled=settings.enabled,
+        scheme=settings.scheme,
+        seq_len=settings.seq_len,
+        k_dim=settings.k_dim,
+        default_batch_size=settings.batch_size_default,
+        max_nonces=settings.max_queued_nonces,
+    )
+
+
+def _limits(settings: NodeSettings) -> Limits:
+    jobs = JobLimits(
+        max_queued_nonces=settings.max_queued_nonces,
+        chunk_timeout_s=settings.generate_chunk_timeout_sec,
+        result_ttl_s=settings.generate_result_ttl_sec,
+    )
+    return Limits(jobs=jobs)
+
+
+def _policy(settings: NodeSettings) -> CallbackPolicy:
+    return CallbackPolicy(
+        interval_s=settings.callback_interval_sec,
+        max_artifacts=settings.callback_max_artifacts,
+        max_retries=settings.callback_max_retries,
+        max_concurrent=settings.callback_max_concurrent,
+    )

@@ -1,0 +1,51 @@
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from proofserve.receiver.app import create_app
+from proofserve.receiver.book import Book
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "received.sqlite"
+
+
+@pytest.fixture
+def book(path: Path) -> Iterator[Book]:
+    opened = Book.open(path, lambda: 1e9)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def url(book: Book) -> Iterator[str]:
+    """A receiver on a real port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(create_app(book), log_config=None, ws="none", http="h11")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+    listener.close()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, trust_env=False) as opened:
+        yield opened

@@ -1,0 +1,41 @@
+from io import StringIO
+
+from rich.console import Console
+
+from proofserve.receiver.book import Source, Summary
+from proofserve.receiver.summary import render
+
+
+def _text(summary: Summary, width: int) -> str:
+    console = Console(file=StringIO(), width=width)
+    console.print(render(summary))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_an_empty_book_says_so() -> None:
+    assert "nothing received yet" in _text(Summary(0, 0, None, ()), 100)
+
+
+def test_the_table_shows_every_count() -> None:
+    source = Source("k3y", "b10c", 12_345, 6, 7, 8, 1e9)
+    text = _text(Summary(9, 10, 1e9, (source,)), 100)
+    assert "9 callbacks, 10 sent again, last at 01:46:40 UTC" in text
+    row = next(line for line in text.splitlines() if "k3y" in line)
+    assert [cell.strip() for cell in row.strip("│┃").split("│")] == [
+        "k3y",
+        "b10c",
+        "12,345",
+        "6",
+        "7",
+        "8",
+        "01:46:40",
+    ]
+
+
+def test_long_hashes_do_not_push_the_counts_out() -> None:
+    source = Source("k" * 200, "b" * 64, 12_345, 0, 0, 0, 1e9)
+    text = _text(Summary(1, 0, 1e9, (source,)), 90)
+    assert "12,345" in text
+    assert "01:46:40" in text
+    assert all(len(line) <= 90 for line in text.splitlines())
