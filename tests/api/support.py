@@ -29,6 +29,22 @@ ORDER: dict[str, Any] = {
 }
 JOB: dict[str, Any] = {**ORDER, "nonces": [1, 2, 3, 4]}
 START, GENERATE, STOP, STATUS = "/init/generate", "/generate", "/stop", "/status"
+# Sent as text: the JSON of Python knows these, the JSON of the standard does not.
+RAW = {"content-type": "application/json"}
+
+
+def changed(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    head, _, rest = path.partition(".")
+    if rest:
+        return {**body, head: changed(body.get(head) or {}, rest, value)}
+    return {**body, head: value}
+
+
+def said(response: httpx.Response) -> str:
+    """Where and what, of every reported fault."""
+    details = response.json()["detail"]
+    assert all(set(detail) == {"type", "loc", "msg"} for detail in details)
+    return " ".join(f"{'.'.join(map(str, d['loc']))}: {d['msg']}" for d in details)
 
 
 async def _foreign(request: Request, error: Exception) -> JSONResponse:

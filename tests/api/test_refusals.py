@@ -1,141 +1,25 @@
-"""Every refusal: its status, and a message that says what was wrong."""
+"""Every other refusal: its status, and a message that says what was wrong."""
 
-import json
-import re
-from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
-from api.support import GENERATE, JOB, ORDER, START, STATUS, STOP, Server, serving
+from api.support import (
+    GENERATE,
+    JOB,
+    ORDER,
+    RAW,
+    START,
+    STATUS,
+    STOP,
+    Server,
+    changed,
+    said,
+    serving,
+)
 from proofserve.protocol.nonces import MAX_NONCE
 
 pytestmark = pytest.mark.anyio
-
-NAN, INFINITY = float("nan"), float("inf")
-# Sent as text: the JSON of Python knows these, the JSON of the standard does not.
-RAW = {"content-type": "application/json"}
-
-
-def changed(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    head, _, rest = path.partition(".")
-    if rest:
-        return {**body, head: changed(body.get(head) or {}, rest, value)}
-    return {**body, head: value}
-
-
-def without(body: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in body.items() if key != name}
-
-
-def said(response: httpx.Response) -> str:
-    """Where and what, of every reported fault."""
-    details = response.json()["detail"]
-    assert all(set(detail) == {"type", "loc", "msg"} for detail in details)
-    return " ".join(f"{'.'.join(map(str, d['loc']))}: {d['msg']}" for d in details)
-
-
-WRONG_INTEGERS = [True, 1.0, 1.5, "1", None, [], {}, NAN, INFINITY]
-COMMON = [
-    *(("block_height", value) for value in [*WRONG_INTEGERS, -1, 2**63]),
-    *(("node_id", value) for value in [*WRONG_INTEGERS, -1, 3, 2**31]),
-    *(("node_count", value) for value in [*WRONG_INTEGERS, 0, -1, 2**31, 10**400]),
-    *(("batch_size", value) for value in [True, 4.0, "4", [], 0, -3, 2, 1025]),
-    *(("params.seq_len", value) for value in [*WRONG_INTEGERS, 0, -1, 513]),
-    *(("params.k_dim", value) for value in [*WRONG_INTEGERS, 0, -1, 65]),
-    *(("params.model", value) for value in [1, None, "", "m" * 1025]),
-    *(("params.extra", value) for value in [1]),
-    *(("block_hash", value) for value in [1, None, "", "b" * 1025, "\ud800"]),
-    *(("public_key", value) for value in [1, None, "", "k" * 1025, "\ud800"]),
-    *(("url", value) for value in [1, "", "ftp://x", "x", "http://", "http://x:y", "http://[x"]),
-    *(("url", value) for value in ["http://x?a=b", "http://x/#a", "http://x/" + "a" * 2048]),
-    *(("scheme", value) for value in [1, "", "s" * 1025]),
-    *(("poc_stronger_rng", value) for value in [1, "true", None, True]),
-    ("unknown_key", 1),
-]
-ROUND_ONLY = [
-    *(("group_id", value) for value in [*WRONG_INTEGERS, -1, 1]),
-    *(("n_groups", value) for value in [*WRONG_INTEGERS, 0, -1]),
-]
-CLAIM = {"nonce": 1, "vector_b64": ""}
-JOB_ONLY = [
-    *(("nonces", value) for value in [1, None, "1", [], [True], [1.0], ["1"], [-1], [2**63]]),
-    *(("nonces", value) for value in [[1, 1], [None], list(range(51))]),
-    *(("wait", value) for value in [1, "true", None]),
-    *(("validation", value) for value in [1, [], {}]),
-    *(("validation.artifacts", value) for value in [1, None, [1]]),
-    *(
-        ("validation.artifacts", [{**CLAIM, name: value}])
-        for name, value in [("nonce", -1), ("nonce", "1"), ("vector_b64", 1), ("more", 1)]
-    ),
-    ("validation.artifacts", [{**CLAIM, "vector_b64": None}]),
-    ("validation.artifacts", [{**CLAIM, "vector_b64": "A" * 65537}]),
-    ("validation.artifacts", [{"nonce": 1}]),
-    *(("stat_test.dist_threshold", value) for value in [True, "1", None, NAN, INFINITY, 0, -1, 3]),
-    *(
-        (f"stat_test.{name}", value)
-        for name in ("p_mismatch", "fraud_threshold", "p_value_threshold")
-        for value in [True, "1", NAN, INFINITY, 0, 1, -1, 10**400]
-    ),
-    ("stat_test.unknown_key", 1),
-]
-CASES = [
-    pytest.param(path, body, field, value, id=f"{path} {field} {value!r:.30}")
-    for path, body, changes in (
-        (START, ORDER, COMMON + ROUND_ONLY),
-        (GENERATE, JOB, COMMON + JOB_ONLY),
-    )
-    for field, value in changes
-]
-
-
-@pytest.mark.parametrize(("path", "body", "field", "value"), CASES)
-async def test_a_value_out_of_range_is_422_and_named(
-    server: Server, path: str, body: dict[str, Any], field: str, value: Any
-) -> None:
-    text = json.dumps(changed(body, field, value))
-    response = await server.client.post(path, content=text, headers=RAW)
-    assert response.status_code == 422
-    assert f"body.{field}" in said(response)
-    assert server.engine.calls == []
-    assert (await server.status())["status"] == "IDLE"
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "field"),
-    [
-        *((START, ORDER, field) for field in ORDER),
-        *((GENERATE, JOB, field) for field in JOB),
-    ],
-)
-async def test_a_field_that_is_missing_is_422_and_named(
-    server: Server, path: str, body: dict[str, Any], field: str
-) -> None:
-    response = await server.post(path, without(body, field))
-    assert response.status_code == 422
-    assert field in said(response)
-
-
-@pytest.mark.parametrize("path", [START, GENERATE])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda body: {**body, "r_target": 1.4}, "not both"),
-        (lambda body: without(body, "params"), r"params .* or r_target .* is needed"),
-        (
-            lambda body: {**without(body, "params"), "r_target": 1.4},
-            "does not serve yet",
-        ),
-    ],
-)
-async def test_the_shape_selects_the_protocol(
-    server: Server, path: str, change: Callable[[Any], Any], message: str
-) -> None:
-    response = await server.post(path, change(JOB if path == GENERATE else ORDER))
-    assert response.status_code == 422
-    assert re.search(message, said(response))
-    assert "r_target" in said(response)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"x"', '{"a":}', "\xff"])
@@ -162,6 +46,7 @@ async def test_a_refusal_does_not_echo_what_it_refuses(server: Server) -> None:
     }
     response = await server.post(GENERATE, huge)
     assert response.status_code == 422
+    assert len(response.json()["detail"]) == 20
     assert len(response.content) < 10_000
 
 
@@ -221,13 +106,6 @@ async def test_claims_about_other_nonces_are_400(server: Server, nonces: list[in
     response = await server.post(GENERATE, {**JOB, "validation": {"artifacts": artifacts}})
     assert response.status_code == 400
     assert response.json() == {"detail": "validation.artifacts nonces must match nonces field"}
-
-
-async def test_two_thresholds_that_differ_are_422(server: Server) -> None:
-    test = {"fraud_threshold": 0.01, "p_value_threshold": 0.05}
-    response = await server.post(GENERATE, {**JOB, "stat_test": test})
-    assert response.status_code == 422
-    assert "fraud_threshold and p_value_threshold" in said(response)
 
 
 async def test_a_second_round_is_409(server: Server) -> None:

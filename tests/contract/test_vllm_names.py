@@ -5,9 +5,11 @@ A failure here after an upgrade says which function of ``engines/vllm/compat.py`
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import vllm
+from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed import parallel_state
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -18,7 +20,7 @@ from vllm.v1.engine.core_client import AsyncMPClient, InprocClient, SyncMPClient
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
-from proofserve.engines.vllm import compat
+from proofserve.engines.vllm import vetting
 
 
 def source(thing: object) -> str:
@@ -30,15 +32,36 @@ def parameters(function: object) -> list[str]:
 
 
 def test_the_installed_version_is_a_vetted_one() -> None:
-    assert compat.require_vetted_version() == vllm.__version__
+    assert vetting.require_vetted_version() == vllm.__version__
 
 
 def test_another_version_is_refused_with_the_vetted_ones_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
-    with pytest.raises(compat.UnsupportedEngine, match=r"0\.99\.0.*vetted: 0\.32\.x"):
-        compat.require_vetted_version()
+    with pytest.raises(vetting.UnsupportedEngine, match=r"0\.99\.0.*vetted: 0\.32\.x"):
+        vetting.require_vetted_version()
+
+
+def config(data_parallel: int = 1, api_processes: int = 1) -> SimpleNamespace:
+    parallel = SimpleNamespace(data_parallel_size=data_parallel, _api_process_count=api_processes)
+    return SimpleNamespace(parallel_config=parallel, use_v2_model_runner=False)
+
+
+def test_a_split_deployment_is_refused_with_the_way_out() -> None:
+    vetting.require_one_owner(config())
+    with pytest.raises(vetting.UnsupportedEngine, match=r"data parallel size 2.*group_id"):
+        vetting.require_one_owner(config(data_parallel=2))
+    with pytest.raises(vetting.UnsupportedEngine, match=r"3 API server.*--api-server-count 1"):
+        vetting.require_one_owner(config(api_processes=3))
+    fields = {field.name for field in dataclasses.fields(ParallelConfig)}
+    assert {"data_parallel_size", "_api_process_count"} <= fields
+
+
+def test_the_second_model_runner_is_refused() -> None:
+    with pytest.raises(vetting.UnsupportedEngine, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        vetting.require_model_runner(SimpleNamespace(use_v2_model_runner=True))
+    assert "use_v2_model_runner" in dir(VllmConfig)
 
 
 def test_call_engine_and_call_engine_sync() -> None:

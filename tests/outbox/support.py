@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +52,7 @@ class Arrival:
     sequence: int
     body: dict[str, Any]
     at: float
+    headers: Mapping[str, str]
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Target:
             int(headers["x-proofserve-sequence"]),
             json.loads(await request.body()),
             self.clock(),
+            headers,
         )
         self.arrivals.append(arrival)
         status = self.answer(arrival)

@@ -10,6 +10,7 @@ import pytest
 
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.policy import CallbackPolicy
+from proofserve.outbox.schedule import Plan, Situation
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
@@ -60,18 +61,6 @@ def _check_once_and_rising(target: Target) -> None:
     assert [one.sequence for one in target.accepted] == list(range(1, len(keys) + 1))
 
 
-async def test_the_request_is_as_promised(
-    store: SqliteOutbox, clock: FastClock, target: Target
-) -> None:
-    await store.enqueue("validated", f"{target.url}/base/", {"n_total": 3})
-    sender = a_sender(store, clock)
-    async with sending(sender):
-        assert await sender.drain(5.0)
-    (only,) = target.arrivals
-    assert (only.path, only.body, only.sequence) == ("/base/validated", {"n_total": 3}, 1)
-    assert len(only.key) == 32
-
-
 async def test_a_round_is_sent_once_per_interval(
     store: SqliteOutbox, clock: FastClock, target: Target
 ) -> None:
@@ -109,17 +98,17 @@ async def test_refused_connections_are_tried_again(store: SqliteOutbox, clock: F
             await until(lambda: len(target.accepted) == 1)
 
 
-async def test_a_target_that_does_not_answer_in_time_is_tried_again(
+async def test_a_target_that_answers_too_late_gets_it_again_under_the_same_key(
     store: SqliteOutbox, clock: FastClock, target: Target
 ) -> None:
     target.delay_s = 0.3
-    await store.enqueue("validated", target.url, {"n": 1})
+    await store.enqueue("validated", target.url, {})
     sender = a_sender(store, clock, CallbackPolicy(timeout_s=0.1))
     async with sending(sender):
-        error = await _failure(store)
-        assert "Timeout" in error or error.startswith("no answer within 0.1")
+        assert await _failure(store) == "no answer within 0.1 s"
         target.delay_s = 0.0
         assert await sender.drain(5.0)
+    assert len(target.arrivals) >= 2
     assert len({one.key for one in target.arrivals}) == 1
 
 
@@ -153,28 +142,6 @@ async def test_expiry_keeps_the_rows_says_so_and_lets_the_round_go_on(
     assert [one.sequence for one in target.arrivals] == [1, 1, 1, 2]
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "sequence 1 expired after 3 attempts" in warning.getMessage()
-
-
-async def test_a_redirect_is_not_followed(
-    store: SqliteOutbox, clock: FastClock, target: Target
-) -> None:
-    target.answer = lambda _arrival: 302
-    await store.enqueue("validated", target.url, {})
-    sender = a_sender(store, clock)
-    async with sending(sender):
-        assert await sender.drain(5.0)
-    assert [one.path for one in target.arrivals] == ["/validated"]
-
-
-@pytest.mark.parametrize("url", ["not a url", "http://[", "ftp://host", "http://\n"])
-async def test_a_url_that_cannot_work_expires_like_a_dead_target(
-    store: SqliteOutbox, clock: FastClock, url: str
-) -> None:
-    await store.enqueue("validated", url, {})
-    sender = a_sender(store, clock, CallbackPolicy(max_retries=1))
-    async with sending(sender):
-        assert await sender.drain(5.0)
-    assert (await store.gauges()).expired == 1
 
 
 async def test_a_slow_target_delays_nobody_else(
@@ -270,6 +237,25 @@ async def test_drain_flushes_open_rounds_and_gives_up_in_time(
         await store.enqueue("validated", target.url, {})
         assert not await sender.drain(0.05)
     assert (await store.gauges()).pending == 1
+
+
+class SlowPlans(SqliteOutbox):
+    """Hands its plans out late, so that the outbox may have changed since."""
+
+    async def plan(self, policy: CallbackPolicy, situation: Situation) -> Plan:
+        plan = await super().plan(policy, situation)
+        await asyncio.sleep(0.1)
+        return plan
+
+
+async def test_drain_does_not_believe_a_plan_from_before(path: Path, target: Target) -> None:
+    async with await SlowPlans.open(path) as store:
+        sender = CallbackSender(store, POLICY)
+        async with sending(sender):
+            await asyncio.sleep(0.05)
+            await store.enqueue("validated", target.url, {})
+            assert await sender.drain(5.0)
+            assert len(target.accepted) == 1
 
 
 class ForgetfulOutbox(SqliteOutbox):

@@ -132,7 +132,8 @@ def _run(check: Callable[[Subject, Tell], None], target: Target) -> None:
         def tell(made: Check) -> None:
             checks.append(made)
             detail = f"  [dim]{escape(made.detail)}[/dim]"
-            desk.console.print(f"{VERDICTS[made.passed]}  {made.name}{detail}", highlight=False)
+            text = f"{VERDICTS[made.passed]}  {made.name}{detail}"
+            desk.console.print(text, highlight=False, soft_wrap=True)
 
         for subject in _subjects(target, desk):
             desk.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)

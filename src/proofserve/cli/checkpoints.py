@@ -18,9 +18,14 @@ class SmallModel:
     seed: int = 0
 
     @property
+    def family(self) -> str:
+        """The exact name of the architecture."""
+        return ALIASES.get(self.arch, self.arch)
+
+    @property
     def name(self) -> str:
         """The name to serve it under."""
-        return f"{self.size}-{self.arch}"
+        return f"{self.size}-{self.family}"
 
 
 def checkpoint(model: SmallModel) -> Path:
@@ -31,11 +36,10 @@ def checkpoint(model: SmallModel) -> Path:
     # transformers takes seconds to import, which nobody should wait for who asks for --help.
     from proofserve.models import DirectoryInUseError, write_model  # noqa: PLC0415
 
-    arch = ALIASES.get(model.arch, model.arch)
-    folder = cache_folder() / f"{arch}-{model.size}-{model.seed}-{_recipe()}"
+    folder = cache_folder() / f"{model.family}-{model.size}-{model.seed}-{_recipe()}"
     if not folder.exists():
         try:
-            write_model(folder, arch, model.size, model.seed)
+            write_model(folder, model.family, model.size, model.seed)
         except DirectoryInUseError:
             # Another process was faster; folders appear complete or not at all.
             return folder

@@ -97,7 +97,10 @@ class _Tour:
             status = self._node.status()
         same = sum(a.texts == b.texts for a, b in zip(alone, beside, strict=True))
         self._say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
-        self._say("Proofs", f"{status.rate:.0f} nonces/s in the time that chat left free, such as")
+        self._say(
+            "Proofs",
+            f"{status.rate:.0f} nonces/s in the time that chat left free; the first vectors:",
+        )
         rows = self._node.results(after, NONCES)
         claims = claims_of([Artifact(r.nonce, r.value) for r in rows if r.value is not None])
         self._show(claims[:SHOWN])
@@ -127,12 +130,14 @@ class _Tour:
         return replies
 
     def _say(self, label: str, text: str) -> None:
-        self._console.print(f"[bold]{label:9}[/bold] {escape(text)}", highlight=False)
+        self._console.print(
+            f"[bold]{label:9}[/bold] {escape(text)}", highlight=False, soft_wrap=True
+        )
 
     def _show(self, claims: Sequence[Claim]) -> None:
         for nonce, vector in vectors_of(claims, self.work.k_dim).items():
             numbers = " ".join(f"{value:+.2f}" for value in vector)
-            self._console.print(f"          nonce {nonce}: {numbers}", highlight=False)
+            self._console.print(f"          {nonce}: {numbers}", highlight=False, soft_wrap=True)
 
 
 def _latency(replies: Sequence[Reply]) -> str:

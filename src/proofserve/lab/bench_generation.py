@@ -20,6 +20,8 @@ from proofserve.lab.telling import Progress
 # Enough that vLLM always has the next step's prompts at hand while answers are on their way.
 REQUESTS_IN_FLIGHT = 4
 WARM_UP_BATCHES = 3
+# As many as a node runs in one call.
+MAX_FORWARDS = 1000
 # Every vocabulary has this many tokens.
 TOKEN_IDS = 1000
 
@@ -140,4 +142,4 @@ def _ratios(values: Sequence[float], yardstick: Sequence[float]) -> list[float]:
 def _forwards_per_window(node: NodeClient, plan: Plan) -> int:
     """The first call also warms the engine up, so its speed is a guess on the low side."""
     speed = node.measure(plan.work, 2)
-    return max(2, math.ceil(plan.window_s / speed.seconds_per_forward))
+    return min(MAX_FORWARDS, max(2, math.ceil(plan.window_s / speed.seconds_per_forward)))

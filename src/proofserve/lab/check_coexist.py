@@ -12,8 +12,10 @@ from proofserve.lab.records import Work
 from proofserve.lab.waiting import computing_round, wait_until
 
 CHATS = 5
+# Long chats: between two short ones a busy API process can leave the engine idle for a moment,
+# and a proof that uses the moment breaks no promise.
 CLIENTS = 8
-TOKENS = 48
+TOKENS = 256
 # Until the clients of a load are all in a running batch.
 SETTLE_S = 1.5
 LOAD_S = 3.0

@@ -22,9 +22,7 @@ def claims_of_model(
     directory: Path, work: Work, nonces: Sequence[int], at_once: int = 8
 ) -> list[Claim]:
     """The artifacts (scheme ``artifact-v1``) that the checkpoint in ``directory`` gives."""
-    from transformers import AutoModel  # noqa: PLC0415 - two seconds that few commands need
-
-    model = AutoModel.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    model = _load(directory)
     recipe = scheme("artifact-v1", k_dim=work.k_dim)
     block = recipe.for_block(work.block_hash, model.config.hidden_size, DEVICE)
     texts: list[str] = []
@@ -34,3 +32,20 @@ def claims_of_model(
         hidden = model(inputs_embeds=inputs, use_cache=False).last_hidden_state
         texts += encode(block.finish(work.public_key, part, hidden[:, -1]).numpy())
     return [Claim(nonce, text) for nonce, text in zip(nonces, texts, strict=True)]
+
+
+def _load(directory: Path) -> torch.nn.Module:
+    """The checkpoint without its head: tokens in, last hidden states out."""
+    # Two seconds of imports that few commands need.
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        whole = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    network: torch.nn.Module = whole.eval().base_model
+    return network

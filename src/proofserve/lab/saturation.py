@@ -19,10 +19,13 @@ AFTERWARDS_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``clients`` chats in flight, each about ``tokens`` long, ``pairs`` windows each way."""
+    """``clients`` chats in flight, each about ``tokens`` long, ``pairs`` windows each way.
+
+    Many and long, so that the engine has work even when the API process falls behind.
+    """
 
     clients: int = 32
-    tokens: int = 64
+    tokens: int = 128
     window_s: float = 10.0
     pairs: int = 3
 

@@ -1,7 +1,6 @@
 """Posts callbacks until their targets acknowledge them or the policy gives them up."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -10,18 +9,12 @@ import httpx
 
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.policy import CallbackPolicy
+from proofserve.outbox.post import new_client, post
 from proofserve.outbox.schedule import Plan, Situation
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 
 T = TypeVar("T")
-
-# A million artifacts are some 70 MB. A target gets this much more time than the policy's timeout
-# for a large body. Bytes per second.
-_SLOWEST_UPLOAD = 1_000_000
-
-# How much of a refusal is kept, in bytes.
-_EXCERPT = 300
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +42,7 @@ class CallbackSender:
 
     async def run(self) -> None:
         """Send until cancelled. What is in flight then is sent again after a restart."""
-        # The environment's proxies are not ours to follow: only settings reads the environment.
-        client = httpx.AsyncClient(
-            timeout=self._policy.timeout_s, follow_redirects=False, trust_env=False
-        )
-        async with client, asyncio.TaskGroup() as posts:
+        async with new_client() as client, asyncio.TaskGroup() as posts:
             while True:
                 self._store.news.clear()
                 plan = await self._insist(self._plan)
@@ -102,39 +91,12 @@ class CallbackSender:
     async def _deliver(self, client: httpx.AsyncClient, delivery: Delivery) -> None:
         try:
             body = await self._insist(lambda: self._store.body(delivery))
-            error = await self._post(client, delivery, body)
+            error = await post(client, delivery, body, self._policy.timeout_s)
             # The target stays busy until this is stored, so nothing is posted twice meanwhile.
             await self._insist(lambda: self._settle(delivery, error))
         finally:
             self._busy.discard(delivery.url)
             self._store.news.set()
-
-    async def _post(self, client: httpx.AsyncClient, delivery: Delivery, body: bytes) -> str | None:
-        """One attempt; what went wrong, None when the target took it."""
-        headers = {
-            "Content-Type": "application/json",
-            "Idempotency-Key": delivery.key,
-            "X-Proofserve-Sequence": str(delivery.sequence),
-        }
-        url = f"{delivery.url}/{delivery.endpoint}"
-        allowed_s = self._policy.timeout_s + len(body) / _SLOWEST_UPLOAD
-        accepted = False
-        error = None
-        try:
-            # The client's own timeout starts anew with every byte; this one is for all of it.
-            async with (
-                asyncio.timeout(allowed_s),
-                client.stream("POST", url, content=body, headers=headers) as response,
-            ):
-                accepted = response.status_code < httpx.codes.BAD_REQUEST
-                if not accepted:
-                    error = f"HTTP {response.status_code}: {await _excerpt(response)}"
-        except TimeoutError:
-            error = f"no answer within {allowed_s:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL) as problem:
-            error = f"{type(problem).__name__}: {problem}"
-        # Once the status said yes, trouble with the rest of the answer changes nothing.
-        return None if accepted else error
 
     async def _settle(self, delivery: Delivery, error: str | None) -> None:
         if error is None:
@@ -161,14 +123,3 @@ class CallbackSender:
                 pause_s = self._policy.pause_s(failures)
                 _log.warning("callbacks pause for %g s: %s", pause_s, error)
                 await self._sleep(pause_s)
-
-
-async def _excerpt(response: httpx.Response) -> str:
-    """The beginning of an answer, as far as it can be read."""
-    text = b""
-    with contextlib.suppress(httpx.HTTPError):
-        async for chunk in response.aiter_raw():
-            text += chunk
-            if len(text) >= _EXCERPT:
-                break
-    return text[:_EXCERPT].decode(errors="replace").strip()

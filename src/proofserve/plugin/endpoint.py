@@ -12,8 +12,8 @@ from starlette.datastructures import State
 from proofserve.api import artifact_routes, measure_routes
 from proofserve.api.errors import NotEnabled
 from proofserve.api.node import Node
-from proofserve.engines.vllm import compat
-from proofserve.engines.vllm.client import VllmEngine
+from proofserve.engines.vllm import vetting
+from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.records import EngineFacts
 from proofserve.settings import NodeSettings
 from proofserve.wiring.node import running_node, versions
@@ -54,10 +54,13 @@ class ProofEndpoints:
         if not self._settings.enabled:
             _logger.info("proofs are off; start with --enable-poc to open /api/v1/pow")
             return
-        version = compat.require_vetted_version()
+        version = vetting.require_vetted_version()
         config = engine_client.vllm_config
-        compat.require_one_owner(config, compat.api_process_count(engine_client))
-        compat.require_model_runner(config)
+        vetting.require_one_owner(config)
+        vetting.require_model_runner(config)
+        # Not before the vetting: names that moved would fail here without a word of advice.
+        from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
+
         facts = EngineFacts(
             model_names=tuple(args.served_model_name or [args.model]),
             hidden_size=config.model_config.get_hidden_size(),
@@ -85,6 +88,6 @@ def _node(request: Request) -> Node:
     return node
 
 
-def _engine(request: Request) -> VllmEngine:
-    engine: VllmEngine = request.app.state.proofserve_engine
+def _engine(request: Request) -> MeasurableEngine:
+    engine: MeasurableEngine = request.app.state.proofserve_engine
     return engine

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import numpy as np
+
 from proofserve.engines.vllm import compat, wire
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import (
@@ -96,10 +98,20 @@ class VllmSession:
         self._engine = engine
         self._work = work
         self._lease = uuid.uuid4().hex
+        # What is done of a call that the engine answered in parts; asking again goes on there.
+        self._parts: dict[tuple[int, ...], list[ProofBatch]] = {}
 
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
         """See ``rounds.ports.ProofSession.prove``."""
-        return read_reply(nonces, await self._engine.prove(self._work, self._lease, nonces))
+        wanted = tuple(nonces)
+        parts = self._parts.setdefault(wanted, [])
+        while rest := wanted[sum(len(part.nonces) + len(part.failed) for part in parts) :]:
+            outcome = read_reply(rest, await self._engine.prove(self._work, self._lease, rest))
+            if isinstance(outcome, Deferred):
+                return outcome
+            parts.append(outcome)
+        self._parts.pop(wanted, None)
+        return join(parts)
 
     async def release(self) -> None:
         """Return the lease. A dead engine has nothing to return."""
@@ -123,13 +135,25 @@ def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) 
 
 
 def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | Deferred:
-    """What came of ``nonces``. Raises EngineFault for a fault, and for a lease returned early."""
+    """What came of ``nonces``, or of the first of them.
+
+    Raises EngineFault for a fault, and for a lease that was returned before the call ran.
+    """
     if reply["kind"] == wire.PROVED:
         failed = frozenset(reply["failed"])
-        proved = tuple(nonce for nonce in nonces if nonce not in failed)
+        proved = tuple(nonce for nonce in nonces[: reply["done"]] if nonce not in failed)
         return ProofBatch(proved, wire.values_of(reply), tuple(reply["failed"]))
     if reply["kind"] == wire.DEFERRED:
         return Deferred(reply["reason"], reply["seconds"])
     if reply["kind"] == wire.RELEASED:
         raise EngineFault("the lease was returned before the call ran")
     raise EngineFault(reply["error"])
+
+
+def join(parts: Sequence[ProofBatch]) -> ProofBatch:
+    """Consecutive parts of one call as one batch."""
+    return ProofBatch(
+        nonces=tuple(nonce for part in parts for nonce in part.nonces),
+        values=np.concatenate([part.values for part in parts]),
+        failed=tuple(nonce for part in parts for nonce in part.failed),
+    )

@@ -7,6 +7,8 @@ that forward at most. All methods run on the core's loop thread except ``_chat_a
 body of the alarm, which only append to a dictionary and post a message.
 """
 
+import os
+import signal
 import threading
 import time
 from collections import deque
@@ -43,6 +45,10 @@ class Pending:
         if not self.future.done():
             self.future.set_result(reply)
 
+    def answer_with_rows(self) -> None:
+        """Complete the call with the first ``done`` of its nonces, which may be all."""
+        self.answer(wire.proved(np.concatenate(self.values), self.failed, self.done))
+
 
 class ProofGate:
     """Queue, leases and ledger of one engine core.
@@ -62,10 +68,11 @@ class ProofGate:
         self._share = share
         self._queue: deque[Pending] = deque()
         self._armed = False
-        self._alarm: threading.Thread | None = None
         if compat.has_own_loop(engine):
             compat.watch_arrivals(engine, self._chat_arrived)
             compat.watch_steps(engine, self._stepped)
+            self._parent = os.getppid()
+            threading.Thread(target=self._ring, name="proofserve-alarm", daemon=True).start()
 
     # -- calls from the API process ----------------------------------------------------------
 
@@ -79,7 +86,6 @@ class ProofGate:
         else:
             self._queue.append(pending)
             self._arm()
-            self._set_alarm()
         return pending.future
 
     def release(self, lease: str) -> None:
@@ -124,13 +130,20 @@ class ProofGate:
         """Look after deadlines and take up waiting work; called by the core's loop."""
         now = time.monotonic()
         for pending in [p for p in self._queue if now - p.arrived > p.call.defer_s]:
-            if pending.done == 0 and compat.is_busy(self._engine):
-                self._queue.remove(pending)
-                pending.answer(self._deferral(pending))
+            self._overdue(pending)
         self._leases.release_unused(now - self._lease_idle_s, {p.call.lease for p in self._queue})
         if self._queue:
             self._arm()
         return Future()  # never completed: nobody asked
+
+    def _overdue(self, pending: Pending) -> None:
+        """Answer a call that takes long: with what is done, or that chat holds it back."""
+        if pending.done > 0:
+            self._queue.remove(pending)
+            pending.answer_with_rows()
+        elif compat.is_busy(self._engine):
+            self._queue.remove(pending)
+            pending.answer(self._deferral(pending))
 
     # -- the core's loop ---------------------------------------------------------------------
 
@@ -170,7 +183,7 @@ class ProofGate:
         pending.done += batch.count
         if pending.done >= len(pending.call.nonces):
             self._queue.popleft()
-            pending.answer(wire.proved(np.concatenate(pending.values), pending.failed))
+            pending.answer_with_rows()
 
     def _run_inline(self, pending: Pending) -> None:
         """A core without a loop of its own: its caller steps it, so there is no idle to await."""
@@ -192,14 +205,12 @@ class ProofGate:
     def _chat_arrived(self, request_id: str) -> None:
         self._ledger.arrived(request_id, time.monotonic())
 
-    def _set_alarm(self) -> None:
-        """Wake the loop now and then: under endless chat no message may come to do it."""
-        if self._alarm is None:
-            self._alarm = threading.Thread(target=self._ring, name="proofserve-alarm", daemon=True)
-            self._alarm.start()
-
     def _ring(self) -> None:
-        while True:
+        """Wake the loop now and then: under endless chat no message may come to do it."""
+        while os.getppid() == self._parent:
             time.sleep(ALARM_S)
             if self._queue or len(self._leases):
                 compat.post_turn(self._engine, TURN)
+        # The API process was killed. Nobody can reach this core any more, but it would hold its
+        # memory, and on a GPU the whole card, against the server that is started next.
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from proofserve.engines.vllm import compat
+from proofserve.engines.vllm import compat, vetting
 from proofserve.engines.vllm.client import PROVE, RELEASE, call_for, read_reply
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 
@@ -17,9 +17,9 @@ class SyncProver:
     """
 
     def __init__(self, llm_engine: Any) -> None:
-        compat.require_vetted_version()
-        compat.require_one_owner(llm_engine.vllm_config, client_count=1)
-        compat.require_model_runner(llm_engine.vllm_config)
+        vetting.require_vetted_version()
+        vetting.require_one_owner(llm_engine.vllm_config)
+        vetting.require_model_runner(llm_engine.vllm_config)
         self._engine = llm_engine
 
     def prove(self, work: Workload, nonces: Sequence[int]) -> ProofBatch | Deferred:

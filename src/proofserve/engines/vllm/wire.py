@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 class ProveCall:
     """Prove ``nonces`` under the lease ``lease``; it is opened by its first call.
 
-    ``defer_s`` bounds, in seconds, how long chat may hold the call back before it is answered
-    ``deferred``.
+    After ``defer_s`` seconds the call is answered with what is done by then, or ``deferred`` if
+    chat let nothing be done.
     """
 
     lease: str
@@ -70,10 +70,11 @@ RELEASED = "released"
 FAULT = "fault"
 
 
-def proved(values: NDArray[np.float32], failed: list[int]) -> dict[str, Any]:
-    """``values`` float32 [n, width], one row for each nonce that is not in ``failed``."""
+def proved(values: NDArray[np.float32], failed: list[int], done: int) -> dict[str, Any]:
+    """The first ``done`` nonces of a call: ``values`` float32 [done - len(failed), width]."""
     return {
         "kind": PROVED,
+        "done": done,
         "width": values.shape[1],
         "values": values.tobytes(),
         "failed": failed,

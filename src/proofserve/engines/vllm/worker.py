@@ -46,4 +46,4 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
         return None
     finite = torch.isfinite(values).all(dim=1)
     failed = [n for n, good in zip(forward.nonces, finite.tolist(), strict=True) if not good]
-    return proved(values[finite].cpu().numpy(), failed)
+    return proved(values[finite].cpu().numpy(), failed, len(forward.nonces))

@@ -1,0 +1,51 @@
+"""Which vLLM, started how, can carry proofs. Importing this file needs nothing that drifts."""
+
+from typing import Any
+
+import vllm
+
+VETTED = ((0, 32),)
+
+
+class UnsupportedEngine(RuntimeError):
+    """This vLLM, or the way it was started, cannot carry proofs. The text says what to change."""
+
+
+def require_vetted_version() -> str:
+    """Return vLLM's version. Raises UnsupportedEngine for one whose internals were not vetted."""
+    version = str(vllm.__version__)
+    major_minor = tuple(int(part) for part in version.split(".")[:2])
+    if major_minor not in VETTED:
+        vetted = ", ".join(".".join(map(str, pair)) + ".x" for pair in VETTED)
+        raise UnsupportedEngine(
+            f"vLLM {version} was not vetted with this release of proofserve (vetted: {vetted}). "
+            "Install a vetted version, or start without --enable-poc."
+        )
+    return version
+
+
+def require_one_owner(vllm_config: Any) -> None:
+    """A round has one owner and one engine. Raises UnsupportedEngine for a split deployment.
+
+    Relies on: ParallelConfig._api_process_count, set by ``vllm serve --api-server-count``.
+    """
+    parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size > 1:
+        raise UnsupportedEngine(
+            f"data parallel size {parallel.data_parallel_size}: every replica would need a round "
+            "of its own. Start one server per replica and give each its group_id of n_groups."
+        )
+    if parallel._api_process_count > 1:
+        raise UnsupportedEngine(
+            f"{parallel._api_process_count} API server processes: a round has one owner. "
+            "Start vLLM with --api-server-count 1."
+        )
+
+
+def require_model_runner(vllm_config: Any) -> None:
+    """Proof forwards know the first model runner. Raises UnsupportedEngine for the second."""
+    if vllm_config.use_v2_model_runner:
+        raise UnsupportedEngine(
+            "vLLM's second model runner was not vetted. Set VLLM_USE_V2_MODEL_RUNNER=0 "
+            "(proofserve serve does)."
+        )

@@ -1,0 +1,80 @@
+"""What a fault leaves behind: killed processes, refused callbacks, a node of another shape."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from proofserve import settings
+from proofserve.cli.servers import Deployment, small_server
+from proofserve.wiring.launch import ServerFailed, free_port, running_server
+from support.node import NAME, serve, until
+
+pytestmark = pytest.mark.engine
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=0)
+    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("victim", ["api", "worker"])
+def test_nothing_reported_is_lost_when_a_process_is_killed(
+    victim: str, tiny: Path, tmp_path: Path
+) -> None:
+    with serve(tiny, tmp_path) as node:
+        free = node.free_blocks()
+        node.start_round()
+        until(lambda: node.processed() >= 48)
+        reported = node.processed()
+        family = node.family()
+        doomed = family[0] if victim == "api" else family[-1]
+        doomed.send_signal(signal.SIGKILL)
+        # Whichever died, the others end too: nothing is left to hold memory or the port.
+        until(lambda: gone(family), seconds=60)
+    with serve(tiny, tmp_path) as node:
+        rows = node.results()
+        assert len(rows) >= reported
+        assert [row["nonce"] for row in rows] == list(range(len(rows)))
+        assert node.free_blocks() == free
+        assert node.chat("Still there?")
+        node.prove([0, 1, 2])
+        assert node.free_blocks() == free
+
+
+def test_callbacks_reach_a_receiver_that_comes_late(tiny: Path, tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        *(settings.python(), "-m", "proofserve", "receive", "--quiet"),
+        *("--port", str(port), "--database", str(tmp_path / "received.sqlite")),
+    ]
+    with serve(tiny, tmp_path) as node:
+        node.start_round(url=url)
+        until(lambda: node.status()["outbox"]["last_error"] is not None)
+        assert node.chat("Chat goes on.")
+        with subprocess.Popen(command) as receiver:
+            try:
+                until(lambda: node.status()["outbox"]["delivered"] > 0, seconds=60)
+                node.stop()
+                until(lambda: node.status()["outbox"]["pending"] == 0, seconds=60)
+                produced = node.processed()
+                summary = httpx.get(f"{url}/summary").json()
+            finally:
+                receiver.terminate()
+    assert produced > 0
+    assert str(produced) in str(summary)
+
+
+def test_data_parallel_is_refused_with_the_reason(tiny: Path, tmp_path: Path) -> None:
+    command = small_server(Deployment(tiny, NAME, 8), tmp_path)
+    argv = (*command.argv, "--data-parallel-size", "2")
+    split = type(command)(argv, {**command.env, "VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+    with (
+        pytest.raises(ServerFailed, match="group_id of n_groups"),
+        running_server(split, free_port(), tmp_path / "server.log"),
+    ):
+        pytest.fail("the server should not have started")

@@ -1,0 +1,240 @@
+"""A node without a model: real HTTP, made-up numbers, and bad habits on request."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, HTTPException, Query, Request
+
+from proofserve.protocol.codec import encode
+from proofserve.rounds.records import EngineGauges
+
+P = "/api/v1/pow"
+
+
+@dataclass
+class Habits:
+    """Speeds in nonces or tokens per second, and what is wrong with this node."""
+
+    bare: float = 1000.0
+    round: float = 1000.0
+    chat_tokens: float = 5000.0
+    polite: bool = True
+    resumes: bool = True
+    truthful: bool = True
+    repeatable: bool = True
+    keyed: bool = True
+    gullible: bool = False
+    suspicious: bool = False
+    counts_right: bool = True
+    chat_error: int | None = None
+    finish_reason: str = "length"
+    failing_nonce: int | None = None
+    gauges: dict[str, Any] = field(default_factory=dict)
+
+
+class StubNode:
+    """What the app serves and what it has been doing."""
+
+    def __init__(self, habits: Habits) -> None:
+        self.habits = habits
+        self.app = FastAPI()
+        self.rows: list[dict[str, Any]] = []
+        self.state = "IDLE"
+        self.rounds = 0
+        self.chatting = 0
+        self.chats = 0
+        self.measured: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._work: dict[str, Any] = {}
+        self._routes()
+
+    # -- the engine --------------------------------------------------------------------------
+
+    def vector(self, nonce: int, work: dict[str, Any]) -> str:
+        key = work["public_key"] if self.habits.keyed else ""
+        text = f"{work['block_hash']}|{key}|{nonce}|{work['params']['model']}"
+        if not self.habits.repeatable:
+            text += str(time.monotonic_ns())
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        row = np.random.default_rng(seed).normal(size=(1, work["params"]["k_dim"]))
+        return encode((row / np.linalg.norm(row)).astype(np.float32))[0]
+
+    def compute(self) -> None:
+        """Store a batch at a time while a round runs; the body of a thread."""
+        size = 10
+        while not self._closing.wait(size / self.habits.round):
+            with self._lock:
+                if self.state == "GENERATING" and (not self.chatting or not self.habits.polite):
+                    if self.habits.resumes or not self.chats:
+                        self._store(size)
+
+    def _store(self, size: int) -> None:
+        first = sum(row["round_id"] == str(self.rounds) for row in self.rows)
+        for nonce in range(first, first + size):
+            row = {"seq": len(self.rows) + 1, "round_id": str(self.rounds), "nonce": nonce}
+            if nonce == self.habits.failing_nonce:
+                self.rows.append({**row, "error": "not finite"})
+            else:
+                self.rows.append({**row, "vector_b64": self.vector(nonce, self._work)})
+
+    def close(self) -> None:
+        self._closing.set()
+
+    # -- HTTP --------------------------------------------------------------------------------
+
+    def _routes(self) -> None:
+        for method, path, handler in (
+            ("GET", "/v1/models", self.models),
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/completions", self.prefill),
+            ("GET", f"{P}/versions", self.versions),
+            ("GET", f"{P}/status", self.status),
+            ("POST", f"{P}/init/generate", self.start),
+            ("POST", f"{P}/stop", self.stop),
+            ("GET", f"{P}/results", self.results),
+            ("POST", f"{P}/generate", self.generate),
+            ("POST", f"{P}/measure", self.measure),
+        ):
+            self.app.add_api_route(path, handler, methods=[method])
+
+    def models(self) -> dict[str, Any]:
+        return {"data": [{"id": "stub"}]}
+
+    def versions(self) -> dict[str, Any]:
+        return {"vllm_version": "0", "versions": {"vllm": "0"}}
+
+    async def chat(self, request: Request) -> dict[str, Any]:
+        body = await request.json()
+        if self.habits.chat_error is not None:
+            raise HTTPException(self.habits.chat_error, "no chat today")
+        tokens = body["max_tokens"]
+        await self._busy(tokens / self.habits.chat_tokens)
+        said = body["messages"][0]["content"]
+        if not self.habits.truthful and self.state == "GENERATING":
+            said += "!"
+        choice = {"finish_reason": self.habits.finish_reason, "message": {"content": said}}
+        return {
+            "choices": [choice],
+            "usage": {"prompt_tokens": 10, "completion_tokens": tokens},
+        }
+
+    async def prefill(self, request: Request) -> dict[str, Any]:
+        body = await request.json()
+        sizes = [len(prompt) for prompt in body["prompt"]]
+        await self._busy(sum(sizes) / self.habits.chat_tokens)
+        return {
+            "choices": [{"finish_reason": "length", "text": "x"} for _ in sizes],
+            "usage": {"prompt_tokens": sum(sizes), "completion_tokens": len(sizes)},
+        }
+
+    async def _busy(self, seconds: float) -> None:
+        import asyncio
+
+        self.chatting += 1
+        self.chats += 1
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.chatting -= 1
+
+    def status(self) -> dict[str, Any]:
+        with self._lock:
+            mine = [row for row in self.rows if row["round_id"] == str(self.rounds)]
+            counted = len(mine) + (0 if self.habits.counts_right else 1)
+            return {
+                "status": self.state,
+                "config": None,
+                "stats": {"total_processed": counted, "nonces_per_second": 1.0, "failed": 0},
+                "round_id": str(self.rounds),
+                "engine": self.gauges(),
+            }
+
+    def gauges(self) -> dict[str, Any]:
+        busy = time.monotonic() if self.state == "GENERATING" else 0.0
+        names = dict.fromkeys(EngineGauges.__dataclass_fields__, 0)
+        return {**names, "busy_s": busy, "resume_ms": [1.0, 2.0, 3.0], **self.habits.gauges}
+
+    async def start(self, request: Request) -> dict[str, Any]:
+        body = await request.json()
+        with self._lock:
+            if self.state == "GENERATING":
+                raise HTTPException(409, "Already generating")
+            self.state, self._work = "GENERATING", body
+            self.rounds += 1
+        return {"status": "OK", "pow_status": {"status": "GENERATING"}}
+
+    def stop(self) -> dict[str, Any]:
+        with self._lock:
+            self.state = "STOPPED"
+        return {"status": "OK", "pow_status": {"status": "STOPPED"}}
+
+    def results(self, after: int = 0, limit: int = Query(1000, le=10_000)) -> dict[str, Any]:
+        with self._lock:
+            rows = self.rows[after : after + limit]
+        return {"results": rows, "next_after": rows[-1]["seq"] if rows else after}
+
+    async def generate(self, request: Request) -> dict[str, Any]:
+        body = await request.json()
+        ours = {nonce: self.vector(nonce, body) for nonce in body["nonces"]}
+        if body.get("validation") is None:
+            failed = [{"nonce": n, "error": "NaN"} for n in ours if n == self.habits.failing_nonce]
+            artifacts = [{"nonce": n, "vector_b64": text} for n, text in ours.items()]
+            return {"status": "completed", "artifacts": artifacts, "failed": failed}
+        claimed = {a["nonce"]: a["vector_b64"] for a in body["validation"]["artifacts"]}
+        wrong = [nonce for nonce in ours if claimed[nonce] != ours[nonce]]
+        if self.habits.gullible:
+            wrong = []
+        if self.habits.suspicious:
+            wrong = list(ours)
+        return {
+            "n_total": len(ours),
+            "n_mismatch": len(wrong),
+            "mismatch_nonces": wrong,
+            "p_value": 0.0 if wrong else 1.0,
+            "fraud_detected": bool(wrong),
+        }
+
+    async def measure(self, request: Request) -> dict[str, Any]:
+        body = await request.json()
+        self.measured.append(body)
+        return {
+            "nonces_per_second": self.habits.bare,
+            "seconds_per_forward": 8 / self.habits.bare,
+            "sequences": 8,
+        }
+
+
+@contextmanager
+def stub_node(habits: Habits | None = None) -> Iterator[tuple[StubNode, str]]:
+    """A stub that listens, and its URL."""
+    node = StubNode(habits or Habits())
+    config = uvicorn.Config(
+        node.app,
+        port=0,
+        log_level="critical",
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    threads = [threading.Thread(target=server.run), threading.Thread(target=node.compute)]
+    for thread in threads:
+        thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield node, f"http://127.0.0.1:{port}"
+    finally:
+        node.close()
+        server.should_exit = True
+        for thread in threads:
+            thread.join()

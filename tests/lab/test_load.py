@@ -1,0 +1,109 @@
+import time
+
+import httpx
+import pytest
+
+from lab.stub_node import Habits, stub_node
+from proofserve.lab.chats import chat, uneven_chat
+from proofserve.lab.load import Call, Reply, ask_all, closed_loop, tokens_between
+
+
+def reply(began: float, ended: float, tokens: int) -> Reply:
+    return Reply(("",), 0, tokens, began, ended)
+
+
+def completion(r: Reply) -> int:
+    return r.completion_tokens
+
+
+def test_tokens_count_in_part_where_a_request_crosses_an_edge() -> None:
+    replies = [reply(0, 10, 100), reply(5, 15, 100), reply(20, 30, 100), reply(12, 14, 8)]
+    # 5 s of the first, all 10 s of the second, none of the third, all of the fourth.
+    assert tokens_between(replies, 5, 15, completion) == pytest.approx(50 + 100 + 8)
+
+
+def test_a_steady_loop_gives_its_rate_wherever_the_window_lies() -> None:
+    # Four in flight, one starting every second, each for four seconds and 40 tokens.
+    replies = [reply(start, start + 4, 40) for start in range(100)]
+    assert tokens_between(replies, 20.3, 51.7, completion) / 31.4 == pytest.approx(40)
+
+
+def test_replies_come_in_the_order_of_the_calls() -> None:
+    with stub_node() as (_, url):
+        calls = [chat("stub", f"say {number}", 20 - number) for number in range(10)]
+        counted: list[int] = []
+        replies = ask_all(url, calls, 4, lambda: counted.append(1))
+    assert [r.texts for r in replies] == [(f"say {number}",) for number in range(10)]
+    assert len(counted) == 10
+    assert all(r.error is None and r.seconds > 0 for r in replies)
+
+
+def test_a_refusal_is_a_reply_with_the_servers_words() -> None:
+    with stub_node(Habits(chat_error=503)) as (_, url):
+        (r,) = ask_all(url, [chat("stub", "hello", 4)], 1)
+    assert r.error is not None
+    assert "503" in r.error
+    assert "no chat today" in r.error
+
+
+def test_a_server_that_is_not_there_is_a_reply_too() -> None:
+    (r,) = ask_all("http://127.0.0.1:9", [chat("stub", "hello", 4)], 1)
+    assert r.error is not None
+    assert "/v1/chat/completions" in r.error
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_aborted_request_is_an_error(reason: str) -> None:
+    with stub_node(Habits(finish_reason=reason)) as (_, url):
+        (r,) = ask_all(url, [chat("stub", "hello", 4)], 1)
+    assert r.error == f"finish_reason {reason}"
+
+
+def test_a_closed_loop_keeps_its_clients_busy_and_answers_everything() -> None:
+    with stub_node() as (node, url):
+        numbers: list[int] = []
+
+        def call(number: int) -> Call:
+            numbers.append(number)
+            return uneven_chat("stub", number, 40)
+
+        with closed_loop(url, call, 3) as loop:
+            time.sleep(0.3)
+            assert node.chatting <= 3
+        assert node.chatting == 0
+    assert numbers == list(range(len(loop.replies)))
+    assert len(loop.replies) > 3
+
+
+def test_leaving_by_an_error_drops_what_is_in_flight() -> None:
+    with stub_node(Habits(chat_tokens=1.0)) as (_, url):
+        began = time.monotonic()
+        with (
+            pytest.raises(KeyError),
+            closed_loop(url, lambda _: chat("stub", "slow", 60), 2),
+        ):
+            time.sleep(0.2)
+            raise KeyError
+        assert time.monotonic() - began < 10
+
+
+def test_a_loop_that_breaks_says_so() -> None:
+    def broken(_number: int) -> Call:
+        raise RuntimeError("no such call")
+
+    with stub_node() as (_, url):
+        with pytest.raises(ExceptionGroup) as caught, closed_loop(url, broken, 1):
+            time.sleep(0.1)
+    assert caught.group_contains(RuntimeError, match="no such call")
+
+
+def test_lengths_differ_so_that_a_load_is_steady() -> None:
+    lengths = {uneven_chat("stub", number, 64).body["max_tokens"] for number in range(200)}
+    assert min(lengths) >= 32
+    assert max(lengths) <= 96
+    assert len(lengths) > 30
+
+
+def test_the_stub_speaks_http() -> None:
+    with stub_node() as (_, url):
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "stub"

@@ -1,0 +1,40 @@
+"""A job queue with its doubles."""
+
+import asyncio
+
+from proofserve.engines.fake import FakeEngine
+from proofserve.rounds.computation import Computation
+from proofserve.rounds.jobs import JobQueue
+from proofserve.rounds.limits import JobLimits
+from proofserve.rounds.records import JobState
+from rounds.doubles import QUICK, MemoryOutbox, until
+
+
+class JobBench:
+    def __init__(self, limits: JobLimits = QUICK.jobs) -> None:
+        self.now = 0.0
+        self.tasks_before = asyncio.all_tasks()
+        self.engine = FakeEngine()
+        self.outbox = MemoryOutbox()
+        self.no_round = asyncio.Event()
+        self.no_round.set()
+        # Chunk timeouts are real seconds here, expiry follows ``now``.
+        clock = asyncio.get_running_loop().time
+        computation = Computation(self.engine, self.no_round, limits.chunk_timeout_s, clock)
+        self.queue = JobQueue(computation, self.outbox, limits, lambda: self.now)
+
+    def state(self, request_id: str) -> JobState:
+        return self.queue.result(request_id).state
+
+    async def ended(self, request_id: str) -> JobState:
+        await until(lambda: self.state(request_id) not in (JobState.QUEUED, JobState.RUNNING))
+        return self.state(request_id)
+
+    def error(self, request_id: str) -> str:
+        return self.queue.result(request_id).error or ""
+
+    async def assert_idle(self) -> None:
+        assert self.engine.leases == 0
+        assert self.queue.gauges.queued_nonces == 0
+        await self.queue.aclose(0.5)
+        assert asyncio.all_tasks() == self.tasks_before

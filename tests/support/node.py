@@ -1,0 +1,105 @@
+"""A served node as its users see it: HTTP, a process tree, a file on disk."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from proofserve.cli.servers import Deployment, small_server
+from proofserve.wiring.launch import Server, free_port, running_server
+
+NAME = "tiny"
+PARAMS = {"model": NAME, "seq_len": 64, "k_dim": 12}
+ROUND = {
+    "block_hash": "0xabc",
+    "block_height": 7,
+    "public_key": "node-key",
+    "node_id": 0,
+    "node_count": 1,
+    "params": PARAMS,
+    "batch_size": 16,
+}
+
+
+class ServedNode:
+    """A running server; ``call`` speaks to the proof API, ``chat`` to vLLM's own."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._http = httpx.Client(base_url=server.url, timeout=120.0)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def request(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        return self._http.request(method, f"/api/v1/pow{path}", json=body)
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        response = self.request(method, path, body)
+        assert response.is_success, response.text
+        return response.json()
+
+    def status(self) -> Any:
+        return self.call("GET", "/status")
+
+    def start_round(self, **changes: Any) -> None:
+        self.call("POST", "/init/generate", {**ROUND, **changes})
+
+    def stop(self) -> None:
+        assert self.call("POST", "/stop")["pow_status"] == {"status": "STOPPED"}
+
+    def prove(self, nonces: list[int], **changes: Any) -> Any:
+        return self.call("POST", "/generate", {**ROUND, "nonces": nonces, "wait": True, **changes})
+
+    def results(self, after: int = 0) -> list[Any]:
+        rows: list[Any] = []
+        while page := self.call("GET", f"/results?after={after}&limit=1000")["results"]:
+            rows += page
+            after = page[-1]["seq"]
+        return rows
+
+    def processed(self) -> int:
+        return int(self.status()["stats"]["total_processed"])
+
+    def free_blocks(self) -> int:
+        return int(self.status()["engine"]["free_blocks"])
+
+    def chat(self, text: str, tokens: int = 16) -> str:
+        response = self._http.post(
+            "/v1/chat/completions",
+            json={
+                "model": NAME,
+                "messages": [{"role": "user", "content": text}],
+                "max_tokens": tokens,
+                "temperature": 0,
+            },
+        )
+        assert response.is_success, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    def family(self) -> list[psutil.Process]:
+        """The API process and everything it started."""
+        parent = psutil.Process(self.server.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+
+@contextmanager
+def serve(model: Path, folder: Path, forward_batch: int = 8) -> Iterator[ServedNode]:
+    command = small_server(Deployment(model, NAME, forward_batch), folder)
+    with running_server(command, free_port(), folder / "server.log") as server:
+        node = ServedNode(server)
+        try:
+            yield node
+        finally:
+            node.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.05)
