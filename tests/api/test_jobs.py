@@ -235,3 +235,13 @@ async def test_an_engine_that_dies_meanwhile_is_503(server: Server) -> None:
 async def test_without_claims_the_thresholds_judge_nothing(server: Server) -> None:
     response = await server.post(GENERATE, {**WAIT, "stat_test": {"dist_threshold": 0.1}})
     assert "artifacts" in response.json()
+
+
+async def test_a_full_callback_queue_takes_no_more_callbacks() -> None:
+    async with serving(max_callbacks=1) as server:
+        first = (await server.post(GENERATE, {**JOB, "url": "http://x"})).json()
+        await server.ended(first["request_id"])
+        refused = await server.post(GENERATE, {**JOB, "url": "http://x"})
+        assert refused.status_code == 429
+        assert refused.json() == {"detail": "Callback queue full: 1 callbacks wait, limit is 1"}
+        assert (await server.post(GENERATE, JOB)).status_code == 200

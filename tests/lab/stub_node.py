@@ -72,9 +72,13 @@ class StubNode:
         size = 10
         while not self._closing.wait(size / self.habits.round):
             with self._lock:
-                if self.state == "GENERATING" and (not self.chatting or not self.habits.polite):
-                    if self.habits.resumes or not self.chats:
-                        self._store(size)
+                if self._may_compute():
+                    self._store(size)
+
+    def _may_compute(self) -> bool:
+        gives_way = self.habits.polite and self.chatting > 0
+        sulks = self.chats > 0 and not self.habits.resumes
+        return self.state == "GENERATING" and not gives_way and not sulks
 
     def _store(self, size: int) -> None:
         first = sum(row["round_id"] == str(self.rounds) for row in self.rows)

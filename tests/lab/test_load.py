@@ -76,14 +76,15 @@ def test_a_closed_loop_keeps_its_clients_busy_and_answers_everything() -> None:
 
 
 def test_leaving_by_an_error_drops_what_is_in_flight() -> None:
-    with stub_node(Habits(chat_tokens=1.0)) as (_, url):
-        began = time.monotonic()
-        with (
-            pytest.raises(KeyError),
-            closed_loop(url, lambda _: chat("stub", "slow", 60), 2),
-        ):
+    def interrupted(url: str) -> None:
+        with closed_loop(url, lambda _: chat("stub", "slow", 60), 2):
             time.sleep(0.2)
             raise KeyError
+
+    with stub_node(Habits(chat_tokens=1.0)) as (_, url):
+        began = time.monotonic()
+        with pytest.raises(KeyError):
+            interrupted(url)
         assert time.monotonic() - began < 10
 
 
@@ -91,9 +92,12 @@ def test_a_loop_that_breaks_says_so() -> None:
     def broken(_number: int) -> Call:
         raise RuntimeError("no such call")
 
-    with stub_node() as (_, url):
-        with pytest.raises(ExceptionGroup) as caught, closed_loop(url, broken, 1):
+    def loaded(url: str) -> None:
+        with closed_loop(url, broken, 1):
             time.sleep(0.1)
+
+    with stub_node() as (_, url), pytest.raises(ExceptionGroup) as caught:
+        loaded(url)
     assert caught.group_contains(RuntimeError, match="no such call")
 
 

@@ -15,8 +15,8 @@ from proofserve.api.schemas import JobOrder, RoundOrder
 from proofserve.api.status import status_body
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.rounds.bodies import outcome_body
-from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.records import StoredResult
+from proofserve.rounds.errors import EngineFault, OutboxUnavailable, QueueFull
+from proofserve.rounds.records import Job, StoredResult
 
 PREFIX = "/api/v1/pow"
 
@@ -53,6 +53,7 @@ class _Routes:
         job = translate.job(order, node.deployment)
         await _require_engine(node)
         if not order.wait:
+            await _require_callback_room(node, job)
             request_id = node.manager.submit(job)
             return {
                 "status": "queued",
@@ -112,6 +113,18 @@ async def _require_engine(node: Node) -> None:
     """Raises EngineGone. An engine that is merely slow or at fault gets its chance."""
     with contextlib.suppress(EngineFault):
         await node.manager.engine_gauges()
+
+
+async def _require_callback_room(node: Node, job: Job) -> None:
+    """Raises QueueFull. Nothing in the outbox is ever dropped to make room."""
+    if job.url is None:
+        return
+    limit, waiting = node.deployment.max_callbacks, 0
+    # An outbox that is out of order for a while is no reason to refuse work now.
+    with contextlib.suppress(OutboxUnavailable):
+        waiting = (await node.outbox.gauges()).pending
+    if waiting >= limit:
+        raise QueueFull(f"Callback queue full: {waiting} callbacks wait, limit is {limit}")
 
 
 def _row(row: StoredResult) -> dict[str, Any]:

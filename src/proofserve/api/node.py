@@ -13,7 +13,8 @@ class Deployment:
 
     ``enabled`` is false when the server was started without proofs. ``seq_len`` and ``k_dim`` are
     the only values that the server allows, None where it allows any that fit the model.
-    ``max_nonces`` bounds the nonces of one request.
+    ``max_nonces`` bounds the nonces of one request, ``max_callbacks`` the callbacks that may wait
+    when a job asks for another.
     """
 
     facts: EngineFacts
@@ -23,6 +24,7 @@ class Deployment:
     k_dim: int | None = None
     default_batch_size: int = 32
     max_nonces: int = 100_000
+    max_callbacks: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)

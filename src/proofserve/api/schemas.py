@@ -33,8 +33,8 @@ def _callback_base(url: str) -> str:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         usable = False
-    if not usable:
-        raise PydanticCustomError("url", "url must be an http or https address")
+    if not usable or not url.isascii():
+        raise PydanticCustomError("url", "url must be an http or https address in ASCII")
     if "?" in url or "#" in url:
         raise PydanticCustomError("url", "url must end in a path: /generated is appended to it")
     return url

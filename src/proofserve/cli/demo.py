@@ -67,6 +67,7 @@ def demo() -> None:
                 )
             )
             desk.line.step("stopping the server")
+        desk.console.print("[bold]Stopped[/bold]   nothing is left running")
     if not as_expected:
         raise typer.Exit(BROKEN)
 
@@ -137,7 +138,7 @@ class _Tour:
     def _show(self, claims: Sequence[Claim]) -> None:
         for nonce, vector in vectors_of(claims, self.work.k_dim).items():
             numbers = " ".join(f"{value:+.2f}" for value in vector)
-            self._console.print(f"          {nonce}: {numbers}", highlight=False, soft_wrap=True)
+            self._console.print(f"          nonce {nonce}: {numbers}", highlight=False, soft_wrap=True)
 
 
 def _latency(replies: Sequence[Reply]) -> str:

@@ -6,6 +6,7 @@ that runs another model than it says.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ def claims_of_model(
     return [Claim(nonce, text) for nonce, text in zip(nonces, texts, strict=True)]
 
 
-def _load(directory: Path) -> torch.nn.Module:
+def _load(directory: Path) -> Any:
     """The checkpoint without its head: tokens in, last hidden states out."""
     # Two seconds of imports that few commands need.
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
@@ -47,5 +48,4 @@ def _load(directory: Path) -> torch.nn.Module:
     finally:
         if shown:
             logging.enable_progress_bar()
-    network: torch.nn.Module = whole.eval().base_model
-    return network
+    return whole.eval().base_model

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -14,6 +15,8 @@ from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
 from proofserve.rounds.records import EngineFacts
 from proofserve.settings import NodeSettings
+
+_logger = logging.getLogger(__name__)
 
 # A node that shuts down gives its callbacks this long, in seconds; the rest is on disk.
 DRAIN_S = 5.0
@@ -33,6 +36,7 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
     async with await SqliteOutbox.open(settings.outbox) as outbox:
         sender = CallbackSender(outbox, _policy(settings))
         sending = asyncio.create_task(sender.run(), name="proofserve-callbacks")
+        sending.add_done_callback(_report)
         manager = RoundManager(engine, outbox, _limits(settings))
         try:
             yield Node(_deployment(engine.facts, settings), manager, outbox)
@@ -44,6 +48,12 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
                 await sending
 
 
+def _report(sending: "asyncio.Task[None]") -> None:
+    """The sender never ends by itself; if it does, results stay on disk and somebody must know."""
+    if not sending.cancelled() and (error := sending.exception()) is not None:
+        _logger.critical("callbacks have stopped; restart the server", exc_info=error)
+
+
 def _deployment(facts: EngineFacts, settings: NodeSettings) -> Deployment:
     return Deployment(
         facts=facts,
@@ -53,6 +63,7 @@ def _deployment(facts: EngineFacts, settings: NodeSettings) -> Deployment:
         k_dim=settings.k_dim,
         default_batch_size=settings.batch_size_default,
         max_nonces=settings.max_queued_nonces,
+        max_callbacks=settings.callback_queue_size,
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -114,11 +114,9 @@ class VllmSession:
         return join(parts)
 
     async def release(self) -> None:
-        """Return the lease. A dead engine has nothing to return."""
-        try:
+        """Return the lease. Where that fails, the engine takes it back once it lies idle."""
+        with suppress(EngineFault, EngineGone):
             await self._engine.call(RELEASE, self._lease)
-        except EngineGone:
-            return
 
 
 def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) -> wire.ProveCall:

@@ -1,0 +1,66 @@
+"""Settings: the network's variables, their defaults, and VLLM_PLUGINS."""
+
+import pytest
+from pydantic import ValidationError
+
+from proofserve import settings
+from proofserve.settings import EngineSettings, NodeSettings
+
+# Protocol B.8.
+DEFAULTS = {
+    "POC_CALLBACK_INTERVAL_SEC": 5,
+    "POC_CALLBACK_MAX_ARTIFACTS": 1_000_000,
+    "POC_CALLBACK_MAX_RETRIES": 10,
+    "POC_CALLBACK_MAX_CONCURRENT": 10,
+    "POC_CALLBACK_QUEUE_SIZE": 10_000,
+    "POC_GENERATE_CHUNK_TIMEOUT_SEC": 60,
+    "POC_GENERATE_RESULT_TTL_SEC": 300,
+    "POC_MAX_QUEUED_NONCES": 100_000,
+    "POC_RPC_TIMEOUT_MS": 60_000,
+    "POC_BATCH_SIZE_DEFAULT": 32,
+}
+
+
+def field(variable: str) -> str:
+    return variable.removeprefix("POC_").lower()
+
+
+@pytest.mark.parametrize(("variable", "default"), DEFAULTS.items())
+def test_the_networks_variables(
+    variable: str, default: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    assert getattr(NodeSettings(), field(variable)) == default
+    monkeypatch.setenv(variable, str(default + 1))
+    assert getattr(NodeSettings(), field(variable)) == default + 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("POC_BATCH_SIZE_DEFAULT", "2"),
+        ("POC_SCHEME", "artifact-v9"),
+        ("POC_CALLBACK_MAX_RETRIES", "-1"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValidationError, match=field(variable)):
+        NodeSettings()
+
+
+def test_share_leaves_chat_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EngineSettings().share == 0.0
+    monkeypatch.setenv("POC_SHARE", "1.0")
+    with pytest.raises(ValidationError, match="share"):
+        EngineSettings()
+
+
+def test_plugins_of_others_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    assert settings.plugin_list().split(",")[-1] == "proofserve"
+    assert "lora_filesystem_resolver" in settings.plugin_list()
+    monkeypatch.setenv("VLLM_PLUGINS", "theirs")
+    assert settings.plugin_list() == "theirs,proofserve"
