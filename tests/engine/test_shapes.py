@@ -1,6 +1,7 @@
 """Other deployments of the adapter: two ranks, other architectures, a model that is broken."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from proofserve.engines.vllm import compat
+from proofserve.rounds.records import ProofBatch
 from support.engines import EmbeddedEngine, workload
 from support.models import SmallModels
 from support.reference import reference_vectors
@@ -107,3 +109,29 @@ def test_rows_that_are_not_finite_are_reported_and_the_engine_lives(
         assert batch.nonces == ()
         assert batch.failed == (0, 1, 2, 3, 4)
         assert len(engine.run(engine.chat(1))) == 16
+
+
+def test_a_share_lets_proofs_run_under_endless_chat(
+    tiny: Path, start: Start, cpu_environment: pytest.MonkeyPatch
+) -> None:
+    cpu_environment.setenv("POC_SHARE", "0.3")
+
+    async def scenario(engine: EmbeddedEngine) -> float:
+        """Share of the engine's time that proofs got while chat never paused."""
+        alone = await engine.chat(1, tokens=900)
+        chat = asyncio.create_task(engine.chat(1, tokens=900))
+        async with engine.engine.session(workload()) as session:
+            began, before = time.monotonic(), (await engine.engine.gauges()).busy_s
+            for first in range(0, 64, 16):
+                assert isinstance(await session.prove(range(first, first + 16)), ProofBatch)
+            share = (await engine.engine.gauges()).busy_s - before
+            elapsed = time.monotonic() - began
+        assert not chat.done()
+        assert await chat == alone
+        return share / elapsed
+
+    try:
+        with start(tiny) as engine:
+            assert 0.1 < engine.run(scenario(engine)) < 0.45
+    finally:
+        cpu_environment.delenv("POC_SHARE")
