@@ -1,7 +1,9 @@
 """What a fault leaves behind: killed processes, refused callbacks, a node of another shape."""
 
+import contextlib
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -67,6 +69,47 @@ def test_callbacks_reach_a_receiver_that_comes_late(tiny: Path, tmp_path: Path) 
                 receiver.terminate()
     assert produced > 0
     assert str(produced) in str(summary)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(mount)]
+    made = subprocess.run(command, capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip("mounting a small file system needs rights that this user does not have")
+    yield mount
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+def test_a_full_disk_pauses_the_round_and_nothing_else(
+    tiny: Path, tmp_path: Path, small_disk: Path
+) -> None:
+    ballast = small_disk / "ballast"
+    with serve(tiny, tmp_path, outbox=small_disk / "outbox.sqlite") as node:
+        node.start_round()
+        until(lambda: node.processed() >= 16)
+        fill(ballast)
+        until(lambda: node.status()["paused_reason"] is not None)
+        assert "disk" in node.status()["paused_reason"]
+        stored = node.processed()
+        assert node.chat("Chat goes on.")
+        ballast.unlink()
+        until(lambda: node.processed() > stored)
+        assert node.status()["paused_reason"] is None
+        node.stop()
+        rows = node.results()
+        assert len(rows) == node.processed()
+        assert [row["nonce"] for row in rows] == list(range(len(rows)))
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 def test_data_parallel_is_refused_with_the_reason(tiny: Path, tmp_path: Path) -> None:

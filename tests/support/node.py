@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,10 @@ class ServedNode:
 
 
 @contextmanager
-def serve(model: Path, folder: Path, forward_batch: int = 8) -> Iterator[ServedNode]:
-    command = small_server(Deployment(model, NAME, forward_batch), folder)
+def serve(model: Path, folder: Path, outbox: Path | None = None) -> Iterator[ServedNode]:
+    command = small_server(Deployment(model, NAME, forward_batch=8), folder)
+    if outbox is not None:
+        command = replace(command, env={**command.env, "POC_OUTBOX": str(outbox)})
     with running_server(command, free_port(), folder / "server.log") as server:
         node = ServedNode(server)
         try:

@@ -29,7 +29,8 @@ Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
 Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
 BatchSize = Annotated[int, typer.Option(help="Nonces per engine call.", min=3, max=1024)]
 ForwardBatch = Annotated[
-    int | None, typer.Option(help="Nonces per forward; 32 on tiny, 8 on small.", min=1)
+    int | None,
+    typer.Option(help="Nonces per forward at most; 32 on tiny, 8 on small.", min=1),
 ]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 

@@ -138,7 +138,9 @@ class _Tour:
     def _show(self, claims: Sequence[Claim]) -> None:
         for nonce, vector in vectors_of(claims, self.work.k_dim).items():
             numbers = " ".join(f"{value:+.2f}" for value in vector)
-            self._console.print(f"          nonce {nonce}: {numbers}", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"          nonce {nonce}: {numbers}", highlight=False, soft_wrap=True
+            )
 
 
 def _latency(replies: Sequence[Reply]) -> str:

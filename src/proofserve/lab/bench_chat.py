@@ -1,5 +1,6 @@
 """What a round costs the chat beside it: answers, waiting time, throughput."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from proofserve.lab.answers import Answers, measure_answers
@@ -40,10 +41,11 @@ def bench_chat(node: NodeClient, plan: Plan, progress: Progress) -> Report:
     """Chat without and with a round: one at a time, eight at a time, and as many as fit."""
     answers = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
     saturation = measure_saturation(node, plan.work, plan.load, progress)
-    return report(plan, Readings(answers, saturation, node.engine()))
+    where = {**machine(), **node.versions()}
+    return report(plan, Readings(answers, saturation, node.engine()), where)
 
 
-def report(plan: Plan, readings: Readings) -> Report:
+def report(plan: Plan, readings: Readings, where: Mapping[str, str | int]) -> Report:
     """The figures of the readings."""
     saturation, errors = readings.saturation, _errors(readings)
     figures = (
@@ -59,7 +61,7 @@ def report(plan: Plan, readings: Readings) -> Report:
         "longest_chat_wait_s": readings.engine.longest_chat_wait_s,
         "resume_ms_count": len(readings.engine.resume_ms),
     }
-    return Report("chat-priority", figures, asdict(plan), windows, machine())
+    return Report("chat-priority", figures, asdict(plan), windows, where)
 
 
 def at_most(bound: float) -> Limit:
@@ -122,6 +124,11 @@ def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
             saturation.throughput_ratio,
             "saturating chat with a round active, over without",
             Limit(THROUGHPUT),
+        ),
+        Figure(
+            "chat_share",
+            median(saturation.chat_share),
+            "of the time with a round in which saturating chat held the engine",
         ),
         Figure(
             "proofs_while_saturated",

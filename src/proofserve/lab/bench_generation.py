@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -70,7 +70,7 @@ def bench_generation(node: NodeClient, plan: Plan, progress: Progress) -> Report
         readings.prefill.append(prefill_speed(node, plan, readings.sequences))
         readings.add_bare(node.measure(plan.work, forwards))
         progress.advance()
-    return report(plan, readings)
+    return report(plan, readings, {**machine(), **node.versions()})
 
 
 def round_speed(node: NodeClient, plan: Plan) -> float:
@@ -103,7 +103,7 @@ def prefill_speed(node: NodeClient, plan: Plan, sequences: int) -> float:
     return tokens / (ended - began)
 
 
-def report(plan: Plan, readings: Readings) -> Report:
+def report(plan: Plan, readings: Readings, where: Mapping[str, str | int]) -> Report:
     """The figures of the windows."""
     proof_tokens = [rate * plan.work.seq_len for rate in readings.round]
     figures = (
@@ -132,7 +132,7 @@ def report(plan: Plan, readings: Readings) -> Report:
         "prefill_tokens_per_second": readings.prefill,
     }
     setup = {**asdict(plan.work), "seconds": plan.seconds, "windows": plan.windows}
-    return Report("generation", figures, setup, windows, machine())
+    return Report("generation", figures, setup, windows, where)
 
 
 def _ratios(values: Sequence[float], yardstick: Sequence[float]) -> list[float]:

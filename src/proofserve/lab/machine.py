@@ -5,7 +5,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("proofserve", "vllm", "torch", "transformers")
+PACKAGES = ("proofserve", "torch", "transformers")
 
 
 def machine() -> dict[str, str | int]:

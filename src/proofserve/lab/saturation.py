@@ -8,7 +8,7 @@ from proofserve.lab.chats import uneven_chat
 from proofserve.lab.figures import median
 from proofserve.lab.load import Call, closed_loop, tokens_between
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
+from proofserve.lab.records import NodeStatus, Work
 from proofserve.lab.telling import Progress
 from proofserve.lab.waiting import computing_round, wait_until
 
@@ -32,10 +32,15 @@ class Load:
 
 @dataclass(slots=True)
 class Saturation:
-    """Chat tokens per second of each window; proofs stored in the windows, and once they ended."""
+    """Chat tokens per second of each window; proofs stored in the windows, and once they ended.
+
+    ``chat_share`` is the fraction of each window beside a round in which chat held the engine. Far
+    below 1, the engine had idle moments (a starved API process, say), and proofs may use those.
+    """
 
     plain: list[float] = field(default_factory=list)
     beside_round: list[float] = field(default_factory=list)
+    chat_share: list[float] = field(default_factory=list)
     proofs_while_saturated: int = 0
     proofs_afterwards: int = 0
     errors: list[str] = field(default_factory=list)
@@ -61,6 +66,19 @@ def measure_saturation(node: NodeClient, work: Work, load: Load, progress: Progr
     return bench.read
 
 
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """``deferred_share``: the fraction of the time in which chat held a waiting proof back."""
+
+    tokens_per_s: float
+    proofs: int
+    deferred_share: float
+
+
+def _deferred_s(status: NodeStatus) -> float:
+    return status.engine.deferred_s if status.engine else 0.0
+
+
 class _Bench:
     """Runs the windows and keeps what they gave."""
 
@@ -74,19 +92,19 @@ class _Bench:
 
     def plain_window(self) -> None:
         """Chat alone."""
-        rate, _proofs = self._window()
-        self.read.plain.append(rate)
+        self.read.plain.append(self._window().tokens_per_s)
 
     def round_window(self) -> None:
         """Chat beside a round; then the round by itself, which must get on again."""
         with computing_round(self._node, self._work):
-            rate, proofs = self._window()
-            self.read.beside_round.append(rate)
-            self.read.proofs_while_saturated += proofs
+            window = self._window()
+            self.read.beside_round.append(window.tokens_per_s)
+            self.read.chat_share.append(window.deferred_share)
+            self.read.proofs_while_saturated += window.proofs
             self.read.proofs_afterwards += self._resumed()
 
-    def _window(self) -> tuple[float, int]:
-        """Chat tokens per second in the steady part of the load, and proofs stored meanwhile."""
+    def _window(self) -> "_Window":
+        """What happens in the steady part of the load."""
         load = self._load
 
         def call(_number: int) -> Call:
@@ -94,14 +112,17 @@ class _Bench:
 
         with closed_loop(self._node.url, call, load.clients) as loop:
             time.sleep(SETTLE_S)
-            before = self._node.status().processed
-            began = time.monotonic()
+            before, began = self._node.status(), time.monotonic()
             time.sleep(load.window_s)
-            ended = time.monotonic()
-            proofs = self._node.status().processed - before
+            after, ended = self._node.status(), time.monotonic()
         self.read.errors.extend(reply.error for reply in loop.replies if reply.error)
         tokens = tokens_between(loop.replies, began, ended, lambda r: r.completion_tokens)
-        return tokens / (ended - began), proofs
+        seconds = ended - began
+        return _Window(
+            tokens_per_s=tokens / seconds,
+            proofs=after.processed - before.processed,
+            deferred_share=(_deferred_s(after) - _deferred_s(before)) / seconds,
+        )
 
     def _resumed(self) -> int:
         """Proofs that the round stores once chat has ended."""

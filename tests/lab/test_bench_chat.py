@@ -1,0 +1,80 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lab.stub_node import Habits, stub_node
+from proofserve.lab import saturation
+from proofserve.lab.answers import Answers
+from proofserve.lab.bench_chat import Plan, Readings, bench_chat, report
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.saturation import Load, Saturation
+from proofserve.lab.telling import Silence
+from proofserve.rounds.records import EngineGauges
+
+ANSWERS = Answers(200, 200, 4, 4, (), 0.1, 0.2)
+SATURATION = Saturation([100.0], [98.5], [0.97], 0, 32, [])
+ENGINE = EngineGauges(9, 1.0, 1.0, 0.1, 0.1, 1.02, (1.0, 9.0, 30.0), 0, 10, 0)
+PLAN = Plan(Work("stub"))
+
+
+def failures(**changes: Any) -> list[str]:
+    parts = {"answers": ANSWERS, "saturation": SATURATION, "engine": ENGINE} | changes
+    failed: list[str] = report(PLAN, Readings(**parts), {}).json()["failed"]
+    return failed
+
+
+def test_everything_just_within_its_limit_passes() -> None:
+    assert failures() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("identical", {"answers": replace(ANSWERS, identical=199)}),
+        ("differing_with_proofs", {"answers": replace(ANSWERS, differing_round=5)}),
+        ("errors", {"answers": replace(ANSWERS, errors=("503",))}),
+        ("errors", {"saturation": replace(SATURATION, errors=["finish_reason abort"])}),
+        ("throughput_ratio", {"saturation": replace(SATURATION, beside_round=[97.9])}),
+        ("throughput_ratio", {"saturation": replace(SATURATION, plain=[], beside_round=[])}),
+        ("proofs_while_saturated", {"saturation": replace(SATURATION, proofs_while_saturated=1)}),
+        ("proofs_afterwards", {"saturation": replace(SATURATION, proofs_afterwards=0)}),
+        ("extra_wait_max_batches", {"engine": replace(ENGINE, longest_chat_wait_batches=1.06)}),
+        ("resume_ms_p50", {"engine": replace(ENGINE, resume_ms=(1.0, 10.1, 30.0))}),
+        ("resume_ms_p50", {"engine": replace(ENGINE, resume_ms=())}),
+    ],
+)
+def test_each_limit_is_watched(name: str, changes: dict[str, Any]) -> None:
+    assert failures(**changes) == [name]
+
+
+def test_the_json_has_the_figures_by_name() -> None:
+    found = report(PLAN, Readings(ANSWERS, SATURATION, ENGINE), {"cores": 2}).json()
+    assert found["identical"] == found["chats"] == 200
+    assert found["resume_ms_p50"] == 9.0
+    assert found["extra_wait_max_batches"] == 1.02
+    assert found["throughput_ratio"] == pytest.approx(0.985)
+    assert found["passed"] is True
+    assert found["setup"]["load"]["clients"] == 32
+
+
+@pytest.mark.parametrize(
+    ("habits", "failed"),
+    [
+        (Habits(), []),
+        (Habits(truthful=False), ["identical", "differing_with_proofs"]),
+        (Habits(polite=False), ["proofs_while_saturated"]),
+        (Habits(finish_reason="abort"), ["identical", "errors"]),
+    ],
+    ids=["good", "answers change", "does not give way", "aborts"],
+)
+def test_a_whole_run_against_a_node_with_this_habit(
+    habits: Habits, failed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saturation, "SETTLE_S", 0.2)
+    plan = Plan(Work("stub"), 4, 4, Load(clients=4, tokens=200, window_s=0.3, pairs=1))
+    with stub_node(habits) as (_, url), NodeClient(url) as node:
+        found = bench_chat(node, plan, Silence()).json()
+    # A window this short does not tell one speed from another.
+    assert [name for name in found["failed"] if name != "throughput_ratio"] == failed

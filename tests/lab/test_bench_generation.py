@@ -1,0 +1,69 @@
+import math
+
+import pytest
+
+from lab.stub_node import Habits, stub_node
+from proofserve.lab.bench_generation import Plan, Readings, bench_generation, report
+from proofserve.lab.errors import LabError
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import BareSpeed, Work
+from proofserve.lab.report import Report
+from proofserve.lab.telling import Silence
+
+PLAN = Plan(Work("stub", seq_len=100), seconds=1.0, windows=2, busy=0.9)
+
+
+def value(found: Report, name: str) -> float:
+    (figure,) = [figure for figure in found.figures if figure.name == name]
+    assert figure.value is not None
+    return figure.value
+
+
+def readings(**windows: list[float]) -> Readings:
+    made = Readings(round=windows["round"], prefill=windows["prefill"])
+    for rate in windows["bare"]:
+        made.add_bare(BareSpeed(rate, 8 / rate, 8))
+    return made
+
+
+def test_the_figures_are_ratios_of_windows_side_by_side() -> None:
+    found = report(
+        PLAN,
+        readings(bare=[110, 90, 70], round=[95, 72], prefill=[10_000, 6_000]),
+        {"cores": 2},
+    )
+    assert value(found, "busy_ratio") == pytest.approx((95 / 100 + 72 / 80) / 2)
+    assert value(found, "vs_prefill") == pytest.approx((9500 / 10_000 + 7200 / 6_000) / 2)
+    assert value(found, "nonces_per_second") == pytest.approx(83.5)
+    assert value(found, "seconds_per_forward") == pytest.approx(8 / 90)
+    assert found.passed
+
+
+def test_a_slow_round_fails_its_limit() -> None:
+    found = report(PLAN, readings(bare=[100, 100], round=[89], prefill=[8_000]), {})
+    assert not found.passed
+    assert found.json()["failed"] == ["busy_ratio"]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) -> None:
+    # A stub that waits between batches is never faster than it says, on a busy machine slower.
+    habits = Habits(bare=400.0, round=400.0 * share, chat_tokens=10_000.0)
+    with stub_node(habits) as (stub, url), NodeClient(url) as node:
+        found = bench_generation(node, PLAN, Silence())
+        # One look at the speed, then a window before, between and after the rounds.
+        assert len(stub.measured) == 1 + 3
+        assert [order["forwards"] for order in stub.measured] == [2, 25, 25, 25]
+    assert 0.6 * share < value(found, "busy_ratio") < 1.05 * share
+    # Four prefills at a time, each at the stub's speed.
+    assert 20_000 < value(found, "prefill_tokens_per_second") < 42_000
+    assert all(math.isfinite(figure.value or 0.0) for figure in found.figures)
+
+
+def test_a_failing_nonce_is_no_work_done() -> None:
+    with (
+        stub_node(Habits(failing_nonce=3)) as (_, url),
+        NodeClient(url) as node,
+        pytest.raises(LabError, match=r"nonce 3 .*not finite"),
+    ):
+        bench_generation(node, PLAN, Silence())

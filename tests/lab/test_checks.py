@@ -1,0 +1,157 @@
+"""The checks against nodes with bad habits: each must be found out, and nothing else blamed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+
+from lab.stub_node import Habits, stub_node
+from proofserve.lab import check_coexist
+from proofserve.lab.check_coexist import coexist
+from proofserve.lab.check_e2e import Stage, end_to_end
+from proofserve.lab.check_smoke import smoke
+from proofserve.lab.checks import Check, Tell
+from proofserve.lab.errors import NodeError
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.vectors import claims_of
+
+WORK = Work("stub")
+
+
+def made(checks: Callable[[NodeClient, Work, Tell], None], habits: Habits) -> list[Check]:
+    found: list[Check] = []
+    with stub_node(habits) as (_, url), NodeClient(url) as node:
+        checks(node, WORK, found.append)
+    return found
+
+
+def failed(checks: list[Check]) -> list[str]:
+    return [check.name for check in checks if not check.passed]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (
+        ("SETTLE_S", 0.2),
+        ("LOAD_S", 0.3),
+        ("FULL_SPEED_S", 0.2),
+        ("RESUME_S", 1.0),
+    ):
+        monkeypatch.setattr(check_coexist, name, seconds)
+
+
+def test_a_good_node_passes_the_smoke_checks() -> None:
+    checks = made(smoke, Habits())
+    assert failed(checks) == []
+    assert len(checks) == 8
+
+
+@pytest.mark.parametrize(
+    ("habits", "name"),
+    [
+        (Habits(repeatable=False), "the same nonce gives the same bits"),
+        (Habits(keyed=False), "another key gives other values"),
+        (Habits(counts_right=False), "a round counts what it stores"),
+        (Habits(chat_error=500), "chat answers"),
+    ],
+)
+def test_smoke_finds(habits: Habits, name: str) -> None:
+    assert failed(made(smoke, habits)) == [name]
+
+
+def test_a_nonce_that_cannot_be_computed_is_an_error_and_no_check() -> None:
+    with pytest.raises(NodeError, match="computed no vector"):
+        made(smoke, Habits(failing_nonce=2))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_good_node_passes_the_coexistence_checks() -> None:
+    checks = made(coexist, Habits())
+    assert failed(checks) == []
+    assert len(checks) == 11
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("habits", "names"),
+    [
+        (
+            Habits(polite=False),
+            ["and yields until chat drains", "proofs pause while chat is active"],
+        ),
+        (Habits(gauges={"busy_s": 1.0}), ["proofs run at full speed while chat is idle"]),
+        (
+            Habits(gauges={"longest_chat_wait_batches": 2.0}),
+            ["no chat waits for more than one forward"],
+        ),
+        (
+            Habits(finish_reason="abort"),
+            [
+                "chat completes during a round",
+                "that chat completes",
+                "that chat completes as well",
+            ],
+        ),
+    ],
+    ids=["does not give way", "idles", "lets chat wait", "aborts"],
+)
+def test_coexist_finds(habits: Habits, names: list[str]) -> None:
+    assert failed(made(coexist, habits)) == names
+
+
+class Servers:
+    """Starts a stub for each entering, and counts them."""
+
+    def __init__(self, habits: Habits) -> None:
+        self.starts = 0
+        self._habits = habits
+
+    def __call__(self) -> AbstractContextManager[NodeClient]:
+        return self._running()
+
+    @contextmanager
+    def _running(self) -> Iterator[NodeClient]:
+        self.starts += 1
+        with stub_node(self._habits) as (_, url), NodeClient(url) as node:
+            yield node
+
+
+def end_to_end_on(habits: Habits, **stage: Any) -> tuple[list[Check], int]:
+    servers, found = Servers(habits), list[Check]()
+
+    def foreign(nonces: Any) -> Any:
+        with stub_node() as (_, url), NodeClient(url) as node:
+            return claims_of(node.artifacts(Work("another model"), nonces))
+
+    settings = {"restarts": True, "foreign": foreign} | stage
+    end_to_end(Stage(servers, **settings), WORK, found.append)
+    return found, servers.starts
+
+
+def test_honest_proofs_pass_and_four_forgeries_are_caught_after_a_restart() -> None:
+    checks, starts = end_to_end_on(Habits())
+    assert failed(checks) == []
+    assert len(checks) == 6
+    assert starts == 2
+
+
+def test_a_server_that_is_not_ours_is_not_restarted_and_says_so() -> None:
+    checks, starts = end_to_end_on(Habits(), restarts=False, foreign=None)
+    assert starts == 1
+    assert [check.name for check in checks if check.passed is None] == [
+        "restart",
+        "the proof of another checkpoint is fraud",
+    ]
+    assert [check.name for check in checks if check.passed is False] == []
+
+
+def test_a_gullible_node_fails_every_forgery() -> None:
+    checks, _ = end_to_end_on(Habits(gullible=True))
+    assert len(failed(checks)) == 4
+
+
+def test_a_node_that_distrusts_everybody_fails_the_honest_proof() -> None:
+    checks, _ = end_to_end_on(Habits(suspicious=True))
+    assert failed(checks) == ["an honest proof is accepted after a restart"]

@@ -1,0 +1,91 @@
+import pytest
+
+from lab.stub_node import Habits, stub_node
+from proofserve.lab.errors import NodeError
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import NodeStatus, Work
+from proofserve.lab.vectors import claims_of
+from proofserve.lab.waiting import computing_round
+
+WORK = Work("stub")
+
+
+def test_an_order_carries_everything_that_the_protocol_asks_for() -> None:
+    work = Work("m", "block", "key", seq_len=64, k_dim=8, batch_size=16)
+    assert work.body == {
+        "block_hash": "block",
+        "block_height": 1,
+        "public_key": "key",
+        "node_id": 0,
+        "node_count": 1,
+        "batch_size": 16,
+        "params": {"model": "m", "seq_len": 64, "k_dim": 8},
+    }
+
+
+def test_a_node_that_never_had_a_round_has_counted_nothing() -> None:
+    status = NodeStatus.read({"status": "IDLE", "config": None, "stats": None, "engine": None})
+    assert (status.state, status.processed, status.engine) == ("IDLE", 0, None)
+
+
+def test_what_a_newer_node_shows_besides_is_ignored() -> None:
+    with stub_node(Habits(gauges={"temperature": 41})) as (_, url), NodeClient(url) as node:
+        assert node.engine().resume_ms == (1.0, 2.0, 3.0)
+
+
+def test_a_round_ends_with_its_context_whatever_happens() -> None:
+    def interrupted(node: NodeClient) -> None:
+        with computing_round(node, WORK):
+            raise KeyError
+
+    with stub_node() as (stub, url), NodeClient(url) as node:
+        with pytest.raises(KeyError):
+            interrupted(node)
+        assert stub.state == "STOPPED"
+
+
+def test_a_refusal_keeps_the_nodes_own_words() -> None:
+    with stub_node() as (_, url), NodeClient(url) as node:
+        node.start_round(WORK)
+        with pytest.raises(NodeError, match=r"409 .*Already generating"):
+            node.start_round(WORK)
+
+
+def test_a_node_that_is_not_there_is_named() -> None:
+    with NodeClient("http://127.0.0.1:9") as node:
+        with pytest.raises(NodeError, match=r"GET http://127\.0\.0\.1:9/v1/models"):
+            node.models()
+
+
+def test_results_are_read_to_the_end() -> None:
+    with stub_node() as (stub, url), NodeClient(url) as node:
+        assert node.last_seq() == 0
+        with computing_round(node, WORK):
+            pass
+        assert node.last_seq() == len(stub.rows)
+        assert [row.nonce for row in node.results(after=5, limit=3)] == [5, 6, 7]
+
+
+def test_a_nonce_without_a_vector_is_not_passed_over() -> None:
+    with stub_node(Habits(failing_nonce=4)) as (_, url), NodeClient(url) as node:
+        with pytest.raises(NodeError, match="'nonce': 4"):
+            node.artifacts(WORK, range(8))
+
+
+def test_a_verdict_comes_back_whole() -> None:
+    with stub_node() as (_, url), NodeClient(url) as node:
+        claims = claims_of(node.artifacts(WORK, range(4)))
+        assert not node.validate(WORK, claims).fraud_detected
+        verdict = node.validate(Work("stub", public_key="other"), claims)
+    assert verdict.fraud_detected
+    assert verdict.mismatch_nonces == (0, 1, 2, 3)
+    assert (verdict.n_total, verdict.n_mismatch, verdict.p_value) == (4, 4, 0.0)
+
+
+def test_the_yardstick_is_asked_for_the_same_work() -> None:
+    with stub_node() as (stub, url), NodeClient(url) as node:
+        speed = node.measure(WORK, 7)
+    assert (speed.nonces_per_second, speed.sequences) == (1000.0, 8)
+    (order,) = stub.measured
+    assert order["forwards"] == 7
+    assert order["params"] == WORK.params

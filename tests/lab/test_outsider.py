@@ -1,0 +1,41 @@
+"""The prover without a server: it must compute what any other engine of the checkpoint does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from proofserve.lab.outsider import claims_of_model
+from proofserve.lab.records import Work
+from proofserve.lab.vectors import distances
+from proofserve.protocol.codec import encode
+from proofserve.protocol.comparison import Claim
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.records import Workload
+from support.models import SmallModels
+from support.reference import reference_vectors
+
+WORK = Work("tiny", seq_len=64)
+
+
+def test_it_agrees_with_a_reference_of_the_same_checkpoint(tiny: Path) -> None:
+    ours = claims_of_model(tiny, WORK, range(5), at_once=2)
+    workload = Workload(scheme("artifact-v1", k_dim=12), WORK.block_hash, WORK.public_key, 64)
+    vectors = reference_vectors(tiny, workload, range(5), torch.bfloat16)
+    theirs = [Claim(n, text) for n, text in enumerate(encode(np.asarray(vectors)))]
+    # Another batch size rounds differently in bfloat16.
+    assert max(distances(ours, theirs, 12)) < 0.05
+
+
+def test_another_checkpoint_gives_other_vectors(tiny: Path, small_models: SmallModels) -> None:
+    other = small_models.get("qwen3", seed=1)
+    ours = claims_of_model(tiny, WORK, range(4))
+    theirs = claims_of_model(other, WORK, range(4))
+    assert min(distances(ours, theirs, 12)) > 0.2
+
+
+def test_it_says_nothing(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    claims_of_model(tiny, WORK, range(1))
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""

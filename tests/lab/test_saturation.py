@@ -1,0 +1,38 @@
+import pytest
+
+from lab.stub_node import Habits, stub_node
+from proofserve.lab import saturation as module
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.saturation import Load, Saturation, measure_saturation
+from proofserve.lab.telling import Silence
+
+LOAD = Load(clients=4, tokens=200, window_s=0.5, pairs=2)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTLE_S", 0.2)
+
+
+def test_the_ratio_is_taken_within_pairs() -> None:
+    # The machine halves its speed between the pairs.
+    found = Saturation(plain=[100.0, 50.0, 50.0], beside_round=[98.0, 49.0, 25.0])
+    assert found.throughput_ratio == pytest.approx(0.98)
+
+
+def test_a_polite_node_stores_nothing_under_load_and_resumes() -> None:
+    with stub_node() as (_, url), NodeClient(url) as node:
+        found = measure_saturation(node, Work("stub"), LOAD, Silence())
+    assert len(found.plain) == len(found.beside_round) == len(found.chat_share) == 2
+    assert found.proofs_while_saturated == 0
+    assert found.proofs_afterwards > 0
+    assert found.errors == []
+    # Four clients at 5000 tokens/s each, less what the stub's HTTP takes.
+    assert 4_000 < found.plain[0] <= 20_000
+
+
+def test_a_node_that_does_not_give_way_is_found_out() -> None:
+    with stub_node(Habits(polite=False)) as (_, url), NodeClient(url) as node:
+        found = measure_saturation(node, Work("stub"), LOAD, Silence())
+    assert found.proofs_while_saturated > 100
