@@ -73,7 +73,7 @@ def test_a_whole_run_against_a_node_with_this_habit(
     habits: Habits, failed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saturation, "SETTLE_S", 0.2)
-    plan = Plan(Work("stub"), 4, 4, Load(clients=4, tokens=200, window_s=0.3, pairs=1))
+    plan = Plan(Work("stub"), 4, 4, Load(clients=4, tokens=1000, window_s=0.3, pairs=1))
     with stub_node(habits) as (_, url), NodeClient(url) as node:
         found = bench_chat(node, plan, Silence()).json()
     # A window this short does not tell one speed from another.

@@ -5,7 +5,14 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from proofserve.lab.chats import chat, uneven_chat
-from proofserve.lab.load import Call, Reply, ask_all, closed_loop, tokens_between
+from proofserve.lab.load import (
+    Call,
+    Reply,
+    ask_all,
+    closed_loop,
+    rate_of_completions,
+    tokens_between,
+)
 
 
 def reply(began: float, ended: float, tokens: int) -> Reply:
@@ -26,6 +33,20 @@ def test_a_steady_loop_gives_its_rate_wherever_the_window_lies() -> None:
     # Four in flight, one starting every second, each for four seconds and 40 tokens.
     replies = [reply(start, start + 4, 40) for start in range(100)]
     assert tokens_between(replies, 20.3, 51.7, completion) / 31.4 == pytest.approx(40)
+
+
+def test_a_queue_that_is_still_young_does_not_inflate_a_rate() -> None:
+    # Four sent at once and served one after the other, a second and 40 tokens each; whoever has
+    # an answer sends the next.
+    replies = [reply(max(0, end - 4), end, 40) for end in range(1, 30)]
+    assert rate_of_completions(replies, 4, 12.5, completion) == pytest.approx(40)
+    # What the other count would make of the first seconds.
+    assert tokens_between(replies, 0.5, 2.5, completion) / 2 > 50
+
+
+def test_a_slow_server_is_measured_by_the_next_completion() -> None:
+    replies = [reply(0, 10, 40), reply(0, 20, 40), reply(10, 30, 40)]
+    assert rate_of_completions(replies, 2, 21, completion) == pytest.approx(4)
 
 
 def test_replies_come_in_the_order_of_the_calls() -> None:

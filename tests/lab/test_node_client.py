@@ -52,9 +52,9 @@ def test_a_refusal_keeps_the_nodes_own_words() -> None:
 
 
 def test_a_node_that_is_not_there_is_named() -> None:
-    with NodeClient("http://127.0.0.1:9") as node:
-        with pytest.raises(NodeError, match=r"GET http://127\.0\.0\.1:9/v1/models"):
-            node.models()
+    named = r"GET http://127\.0\.0\.1:9/v1/models"
+    with NodeClient("http://127.0.0.1:9") as node, pytest.raises(NodeError, match=named):
+        node.models()
 
 
 def test_results_are_read_to_the_end() -> None:
@@ -67,9 +67,12 @@ def test_results_are_read_to_the_end() -> None:
 
 
 def test_a_nonce_without_a_vector_is_not_passed_over() -> None:
-    with stub_node(Habits(failing_nonce=4)) as (_, url), NodeClient(url) as node:
-        with pytest.raises(NodeError, match="'nonce': 4"):
-            node.artifacts(WORK, range(8))
+    with (
+        stub_node(Habits(failing_nonce=4)) as (_, url),
+        NodeClient(url) as node,
+        pytest.raises(NodeError, match="'nonce': 4"),
+    ):
+        node.artifacts(WORK, range(8))
 
 
 def test_a_verdict_comes_back_whole() -> None:

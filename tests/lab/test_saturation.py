@@ -7,7 +7,8 @@ from proofserve.lab.records import Work
 from proofserve.lab.saturation import Load, Saturation, measure_saturation
 from proofserve.lab.telling import Silence
 
-LOAD = Load(clients=4, tokens=200, window_s=0.5, pairs=2)
+# Long enough that a busy machine leaves the stub no idle moment between two of them.
+LOAD = Load(clients=4, tokens=1000, window_s=0.5, pairs=2)
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,9 @@ def test_earlier_rounds_are_not_counted() -> None:
 
 def test_a_round_that_stores_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "PATIENCE_S", 0.1)
-    with stub_node() as (_, url), NodeClient(url) as node:
-        with pytest.raises(TooSlowError, match="stored nothing"):
-            StoredResults(node, 0).warm_up(1)
+    with (
+        stub_node() as (_, url),
+        NodeClient(url) as node,
+        pytest.raises(TooSlowError, match="stored nothing"),
+    ):
+        StoredResults(node, 0).warm_up(1)

@@ -20,14 +20,31 @@ from proofserve.lab.telling import Progress
 
 app = typer.Typer(help="Measure a server, one we start or one that runs.", no_args_is_help=True)
 
-# Short enough that chat hardly notices one, long enough that what surrounds it does not matter.
-FORWARD_BATCH = {"tiny": 32, "small": 8}
-# The share of the bare speed that a round must keep.
-BUSY = {"tiny": 0.95, "small": 0.99}
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """What suits a size. ``seconds`` of each kind of work; ``busy`` limits ``busy_ratio``.
+
+    A forward is short enough that chat hardly notices one, and long enough that what surrounds it
+    does not matter; a window holds enough of them.
+    """
+
+    forward_batch: int
+    batch_size: int
+    seconds: float
+    busy: float
+
+
+HABITS = {"tiny": Habit(32, 32, 20.0, 0.95), "small": Habit(8, 8, 40.0, 0.99)}
+# What else may run at --url.
+UNKNOWN_SIZE = Habit(32, 32, 40.0, 0.95)
 
 Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
 Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
-BatchSize = Annotated[int, typer.Option(help="Nonces per engine call.", min=3, max=1024)]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(help="Nonces per engine call; 32 on tiny, 8 on small.", min=3, max=1024),
+]
 ForwardBatch = Annotated[
     int | None,
     typer.Option(help="Nonces per forward at most; 32 on tiny, 8 on small.", min=1),
@@ -51,9 +68,11 @@ def generation(
     size: Size = "tiny",
     arch: Arch = "qwen3",
     seq_len: SeqLen = 256,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = None,
     forward_batch: ForwardBatch = None,
-    seconds: Annotated[float, typer.Option(help="Of each kind of work.", min=1.0)] = 20.0,
+    seconds: Annotated[
+        float | None, typer.Option(help="Of each kind of work; 20 on tiny, 40 on small.", min=1.0)
+    ] = None,
     url: Url = None,
     model: Name = None,
     json: Json = None,
@@ -66,8 +85,9 @@ def generation(
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        work = Work(name, seq_len=seq_len, batch_size=batch_size)
-        plan = bench_generation.Plan(work, seconds, busy=BUSY.get(size, min(BUSY.values())))
+        habit = _habit(size, url)
+        work = Work(name, seq_len=seq_len, batch_size=batch_size or habit.batch_size)
+        plan = bench_generation.Plan(work, seconds or habit.seconds, busy=habit.busy)
         return bench_generation.bench_generation(node, plan, progress)
 
     _run(Subject(url, model, SmallModel(arch, size), forward_batch), measure, json)
@@ -84,7 +104,7 @@ def chat_priority(
     size: Size = "tiny",
     arch: Arch = "qwen3",
     seq_len: SeqLen = 256,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = None,
     forward_batch: ForwardBatch = None,
     url: Url = None,
     model: Name = None,
@@ -98,7 +118,8 @@ def chat_priority(
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        work = Work(name, seq_len=seq_len, batch_size=batch_size)
+        batch = batch_size or _habit(size, url).batch_size
+        work = Work(name, seq_len=seq_len, batch_size=batch)
         load = Load(clients, window_s=seconds, pairs=pairs)
         plan = bench_chat.Plan(work, chats, max_tokens, load)
         return bench_chat.bench_chat(node, plan, progress)
@@ -121,6 +142,11 @@ def _run(
         raise typer.Exit(BROKEN)
 
 
+def _habit(size: str, url: str | None) -> Habit:
+    """A size that is not on offer is refused when its checkpoint is written."""
+    return UNKNOWN_SIZE if url is not None else HABITS.get(size, UNKNOWN_SIZE)
+
+
 @contextmanager
 def _served(subject: Subject, desk: Desk) -> Iterator[tuple[NodeClient, str]]:
     """The node to measure and the name of its model."""
@@ -129,7 +155,7 @@ def _served(subject: Subject, desk: Desk) -> Iterator[tuple[NodeClient, str]]:
             yield node, subject.name or node.models()[0]
         return
     model = subject.model
-    forward_batch = subject.forward_batch or FORWARD_BATCH.get(model.size, 8)
+    forward_batch = subject.forward_batch or _habit(model.size, None).forward_batch
     deployment = Deployment(checkpoint(model), model.name, forward_batch, measure=True)
     with serving(deployment, desk) as node:
         yield node, model.name

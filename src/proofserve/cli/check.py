@@ -110,7 +110,7 @@ def chosen(
 ) -> list[str]:
     """The models of ``--models a b`` or of ``--models a --models b``, or the default."""
     if models and url:
-        raise typer.BadParameter("--models starts servers and --url names one that runs: not both")
+        raise typer.BadParameter("give --models (we start servers) or --url (one runs)")
     if ctx.args and not models:
         raise typer.BadParameter(f"unexpected argument {ctx.args[0]!r}")
     return [*models, *ctx.args] if models else default

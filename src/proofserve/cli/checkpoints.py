@@ -34,15 +34,17 @@ def checkpoint(model: SmallModel) -> Path:
     Raises ModelError for an architecture or a size that is not on offer.
     """
     # transformers takes seconds to import, which nobody should wait for who asks for --help.
-    from proofserve.models import DirectoryInUseError, write_model  # noqa: PLC0415
+    from proofserve.models import write_model  # noqa: PLC0415
 
     folder = cache_folder() / f"{model.family}-{model.size}-{model.seed}-{_recipe()}"
-    if not folder.exists():
-        try:
-            write_model(folder, model.family, model.size, model.seed)
-        except DirectoryInUseError:
-            # Another process was faster; folders appear complete or not at all.
-            return folder
+    if folder.exists():
+        return folder
+    try:
+        write_model(folder, model.family, model.size, model.seed)
+    except OSError:
+        # Another process was faster; folders appear complete or not at all.
+        if not folder.is_dir():
+            raise
     return folder
 
 

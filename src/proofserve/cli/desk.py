@@ -40,6 +40,6 @@ def open_desk() -> Iterator[Desk]:
     try:
         with Interrupts() as interrupts, Line(console) as line:
             yield Desk(console, interrupts, line)
-    except (LabError, ServerFailed, ValueError) as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
+    except (LabError, ServerFailed, ValueError, OSError) as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(UNKNOWN) from error

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from proofserve.wiring.launch import (
 )
 
 MAX_MODEL_LEN = 2048
+PREFIX = "proofserve-"
+SOCKET_PATH = 107
 # The user's own values of these win.
 SMALL_MACHINE = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -93,7 +96,10 @@ def somebody_elses(url: str, desk: Desk) -> Iterator[NodeClient]:
 
 @contextmanager
 def _scratch_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="proofserve-"))
+    base = tempfile.gettempdir()
+    # vLLM binds sockets in here, and the system allows their paths 107 bytes.
+    short = len(base.encode()) <= SOCKET_PATH - len(f"/{PREFIX}12345678/{uuid.UUID(int=0)}")
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base if short else "/tmp"))  # noqa: S108
     try:
         yield folder
     finally:

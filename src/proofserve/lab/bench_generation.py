@@ -9,17 +9,19 @@ import numpy as np
 
 from proofserve.lab.errors import LabError
 from proofserve.lab.figures import Figure, Limit, median, ratio_to_neighbours
-from proofserve.lab.load import Call, closed_loop, tokens_between
+from proofserve.lab.load import Call, closed_loop, rate_of_completions
 from proofserve.lab.machine import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import BareSpeed, Work
 from proofserve.lab.report import Report
 from proofserve.lab.stored import StoredResults
 from proofserve.lab.telling import Progress
+from proofserve.lab.waiting import wait_until
 
 # Enough that vLLM always has the next step's prompts at hand while answers are on their way.
 REQUESTS_IN_FLIGHT = 4
-WARM_UP_BATCHES = 3
+FIRST_PREFILLS_S = 120.0
+WARM_UP_BATCHES = 2
 # As many as a node runs in one call.
 MAX_FORWARDS = 1000
 # Every vocabulary has this many tokens.
@@ -91,16 +93,15 @@ def prefill_speed(node: NodeClient, plan: Plan, sequences: int) -> float:
         body = {"model": work.model, "prompt": prompts, "max_tokens": 1, "temperature": 0.0}
         return Call("/v1/completions", body)
 
-    warm_up_s = min(2.0, plan.window_s / 2)
     with closed_loop(node.url, call, REQUESTS_IN_FLIGHT) as loop:
-        time.sleep(warm_up_s)
-        began = time.monotonic()
+        wait_until(lambda: len(loop.replies) >= REQUESTS_IN_FLIGHT, "prefills", FIRST_PREFILLS_S)
         time.sleep(plan.window_s)
-        ended = time.monotonic()
+        until = time.monotonic()
     if broken := [reply.error for reply in loop.replies if reply.error]:
         raise LabError(f"a prefill failed: {broken[0]}")
-    tokens = tokens_between(loop.replies, began, ended, lambda reply: reply.prompt_tokens)
-    return tokens / (ended - began)
+    return rate_of_completions(
+        loop.replies, REQUESTS_IN_FLIGHT, until, lambda reply: reply.prompt_tokens
+    )
 
 
 def report(plan: Plan, readings: Readings, where: Mapping[str, str | int]) -> Report:

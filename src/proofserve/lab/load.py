@@ -60,14 +60,31 @@ def tokens_between(
 ) -> float:
     """How many tokens a closed loop handled between two instants.
 
-    The tokens of a reply are spread evenly over its life, so that requests which cross an edge
-    count in part and the figure does not jump by whole replies.
+    The tokens of a reply are spread evenly over its life, as they are where all requests in flight
+    progress together. Requests that cross an edge then count in part, and the figure does not jump
+    by whole replies.
     """
     return sum(
         count(reply) * max(0.0, min(ended, reply.ended) - max(began, reply.began)) / reply.seconds
         for reply in replies
         if reply.seconds > 0
     )
+
+
+def rate_of_completions(
+    replies: Sequence[Reply], skip: int, until: float, count: Callable[[Reply], int]
+) -> float:
+    """Tokens per second of a server that serves a closed loop one request after the other.
+
+    Counted from one completion to another: after the first ``skip`` of them, which found a server
+    without a queue, up to the first at or beyond ``until``. Such a request waits for most of its
+    life, so ``tokens_between`` would be wrong about it until the queue is as old as itself.
+    """
+    ordered = sorted(replies, key=lambda reply: reply.ended)
+    begin, rest = ordered[skip - 1], ordered[skip:]
+    counted = [reply for reply in rest if reply.ended < until]
+    counted += rest[len(counted) : len(counted) + 1]
+    return sum(count(reply) for reply in counted) / (counted[-1].ended - begin.ended)
 
 
 class ClosedLoop:

@@ -25,7 +25,7 @@ class Load:
     """
 
     clients: int = 32
-    tokens: int = 128
+    tokens: int = 256
     window_s: float = 10.0
     pairs: int = 3
 

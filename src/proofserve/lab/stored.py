@@ -9,7 +9,7 @@ from proofserve.lab.node_client import NodeClient
 from proofserve.rounds.records import StoredResult
 
 # Each look costs the API process a millisecond or two of a core that the engine could use.
-LOOK_S = 0.04
+LOOK_S = 0.02
 PATIENCE_S = 120.0
 
 

@@ -14,6 +14,8 @@ import httpx
 
 from proofserve import settings
 
+# How long a stopped server's helpers may take to end, seconds.
+HELPERS_S = 5.0
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 
 
@@ -92,19 +94,26 @@ def running_server(
 
 
 def stop(process: "subprocess.Popen[bytes]", grace_s: float = 15.0) -> None:
-    """End a server and everything it started: politely, then surely."""
+    """End a server and everything it started: politely, then surely. Seconds."""
     group = process.pid
-    _signal_group(group, signal.SIGTERM)
+    process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(grace_s)
-    # Workers that outlive their parent would keep the port and the memory.
+    # What the server started ends after it and clears shared memory; killed, it could not.
+    deadline = time.monotonic() + HELPERS_S
+    while _signal_group(group, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
     _signal_group(group, signal.SIGKILL)
     process.wait()
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
+def _signal_group(group: int, number: int) -> bool:
+    """Whether there was anybody to signal; 0 only asks."""
+    try:
         os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _await_health(server: Server, waiting: Callable[[float], None], timeout_s: float) -> None:

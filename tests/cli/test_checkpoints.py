@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import pytest
+
+from proofserve.cli import checkpoints
+from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.models import DirectoryInUseError, UnknownModelError
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(checkpoints, "cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_a_checkpoint_is_written_once(cache: Path) -> None:
+    folder = checkpoint(SmallModel("qwen3", "tiny", 3))
+    assert folder.parent == cache
+    assert (folder / "model.safetensors").is_file()
+    marker = folder / "seen"
+    marker.touch()
+    assert checkpoint(SmallModel("qwen", "tiny", 3)) == folder
+    assert marker.exists()
+
+
+def test_another_recipe_is_another_checkpoint(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = checkpoint(SmallModel())
+    monkeypatch.setattr(checkpoints, "_recipe", lambda: "changed")
+    assert checkpoint(SmallModel()) != before
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("error", [DirectoryInUseError("in use"), OSError(39, "not empty")])
+def test_a_faster_process_is_no_accident(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overtaken(folder: Path, *_: object) -> None:
+        folder.mkdir(parents=True)
+        raise error
+
+    monkeypatch.setattr("proofserve.models.write_model", overtaken)
+    assert checkpoint(SmallModel()).is_dir()
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_disk_that_is_full_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr("proofserve.models.write_model", full)
+    with pytest.raises(OSError, match="no space left"):
+        checkpoint(SmallModel())
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_is_not_on_offer_is_refused() -> None:
+    with pytest.raises(UnknownModelError, match="gpt5"):
+        checkpoint(SmallModel("gpt5"))
+
+
+@pytest.mark.parametrize(("said", "name"), [("qwen", "tiny-qwen3"), ("llama", "tiny-llama")])
+def test_a_family_may_be_called_by_its_short_name(said: str, name: str) -> None:
+    assert SmallModel(said).name == name

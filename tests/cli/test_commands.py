@@ -1,0 +1,148 @@
+"""The commands as a person runs them, against a node that is a stub."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from lab.stub_node import Habits, stub_node
+from proofserve.cli import check
+from proofserve.cli.main import app
+from proofserve.lab import check_coexist, saturation
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(app, list(args))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "serve",
+        "demo",
+        "receive",
+        "model new",
+        "check",
+        "check smoke",
+        "check e2e",
+        "check coexist",
+        "bench",
+        "bench generation",
+        "bench chat-priority",
+    ],
+)
+def test_every_command_explains_itself(command: str) -> None:
+    result = run(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "models"),
+    [
+        ((), ["default"]),
+        (("--models", "qwen"), ["qwen"]),
+        (("--models", "qwen", "llama"), ["qwen", "llama"]),
+        (("--models", "qwen", "--models", "llama"), ["qwen", "llama"]),
+        (("--models", "qwen", "llama", "--seq-len", "64"), ["qwen", "llama"]),
+    ],
+)
+def test_several_models_may_be_named_either_way(
+    args: tuple[str, ...], models: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[check.Target] = []
+    monkeypatch.setattr(check, "_run", lambda _check, target: seen.append(target))
+    result = run("check", "smoke", *args)
+    assert result.exit_code == 0, result.output
+    assert list(seen[0].models) == (["qwen"] if models == ["default"] else models)
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("llama",), "llama"),
+        (("--models", "qwen", "--url", "http://127.0.0.1:9"), "--models"),
+        (("--modles", "qwen"), "--modles"),
+        (("--seq-len", "0"), "--seq-len"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(args: tuple[str, ...], complaint: str) -> None:
+    result = run("check", "smoke", *args)
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
+def test_an_unknown_model_is_refused_in_words() -> None:
+    result = run("check", "smoke", "--models", "gpt5")
+    assert result.exit_code == 2
+    assert "gpt5" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_server_that_is_not_there_is_exit_code_2() -> None:
+    result = run("check", "smoke", "--url", "http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert "http://127.0.0.1:9" in result.output
+
+
+def test_checks_that_hold_are_exit_code_0() -> None:
+    with stub_node() as (stub, url):
+        result = run("check", "smoke", "--url", url)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("PASS") == 8
+    assert "8 checks, 0 failed" in result.output
+    assert stub.state == "STOPPED"
+
+
+def test_a_check_that_fails_is_exit_code_1() -> None:
+    with stub_node(Habits(repeatable=False)) as (_, url):
+        result = run("check", "smoke", "--url", url)
+    assert result.exit_code == 1
+    assert result.output.count("FAIL") == 1
+
+
+def test_e2e_on_somebody_elses_server_says_what_it_leaves_out() -> None:
+    with stub_node() as (_, url):
+        result = run("check", "e2e", "--url", url)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("SKIP") == 2
+    assert "not ours to restart" in result.output
+
+
+def test_coexist_on_somebody_elses_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SETTLE_S", "LOAD_S", "FULL_SPEED_S"):
+        monkeypatch.setattr(check_coexist, name, 0.2)
+    with stub_node(Habits(chat_tokens=1000.0)) as (_, url):
+        result = run("check", "coexist", "--url", url)
+    assert result.exit_code == 0, result.output
+
+
+def test_bench_generation_writes_its_figures(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    with stub_node(Habits(bare=1000.0, round=200.0)) as (_, url):
+        result = run("bench", "generation", "--url", url, "--seconds", "1", "--json", str(file))
+    assert result.exit_code == 1, result.output
+    read = json.loads(file.read_text())
+    assert 0.05 < read["busy_ratio"] < 0.25
+    assert "busy_ratio" in read["failed"]
+    assert read["machine"]["vllm"] == "0"
+    assert "FAIL" in result.output
+
+
+def test_bench_chat_priority_writes_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saturation, "SETTLE_S", 0.2)
+    file = tmp_path / "figures.json"
+    with stub_node(Habits(truthful=False, chat_tokens=1000.0)) as (_, url):
+        options = ("--chats", "3", "--seconds", "1", "--pairs", "1", "--clients", "8")
+        result = run("bench", "chat-priority", "--url", url, *options, "--json", str(file))
+    assert result.exit_code == 1, result.output
+    read = json.loads(file.read_text())
+    assert (read["chats"], read["identical"], read["errors"]) == (3, 0, 0)
+    assert read["proofs_while_saturated"] == 0
+    assert read["proofs_afterwards"] > 0
+    assert "identical" in read["failed"]

@@ -1,0 +1,106 @@
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from proofserve.cli import servers
+from proofserve.cli.desk import Desk
+from proofserve.cli.interrupts import Interrupts
+from proofserve.cli.progress import Line
+from proofserve.cli.servers import Deployment, serving, small_server
+from proofserve.wiring.launch import ServerCommand, ServerFailed
+
+DEPLOYMENT = Deployment(Path("/models/tiny"), "tiny", forward_batch=8, measure=True)
+
+
+def test_the_command_names_model_forward_and_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    command = small_server(DEPLOYMENT, tmp_path)
+    assert command.argv[command.argv.index("--model") + 1] == "/models/tiny"
+    assert command.argv[command.argv.index("--served-model-name") + 1] == "tiny"
+    assert "--enforce-eager" in command.argv
+    assert command.env["POC_ENABLED"] == command.env["POC_MEASURE"] == "1"
+    assert command.env["POC_FORWARD_BATCH"] == "8"
+    assert command.env["POC_OUTBOX"] == str(tmp_path / "outbox.sqlite")
+    assert command.env["TMPDIR"] == str(tmp_path)
+    assert command.env["VLLM_CPU_KVCACHE_SPACE"] == "1"
+
+
+def test_the_users_own_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    assert small_server(DEPLOYMENT, tmp_path).env["VLLM_CPU_KVCACHE_SPACE"] == "7"
+
+
+@contextmanager
+def open_desk() -> Iterator[Desk]:
+    console = Console(quiet=True)
+    with Interrupts() as interrupts, Line(console) as line:
+        yield Desk(console, interrupts, line)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders go, and a command that is no vLLM."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    real = small_server
+
+    def fake(*args: Any) -> ServerCommand:
+        return replace(real(*args), argv=("sh", "-c", script))
+
+    monkeypatch.setattr(servers, "small_server", fake)
+
+
+def test_a_server_that_fails_leaves_its_log(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, "echo no kernel for this machine; exit 3")
+    with (
+        pytest.raises(ServerFailed, match=r"(?s)no kernel.*kept as") as caught,
+        open_desk() as desk,
+        serving(DEPLOYMENT, desk),
+    ):
+        raise AssertionError("there is no such server")
+    (kept,) = scratch.iterdir()
+    assert (kept / "server.log").read_text() == "no kernel for this machine\n"
+    assert str(kept / "server.log") in str(caught.value)
+
+
+def test_an_interrupt_while_starting_leaves_nothing(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The shell's parent is this process.
+    answer_with(monkeypatch, "kill -INT $PPID; sleep 300")
+    with pytest.raises(SystemExit) as caught, open_desk() as desk, serving(DEPLOYMENT, desk):
+        raise AssertionError("there is no such server")
+    assert caught.value.code == 128 + signal.SIGINT
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_long_temporary_folder_leaves_room_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    folders: list[Path] = []
+    real = small_server
+
+    def fake(deployment: Deployment, folder: Path) -> ServerCommand:
+        folders.append(folder)
+        return replace(real(deployment, folder), argv=("false",))
+
+    monkeypatch.setattr(servers, "small_server", fake)
+    with pytest.raises(ServerFailed), open_desk() as desk, serving(DEPLOYMENT, desk):
+        raise AssertionError("there is no such server")
+    assert len(f"{folders[0]}/{uuid.uuid4()}") <= 107
+    assert not folders[0].exists()
