@@ -23,6 +23,15 @@ from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
 
 from proofserve.engines.vllm.vetting import UnsupportedEngine
 
+# Where models keep their decoder layers; the first three as in protocol A.3.
+LAYER_PLACES = (
+    "model.layers",
+    "transformer.h",
+    "layers",
+    "language_model.model.layers",
+    "model.language_model.layers",
+)
+
 # -- API process -----------------------------------------------------------------------------
 
 
@@ -294,26 +303,38 @@ def speaks_for_stage() -> bool:
     return bool(get_tp_group().is_first_rank)
 
 
+def last_mlp(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The dense MLP of the last decoder layer, None where there is none on this rank.
+
+    Relies on: decoder layers calling ``self.mlp(hidden)``; a mixture of experts having ``experts``.
+    """
+    layers = _layer_list(model)
+    mlp = getattr(layers[-1], "mlp", None) if layers else None
+    if not isinstance(mlp, torch.nn.Module) or hasattr(mlp, "experts"):
+        return None
+    return mlp
+
+
 def decoder_layers(model: torch.nn.Module) -> Iterator[tuple[int, torch.nn.Module]]:
     """The decoder layers with their global index (protocol A.3, and wrapped language models).
 
     A pipeline rank's list keeps a placeholder for layers that live elsewhere, so positions in
     the list are global. Raises UnsupportedEngine if the model keeps its layers in no known place.
     """
-    places = (
-        "model.layers",
-        "transformer.h",
-        "layers",
-        "language_model.model.layers",
-        "model.language_model.layers",
-    )
-    for place in places:
+    layers = _layer_list(model)
+    if layers is None:
+        raise UnsupportedEngine(
+            f"{type(model).__name__} keeps its decoder layers in none of "
+            f"{', '.join(LAYER_PLACES)}; schemes with layer transforms cannot be proved on it."
+        )
+    return enumerate(layers)
+
+
+def _layer_list(model: torch.nn.Module) -> torch.nn.ModuleList | None:
+    for place in LAYER_PLACES:
         found: Any = model
         for name in place.split("."):
             found = getattr(found, name, None)
         if isinstance(found, torch.nn.ModuleList):
-            return enumerate(found)
-    raise UnsupportedEngine(
-        f"{type(model).__name__} keeps its decoder layers in none of {', '.join(places)}; "
-        "schemes with layer transforms cannot be proved on it."
-    )
+            return found
+    return None

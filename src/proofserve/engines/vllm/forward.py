@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from proofserve.engines.vllm import compat
+from proofserve.engines.vllm.last_layer import published_rows_only
 from proofserve.engines.vllm.wire import Forward
 from proofserve.protocol.scheme import BlockScheme
 
@@ -32,7 +33,8 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
         "intermediate_tensors": compat.receive_stage(),
         "inputs_embeds": embeds,
     }
-    with _layer_transforms(runner.get_model(), block):
+    model = runner.get_model()
+    with _layer_transforms(model, block), published_rows_only(model, n, seq_len):
         output = compat.call_model(runner, metadata, slots, inputs)
     if not compat.is_last_stage():
         compat.send_stage(output)

@@ -1,0 +1,47 @@
+"""Leaves out work whose result nobody reads: the last layer's MLP of all but the last token.
+
+A proof publishes the last position of each sequence. Every earlier layer needs all positions,
+because later tokens attend to them; behind the last attention nothing mixes positions any more.
+The published numbers are the same (ADR 8).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from proofserve.engines.vllm import compat
+
+
+@contextmanager
+def published_rows_only(model: torch.nn.Module, sequences: int, seq_len: int) -> Iterator[None]:
+    """Within the context, the last MLP computes one row per sequence, and zeros for the others.
+
+    Rows are ``sequences * seq_len`` tokens, one sequence after the other. A model whose last layer
+    is not on this rank, has no ``mlp``, or has a mixture of experts there, is left as it is.
+    """
+    mlp = compat.last_mlp(model)
+    rows = sequences * seq_len
+    if mlp is None or seq_len == 1:
+        yield
+        return
+
+    def narrow(_mlp: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not args or args[0].shape[0] != rows:
+            return args
+        return (args[0].view(sequences, seq_len, -1)[:, -1].contiguous(), *args[1:])
+
+    def widen(_mlp: torch.nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        if output.shape[0] != sequences:
+            return output
+        full = output.new_zeros(rows, output.shape[-1])
+        full.view(sequences, seq_len, -1)[:, -1] = output
+        return full
+
+    hooks = (mlp.register_forward_pre_hook(narrow), mlp.register_forward_hook(widen))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
