@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check golden bench lock clean
+.PHONY: help setup demo test slow check golden bench lock clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,8 +28,12 @@ $(READY): requirements/cpu.lock requirements/cpu-nodeps.lock pyproject.toml
 demo: $(READY) ## Serve a small model, chat, prove, and tell an honest proof from a forged one.
 	$(BIN)/proofserve demo
 
+# Two at a time: a starting engine keeps one core busy. Tests of a file share its engine.
 test: check ## Run every check and every test (under 15 minutes on two cores).
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.
+	$(BIN)/python -m pytest -m slow
 
 check: $(READY) ## Lint, types, layers. Seconds.
 	$(BIN)/ruff check src tests

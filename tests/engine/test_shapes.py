@@ -111,6 +111,7 @@ def test_rows_that_are_not_finite_are_reported_and_the_engine_lives(
         assert len(engine.run(engine.chat(1))) == 16
 
 
+@pytest.mark.slow
 def test_a_share_lets_proofs_run_under_endless_chat(
     tiny: Path, start: Start, cpu_environment: pytest.MonkeyPatch
 ) -> None:
