@@ -65,7 +65,8 @@ def test_callbacks_reach_a_receiver_that_comes_late(node: ServedNode, tmp_path: 
     assert node.chat("Chat goes on.")
     with subprocess.Popen(command) as receiver:
         try:
-            until(lambda: node.status()["outbox"]["delivered"] > 0, seconds=60)
+            # The pauses between tries have doubled to half a minute by the time it listens.
+            until(lambda: node.status()["outbox"]["delivered"] > 0, seconds=120)
             node.stop()
             until(lambda: node.status()["outbox"]["pending"] == 0, seconds=60)
             produced = node.processed()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -93,12 +94,15 @@ def serve(model: Path, folder: Path, outbox: Path | None = None) -> Iterator[Ser
     command = small_server(Deployment(model, NAME, forward_batch=8), folder)
     if outbox is not None:
         command = replace(command, env={**command.env, "POC_OUTBOX": str(outbox)})
-    with running_server(command, free_port(), folder / "server.log") as server:
-        node = ServedNode(server)
-        try:
-            yield node
-        finally:
-            node.close()
+    # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
+    with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:
+        command = replace(command, env={**command.env, "TMPDIR": sockets})
+        with running_server(command, free_port(), folder / "server.log") as server:
+            node = ServedNode(server)
+            try:
+                yield node
+            finally:
+                node.close()
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:

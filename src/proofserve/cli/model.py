@@ -6,8 +6,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proofserve.models import write_model
-
 app = typer.Typer(help="Make small, seeded checkpoints that load like any other.")
 
 
@@ -29,6 +27,9 @@ def new(
     proofserve model new ./tiny --arch qwen3 --size tiny
     proofserve serve ./tiny --enable-poc --enforce-eager --max-model-len 2048
     """
+    # Costs seconds, and needs an extra, that the other commands do without.
+    from proofserve.models import write_model  # noqa: PLC0415
+
     console = Console()
     try:
         with console.status(f"writing {arch} {size} to {directory} ..."):
