@@ -12,8 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from proofserve.api.artifact_routes import router
+from proofserve.api import answers
 from proofserve.api.node import Deployment, Node
+from proofserve.api.routes import router
 from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.limits import Limits
 from proofserve.rounds.manager import RoundManager
@@ -29,6 +30,19 @@ ORDER: dict[str, Any] = {
 }
 JOB: dict[str, Any] = {**ORDER, "nonces": [1, 2, 3, 4]}
 START, GENERATE, STOP, STATUS = "/init/generate", "/generate", "/stop", "/status"
+ANSWERS: dict[str, type[answers.Answer]] = {
+    START: answers.StartAnswer,
+    STOP: answers.StopAnswer,
+    STATUS: answers.NodeStatus,
+    GENERATE: answers.JobAnswer,
+    "/results": answers.ResultsPage,
+    "/versions": answers.Versions,
+    "/init": answers.PowAnswer,
+    "/init/validate": answers.PowAnswer,
+    "/phase/generate": answers.PowAnswer,
+    "/phase/validate": answers.PowAnswer,
+    "/validate": answers.JudgeAnswer,
+}
 # Sent as text: the JSON of Python knows these, the JSON of the standard does not.
 RAW = {"content-type": "application/json"}
 
@@ -45,6 +59,15 @@ def said(response: httpx.Response) -> str:
     details = response.json()["detail"]
     assert all(set(detail) == {"type", "loc", "msg"} for detail in details)
     return " ".join(f"{'.'.join(map(str, d['loc']))}: {d['msg']}" for d in details)
+
+
+def as_documented(path: str, response: httpx.Response) -> httpx.Response:
+    """The response, which is what the OpenAPI pages say."""
+    path, _, _ = path.partition("?")
+    model = ANSWERS.get("/generate" if path.startswith("/generate") else path)
+    if model is not None and response.status_code == 200:
+        model.model_validate(response.json())
+    return response
 
 
 async def _foreign(request: Request, error: Exception) -> JSONResponse:
@@ -72,10 +95,10 @@ class Server:
         )
 
     async def post(self, path: str, body: Any = None) -> httpx.Response:
-        return await self.client.post(path, json=body)
+        return as_documented(path, await self.client.post(path, json=body))
 
     async def get(self, path: str) -> httpx.Response:
-        return await self.client.get(path)
+        return as_documented(path, await self.client.get(path))
 
     async def status(self) -> dict[str, Any]:
         response = await self.get(STATUS)

@@ -2,16 +2,40 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
-from api.support import GENERATE, JOB, ORDER, START, STATUS, STOP, Server, serving
+from api.distance_bodies import (
+    CLAIMS,
+    INIT,
+    INIT_VALIDATE,
+    PHASE_GENERATE,
+    PHASE_VALIDATE,
+    ROUND,
+    VALIDATE,
+)
+from api.support import GENERATE, JOB, ORDER, START, STOP, Server, serving
 from proofserve.protocol.nonces import NonceLane
+from proofserve.rounds.state import State
 
 pytestmark = pytest.mark.anyio
 
-CALLS = 300
+# Each step also looks at the status, so a walk is twice as many calls.
+STEPS = 500
 LANE = NonceLane(1, 3)
+DISTANCE = {**ROUND, "callback_url": "http://x"}
+# What may be asked, with which bodies, and which answers it may get besides 200.
+CALLS: list[tuple[str, list[Any], set[int]]] = [
+    (START, [ORDER, DISTANCE, {**DISTANCE, "use_layer_hooks": True}], {409, 503}),
+    (INIT, [DISTANCE, {**DISTANCE, "block_hash": "other"}], {409, 503}),
+    (INIT_VALIDATE, [DISTANCE, {**DISTANCE, "node_id": -1}], {409, 503}),
+    (PHASE_GENERATE, [None], {400, 409, 503}),
+    (PHASE_VALIDATE, [None], {400, 409, 503}),
+    (VALIDATE, [CLAIMS, {**CLAIMS, "public_key": "other"}], {400, 409, 429, 503}),
+    (STOP, [None], set()),
+    (START, [{}, {**ORDER, "r_target": 1.4}, {**DISTANCE, "batch_size": 1}], {422}),
+]
 
 
 class Walker:
@@ -21,65 +45,86 @@ class Walker:
         self.server = server
         self.random = random.Random(seed)
         self.ids = ["no-such-id"]
-        self.waiting: list[asyncio.Task[object]] = []
+        self.background: list[tuple[asyncio.Task[int], set[int]]] = []
 
-    async def call(self, path: str, **changes: object) -> int:
-        if path in (STATUS, "/results", "/versions") or path.startswith("/generate/"):
-            response = await self.server.get(path)
-        else:
-            body = {START: ORDER, GENERATE: JOB}.get(path, {})
-            response = await self.server.post(path, {**body, **changes})
+    async def call(self, path: str, body: Any = None) -> int:
+        response = await self.server.post(path, body)
         if response.status_code == 200 and "queued_count" in response.json():
             self.ids.append(response.json()["request_id"])
         return response.status_code
 
-    async def step(self) -> None:
+    async def read(self, path: str) -> int:
+        return (await self.server.get(path)).status_code
+
+    def trouble(self) -> None:
         engine, outbox = self.server.engine, self.server.outbox
         engine.deferrals = self.random.choice([0, 0, 1])
         engine.faults = self.random.choice([0, 0, 0, 0, 1, 4])
         engine.not_finite = frozenset(self.random.choice([[], [], [4, 7]]))
         outbox.full = self.random.choice([None, None, None, None, "disk full"])
+
+    async def step(self) -> None:
+        self.trouble()
         nonces = self.random.sample(range(50), self.random.randint(1, 40))
-        match self.random.randrange(9):
-            case 0 | 1:
-                assert await self.call(START) in (200, 409, 503)
+        match self.random.randrange(12):
+            case 0:
+                job = {**JOB, "nonces": nonces, "url": "http://x"}
+                assert await self.call(GENERATE, job) in (200, 429)
+            case 1:
+                job = {**JOB, "nonces": nonces, "wait": True}
+                self.leave_behind(GENERATE, job, {429, 503})
             case 2:
-                assert await self.call(STOP) == 200
-            case 3 | 4:
-                assert await self.call(GENERATE, nonces=nonces, url="http://x") in (200, 429)
-            case 5:
-                job = self.call(GENERATE, nonces=nonces, wait=True)
-                self.waiting.append(asyncio.create_task(job))
-            case 6:
-                assert await self.call(f"/generate/{self.random.choice(self.ids)}") in (200, 404)
-            case 7:
-                assert await self.call("/results") in (200, 503)
-            case 8:
+                assert await self.read(f"/generate/{self.random.choice(self.ids)}") in (200, 404)
+            case 3:
+                assert await self.read("/results") in (200, 503)
+            case 4:
                 await asyncio.sleep(self.random.random() / 100)
+            case _:
+                path, bodies, refusals = self.random.choice(CALLS)
+                body = self.random.choice(bodies)
+                if self.random.random() < 0.3:
+                    self.leave_behind(path, body, refusals)
+                else:
+                    assert await self.call(path, body) in {200, *refusals}, path
         await self.check()
+
+    def leave_behind(self, path: str, body: Any, refusals: set[int]) -> None:
+        """Calls of others, which run while the next steps are taken."""
+        self.background.append((asyncio.create_task(self.call(path, body)), refusals))
 
     async def check(self) -> None:
         """The state that is shown, the loop and the outbox agree."""
         body = await self.server.status()
         manager, outbox = self.server.node.manager, self.server.outbox
-        task = manager._round_task
-        assert (manager.status().state == "GENERATING") == (task is not None and not task.done())
-        assert body["status"] in ("IDLE", "GENERATING", "STOPPED")
+        # No await between the two looks, or somebody's call could come in between.
+        state, current = manager.status().state, manager._round
+        task = current.task if current else None
+        assert (state is State.GENERATING) == (task is not None and not task.done())
+        assert body["status"] == body["state"] in set(State)
         assert body["queue"]["queued_nonces"] <= body["queue"]["limit"]
-        for round_id in outbox.open:
-            stored = sorted(row.nonce for row in outbox.rows if row.round_id == round_id)
-            assert stored == list(LANE.batch(0, len(stored)))
+        for spec in outbox.specs.values():
+            stored = [row.nonce for row in outbox.rows if row.round_id == spec.round_id]
+            assert len(stored) == len(set(stored))
+            if spec.target is None:
+                assert sorted(stored) == list(LANE.batch(0, len(stored)))
+
+    async def settle(self) -> None:
+        self.server.engine.deferrals = self.server.engine.faults = 0
+        self.server.engine.not_finite = frozenset()
+        self.server.outbox.full = None
+        for task, refusals in self.background[::-1]:
+            if not task.done():
+                await self.call(STOP)
+            assert await task in {200, *refusals}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_a_random_walk(seed: int) -> None:
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_a_walk_of_a_thousand_calls(seed: int) -> None:
     async with serving() as server:
         walker = Walker(server, seed)
-        for _ in range(CALLS // 2):
+        for _ in range(STEPS):
             await walker.step()
-        server.engine.deferrals = server.engine.faults = 0
-        server.outbox.full = None
+        await walker.settle()
         assert await walker.call(STOP) == 200
-        assert {await task for task in walker.waiting} <= {200, 429, 503}
-        assert (await server.status())["status"] == "STOPPED"
+        assert (await server.status())["state"] == "STOPPED"
         assert (await server.status())["queue"]["queued_nonces"] == 0

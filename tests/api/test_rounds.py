@@ -59,7 +59,8 @@ async def test_a_round_from_start_to_stop(server: Server) -> None:
 async def test_stop_is_always_answered_alike(server: Server) -> None:
     for _ in range(2):
         response = await server.post(STOP)
-        assert (response.status_code, response.json()) == (200, STOPPED)
+        assert response.status_code == 200
+        assert STOPPED["pow_status"].items() <= response.json()["pow_status"].items()
     assert (await server.status())["status"] == "STOPPED"
 
 

@@ -67,6 +67,7 @@ def test_several_models_may_be_named_either_way(
         (("--models", "qwen", "--url", "http://127.0.0.1:9"), "--models"),
         (("--modles", "qwen"), "--modles"),
         (("--seq-len", "0"), "--seq-len"),
+        (("--protocol", "neither"), "--protocol"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(args: tuple[str, ...], complaint: str) -> None:
@@ -92,14 +93,27 @@ def test_checks_that_hold_are_exit_code_0() -> None:
     with stub_node() as (stub, url):
         result = run("check", "smoke", "--url", url)
     assert result.exit_code == 0, result.output
-    assert result.output.count("PASS") == 8
-    assert "8 checks, 0 failed" in result.output
+    assert result.output.count("PASS") == 16
+    assert "16 checks, 0 failed" in result.output
     assert stub.state == "STOPPED"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "seen", "unseen"),
+    [("artifact", "vectors are valid", "winner"), ("distance", "every winner", "vectors")],
+)
+def test_one_protocol_alone_may_be_checked(protocol: str, seen: str, unseen: str) -> None:
+    with stub_node() as (_, url):
+        result = run("check", "smoke", "--url", url, "--protocol", protocol)
+    assert result.exit_code == 0, result.output
+    assert seen in result.output
+    assert unseen not in result.output
+    assert "chat answers" in result.output
 
 
 def test_a_check_that_fails_is_exit_code_1() -> None:
     with stub_node(Habits(repeatable=False)) as (_, url):
-        result = run("check", "smoke", "--url", url)
+        result = run("check", "smoke", "--url", url, "--protocol", "artifact")
     assert result.exit_code == 1
     assert result.output.count("FAIL") == 1
 
@@ -110,6 +124,7 @@ def test_e2e_on_somebody_elses_server_says_what_it_leaves_out() -> None:
     assert result.exit_code == 0, result.output
     assert result.output.count("SKIP") == 2
     assert "not ours to restart" in result.output
+    assert "winners with layer hooks are fraud without them" in result.output
 
 
 def test_coexist_on_somebody_elses_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,15 +135,19 @@ def test_coexist_on_somebody_elses_server(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.exit_code == 0, result.output
 
 
-def test_bench_generation_writes_its_figures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["artifact", "distance"])
+def test_bench_generation_writes_its_figures(protocol: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
+    options = ("--protocol", protocol, "--seconds", "1", "--json", str(file))
     with stub_node(Habits(bare=1000.0, round=200.0)) as (_, url):
-        result = run("bench", "generation", "--url", url, "--seconds", "1", "--json", str(file))
+        result = run("bench", "generation", "--url", url, *options)
     assert result.exit_code == 1, result.output
     read = json.loads(file.read_text())
     assert 0.05 < read["busy_ratio"] < 0.25
     assert "busy_ratio" in read["failed"]
     assert read["machine"]["vllm"] == "0"
+    assert read["setup"]["protocol"] == protocol
+    assert f"{protocol} protocol" in result.output
     assert "FAIL" in result.output
 
 
@@ -137,7 +156,8 @@ def test_bench_chat_priority_writes_its_figures(
 ) -> None:
     monkeypatch.setattr(saturation, "SETTLE_S", 0.2)
     file = tmp_path / "figures.json"
-    with stub_node(Habits(truthful=False, chat_tokens=1000.0)) as (_, url):
+    # Chats so slow that on a busy machine, too, eight clients are never all between two of them.
+    with stub_node(Habits(truthful=False, chat_tokens=200.0)) as (_, url):
         options = ("--chats", "3", "--seconds", "1", "--pairs", "1", "--clients", "8")
         result = run("bench", "chat-priority", "--url", url, *options, "--json", str(file))
     assert result.exit_code == 1, result.output

@@ -94,7 +94,7 @@ def test_a_full_disk_pauses_the_round_and_nothing_else(
     tiny: Path, tmp_path: Path, small_disk: Path
 ) -> None:
     ballast = small_disk / "ballast"
-    with serve(tiny, tmp_path, outbox=small_disk / "outbox.sqlite") as node:
+    with serve(tiny, tmp_path, POC_OUTBOX=str(small_disk / "outbox.sqlite")) as node:
         node.start_round()
         until(lambda: node.processed() >= 16)
         fill(ballast)
@@ -104,7 +104,7 @@ def test_a_full_disk_pauses_the_round_and_nothing_else(
         assert node.chat("Chat goes on.")
         ballast.unlink()
         until(lambda: node.processed() > stored)
-        assert node.status()["paused_reason"] is None
+        until(lambda: node.status()["paused_reason"] is None)
         node.stop()
         rows = node.results()
         assert len(rows) == node.processed()

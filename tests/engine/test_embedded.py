@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from proofserve.engines.vllm.core_gate import CHAT_GRACE_S
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, EngineGauges, ProofBatch
@@ -64,6 +65,16 @@ def test_a_vector_does_not_depend_on_its_batch(
     np.testing.assert_array_equal(batch.values, vectors[nonces])
 
 
+@pytest.mark.parametrize("layer_hooks", [False, True])
+def test_a_distance_does_not_depend_on_its_batch(engine: EmbeddedEngine, layer_hooks: bool) -> None:
+    work = workload(made_by=scheme("distance-v1", layer_hooks=layer_hooks))
+    whole = engine.run(engine.prove(work, range(32))).values
+    assert np.isfinite(whole).all()
+    for nonces in ([5], [31, 0, 7], list(range(20, 9, -1))):
+        part = engine.run(engine.prove(work, nonces)).values
+        np.testing.assert_array_equal(part, whole[nonces])
+
+
 def test_layer_reflections_move_the_vectors_and_leave_chat_alone(
     engine: EmbeddedEngine, vectors: NDArray[np.float32]
 ) -> None:
@@ -107,6 +118,8 @@ def test_proofs_yield_to_continuous_chat_and_come_back(engine: EmbeddedEngine) -
     assert during <= 32  # at most what finished between the last chat token and the count
     assert gauges.deferred_s > 0
     assert gauges.longest_chat_wait_batches <= 1.05
+    # Not before chat has been quiet for the grace, and soon after it.
+    assert min(gauges.resume_ms) >= CHAT_GRACE_S * 1e3
     assert np.median(gauges.resume_ms) <= 10
 
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from proofserve.engines.vllm import compat
+from proofserve.protocol.distance import DistanceScheme
 from proofserve.rounds.records import ProofBatch
 from support.engines import EmbeddedEngine, workload
 from support.models import SmallModels
@@ -20,6 +21,7 @@ from support.reference import reference_vectors
 
 pytestmark = pytest.mark.engine
 
+DISTANCES = (DistanceScheme(), DistanceScheme(sign_flips=False, layer_hooks=True))
 Start = Callable[..., AbstractContextManager[EmbeddedEngine]]
 
 
@@ -34,6 +36,12 @@ def start(cpu_environment: pytest.MonkeyPatch) -> Start:
             engine.close()
 
     return started
+
+
+@pytest.fixture(scope="module")
+def distance_batches(engine: EmbeddedEngine) -> list[ProofBatch]:
+    """Nonces 0..31 on one rank by each of ``DISTANCES``."""
+    return [engine.run(engine.prove(workload(made_by=s), range(32))) for s in DISTANCES]
 
 
 def distances(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -54,12 +62,19 @@ def test_one_rank_agrees_with_transformers(tiny: Path, vectors: NDArray[np.float
     assert distances(vectors, expected).max() < 0.002
 
 
+def test_distances_agree_with_transformers(tiny: Path, distance_batches: list[ProofBatch]) -> None:
+    work = workload(made_by=DISTANCES[0])
+    expected = reference_vectors(tiny, work, range(32), torch.float32)
+    assert np.abs(distance_batches[0].values - expected).max() < 1e-4
+
+
 @pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_two_ranks_agree_with_one_and_chat_works_beside_them(
     parallel: str,
     tiny: Path,
     start: Start,
     vectors: NDArray[np.float32],
+    distance_batches: list[ProofBatch],
     cpu_environment: pytest.MonkeyPatch,
 ) -> None:
     cpu_environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
@@ -71,6 +86,7 @@ def test_two_ranks_agree_with_one_and_chat_works_beside_them(
     try:
         with start(tiny, **options) as engine:
             batch = engine.run(engine.prove(workload(), range(32)))
+            ours = [engine.run(engine.prove(workload(made_by=s), range(32))) for s in DISTANCES]
             engine.run(chat_beside_proofs(engine))
     finally:
         cpu_environment.delenv("VLLM_CPU_OMP_THREADS_BIND")
@@ -78,6 +94,8 @@ def test_two_ranks_agree_with_one_and_chat_works_beside_them(
     worst = distances(batch.values, vectors).max()
     print(f"{parallel} 2 against 1: largest distance {worst:.5f}")
     assert worst < 0.02
+    for mine, theirs in zip(ours, distance_batches, strict=True):
+        assert np.abs(mine.values - theirs.values).max() < 1e-3
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])

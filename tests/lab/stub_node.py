@@ -16,6 +16,8 @@ from proofserve.protocol.codec import encode
 from proofserve.rounds.records import EngineGauges
 
 P = "/api/v1/pow"
+# On a busy machine the clients of a steady load may all be between two chats for a moment.
+HESITATION_S = 0.5
 
 
 @dataclass
@@ -33,6 +35,12 @@ class Habits:
     gullible: bool = False
     suspicious: bool = False
     counts_right: bool = True
+    hooks_matter: bool = True
+    other_block: int | None = 409
+    drift: float = 0.0
+    publishes_all: bool = False
+    forgets: bool = False
+    stuck_state: str | None = None
     chat_error: int | None = None
     finish_reason: str = "length"
     failing_nonce: int | None = None
@@ -50,22 +58,33 @@ class StubNode:
         self.rounds = 0
         self.chatting = 0
         self.chats = 0
+        self._last_chat = 0.0
         self.measured: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._work: dict[str, Any] = {}
+        self._next = 0
         self._routes()
 
     # -- the engine --------------------------------------------------------------------------
 
     def vector(self, nonce: int, work: dict[str, Any]) -> str:
+        draw = self._draw(nonce, work, work["params"]["model"])
+        row = draw.normal(size=(1, work["params"]["k_dim"]))
+        return encode((row / np.linalg.norm(row)).astype(np.float32))[0]
+
+    def distance(self, nonce: int, work: dict[str, Any]) -> float:
+        hooks = work["use_layer_hooks"] and self.habits.hooks_matter
+        draw = self._draw(nonce, work, f"hooks {hooks}")
+        return float(np.float32(draw.normal(2**0.5, 0.0078)))
+
+    def _draw(self, nonce: int, work: dict[str, Any], kind: str) -> np.random.Generator:
         key = work["public_key"] if self.habits.keyed else ""
-        text = f"{work['block_hash']}|{key}|{nonce}|{work['params']['model']}"
+        text = f"{work['block_hash']}|{key}|{nonce}|{kind}"
         if not self.habits.repeatable:
             text += str(time.monotonic_ns())
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        row = np.random.default_rng(seed).normal(size=(1, work["params"]["k_dim"]))
-        return encode((row / np.linalg.norm(row)).astype(np.float32))[0]
+        return np.random.default_rng(seed)
 
     def compute(self) -> None:
         """Store a batch at a time while a round runs; the body of a thread."""
@@ -76,18 +95,28 @@ class StubNode:
                     self._store(size)
 
     def _may_compute(self) -> bool:
-        gives_way = self.habits.polite and self.chatting > 0
+        chat = self.chatting > 0 or time.monotonic() - self._last_chat < HESITATION_S
+        gives_way = self.habits.polite and chat
         sulks = self.chats > 0 and not self.habits.resumes
         return self.state == "GENERATING" and not gives_way and not sulks
 
     def _store(self, size: int) -> None:
-        first = sum(row["round_id"] == str(self.rounds) for row in self.rows)
-        for nonce in range(first, first + size):
-            row = {"seq": len(self.rows) + 1, "round_id": str(self.rounds), "nonce": nonce}
-            if nonce == self.habits.failing_nonce:
-                self.rows.append({**row, "error": "not finite"})
-            else:
-                self.rows.append({**row, "vector_b64": self.vector(nonce, self._work)})
+        for nonce in range(self._next, self._next + size):
+            found = self._found(nonce)
+            if found is not None:
+                row = {"seq": len(self.rows) + 1, "round_id": str(self.rounds), "nonce": nonce}
+                self.rows.append({**row, **found})
+        self._next += size
+
+    def _found(self, nonce: int) -> dict[str, Any] | None:
+        """What is to be stored about ``nonce``, if anything."""
+        if nonce == self.habits.failing_nonce:
+            return {"error": "not finite"}
+        if "params" in self._work:
+            return {"vector_b64": self.vector(nonce, self._work)}
+        distance = self.distance(nonce, self._work)
+        wins = self.habits.publishes_all or distance < self._work["r_target"]
+        return {"dist": distance} if wins else None
 
     def close(self) -> None:
         self._closing.set()
@@ -102,6 +131,11 @@ class StubNode:
             ("GET", f"{P}/versions", self.versions),
             ("GET", f"{P}/status", self.status),
             ("POST", f"{P}/init/generate", self.start),
+            ("POST", f"{P}/init", self.init),
+            ("POST", f"{P}/init/validate", self.init_validate),
+            ("POST", f"{P}/phase/generate", self.phase_generate),
+            ("POST", f"{P}/phase/validate", self.phase_validate),
+            ("POST", f"{P}/validate", self.judge),
             ("POST", f"{P}/stop", self.stop),
             ("GET", f"{P}/results", self.results),
             ("POST", f"{P}/generate", self.generate),
@@ -119,15 +153,15 @@ class StubNode:
         body = await request.json()
         if self.habits.chat_error is not None:
             raise HTTPException(self.habits.chat_error, "no chat today")
-        tokens = body["max_tokens"]
-        await self._busy(tokens / self.habits.chat_tokens)
-        said = body["messages"][0]["content"]
+        tokens, said = body["max_tokens"], body["messages"][0]["content"]
+        words = len(said.split())
+        await self._busy((words + tokens) / self.habits.chat_tokens)
         if not self.habits.truthful and self.state == "GENERATING":
             said += "!"
         choice = {"finish_reason": self.habits.finish_reason, "message": {"content": said}}
         return {
             "choices": [choice],
-            "usage": {"prompt_tokens": 10, "completion_tokens": tokens},
+            "usage": {"prompt_tokens": words, "completion_tokens": tokens},
         }
 
     async def prefill(self, request: Request) -> dict[str, Any]:
@@ -148,15 +182,21 @@ class StubNode:
             await asyncio.sleep(seconds)
         finally:
             self.chatting -= 1
+            self._last_chat = time.monotonic()
 
     def status(self) -> dict[str, Any]:
         with self._lock:
             mine = [row for row in self.rows if row["round_id"] == str(self.rounds)]
-            counted = len(mine) + (0 if self.habits.counts_right else 1)
+            wrong = 0 if self.habits.counts_right else 1
             return {
-                "status": self.state,
+                "status": self.habits.stuck_state or self.state,
                 "config": None,
-                "stats": {"total_processed": counted, "nonces_per_second": 1.0, "failed": 0},
+                "stats": {
+                    "total_processed": self._next + wrong,
+                    "total_found": sum("error" not in row for row in mine) + wrong,
+                    "nonces_per_second": 1.0,
+                    "failed": 0,
+                },
                 "round_id": str(self.rounds),
                 "engine": self.gauges(),
             }
@@ -167,18 +207,56 @@ class StubNode:
         return {**names, "busy_s": busy, "resume_ms": [1.0, 2.0, 3.0], **self.habits.gauges}
 
     async def start(self, request: Request) -> dict[str, Any]:
-        body = await request.json()
+        return self._configure(await request.json(), "GENERATING")
+
+    async def init(self, request: Request) -> dict[str, Any]:
+        return self._configure(await request.json(), "IDLE")
+
+    async def init_validate(self, request: Request) -> dict[str, Any]:
+        return self._configure(await request.json(), "VALIDATING")
+
+    def _configure(self, work: dict[str, Any], state: str) -> dict[str, Any]:
         with self._lock:
             if self.state == "GENERATING":
                 raise HTTPException(409, "Already generating")
-            self.state, self._work = "GENERATING", body
+            self.state, self._work, self._next = state, work, 0
             self.rounds += 1
-        return {"status": "OK", "pow_status": {"status": "GENERATING"}}
+        return {"status": "OK", "pow_status": {"status": state}}
+
+    def phase_generate(self) -> dict[str, Any]:
+        return self._change("GENERATING")
+
+    def phase_validate(self) -> dict[str, Any]:
+        return self._change("VALIDATING")
+
+    def _change(self, state: str) -> dict[str, Any]:
+        with self._lock:
+            self.state = state
+        return {"status": "OK", "pow_status": {"status": state}}
+
+    async def judge(self, request: Request) -> dict[str, Any]:
+        body = await request.json()
+        same_block = body["block_hash"] == self._work["block_hash"]
+        if self.habits.other_block is not None and not same_block:
+            raise HTTPException(self.habits.other_block, "block_hash is another one")
+        work = {**self._work, "public_key": body["public_key"]}
+        computed = [self.distance(nonce, work) + self.habits.drift for nonce in body["nonces"]]
+        target = work["r_target"]
+        pairs = zip(body["dist"], computed, strict=True)
+        wrong = sum(theirs >= target or ours > target for theirs, ours in pairs)
+        if self.habits.gullible:
+            wrong = 0
+        if self.habits.suspicious:
+            wrong = len(computed)
+        return {
+            "computed_distances": computed[1:] if self.habits.forgets else computed,
+            "n_invalid": wrong,
+            "probability_honest": 0.0 if wrong else 1.0,
+            "fraud_detected": bool(wrong),
+        }
 
     def stop(self) -> dict[str, Any]:
-        with self._lock:
-            self.state = "STOPPED"
-        return {"status": "OK", "pow_status": {"status": "STOPPED"}}
+        return self._change("STOPPED")
 
     def results(self, after: int = 0, limit: int = Query(1000, le=10_000)) -> dict[str, Any]:
         with self._lock:

@@ -6,7 +6,7 @@ from lab.stub_node import Habits, stub_node
 from proofserve.lab.bench_generation import Plan, Readings, bench_generation, report
 from proofserve.lab.errors import LabError
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import BareSpeed, Work
+from proofserve.lab.records import BareSpeed, DistanceWork, Work
 from proofserve.lab.report import Report
 from proofserve.lab.telling import Silence
 
@@ -58,6 +58,18 @@ def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) 
     # Four prefills at a time, each at the stub's speed.
     assert 20_000 < value(found, "prefill_tokens_per_second") < 42_000
     assert all(math.isfinite(figure.value or 0.0) for figure in found.figures)
+
+
+def test_of_the_distance_protocol_every_nonce_is_stored_and_counted() -> None:
+    plan = Plan(DistanceWork("stub", seq_len=100), seconds=0.5, windows=1, busy=0.9)
+    with stub_node(Habits(bare=400.0, round=400.0)) as (stub, url), NodeClient(url) as node:
+        found = bench_generation(node, plan, Silence())
+    assert [row["nonce"] for row in stub.rows] == list(range(len(stub.rows)))
+    assert all("dist" in row for row in stub.rows)
+    assert {order["seq_len"] for order in stub.measured} == {100}
+    assert 0.6 < value(found, "busy_ratio") < 1.05
+    assert found.title == "generation, distance protocol"
+    assert found.json()["setup"]["r_target"] == 2.0
 
 
 def test_a_failing_nonce_is_no_work_done() -> None:

@@ -1,15 +1,16 @@
 """The checks against nodes with bad habits: each must be found out, and nothing else blamed."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from lab.stub_node import Habits, stub_node
+from lab.stub_servers import Servers
 from proofserve.lab import check_coexist
 from proofserve.lab.check_coexist import coexist
-from proofserve.lab.check_e2e import Stage, end_to_end
+from proofserve.lab.check_e2e import Stage, artifact_trial, end_to_end
 from proofserve.lab.check_smoke import smoke
 from proofserve.lab.checks import Check, Tell
 from proofserve.lab.errors import NodeError
@@ -44,8 +45,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(check_coexist, name, seconds)
 
 
+def artifact_smoke(node: NodeClient, work: Work, tell: Tell) -> None:
+    smoke(node, [work], tell)
+
+
 def test_a_good_node_passes_the_smoke_checks() -> None:
-    checks = made(smoke, Habits())
+    checks = made(artifact_smoke, Habits())
     assert failed(checks) == []
     assert len(checks) == 8
 
@@ -60,12 +65,12 @@ def test_a_good_node_passes_the_smoke_checks() -> None:
     ],
 )
 def test_smoke_finds(habits: Habits, name: str) -> None:
-    assert failed(made(smoke, habits)) == [name]
+    assert failed(made(artifact_smoke, habits)) == [name]
 
 
 def test_a_nonce_that_cannot_be_computed_is_an_error_and_no_check() -> None:
     with pytest.raises(NodeError, match="computed no vector"):
-        made(smoke, Habits(failing_nonce=2))
+        made(artifact_smoke, Habits(failing_nonce=2))
 
 
 @pytest.mark.usefixtures("quick")
@@ -106,23 +111,6 @@ def test_coexist_finds(habits: Habits, names: list[str]) -> None:
     assert failed(made(coexist, habits)) == names
 
 
-class Servers:
-    """Starts a stub for each entering, and counts them."""
-
-    def __init__(self, habits: Habits) -> None:
-        self.starts = 0
-        self._habits = habits
-
-    def __call__(self) -> AbstractContextManager[NodeClient]:
-        return self._running()
-
-    @contextmanager
-    def _running(self) -> Iterator[NodeClient]:
-        self.starts += 1
-        with stub_node(self._habits) as (_, url), NodeClient(url) as node:
-            yield node
-
-
 def end_to_end_on(habits: Habits, **stage: Any) -> tuple[list[Check], int]:
     servers, found = Servers(habits), list[Check]()
 
@@ -131,7 +119,8 @@ def end_to_end_on(habits: Habits, **stage: Any) -> tuple[list[Check], int]:
             return claims_of(node.artifacts(Work("another model"), nonces))
 
     settings = {"restarts": True, "foreign": foreign} | stage
-    end_to_end(Stage(servers, **settings), WORK, found.append)
+    trial = partial(artifact_trial, WORK, settings["foreign"])
+    end_to_end(Stage(servers, settings["restarts"]), [trial], found.append)
     return found, servers.starts
 
 

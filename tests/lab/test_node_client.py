@@ -1,11 +1,12 @@
 import pytest
 
-from lab.stub_node import Habits, stub_node
+from lab.stub_node import Habits, StubNode, stub_node
 from proofserve.lab.errors import NodeError
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import NodeStatus, Work
+from proofserve.lab.records import DistanceWork, NodeStatus, Work
 from proofserve.lab.vectors import claims_of
 from proofserve.lab.waiting import computing_round
+from proofserve.rounds.records import Winner
 
 WORK = Work("stub")
 
@@ -25,7 +26,8 @@ def test_an_order_carries_everything_that_the_protocol_asks_for() -> None:
 
 def test_a_node_that_never_had_a_round_has_counted_nothing() -> None:
     status = NodeStatus.read({"status": "IDLE", "config": None, "stats": None, "engine": None})
-    assert (status.state, status.processed, status.engine) == ("IDLE", 0, None)
+    assert (status.state, status.processed, status.found) == ("IDLE", 0, 0)
+    assert status.engine is None
 
 
 def test_what_a_newer_node_shows_besides_is_ignored() -> None:
@@ -92,3 +94,52 @@ def test_the_yardstick_is_asked_for_the_same_work() -> None:
     (order,) = stub.measured
     assert order["forwards"] == 7
     assert order["params"] == WORK.params
+    assert "seq_len" not in order
+
+
+def test_the_yardstick_of_distances_is_asked_for_by_their_length() -> None:
+    with stub_node() as (stub, url), NodeClient(url) as node:
+        node.measure(DistanceWork("stub", seq_len=64), 7)
+    (order,) = stub.measured
+    assert order["seq_len"] == 64
+    assert "params" not in order
+
+
+def test_an_order_of_distances_carries_everything_that_the_protocol_asks_for() -> None:
+    work = DistanceWork("m", "block", "key", seq_len=64, batch_size=16, r_target=1.4)
+    assert work.body == {
+        "block_hash": "block",
+        "block_height": 1,
+        "public_key": "key",
+        "node_id": 0,
+        "node_count": 1,
+        "batch_size": 16,
+        "seq_len": 64,
+        "r_target": 1.4,
+        "use_sign_flips": True,
+        "use_layer_hooks": False,
+    }
+
+
+def test_a_round_that_judges_ends_with_its_context_whatever_happens() -> None:
+    def interrupted(node: NodeClient, stub: StubNode) -> None:
+        with node.judging(DistanceWork("stub")):
+            assert stub.state == "VALIDATING"
+            raise KeyError
+
+    with stub_node() as (stub, url), NodeClient(url) as node:
+        with pytest.raises(KeyError):
+            interrupted(node, stub)
+        assert stub.state == "STOPPED"
+
+
+def test_a_judgement_comes_back_whole() -> None:
+    work = DistanceWork("stub", r_target=1.41)
+    with stub_node() as (stub, url), NodeClient(url) as node, node.judging(work):
+        claims = [Winner(nonce, 1.4) for nonce in range(20)]
+        judgement = node.judge(work, claims)
+        ours = tuple(stub.distance(nonce, work.body) for nonce in range(20))
+    assert judgement.computed == ours
+    assert judgement.n_invalid == sum(distance > 1.41 for distance in ours) > 0
+    assert judgement.fraud_detected
+    assert judgement.probability_honest == 0.0

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -19,7 +20,8 @@ from starlette.routing import Route
 from proofserve.outbox.sender import CallbackSender
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.records import Artifact, RoundSpec, Workload
+from proofserve.rounds.records import Artifact, RoundSpec, Winner, Workload
+from proofserve.rounds.records import Target as Radius
 
 
 def a_spec(round_id: str = "r1", url: str | None = None, k_dim: int = 12) -> RoundSpec:
@@ -29,6 +31,16 @@ def a_spec(round_id: str = "r1", url: str | None = None, k_dim: int = 12) -> Rou
 
 def artifacts(*nonces: int) -> list[Artifact]:
     return [Artifact(nonce, f"vector{nonce}") for nonce in nonces]
+
+
+def a_distance_spec(round_id: str = "d1", url: str | None = None) -> RoundSpec:
+    work = Workload(scheme("distance-v1"), "b10c", "k3y", 256)
+    return RoundSpec(round_id, work, 77, NonceLane(3, 4), 32, url, Radius(1.4))
+
+
+def winners(*nonces: int) -> list[Winner]:
+    """Winners with distances as the engine gives them: float32, widened."""
+    return [Winner(nonce, float(np.float32(1.4 - 1 / (nonce + 3)))) for nonce in nonces]
 
 
 class FastClock:
@@ -86,7 +98,15 @@ class Target:
 
     def nonces(self) -> list[int]:
         """What was accepted, in the order of arrival."""
-        return [a["nonce"] for one in self.accepted for a in one.body["artifacts"]]
+        return [nonce for one in self.accepted for nonce in nonces_of(one.body)]
+
+
+def nonces_of(body: Mapping[str, Any]) -> list[int]:
+    """What a body of either protocol is about."""
+    if "artifacts" in body:
+        return [artifact["nonce"] for artifact in body["artifacts"]]
+    nonces: list[int] = body["nonces"]
+    return nonces
 
 
 @contextmanager

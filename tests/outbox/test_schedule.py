@@ -3,7 +3,6 @@ import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.schedule import Plan, Situation
 from proofserve.outbox.store import SqliteOutbox
 
-from .support import a_spec, artifacts
+from .support import a_spec, artifacts, nonces_of
 
 URL = "http://a"
 POLICY = CallbackPolicy()
@@ -67,10 +66,10 @@ class TestRounds:
 
     async def test_closing_and_flushing_do_not_wait(self, store: SqliteOutbox) -> None:
         await store.open_round(a_spec("r1", url=URL))
-        await store.open_round(a_spec("r2", url=f"{URL}/2"))
         await store.record("r1", 1, artifacts(3), {})
-        await store.record("r2", 1, artifacts(4), {})
         await store.close_round("r1")
+        await store.open_round(a_spec("r2", url=f"{URL}/2"))
+        await store.record("r2", 1, artifacts(4), {})
         closed = await store.plan(POLICY, Situation())
         assert await _nonces(store, closed) == [3]
         flushed = await store.plan(POLICY, Situation(flushing=True))
@@ -133,8 +132,8 @@ class TestRounds:
         )
 
     async def test_a_body_of_many_pages_is_complete(self, store: SqliteOutbox) -> None:
-        await store.open_round(a_spec("r1", url=URL))
         await store.open_round(a_spec("r2"))
+        await store.open_round(a_spec("r1", url=URL))
         for first in range(0, 12_000, 3_000):
             await store.record("r1", first + 1, artifacts(*range(first, first + 3_000)), {})
             await store.record("r2", first + 1, artifacts(first), {})
@@ -223,5 +222,4 @@ async def _deliver_all(calls: list[list[int]], most: int) -> None:
 
 async def _nonces(store: SqliteOutbox, plan: Plan) -> list[int]:
     (only,) = plan.due
-    body: dict[str, Any] = json.loads(await store.body(only))
-    return [artifact["nonce"] for artifact in body["artifacts"]]
+    return nonces_of(json.loads(await store.body(only)))

@@ -13,7 +13,7 @@ import pytest
 
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
-from proofserve.rounds.records import StoredResult
+from proofserve.rounds.records import RoundProgress, StoredResult
 
 from .support import FastClock, a_spec, artifacts
 from .writer import BATCH
@@ -22,15 +22,14 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_results_failures_and_progress_come_back(store: SqliteOutbox) -> None:
-    await store.open_round(a_spec())
-    assert await store.progress("r1") == 0
+    assert await store.open_round(a_spec()) == RoundProgress()
     await store.record("r1", 3, artifacts(3, 2**63 - 1), {11: "not finite"})
     assert await store.results(0, 10) == [
         StoredResult(1, "r1", 3, "vector3", None),
         StoredResult(2, "r1", 2**63 - 1, f"vector{2**63 - 1}", None),
         StoredResult(3, "r1", 11, None, "not finite"),
     ]
-    assert await store.progress("r1") == 3
+    assert await store.progress("r1") == RoundProgress(3, found=2, failed=1)
     gauges = await store.gauges()
     assert (gauges.results, gauges.pending, gauges.delivered, gauges.expired) == (3, 0, 0, 0)
     assert (gauges.oldest_pending_s, gauges.last_error) == (0.0, None)
@@ -59,7 +58,7 @@ async def test_everything_is_there_after_reopening(path: Path) -> None:
         before = await store.results(0, 10)
     async with await SqliteOutbox.open(path) as store:
         assert await store.results(0, 10) == before
-        assert await store.progress("r1") == 2
+        assert await store.progress("r1") == RoundProgress(2, found=2)
 
 
 async def test_the_same_call_again_stores_nothing_twice(store: SqliteOutbox) -> None:
@@ -68,7 +67,7 @@ async def test_the_same_call_again_stores_nothing_twice(store: SqliteOutbox) -> 
     await store.record("r1", 3, artifacts(3, 7), {11: "not finite"})
     await store.record("r1", 2, [], {})
     assert [row.nonce for row in await store.results(0, 10)] == [3, 7, 11]
-    assert await store.progress("r1") == 3
+    assert await store.progress("r1") == RoundProgress(3, found=2, failed=1)
     assert (await store.gauges()).results == 3
 
 
@@ -76,8 +75,7 @@ async def test_a_round_is_reopened_only_as_the_same_order(store: SqliteOutbox) -
     await store.open_round(a_spec(url="http://a"))
     await store.record("r1", 1, artifacts(3), {})
     await store.close_round("r1")
-    await store.open_round(a_spec(url="http://a"))
-    assert await store.progress("r1") == 1
+    assert await store.open_round(a_spec(url="http://a")) == RoundProgress(1, found=1)
     for other in (a_spec(url="http://b"), a_spec(url="http://a", k_dim=13)):
         with pytest.raises(ValueError, match="another order"):
             await store.open_round(other)
@@ -148,9 +146,12 @@ async def _check_after_kill(path: Path, reported: int) -> None:
         rows = await store.results(0, 10**9)
         progress = await store.progress("r1")
     # One call more may have been stored without a chance to say so; never half a call.
-    assert progress in (reported, reported + BATCH)
-    assert [row.nonce for row in rows] == list(range(progress))
-    assert [row.nonce for row in rows if row.error] == list(range(BATCH - 1, progress, BATCH))
+    stored = progress.next_index
+    assert stored in (reported, reported + BATCH)
+    assert [row.nonce for row in rows] == list(range(stored))
+    assert [row.nonce for row in rows if row.error] == list(range(BATCH - 1, stored, BATCH))
+    calls = stored // BATCH
+    assert (progress.found, progress.failed) == (stored - calls, calls)
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ def _batch(first: int) -> list:
 async def _check_whole(store: SqliteOutbox, stored: int) -> None:
     assert stored > 0
     assert [row.nonce for row in await store.results(0, 10**6)] == list(range(stored))
-    assert await store.progress("r1") == stored
+    assert await store.progress("r1") == RoundProgress(stored, found=stored)
     assert (await store.gauges()).results == stored
 
 

@@ -16,8 +16,7 @@ async def write(path: Path) -> None:
     work = Workload(scheme("artifact-v1"), "block", "key", 256)
     spec = RoundSpec("r1", work, 1, NonceLane(0, 1), BATCH, "http://127.0.0.1:9")
     async with await SqliteOutbox.open(path) as store:
-        await store.open_round(spec)
-        index = await store.progress("r1")
+        index = (await store.open_round(spec)).next_index
         while True:
             nonces = spec.lane.batch(index, BATCH)
             index += BATCH

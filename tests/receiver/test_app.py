@@ -35,6 +35,7 @@ def test_callbacks_are_taken_and_summed_up(client: httpx.Client) -> None:
                 "public_key": "k3y",
                 "block_hash": "b10c",
                 "artifacts": 3,
+                "winners": 0,
                 "duplicates": 0,
                 "validations": 1,
                 "frauds": 1,

@@ -23,8 +23,8 @@ def test_callbacks_are_stored_and_counted_for_each_source(book: Book) -> None:
         0,
         1e9,
         (
-            Source("k3y", "b10c", 2, 0, 2, 1, 1e9),
-            Source("k3y", "other", 1, 0, 0, 0, 1e9),
+            Source("k3y", "b10c", 2, 0, 0, 2, 1, 1e9),
+            Source("k3y", "other", 1, 0, 0, 0, 0, 1e9),
         ),
     )
 
@@ -36,7 +36,7 @@ def test_a_callback_with_a_known_key_is_not_stored_again(book: Book) -> None:
     assert not book.add_validated(Validated(**validated()), Stamp(key="b"))
     summary = book.summary()
     assert (summary.callbacks, summary.repeats) == (2, 2)
-    assert summary.sources == (Source("k3y", "b10c", 1, 0, 1, 1, 1e9),)
+    assert summary.sources == (Source("k3y", "b10c", 1, 0, 0, 1, 1, 1e9),)
 
 
 def test_a_nonce_under_another_key_is_a_duplicate(book: Book) -> None:
@@ -95,6 +95,6 @@ def test_files_that_are_not_a_book_are_refused(path: Path, tmp_path: Path) -> No
         file.execute("CREATE TABLE recipes (name)")
         with pytest.raises(BookError, match="something else"):
             Book.open(path)
-        file.execute("PRAGMA user_version = 2")
-    with pytest.raises(BookError, match="has version 2, this proofserve knows up to 1"):
+        file.execute("PRAGMA user_version = 3")
+    with pytest.raises(BookError, match="has version 3, this proofserve knows up to 2"):
         Book.open(path)

@@ -18,7 +18,7 @@ def test_an_empty_book_says_so() -> None:
 
 
 def test_the_table_shows_every_count() -> None:
-    source = Source("k3y", "b10c", 12_345, 6, 7, 8, 1e9)
+    source = Source("k3y", "b10c", 12_345, 54_321, 6, 7, 8, 1e9)
     text = _text(Summary(9, 10, 1e9, (source,)), 100)
     assert "9 callbacks, 10 sent again, last at 01:46:40 UTC" in text
     row = next(line for line in text.splitlines() if "k3y" in line)
@@ -26,6 +26,7 @@ def test_the_table_shows_every_count() -> None:
         "k3y",
         "b10c",
         "12,345",
+        "54,321",
         "6",
         "7",
         "8",
@@ -34,8 +35,11 @@ def test_the_table_shows_every_count() -> None:
 
 
 def test_long_hashes_do_not_push_the_counts_out() -> None:
-    source = Source("k" * 200, "b" * 64, 12_345, 0, 0, 0, 1e9)
-    text = _text(Summary(1, 0, 1e9, (source,)), 90)
-    assert "12,345" in text
-    assert "01:46:40" in text
-    assert all(len(line) <= 90 for line in text.splitlines())
+    source = Source("k" * 200, "b" * 64, 12_345, 54_321, 0, 0, 0, 1e9)
+    text = _text(Summary(1, 0, 1e9, (source,)), 80)
+    for whole in ("12,345", "54,321", "01:46:40", "artifacts", "winners", "validations"):
+        assert whole in text
+    # Enough of both is left to know them by.
+    assert "kkkk" in text
+    assert "bbbb" in text
+    assert all(len(line) <= 80 for line in text.splitlines())

@@ -13,13 +13,16 @@ from proofserve.rounds.limits import JobLimits, Limits, RoundLimits
 from proofserve.rounds.records import (
     Artifact,
     Deferred,
+    Finding,
     Job,
     OutboxGauges,
     ProofBatch,
+    RoundProgress,
     RoundSpec,
     StatTest,
     StoredResult,
     Validation,
+    Winner,
     Workload,
 )
 
@@ -44,29 +47,45 @@ class MemoryOutbox:
         self.latency_s = 0.0
         self.open: list[str] = []
         self.closed: list[str] = []
+        self.reached: dict[str, RoundProgress] = {}
+        self.specs: dict[str, RoundSpec] = {}
         self.rows: list[StoredResult] = []
         self.progress: list[int] = []
         self.callbacks: list[tuple[str, str, Mapping[str, Any]]] = []
         self.attempts = 0
 
-    async def open_round(self, spec: RoundSpec) -> None:
+    async def open_round(self, spec: RoundSpec) -> RoundProgress:
         await self._take()
         self.open.append(spec.round_id)
+        self.specs[spec.round_id] = spec
+        return self.reached.setdefault(spec.round_id, RoundProgress())
+
+    async def interrupted(self) -> RoundSpec | None:
+        last = self.open[-1] if self.open else None
+        return None if last is None or last in self.closed else self.specs[last]
 
     async def record(
         self,
         round_id: str,
         next_index: int,
-        artifacts: Sequence[Artifact],
+        findings: Sequence[Finding],
         failed: Mapping[int, str],
     ) -> None:
         await self._take()
-        for nonce, value, error in [
-            *((a.nonce, a.vector_b64, None) for a in artifacts),
-            *((nonce, None, reason) for nonce, reason in failed.items()),
-        ]:
-            self.rows.append(StoredResult(len(self.rows) + 1, round_id, nonce, value, error))
+        for one in findings:
+            seq = len(self.rows) + 1
+            if isinstance(one, Winner):
+                row = StoredResult(seq, round_id, one.nonce, distance=one.distance)
+            else:
+                row = StoredResult(seq, round_id, one.nonce, one.vector_b64)
+            self.rows.append(row)
+        for nonce, reason in failed.items():
+            self.rows.append(StoredResult(len(self.rows) + 1, round_id, nonce, error=reason))
         self.progress.append(next_index)
+        before = self.reached.get(round_id, RoundProgress())
+        self.reached[round_id] = RoundProgress(
+            next_index, before.found + len(findings), before.failed + len(failed)
+        )
 
     async def close_round(self, round_id: str) -> None:
         await self._take()
@@ -79,6 +98,15 @@ class MemoryOutbox:
     async def results(self, after: int, limit: int) -> list[StoredResult]:
         self._require_room()
         return self.rows[after : after + limit]
+
+    async def winners(self, round_id: str, limit: int) -> list[Winner]:
+        self._require_room()
+        found = [
+            Winner(row.nonce, row.distance)
+            for row in self.rows
+            if row.round_id == round_id and row.distance is not None
+        ]
+        return found[-limit:]
 
     async def gauges(self) -> OutboxGauges:
         self._require_room()

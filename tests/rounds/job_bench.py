@@ -3,6 +3,8 @@
 import asyncio
 
 from proofserve.engines.fake import FakeEngine
+from proofserve.rounds.admission import Admission
+from proofserve.rounds.calls import Patience
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.limits import JobLimits
@@ -20,8 +22,10 @@ class JobBench:
         self.no_round.set()
         # Chunk timeouts are real seconds here, expiry follows ``now``.
         clock = asyncio.get_running_loop().time
-        computation = Computation(self.engine, self.no_round, limits.chunk_timeout_s, clock)
-        self.queue = JobQueue(computation, self.outbox, limits, lambda: self.now)
+        patience = Patience(limits.chunk_timeout_s, clock)
+        computation = Computation(self.engine, self.no_round, patience)
+        self.admission = Admission(limits.max_queued_nonces)
+        self.queue = JobQueue(computation, self.outbox, self.admission, limits, lambda: self.now)
 
     def state(self, request_id: str) -> JobState:
         return self.queue.result(request_id).state
@@ -35,6 +39,6 @@ class JobBench:
 
     async def assert_idle(self) -> None:
         assert self.engine.leases == 0
-        assert self.queue.gauges.queued_nonces == 0
+        assert self.admission.gauges.queued_nonces == 0
         await self.queue.aclose(0.5)
         assert asyncio.all_tasks() == self.tasks_before

@@ -20,11 +20,11 @@ def test_the_recent_rate_forgets_what_the_whole_rate_remembers() -> None:
     clock = Clock()
     counters = Counters(clock, window_s=10)
     clock.now += 5
-    counters.stored(100, 2)
+    counters.done(100, 100, 2)
     young = counters.read()
     assert young.rate == young.recent_rate == pytest.approx(20)
     clock.now += 15
-    counters.stored(30, 0)
+    counters.done(30, 30, 0)
     old = counters.read()
     assert old.rate == pytest.approx(130 / 20)
     assert old.recent_rate == pytest.approx(3)
@@ -35,7 +35,7 @@ def test_an_ended_round_keeps_its_rates() -> None:
     clock = Clock()
     counters = Counters(clock)
     clock.now += 4
-    counters.stored(8, 0)
+    counters.done(8, 8, 0)
     counters.end()
     clock.now += 1000
     assert counters.read().rate == counters.read().recent_rate == pytest.approx(2)

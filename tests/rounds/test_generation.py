@@ -10,9 +10,10 @@ import pytest
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.batches import NOT_FINITE
+from proofserve.rounds.counters import Counters
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.limits import RoundLimits
-from proofserve.rounds.records import RoundSpec
+from proofserve.rounds.records import RoundProgress, RoundSpec
 from rounds.doubles import QUICK, MemoryOutbox, round_spec, until
 
 pytestmark = pytest.mark.anyio
@@ -26,16 +27,18 @@ class Bench:
         self.engine.latency_s = 0.001
         self.outbox = MemoryOutbox()
         self.spec = spec or round_spec()
-        self.round = Generation(self.engine, self.outbox, self.spec, limits, time.monotonic)
+        self.counters = Counters(time.monotonic)
+        self.round = Generation(self.engine, self.outbox, limits, self.counters)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["asyncio.Task[None]"]:
-        task = asyncio.create_task(self.round.run())
+        task = asyncio.create_task(self.round.run(self.spec, RoundProgress()))
         try:
             yield task
         finally:
             self.round.stop()
             await asyncio.wait_for(task, 5)
+            await self.round.close(self.spec)
 
     def assert_sound(self) -> None:
         """Nothing lost, nothing twice, in lane order, the lease back and the round closed."""
@@ -43,7 +46,7 @@ class Bench:
         assert self.outbox.nonces == list(self.spec.lane.batch(0, count))
         assert self.outbox.progress == sorted(set(self.outbox.progress))
         assert self.outbox.progress[-1:] == ([count] if count else [])
-        stats = self.round.stats
+        stats = self.counters.read()
         assert stats.processed + stats.failed == count
         assert self.engine.leases == 0
         assert self.outbox.closed == [self.spec.round_id]
@@ -55,7 +58,7 @@ async def test_results_come_in_lane_order_until_it_is_stopped() -> None:
         await until(lambda: len(bench.outbox.rows) >= 40)
     bench.assert_sound()
     assert bench.round.error is None
-    assert bench.round.stats.rate > 0
+    assert bench.counters.read().rate > 0
     calls = len(bench.engine.calls)
     await asyncio.sleep(0.02)
     assert len(bench.engine.calls) == calls
@@ -114,7 +117,7 @@ async def test_a_deferred_call_is_asked_again_for_the_same_nonces() -> None:
     async with bench.running():
         await until(lambda: len(bench.outbox.rows) >= 16)
     bench.assert_sound()
-    assert bench.round.stats.deferred_calls == 5
+    assert bench.counters.read().deferred_calls == 5
     assert bench.engine.calls.count(bench.spec.lane.batch(0, 4)) >= 2
 
 
@@ -151,7 +154,7 @@ async def test_a_nonce_without_a_finite_row_is_recorded_with_its_reason() -> Non
     assert failed == dict.fromkeys(bench.engine.not_finite, NOT_FINITE)
     assert all((row.value is None) != (row.error is None) for row in bench.outbox.rows)
     assert sorted(bench.outbox.nonces) == list(lane.batch(0, len(bench.outbox.rows)))
-    assert bench.round.stats.failed == 5
+    assert bench.counters.read().failed == 5
 
 
 async def test_a_full_outbox_pauses_the_round_and_loses_nothing() -> None:
@@ -162,7 +165,7 @@ async def test_a_full_outbox_pauses_the_round_and_loses_nothing() -> None:
         await until(lambda: bench.round.paused_reason)
         assert bench.round.paused_reason == "outbox: disk full"
         stored, attempts = len(bench.outbox.rows), bench.outbox.attempts
-        assert bench.round.stats.processed == stored
+        assert bench.counters.read().processed == stored
         await asyncio.sleep(0.1)
         assert len(bench.outbox.rows) == stored
         assert bench.outbox.attempts - attempts <= 12
@@ -192,7 +195,7 @@ async def test_a_faulty_batch_is_tried_again() -> None:
         assert bench.round.paused_reason is None
     bench.assert_sound()
     assert bench.round.error is None
-    assert bench.round.stats.faults == 2
+    assert bench.counters.read().faults == 2
 
 
 async def test_a_batch_that_never_succeeds_ends_the_round_and_keeps_what_was_stored() -> None:
@@ -251,7 +254,7 @@ async def test_an_unexpected_error_ends_the_round_without_its_text(
 
 async def test_an_outer_cancellation_leaves_nothing_running() -> None:
     bench, before = Bench(), asyncio.all_tasks()
-    task = asyncio.create_task(bench.round.run())
+    task = asyncio.create_task(bench.round.run(bench.spec, RoundProgress()))
     await until(lambda: bench.outbox.rows)
     task.cancel()
     await asyncio.wait({task})

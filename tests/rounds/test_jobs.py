@@ -119,7 +119,7 @@ async def test_the_queue_is_bounded_in_nonces() -> None:
     bench.queue.submit(job(*range(10)))
     bench.no_round.set()
     await waiting
-    await until(lambda: bench.queue.gauges.queued_nonces == 0)
+    await until(lambda: bench.admission.gauges.queued_nonces == 0)
     await bench.assert_idle()
 
 
@@ -212,7 +212,7 @@ async def test_results_expire() -> None:
 async def test_expired_results_are_forgotten_although_nobody_asks() -> None:
     bench = JobBench(replace(QUICK.jobs, result_ttl_s=0.01))
     request_id = bench.queue.submit(job(1))
-    await until(lambda: bench.queue.gauges.queued_nonces == 0)
+    await until(lambda: bench.admission.gauges.queued_nonces == 0)
     await asyncio.sleep(0.05)
     # The clock of the double stands still, so it was the timer that forgot.
     with pytest.raises(UnknownJob):

@@ -2,25 +2,41 @@ import itertools
 
 import pytest
 
-from proofserve.rounds.errors import AlreadyGenerating
-from proofserve.rounds.state import Move, State, step
+from proofserve.rounds.errors import AlreadyGenerating, NoRound, NotInitialised, OtherProtocol
+from proofserve.rounds.state import Configured, Move, State, step
 
-REFUSED = {(State.GENERATING, Move.START): AlreadyGenerating}
+NEEDS_ROUND = {
+    Move.GENERATE: NotInitialised,
+    Move.VALIDATE: NotInitialised,
+    Move.JUDGE: NoRound,
+}
+CONFIGURES = {
+    Move.INIT: State.IDLE,
+    Move.START: State.GENERATING,
+    Move.INIT_VALIDATE: State.VALIDATING,
+}
+LEADS_TO = {Move.GENERATE: State.GENERATING, Move.VALIDATE: State.VALIDATING}
+PAIRS = list(itertools.product(State, Move))
 
 
-@pytest.mark.parametrize(("state", "move"), list(itertools.product(State, Move)))
-def test_every_pair_is_a_move_or_a_named_refusal(state: State, move: Move) -> None:
-    if (state, move) in REFUSED:
-        with pytest.raises(REFUSED[state, move], match="Already generating"):
-            step(state, move)
-    else:
-        assert step(state, move) in State
+@pytest.mark.parametrize(("state", "move"), PAIRS)
+def test_with_a_distance_round_only_a_second_round_is_refused(state: State, move: Move) -> None:
+    if state is State.GENERATING and move in CONFIGURES:
+        with pytest.raises(AlreadyGenerating, match="Already generating"):
+            step(state, move, Configured.DISTANCE)
+        return
+    expected = {**CONFIGURES, **LEADS_TO, Move.JUDGE: state, Move.STOP: State.STOPPED}
+    assert step(state, move, Configured.DISTANCE) is expected[move]
 
 
-def test_starting_generates_and_stopping_stops() -> None:
-    assert step(State.IDLE, Move.START) is State.GENERATING
-    assert step(State.STOPPED, Move.START) is State.GENERATING
-    assert {step(state, Move.STOP) for state in State} == {State.STOPPED}
+@pytest.mark.parametrize(("state", "move"), PAIRS)
+def test_moves_that_need_a_round_are_refused_without_one(state: State, move: Move) -> None:
+    for configured in (Configured.NOTHING, Configured.ARTIFACT):
+        if move not in NEEDS_ROUND:
+            continue
+        error = NEEDS_ROUND[move] if configured is Configured.NOTHING else OtherProtocol
+        with pytest.raises(error):
+            step(state, move, configured)
 
 
 def test_a_refusal_is_a_new_error_each_time() -> None:

@@ -27,6 +27,18 @@ ROUND = {
 }
 
 
+DISTANCE_ROUND = {
+    "block_hash": "0xabc",
+    "block_height": 7,
+    "public_key": "node-key",
+    "node_id": 0,
+    "node_count": 1,
+    "r_target": 2.0,
+    "seq_len": 64,
+    "batch_size": 16,
+}
+
+
 class ServedNode:
     """A running server; ``call`` speaks to the proof API, ``chat`` to vLLM's own."""
 
@@ -51,8 +63,21 @@ class ServedNode:
     def start_round(self, **changes: Any) -> None:
         self.call("POST", "/init/generate", {**ROUND, **changes})
 
+    def start_distance_round(self, **changes: Any) -> None:
+        self.call("POST", "/init/generate", {**DISTANCE_ROUND, **changes})
+
+    def judge(self, winners: list[Any], **changes: Any) -> Any:
+        """The verdict about rows of ``results``, by the configured round."""
+        body = {name: DISTANCE_ROUND[name] for name in ("public_key", "block_hash", "block_height")}
+        body |= {
+            "nonces": [winner["nonce"] for winner in winners],
+            "dist": [winner["dist"] for winner in winners],
+            "node_id": 0,
+        }
+        return self.call("POST", "/validate", {**body, **changes})
+
     def stop(self) -> None:
-        assert self.call("POST", "/stop")["pow_status"] == {"status": "STOPPED"}
+        assert self.call("POST", "/stop")["pow_status"]["status"] == "STOPPED"
 
     def prove(self, nonces: list[int], **changes: Any) -> Any:
         return self.call("POST", "/generate", {**ROUND, "nonces": nonces, "wait": True, **changes})
@@ -90,10 +115,10 @@ class ServedNode:
 
 
 @contextmanager
-def serve(model: Path, folder: Path, outbox: Path | None = None) -> Iterator[ServedNode]:
+def serve(model: Path, folder: Path, **poc: str) -> Iterator[ServedNode]:
+    """A node of ``model`` that keeps its files in ``folder``; ``poc`` holds POC_ variables."""
     command = small_server(Deployment(model, NAME, forward_batch=8), folder)
-    if outbox is not None:
-        command = replace(command, env={**command.env, "POC_OUTBOX": str(outbox)})
+    command = replace(command, env={**command.env, **poc})
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:
         command = replace(command, env={**command.env, "TMPDIR": sockets})

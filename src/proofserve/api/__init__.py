@@ -1,1 +1,1 @@
-"""The HTTP API of the artifact protocol, for any FastAPI application to include."""
+"""The HTTP API of both protocols, for any FastAPI application to include."""

@@ -24,5 +24,9 @@ class ClaimsMismatch(ApiError):
     """The claims are not about the requested nonces."""
 
 
+class LaneMissing(ApiError):
+    """The order does not say which nonces are the node's."""
+
+
 class ClientGone(ApiError):
     """The client left before its answer was ready. Nobody reads the detail."""

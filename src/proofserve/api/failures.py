@@ -14,12 +14,23 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from proofserve.api.errors import ApiError, ClaimsMismatch, ClientGone, Mismatch, NotEnabled
+from proofserve.api.distance_schemas import ARTIFACT, DISTANCE
+from proofserve.api.errors import (
+    ApiError,
+    ClaimsMismatch,
+    ClientGone,
+    LaneMissing,
+    Mismatch,
+    NotEnabled,
+)
 from proofserve.api.node import Node
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import (
     EngineFault,
     EngineGone,
+    LaneUnset,
+    NoRound,
+    NotInitialised,
     OutboxUnavailable,
     QueueFull,
     Refused,
@@ -31,6 +42,10 @@ _logger = logging.getLogger(__name__)
 # The first row whose class fits decides.
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (ClaimsMismatch, 400),
+    (LaneMissing, 400),
+    (LaneUnset, 400),
+    (NotInitialised, 400),
+    (NoRound, 400),
     (UnknownJob, 404),
     (Mismatch, 409),
     (RequestValidationError, 422),
@@ -47,6 +62,8 @@ _KNOWN: tuple[type[Exception], ...] = (HTTPException, *(kind for kind, _ in _STA
 # A body with a hundred thousand faults, or one fault of a megabyte, must not be answered in kind.
 _MAX_ERRORS = 20
 _MAX_TEXT = 200
+# Where a body may be of either protocol, pydantic adds the one it took to the way to the field.
+_PROTOCOLS = (ARTIFACT, DISTANCE)
 
 
 def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
@@ -102,7 +119,11 @@ def _plain(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "type": error["type"],
-            "loc": [part[:_MAX_TEXT] if isinstance(part, str) else part for part in error["loc"]],
+            "loc": [
+                part[:_MAX_TEXT] if isinstance(part, str) else part
+                for part in error["loc"]
+                if part not in _PROTOCOLS
+            ],
             "msg": str(error["msg"])[:_MAX_TEXT],
         }
         for error in list(errors)[:_MAX_ERRORS]

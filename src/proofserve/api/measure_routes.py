@@ -4,13 +4,15 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from proofserve.api.artifact_routes import PREFIX
 from proofserve.api.failures import guarded
-from proofserve.api.node import Node
-from proofserve.api.schemas import Body, Params, Text
+from proofserve.api.node import Deployment, Node
+from proofserve.api.routes import PREFIX
+from proofserve.api.schemas import Body, Count, Params, Text
 from proofserve.protocol import schemes
+from proofserve.protocol.distance import DistanceScheme
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.records import Workload
 
@@ -20,9 +22,18 @@ class MeasureOrder(Body):
 
     block_hash: Text
     public_key: Text
-    params: Params
+    params: Params | None = Field(None, description="Of the artifact protocol.")
+    seq_len: Count | None = Field(None, description="Of the distance protocol, with sign flips.")
     batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
     forwards: Annotated[int, Field(ge=1, le=1000)] = 10
+
+    @model_validator(mode="after")
+    def _one_protocol(self) -> "MeasureOrder":
+        if (self.params is None) is (self.seq_len is None):
+            raise PydanticCustomError(
+                "protocol", "exactly one of params (artifact) and seq_len (distance) is needed"
+            )
+        return self
 
 
 def router(
@@ -32,8 +43,7 @@ def router(
 
     async def measure(request: Request, order: MeasureOrder) -> dict[str, Any]:
         """Nonces per second of the worker alone: no HTTP, no rounds, no outbox."""
-        scheme = schemes.scheme(get_node(request).deployment.scheme, k_dim=order.params.k_dim)
-        work = Workload(scheme, order.block_hash, order.public_key, order.params.seq_len)
+        work = _workload(order, get_node(request).deployment)
         nonces = range(order.batch_size)
         measured = await get_engine(request).measure(work, nonces, order.forwards)
         return {
@@ -45,3 +55,12 @@ def router(
     made = APIRouter(prefix=PREFIX, tags=["proofs"], route_class=guarded(get_node))
     made.add_api_route("/measure", measure, methods=["POST"])
     return made
+
+
+def _workload(order: MeasureOrder, deployment: Deployment) -> Workload:
+    if order.seq_len is not None:
+        return Workload(DistanceScheme(), order.block_hash, order.public_key, order.seq_len)
+    if order.params is None:
+        raise AssertionError("the body's own check lets exactly one protocol pass")
+    scheme = schemes.scheme(deployment.scheme, k_dim=order.params.k_dim)
+    return Workload(scheme, order.block_hash, order.public_key, order.params.seq_len)

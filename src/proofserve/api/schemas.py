@@ -14,11 +14,11 @@ from pydantic import (
     FailFast,
     Field,
     FiniteFloat,
-    JsonValue,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from proofserve.api.examples import ARTIFACT_ORDER, ARTIFACT_ROUND
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.rounds.records import StatTest
 
@@ -46,6 +46,7 @@ Index = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 Nonce = Annotated[int, Field(ge=0, le=MAX_NONCE)]
 Probability = Annotated[FiniteFloat, Field(gt=0, lt=1)]
+BatchSize = Annotated[int, Field(ge=3, le=1024)]
 Url = Annotated[str, Field(max_length=2048), AfterValidator(_callback_base)]
 
 
@@ -72,7 +73,7 @@ class Order(Body):
     node_id: Index = Field(description="Number of this node, below node_count.")
     node_count: Count = Field(description="How many nodes share the nonces.")
     params: Params
-    batch_size: Annotated[int, Field(ge=3, le=1024)] | None = Field(
+    batch_size: BatchSize | None = Field(
         None, description="Nonces per engine call; the server has a default."
     )
     url: Url | None = Field(None, description="Callbacks are POSTed below this address.")
@@ -81,49 +82,11 @@ class Order(Body):
         False, description="Draw inputs from 256-bit seeds; artifact-v1-layers only."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_protocol(cls, body: Any) -> Any:
-        """The shape selects the protocol, so say which shape is wrong before anything else."""
-        if not isinstance(body, dict):
-            return body
-        distance, artifact = "r_target" in body, "params" in body
-        if distance and artifact:
-            raise PydanticCustomError(
-                "protocol",
-                "give either params (artifact protocol) or r_target (distance), not both",
-            )
-        if distance:
-            raise PydanticCustomError(
-                "protocol",
-                "r_target selects the distance protocol, which this endpoint does not serve yet;"
-                " give params for the artifact protocol",
-            )
-        if not artifact:
-            raise PydanticCustomError(
-                "protocol", "params (artifact protocol) or r_target (distance) is needed"
-            )
-        return body
-
-
-_COMMON_EXAMPLE: dict[str, JsonValue] = {
-    "block_hash": "c0ffee",
-    "block_height": 100,
-    "public_key": "node-key",
-    "node_id": 0,
-    "node_count": 1,
-    "params": {"model": "toy", "seq_len": 64, "k_dim": 12},
-}
-
 
 class RoundOrder(Order):
     """Generate proofs until stopped."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [_COMMON_EXAMPLE, {**_COMMON_EXAMPLE, "group_id": 1, "n_groups": 2}]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [ARTIFACT_ORDER, ARTIFACT_ROUND]})
 
     group_id: Index = Field(0, description="Number of this server in its node, below n_groups.")
     n_groups: Count = Field(1, description="How many servers share the node's nonces.")
@@ -171,9 +134,9 @@ class JobOrder(Order):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {**_COMMON_EXAMPLE, "nonces": [0, 1, 2]},
+                {**ARTIFACT_ORDER, "nonces": [0, 1, 2]},
                 {
-                    **_COMMON_EXAMPLE,
+                    **ARTIFACT_ORDER,
                     "nonces": [7],
                     "wait": True,
                     "validation": {"artifacts": [{"nonce": 7, "vector_b64": "A" * 32}]},
@@ -182,6 +145,18 @@ class JobOrder(Order):
             ]
         }
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_of_distance(cls, body: Any) -> Any:
+        """The shape selects the protocol, so say that it is wrong before anything else."""
+        if isinstance(body, dict) and "r_target" in body:
+            raise PydanticCustomError(
+                "protocol",
+                "r_target selects the distance protocol, which has no such call;"
+                " give params (artifact protocol), or use /validate",
+            )
+        return body
 
     nonces: Annotated[list[Nonce], FailFast(), Field(min_length=1)]
     wait: bool = Field(False, description="Answer when the job is done, instead of with its id.")

@@ -1,5 +1,7 @@
 """From request bodies to the frozen records of ``rounds``, checked against the deployment."""
 
+from collections.abc import Sequence
+
 from proofserve.api.errors import ClaimsMismatch, Mismatch
 from proofserve.api.node import Deployment
 from proofserve.api.schemas import JobOrder, Order, Params, RoundOrder, Thresholds
@@ -20,12 +22,7 @@ def round_spec(order: RoundOrder, deployment: Deployment, round_id: str) -> Roun
     work = _workload(order, deployment)
     lane = NonceLane(order.node_id, order.node_count, order.group_id, order.n_groups)
     batch_size = order.batch_size or deployment.default_batch_size
-    try:
-        lane.batch(0, batch_size)
-    except ProtocolError:
-        raise ProtocolError(
-            "node_count", f"with {order.n_groups} groups it leaves less than one batch of nonces"
-        ) from None
+    check_lane(lane, batch_size)
     return RoundSpec(
         round_id=round_id,
         work=work,
@@ -47,11 +44,7 @@ def job(order: JobOrder, deployment: Deployment) -> Job:
     work = _workload(order, deployment)
     # Nonces are given, not taken from the lane; only the node's numbers must make sense.
     NonceLane(order.node_id, order.node_count)
-    if len(order.nonces) > deployment.max_nonces:
-        raise ProtocolError(
-            "nonces", f"{len(order.nonces)} are more than the {deployment.max_nonces} of a request"
-        )
-    check_nonces("nonces", order.nonces)
+    check_list(order.nonces, deployment)
     return Job(
         work=work,
         nonces=tuple(order.nonces),
@@ -66,8 +59,8 @@ def job(order: JobOrder, deployment: Deployment) -> Job:
 def _workload(order: Order, deployment: Deployment) -> Workload:
     _match_deployment(order, deployment)
     params = order.params
-    _check_fits("params.seq_len", params.seq_len, deployment.facts.max_seq_len, "context")
-    _check_fits("params.k_dim", params.k_dim, deployment.facts.hidden_size, "hidden size")
+    check_fits("params.seq_len", params.seq_len, deployment.facts.max_seq_len, "context")
+    check_fits("params.k_dim", params.k_dim, deployment.facts.hidden_size, "hidden size")
     return Workload(
         scheme=_scheme(order, deployment),
         block_hash=order.block_hash,
@@ -108,7 +101,27 @@ def _params_mismatch(params: Params, deployment: Deployment) -> Mismatch:
     )
 
 
-def _check_fits(field: str, value: int, limit: int, what: str) -> None:
+def check_lane(lane: NonceLane, batch_size: int) -> None:
+    """Raise ProtocolError for a lane that ends before its first batch does."""
+    try:
+        lane.batch(0, batch_size)
+    except ProtocolError:
+        raise ProtocolError(
+            "node_count", f"with {lane.n_groups} groups it leaves less than one batch of nonces"
+        ) from None
+
+
+def check_list(nonces: Sequence[int], deployment: Deployment) -> None:
+    """Raise ProtocolError for more nonces than one request may have, and for repeated ones."""
+    if len(nonces) > deployment.max_nonces:
+        raise ProtocolError(
+            "nonces", f"{len(nonces)} are more than the {deployment.max_nonces} of a request"
+        )
+    check_nonces("nonces", nonces)
+
+
+def check_fits(field: str, value: int, limit: int, what: str) -> None:
+    """Raise ProtocolError for a value that the deployed model has no room for."""
     if value > limit:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
 

@@ -10,6 +10,7 @@ import typer
 
 from proofserve.cli.checkpoints import SmallModel, checkpoint
 from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
+from proofserve.cli.protocols import Protocol, order
 from proofserve.cli.servers import Deployment, serving, somebody_elses
 from proofserve.lab import bench_chat, bench_generation
 from proofserve.lab.node_client import NodeClient
@@ -65,6 +66,7 @@ class Subject:
 @app.command("generation")
 def generation(
     *,
+    protocol: Protocol = "artifact",
     size: Size = "tiny",
     arch: Arch = "qwen3",
     seq_len: SeqLen = 256,
@@ -81,12 +83,13 @@ def generation(
 
     \b
     proofserve bench generation --size small --json figures.json
+    proofserve bench generation --protocol distance   (every nonce wins)
     proofserve bench generation --url http://127.0.0.1:8000   (needs serve --poc-measure)
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
         habit = _habit(size, url)
-        work = Work(name, seq_len=seq_len, batch_size=batch_size or habit.batch_size)
+        work = order(protocol, name, seq_len, batch_size or habit.batch_size)
         plan = bench_generation.Plan(work, seconds or habit.seconds, busy=habit.busy)
         return bench_generation.bench_generation(node, plan, progress)
 
@@ -98,9 +101,9 @@ def chat_priority(
     *,
     chats: Annotated[int, typer.Option(help="Chats in each of five runs.", min=1)] = 200,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each of them.", min=1)] = 16,
-    clients: Annotated[int, typer.Option(help="Chats in flight when saturating.", min=1)] = 32,
-    seconds: Annotated[float, typer.Option(help="Of each saturated window.", min=1.0)] = 10.0,
-    pairs: Annotated[int, typer.Option(help="Windows without and with a round.", min=1)] = 3,
+    clients: Annotated[int, typer.Option(help="Chats in flight when saturating.", min=1)] = 64,
+    seconds: Annotated[float, typer.Option(help="Of each saturated window.", min=1.0)] = 3.0,
+    pairs: Annotated[int, typer.Option(help="Windows without and with a round.", min=1)] = 40,
     size: Size = "tiny",
     arch: Arch = "qwen3",
     seq_len: SeqLen = 256,

@@ -3,21 +3,23 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.cli.choice import SEVERAL, Models, chosen
 from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
+from proofserve.cli.protocols import Protocols, orders
 from proofserve.cli.servers import Deployment, serving, somebody_elses
 from proofserve.lab.check_coexist import coexist as coexist_checks
-from proofserve.lab.check_e2e import Stage, StartNode, end_to_end
+from proofserve.lab.check_distance_e2e import distance_trial
+from proofserve.lab.check_e2e import Stage, StartNode, Trial, artifact_trial, end_to_end
 from proofserve.lab.check_smoke import smoke as smoke_checks
 from proofserve.lab.checks import Check, Tell
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.outsider import claims_of_model
-from proofserve.lab.records import Work
+from proofserve.lab.records import AnyWork, DistanceWork, Work
 
 app = typer.Typer(help="Check a server, one we start or one that runs.", no_args_is_help=True)
 
@@ -25,13 +27,6 @@ FORWARD_BATCH = 8
 # Another seed is another model of the same shape.
 FOREIGN_SEED = 1
 VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: "[yellow]SKIP[/yellow]"}
-# In "--models qwen llama" the second name reaches us as an argument that nobody asked for.
-SEVERAL = {"allow_extra_args": True}
-
-Models = Annotated[
-    list[str] | None,
-    typer.Option("--models", help="Small models to serve: qwen llama gemma, one or several."),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,6 @@ class Target:
     models: Sequence[str]
     url: str | None
     name: str | None
-    seq_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +51,24 @@ class Subject:
 def smoke(
     ctx: typer.Context,
     models: Models = None,
+    protocol: Protocols = "both",
     url: Url = None,
     model: Name = None,
     seq_len: SeqLen = 256,
 ) -> None:
-    """Vectors are valid and repeatable, another key gives others, a round counts.
+    """Proofs are valid and repeatable, another key gives others, a round counts.
 
     \b
     proofserve check smoke
-    proofserve check smoke --models qwen llama
+    proofserve check smoke --models qwen llama --protocol distance
     proofserve check smoke --url http://127.0.0.1:8000
     """
-    _check_each(smoke_checks, Target(chosen(ctx, models, url, ["qwen"]), url, model, seq_len))
+
+    def check(subject: Subject, tell: Tell) -> None:
+        with subject.start() as node:
+            smoke_checks(node, orders(protocol, subject.name, seq_len), tell)
+
+    _run(check, Target(chosen(ctx, models, url, ["qwen"]), url, model))
 
 
 @app.command("coexist", context_settings=SEVERAL)
@@ -80,48 +80,41 @@ def coexist(
     seq_len: SeqLen = 256,
 ) -> None:
     """Chat completes during a round, proofs give way to it and resume afterwards."""
-    _check_each(coexist_checks, Target(chosen(ctx, models, url, ["qwen"]), url, model, seq_len))
+
+    def check(subject: Subject, tell: Tell) -> None:
+        with subject.start() as node:
+            coexist_checks(node, Work(subject.name, seq_len=seq_len), tell)
+
+    _run(check, Target(chosen(ctx, models, url, ["qwen"]), url, model))
 
 
 @app.command("e2e", context_settings=SEVERAL)
 def e2e(
     ctx: typer.Context,
     models: Models = None,
+    protocol: Protocols = "both",
     url: Url = None,
     model: Name = None,
     seq_len: SeqLen = 256,
 ) -> None:
     """Generate, restart, validate: honest proofs are accepted, forgeries are not."""
-    target = Target(chosen(ctx, models, url, ["qwen", "llama"]), url, model, seq_len)
 
     def check(subject: Subject, tell: Tell) -> None:
-        work = Work(subject.name, seq_len=seq_len)
-        foreign = None
-        if subject.model is not None:
-            other = checkpoint(replace(subject.model, seed=FOREIGN_SEED))
-            foreign = partial(claims_of_model, other, work)
-        end_to_end(Stage(subject.start, subject.model is not None, foreign), work, tell)
+        works = orders(protocol, subject.name, seq_len)
+        trials = [_trial(work, subject.model) for work in works]
+        end_to_end(Stage(subject.start, subject.model is not None), trials, tell)
 
-    _run(check, target)
+    _run(check, Target(chosen(ctx, models, url, ["qwen", "llama"]), url, model))
 
 
-def chosen(
-    ctx: typer.Context, models: list[str] | None, url: str | None, default: list[str]
-) -> list[str]:
-    """The models of ``--models a b`` or of ``--models a --models b``, or the default."""
-    if models and url:
-        raise typer.BadParameter("give --models (we start servers) or --url (one runs)")
-    if ctx.args and not models:
-        raise typer.BadParameter(f"unexpected argument {ctx.args[0]!r}")
-    return [*models, *ctx.args] if models else default
-
-
-def _check_each(checks: Callable[[NodeClient, Work, Tell], None], target: Target) -> None:
-    def check(subject: Subject, tell: Tell) -> None:
-        with subject.start() as node:
-            checks(node, Work(subject.name, seq_len=target.seq_len), tell)
-
-    _run(check, target)
+def _trial(work: AnyWork, model: SmallModel | None) -> Trial:
+    """Of the server's own ``model``, if we know it, there is another with the same shape."""
+    if isinstance(work, DistanceWork):
+        return partial(distance_trial, work)
+    if model is None:
+        return partial(artifact_trial, work, None)
+    other = checkpoint(replace(model, seed=FOREIGN_SEED))
+    return partial(artifact_trial, work, partial(claims_of_model, other, work))
 
 
 def _run(check: Callable[[Subject, Tell], None], target: Target) -> None:

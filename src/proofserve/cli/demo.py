@@ -43,6 +43,10 @@ class Trial:
     fraud: bool
 
 
+app = typer.Typer()
+
+
+@app.command()
 def demo() -> None:
     """Serve a small model, chat, prove, and tell an honest proof from a forged one.
 

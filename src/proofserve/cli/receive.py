@@ -13,7 +13,10 @@ from proofserve.receiver.app import create_app
 from proofserve.receiver.book import Book
 from proofserve.receiver.summary import render
 
+app = typer.Typer()
 
+
+@app.command()
 def receive(
     port: Annotated[int, typer.Option(help="TCP port to listen on.")] = 9000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

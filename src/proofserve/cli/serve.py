@@ -7,7 +7,10 @@ import typer
 
 from proofserve.wiring.launch import become, server_command
 
+app = typer.Typer()
 
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def serve(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Model name or folder, as vLLM takes it.")],
@@ -15,7 +18,10 @@ def serve(
         bool, typer.Option("--enable-poc", help="Open the proof endpoints under /api/v1/pow.")
     ] = False,
     poc_scheme: Annotated[
-        str, typer.Option(help="artifact-v1, or artifact-v1-layers with layer reflections.")
+        str,
+        typer.Option(
+            help="Of the artifact protocol: artifact-v1, or artifact-v1-layers with reflections."
+        ),
     ] = "artifact-v1",
     poc_seq_len: Annotated[
         int | None, typer.Option(help="Fix the tokens per nonce; other requests get 409.")
@@ -33,6 +39,10 @@ def serve(
     poc_outbox: Annotated[
         Path, typer.Option(help="SQLite file that keeps results until they are delivered.")
     ] = Path("proofserve-outbox.sqlite"),
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the round that ran when the server went down."),
+    ] = False,
     poc_measure: Annotated[
         bool, typer.Option(help="Open POST /api/v1/pow/measure, the yardstick of `bench`.")
     ] = False,
@@ -53,6 +63,7 @@ def serve(
         "POC_FORWARD_BATCH": str(poc_forward_batch),
         "POC_SHARE": str(poc_share),
         "POC_OUTBOX": str(poc_outbox.absolute()),
+        "POC_RESUME": "1" if resume else "0",
         "POC_MEASURE": "1" if poc_measure else "0",
     }
     if poc_seq_len is not None:

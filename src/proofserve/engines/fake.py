@@ -9,6 +9,7 @@ import torch
 
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import Challenge
+from proofserve.protocol.scheme import BlockScheme, Scheme
 from proofserve.protocol.seeds import seed
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, EngineFacts, EngineGauges, ProofBatch, Workload
@@ -46,6 +47,7 @@ class FakeEngine:
         self.calls: list[tuple[int, ...]] = []
         """The nonces of every call, answered or not."""
         self._turn = asyncio.Lock()
+        self._blocks: dict[tuple[Scheme, str], BlockScheme] = {}
 
     @property
     def facts(self) -> EngineFacts:
@@ -101,9 +103,15 @@ class FakeEngine:
         challenge = Challenge(work.block_hash, work.public_key)
         seeds = [seed(f"{challenge.input_string(n)} of {work.seq_len}") for n in kept]
         hidden = normal(seeds, self._facts.hidden_size, _CPU)
-        block = work.scheme.for_block(work.block_hash, self._facts.hidden_size, _CPU)
-        values = block.finish(work.public_key, kept, hidden).numpy()
+        values = self._block(work).finish(work.public_key, kept, hidden).numpy()
         return ProofBatch(kept, values, failed)
+
+    def _block(self, work: Workload) -> BlockScheme:
+        key = work.scheme, work.block_hash
+        if key not in self._blocks:
+            size = self._facts.hidden_size
+            self._blocks[key] = work.scheme.for_block(work.block_hash, size, _CPU)
+        return self._blocks[key]
 
     @asynccontextmanager
     async def _session(self, work: Workload) -> AsyncIterator["FakeSession"]:

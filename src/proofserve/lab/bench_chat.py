@@ -10,6 +10,7 @@ from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.report import Report
 from proofserve.lab.saturation import Load, Saturation, measure_saturation
+from proofserve.lab.stalls import TOLERATED
 from proofserve.lab.telling import Progress
 from proofserve.rounds.records import EngineGauges
 
@@ -117,7 +118,21 @@ def _engine_figures(engine: EngineGauges) -> tuple[Figure, ...]:
 
 
 def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
+    windows = len(saturation.beside_round) + saturation.stalled_beside_round
+    few = at_most(TOLERATED * windows)
     return (
+        Figure(
+            "stalled_windows_plain",
+            saturation.stalled_plain,
+            f"of {windows}, left out: the machine stood still, no proofs",
+            few,
+        ),
+        Figure(
+            "stalled_windows_round",
+            saturation.stalled_beside_round,
+            f"of {windows}, left out: the same, a round running",
+            few,
+        ),
         Figure("tokens_per_second", median(saturation.plain), "saturating chat, no proofs"),
         Figure(
             "throughput_ratio",

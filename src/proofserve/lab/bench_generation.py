@@ -12,7 +12,7 @@ from proofserve.lab.figures import Figure, Limit, median, ratio_to_neighbours
 from proofserve.lab.load import Call, closed_loop, rate_of_completions
 from proofserve.lab.machine import machine
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import BareSpeed, Work
+from proofserve.lab.records import AnyWork, BareSpeed
 from proofserve.lab.report import Report
 from proofserve.lab.stored import StoredResults
 from proofserve.lab.telling import Progress
@@ -32,7 +32,7 @@ TOKEN_IDS = 1000
 class Plan:
     """``seconds`` of each kind of work, cut into ``windows``; ``busy`` limits ``busy_ratio``."""
 
-    work: Work
+    work: AnyWork
     seconds: float = 20.0
     windows: int = 5
     busy: float = 0.95
@@ -106,7 +106,8 @@ def prefill_speed(node: NodeClient, plan: Plan, sequences: int) -> float:
 
 def report(plan: Plan, readings: Readings, where: Mapping[str, str | int]) -> Report:
     """The figures of the windows."""
-    proof_tokens = [rate * plan.work.seq_len for rate in readings.round]
+    work = plan.work
+    proof_tokens = [rate * work.seq_len for rate in readings.round]
     figures = (
         Figure(
             "busy_ratio",
@@ -132,8 +133,13 @@ def report(plan: Plan, readings: Readings, where: Mapping[str, str | int]) -> Re
         "round_nonces_per_second": readings.round,
         "prefill_tokens_per_second": readings.prefill,
     }
-    setup = {**asdict(plan.work), "seconds": plan.seconds, "windows": plan.windows}
-    return Report("generation", figures, setup, windows, where)
+    setup = {
+        "protocol": work.protocol,
+        **asdict(work),
+        "seconds": plan.seconds,
+        "windows": plan.windows,
+    }
+    return Report(f"generation, {work.protocol} protocol", figures, setup, windows, where)
 
 
 def _ratios(values: Sequence[float], yardstick: Sequence[float]) -> list[float]:

@@ -11,6 +11,8 @@ WORDS = tuple(
     carries follows measures opens returns counts gathers crosses answers borrows""".split()  # noqa: SIM905
 )
 
+ANSWER_TOKENS = 16
+
 
 def chat(model: str, prompt: str, max_tokens: int, salt: str | None = None) -> Call:
     """A greedy chat of exactly ``max_tokens`` tokens.
@@ -39,11 +41,17 @@ def chats(model: str, seeds: range, max_tokens: int, salt: str) -> list[Call]:
     return [chat(model, prompt(seed), max_tokens, salt) for seed in seeds]
 
 
-def uneven_chat(model: str, number: int, mean_tokens: int) -> Call:
-    """Chat ``number`` of an endless load; lengths vary by half around ``mean_tokens``.
+def reading_chat(model: str, number: int, words: int) -> Call:
+    """Chat ``number`` of an endless load: much to read, little to say.
 
-    Clients that begin together would else end together, and a load of waves is not a steady one.
+    The engine then works for a long time on what costs the API process next to nothing, so it is
+    the engine that is saturated, on a small machine too. Lengths vary by half around ``words``:
+    clients that begin together would else end together, and waves are not a steady load.
     """
     draw = random.Random(number)  # noqa: S311 - see above
-    length = draw.randint(mean_tokens // 2, mean_tokens + mean_tokens // 2)
-    return chat(model, f"{number} {prompt(number)}", length)
+    text = " ".join(draw.choices(WORDS, k=_uneven(draw, words)))
+    return chat(model, f"{number} {text}", _uneven(draw, ANSWER_TOKENS))
+
+
+def _uneven(draw: random.Random, mean: int) -> int:
+    return draw.randint(mean // 2, mean + mean // 2)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from proofserve.lab.chats import chats, uneven_chat
+from proofserve.lab.chats import chats, reading_chat
 from proofserve.lab.checks import Check, Tell
 from proofserve.lab.errors import TooSlowError
 from proofserve.lab.load import Call, ClosedLoop, Reply, ask_all, closed_loop
@@ -12,10 +12,10 @@ from proofserve.lab.records import Work
 from proofserve.lab.waiting import computing_round, wait_until
 
 CHATS = 5
-# Long chats: between two short ones a busy API process can leave the engine idle for a moment,
+# Much to read: the API process must not be what the engine waits for, or it idles for a moment,
 # and a proof that uses the moment breaks no promise.
-CLIENTS = 8
-TOKENS = 256
+CLIENTS = 16
+WORDS = 400
 # Until the clients of a load are all in a running batch.
 SETTLE_S = 1.5
 LOAD_S = 3.0
@@ -56,7 +56,7 @@ def _round_during_chat(node: NodeClient, work: Work, tell: Tell) -> None:
     loop = ClosedLoop(node.url, _endless_chat(work), CLIENTS)
     loop.start()
     try:
-        time.sleep(SETTLE_S)
+        loop.settle(SETTLE_S)
         with node.round(work):
             state = node.status().state
             tell(Check("a round starts while chat is active", state == "GENERATING", state))
@@ -73,7 +73,7 @@ def _round_during_chat(node: NodeClient, work: Work, tell: Tell) -> None:
 
 def _chat_has_priority(node: NodeClient, work: Work, tell: Tell) -> None:
     with closed_loop(node.url, _endless_chat(work), CLIENTS) as loop:
-        time.sleep(SETTLE_S)
+        loop.settle(SETTLE_S)
         before = node.status().processed
         time.sleep(LOAD_S)
         proofs = node.status().processed - before
@@ -87,7 +87,7 @@ def _chat_has_priority(node: NodeClient, work: Work, tell: Tell) -> None:
 
 
 def _endless_chat(work: Work) -> Callable[[int], Call]:
-    return lambda number: uneven_chat(work.model, number, TOKENS)
+    return lambda number: reading_chat(work.model, number, WORDS)
 
 
 def _completed(name: str, replies: Sequence[Reply], detail: str) -> Check:

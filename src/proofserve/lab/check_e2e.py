@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from proofserve.lab.checks import Check, Tell
 from proofserve.lab.node_client import NodeClient
@@ -17,32 +18,44 @@ ROUND_S = 120.0
 TAMPER_EVERY = 8
 
 StartNode = Callable[[], AbstractContextManager[NodeClient]]
+# Judges what was generated before; the text says on which server, to end the name of a check.
+Judge = Callable[[NodeClient, str, Tell], None]
+# Generates proofs of one protocol, and gives what will judge them.
+Trial = Callable[[NodeClient, Tell], Judge]
+# Computes the claims of another checkpoint.
+Foreign = Callable[[Sequence[int]], Sequence[Claim]]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Where the checks take place.
 
-    ``start`` is entered once for each start of the server, twice if it ``restarts``. ``foreign``
-    computes the claims of another checkpoint; None if there is none to be had.
+    ``start`` is entered once for each start of the server, twice if it ``restarts``.
     """
 
     start: StartNode
     restarts: bool
-    foreign: Callable[[Sequence[int]], Sequence[Claim]] | None
 
 
-def end_to_end(stage: Stage, work: Work, tell: Tell) -> None:
-    """Generate in a round, then let the node judge what it stored, and forgeries of that."""
+def end_to_end(stage: Stage, trials: Sequence[Trial], tell: Tell) -> None:
+    """Generate everything, restart once if we may, then judge everything and forgeries of it."""
     with stage.start() as node:
-        claims = generate(node, work)
-        tell(Check("a round fills the results", True, f"{len(claims)} vectors read back"))
+        judges = [trial(node, tell) for trial in trials]
         if not stage.restarts:
             tell(Check("restart", None, "skipped: this server is not ours to restart"))
-            _judge_all(node, stage, work, claims, tell)
+            for judge in judges:
+                judge(node, "on the same server", tell)
     if stage.restarts:
         with stage.start() as node:
-            _judge_all(node, stage, work, claims, tell)
+            for judge in judges:
+                judge(node, "after a restart", tell)
+
+
+def artifact_trial(work: Work, foreign: Foreign | None, node: NodeClient, tell: Tell) -> Judge:
+    """Generate in a round. ``foreign`` is None if there is no other checkpoint to be had."""
+    claims = generate(node, work)
+    tell(Check("a round fills the results", True, f"{len(claims)} vectors read back"))
+    return partial(_judge_all, work, foreign, claims)
 
 
 def generate(node: NodeClient, work: Work) -> list[Claim]:
@@ -55,9 +68,13 @@ def generate(node: NodeClient, work: Work) -> list[Claim]:
 
 
 def _judge_all(
-    node: NodeClient, stage: Stage, work: Work, claims: Sequence[Claim], tell: Tell
+    work: Work,
+    foreign: Foreign | None,
+    claims: Sequence[Claim],
+    node: NodeClient,
+    where: str,
+    tell: Tell,
 ) -> None:
-    where = "after a restart" if stage.restarts else "on the same server"
     tell(judged(node, work, claims, f"an honest proof is accepted {where}", fraud=False))
     other_block = replace(work, block_hash=f"not {work.block_hash}")
     tell(judged(node, other_block, claims, "a proof for another block is fraud"))
@@ -66,10 +83,10 @@ def _judge_all(
     altered = tampered(claims, work.k_dim, TAMPER_EVERY)
     tell(judged(node, work, altered, "a proof with an eighth of its vectors altered is fraud"))
     name = "the proof of another checkpoint is fraud"
-    if stage.foreign is None:
+    if foreign is None:
         tell(Check(name, None, "skipped: the server's checkpoint is not known here"))
     else:
-        tell(judged(node, work, stage.foreign([claim.nonce for claim in claims]), name))
+        tell(judged(node, work, foreign([claim.nonce for claim in claims]), name))
 
 
 def judged(

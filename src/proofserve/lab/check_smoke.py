@@ -1,14 +1,16 @@
 """Does the node prove anything at all, and is what it proves worth the name?"""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from proofserve.lab.chats import chat
+from proofserve.lab.check_distance_smoke import distance_smoke
 from proofserve.lab.checks import Check, Tell
 from proofserve.lab.load import ask_all
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
+from proofserve.lab.records import AnyWork, DistanceWork, Work
 from proofserve.lab.vectors import claims_of, distances, vectors_of
 from proofserve.lab.waiting import wait_until
 from proofserve.protocol.errors import MalformedVector
@@ -21,9 +23,21 @@ UNRELATED = 0.2
 ROUND_S = 60.0
 
 
-def smoke(node: NodeClient, work: Work, tell: Tell) -> None:
-    """Tell each check as it is made; a node that refuses a call is a NodeError."""
-    tell(_chat_answers(node, work))
+def smoke(node: NodeClient, works: Sequence[AnyWork], tell: Tell) -> None:
+    """Tell each check as it is made: of chat, then of the protocol of each order.
+
+    A node that refuses a call is a NodeError.
+    """
+    tell(_chat_answers(node, works[0].model))
+    for work in works:
+        if isinstance(work, DistanceWork):
+            distance_smoke(node, work, tell)
+        else:
+            artifact_smoke(node, work, tell)
+
+
+def artifact_smoke(node: NodeClient, work: Work, tell: Tell) -> None:
+    """The checks of the artifact protocol."""
     tell(_vectors_are_valid(node, work))
     tell(_same_again(node, work))
     tell(_other_values("another key", node, work, replace(work, public_key="another key")))
@@ -31,8 +45,8 @@ def smoke(node: NodeClient, work: Work, tell: Tell) -> None:
     _round_counts(node, work, tell)
 
 
-def _chat_answers(node: NodeClient, work: Work) -> Check:
-    (reply,) = ask_all(node.url, [chat(work.model, "Say something.", 8)], 1)
+def _chat_answers(node: NodeClient, model: str) -> Check:
+    (reply,) = ask_all(node.url, [chat(model, "Say something.", 8)], 1)
     detail = reply.error or f"{reply.completion_tokens} tokens in {reply.seconds * 1e3:.0f} ms"
     return Check("chat answers", reply.error is None, detail)
 

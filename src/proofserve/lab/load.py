@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 
 TIMEOUT_S = 300.0
+# vLLM's server keeps an idle connection for 5 s.
+KEEP_ALIVE_S = 2.0
 LONGEST_TEXT = 300
 # vLLM ends a request this way when it gives it up, not when the model has finished.
 FAILURES = frozenset({"abort", "error"})
@@ -55,22 +57,6 @@ def ask_all(
     return asyncio.run(_ask_all(url, calls, at_once, answered))
 
 
-def tokens_between(
-    replies: Sequence[Reply], began: float, ended: float, count: Callable[[Reply], int]
-) -> float:
-    """How many tokens a closed loop handled between two instants.
-
-    The tokens of a reply are spread evenly over its life, as they are where all requests in flight
-    progress together. Requests that cross an edge then count in part, and the figure does not jump
-    by whole replies.
-    """
-    return sum(
-        count(reply) * max(0.0, min(ended, reply.ended) - max(began, reply.began)) / reply.seconds
-        for reply in replies
-        if reply.seconds > 0
-    )
-
-
 def rate_of_completions(
     replies: Sequence[Reply], skip: int, until: float, count: Callable[[Reply], int]
 ) -> float:
@@ -78,7 +64,7 @@ def rate_of_completions(
 
     Counted from one completion to another: after the first ``skip`` of them, which found a server
     without a queue, up to the first at or beyond ``until``. Such a request waits for most of its
-    life, so ``tokens_between`` would be wrong about it until the queue is as old as itself.
+    life, so spreading its tokens over that would be wrong until the queue is as old as itself.
     """
     ordered = sorted(replies, key=lambda reply: reply.ended)
     begin, rest = ordered[skip - 1], ordered[skip:]
@@ -96,6 +82,7 @@ class ClosedLoop:
         self._calls = calls
         self._at_once = at_once
         self._closing = threading.Event()
+        self._answered = threading.Event()
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="closed-loop", daemon=True)
@@ -105,6 +92,16 @@ class ClosedLoop:
     def start(self) -> None:
         """Begin to send."""
         self._thread.start()
+
+    def settle(self, seconds: float) -> None:
+        """Wait for the first answer, by which every client has sent; then ``seconds`` more.
+
+        Raises whatever ended the loop early.
+        """
+        self._answered.wait()
+        if self._failure is not None:
+            raise self._failure
+        time.sleep(seconds)
 
     def finish(self) -> None:
         """Send nothing more, and wait until everything in flight is answered.
@@ -138,6 +135,7 @@ class ClosedLoop:
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits for us
             self._failure = error
         finally:
+            self._answered.set()
             self._loop.close()
 
     async def _clients(self) -> None:
@@ -148,6 +146,7 @@ class ClosedLoop:
     async def _client(self, http: httpx.AsyncClient) -> None:
         while not self._closing.is_set():
             self.replies.append(await _ask(http, self._calls(next(self._numbers))))
+            self._answered.set()
 
 
 @contextlib.contextmanager
@@ -167,8 +166,9 @@ def closed_loop(url: str, calls: Callable[[int], Call], at_once: int) -> Iterato
 
 
 def _http(url: str) -> httpx.AsyncClient:
-    # How many are in flight is decided here and not by a connection pool.
-    limits = httpx.Limits(max_connections=None)
+    # How many are in flight is decided here and not by a connection pool. An idle connection is
+    # dropped before the server drops it, which could be at the moment in which we use it again.
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S)
     return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits)
 
 
@@ -176,6 +176,7 @@ async def _ask_all(
     url: str, calls: Sequence[Call], at_once: int, answered: Callable[[], None]
 ) -> list[Reply]:
     places = asyncio.Semaphore(at_once)
+    asyncio.get_running_loop().set_exception_handler(_unless_exit)
 
     async def ask(call: Call) -> Reply:
         async with places:
@@ -187,12 +188,19 @@ async def _ask_all(
         return await asyncio.gather(*(ask(call) for call in calls))
 
 
+def _unless_exit(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # A signal may strike in the middle of a task. The exit is on its way to the top then, and no
+    # error that somebody forgot to look at.
+    if not isinstance(context.get("exception"), SystemExit):
+        loop.default_exception_handler(context)
+
+
 async def _ask(http: httpx.AsyncClient, call: Call) -> Reply:
     began = time.monotonic()
     try:
         response = await http.post(call.path, json=call.body)
     except httpx.TransportError as error:
-        return _failed(began, f"{call.path}: {error or type(error).__name__}")
+        return _failed(began, f"{call.path}: {str(error) or type(error).__name__}")
     if response.is_error:
         text = response.text[:LONGEST_TEXT]
         return _failed(began, f"{call.path}: {response.status_code} {text}")

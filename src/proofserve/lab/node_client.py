@@ -8,9 +8,16 @@ from typing import Any, Self
 import httpx
 
 from proofserve.lab.errors import NodeError
-from proofserve.lab.records import BareSpeed, NodeStatus, Work
+from proofserve.lab.records import (
+    AnyWork,
+    BareSpeed,
+    DistanceWork,
+    Judgement,
+    NodeStatus,
+    Work,
+)
 from proofserve.protocol.comparison import Claim
-from proofserve.rounds.records import Artifact, EngineGauges, StoredResult, Verdict
+from proofserve.rounds.records import Artifact, EngineGauges, StoredResult, Verdict, Winner
 
 PROOFS = "/api/v1/pow"
 # A waiting /generate stands in line behind everything else that the engine has to do.
@@ -57,17 +64,16 @@ class NodeClient:
             raise NodeError(f"{self.url} shows no engine gauges; is its engine alive?")
         return gauges
 
-    def start_round(self, work: Work) -> str:
-        """Start generating; the state that the node answers with."""
-        answer = self._call("POST", f"{PROOFS}/init/generate", work.body)
-        return str(answer["pow_status"]["status"])
+    def start_round(self, work: AnyWork) -> None:
+        """Start generating."""
+        self._call("POST", f"{PROOFS}/init/generate", work.body)
 
     def stop(self) -> None:
         """End the round, if there is one."""
         self._call("POST", f"{PROOFS}/stop")
 
     @contextmanager
-    def round(self, work: Work) -> Iterator[None]:
+    def round(self, work: AnyWork) -> Iterator[None]:
         """A round that runs until the context ends, however it ends."""
         self.start_round(work)
         try:
@@ -102,12 +108,68 @@ class NodeClient:
             fraud_detected=answer["fraud_detected"],
         )
 
+    def init(self, work: DistanceWork) -> None:
+        """Configure a round that does nothing yet."""
+        self._call("POST", f"{PROOFS}/init", work.body)
+
+    def phase_generate(self) -> None:
+        """Let the configured round generate."""
+        self._call("POST", f"{PROOFS}/phase/generate")
+
+    def phase_validate(self) -> None:
+        """Let the configured round judge; it stores what it has generated."""
+        self._call("POST", f"{PROOFS}/phase/validate")
+
+    def init_validate(self, work: DistanceWork) -> None:
+        """Configure a round by which ``judge`` judges."""
+        self._call("POST", f"{PROOFS}/init/validate", work.body)
+
+    @contextmanager
+    def judging(self, work: DistanceWork) -> Iterator[None]:
+        """A round that judges until the context ends, however it ends."""
+        self.init_validate(work)
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def judge(self, work: DistanceWork, winners: Sequence[Winner]) -> Judgement:
+        """Have the node recompute the distances of ``winners``, and judge them by its round.
+
+        An answer that leaves one of them out is a NodeError.
+        """
+        body = {
+            "public_key": work.public_key,
+            "block_hash": work.block_hash,
+            "block_height": work.body["block_height"],
+            "nonces": [winner.nonce for winner in winners],
+            "dist": [winner.distance for winner in winners],
+            "node_id": 0,
+        }
+        answer = self._call("POST", f"{PROOFS}/validate", body)
+        computed = tuple(answer["computed_distances"])
+        if len(computed) != len(winners):
+            raise NodeError(f"the node computed {len(computed)} of {len(winners)} distances")
+        return Judgement(
+            computed=computed,
+            n_invalid=answer["n_invalid"],
+            probability_honest=answer["probability_honest"],
+            fraud_detected=answer["fraud_detected"],
+        )
+
     def results(self, after: int = 0, limit: int = 10_000) -> list[StoredResult]:
         """Results with ``seq > after``, oldest first."""
         path = f"{PROOFS}/results?after={after}&limit={limit}"
         rows = self._call("GET", path)["results"]
         return [
-            StoredResult(r["seq"], r["round_id"], r["nonce"], r.get("vector_b64"), r.get("error"))
+            StoredResult(
+                seq=r["seq"],
+                round_id=r["round_id"],
+                nonce=r["nonce"],
+                value=r.get("vector_b64"),
+                error=r.get("error"),
+                distance=r.get("dist"),
+            )
             for r in rows
         ]
 
@@ -117,12 +179,12 @@ class NodeClient:
             after = rows[-1].seq
         return after
 
-    def measure(self, work: Work, forwards: int) -> BareSpeed:
+    def measure(self, work: AnyWork, forwards: int) -> BareSpeed:
         """Bare forwards back to back, timed inside the engine; needs ``--poc-measure``."""
         body = {
             "block_hash": work.block_hash,
             "public_key": work.public_key,
-            "params": work.params,
+            **work.measured,
             "batch_size": work.batch_size,
             "forwards": forwards,
         }

@@ -8,24 +8,18 @@ from proofserve.rounds.records import EngineGauges
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """An order for proofs. ``seq_len`` is in tokens per nonce, ``k_dim`` in values per vector."""
+class Order:
+    """What an order for proofs says in either protocol. ``seq_len`` is in tokens per nonce."""
 
     model: str
     block_hash: str = "lab-block"
     public_key: str = "lab-key"
     seq_len: int = 256
-    k_dim: int = 12
     batch_size: int = 32
 
     @property
-    def params(self) -> dict[str, Any]:
-        """The part of a request that must fit the deployment."""
-        return {"model": self.model, "seq_len": self.seq_len, "k_dim": self.k_dim}
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The request of a node that is alone on its network."""
+    def alone(self) -> dict[str, Any]:
+        """The part of a request that tells a node it is alone on its network, and what to do."""
         return {
             "block_hash": self.block_hash,
             "block_height": 1,
@@ -33,20 +27,92 @@ class Work:
             "node_id": 0,
             "node_count": 1,
             "batch_size": self.batch_size,
-            "params": self.params,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Order):
+    """An order of the artifact protocol. ``k_dim`` is in values per vector."""
+
+    k_dim: int = 12
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the order."""
+        return "artifact"
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The part of a request that must fit the deployment."""
+        return {"model": self.model, "seq_len": self.seq_len, "k_dim": self.k_dim}
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The part of a request that selects the protocol of a measurement."""
+        return {"params": self.params}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The request that starts a round."""
+        return {**self.alone, "params": self.params}
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceWork(Order):
+    """An order of the distance protocol; with a ``r_target`` of 2 every nonce wins."""
+
+    r_target: float = 2.0
+    sign_flips: bool = True
+    layer_hooks: bool = False
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the order."""
+        return "distance"
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The part of a request that selects the protocol of a measurement."""
+        return {"seq_len": self.seq_len}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The request that starts a round."""
+        return {
+            **self.alone,
+            "seq_len": self.seq_len,
+            "r_target": self.r_target,
+            "use_sign_flips": self.sign_flips,
+            "use_layer_hooks": self.layer_hooks,
+        }
+
+
+AnyWork = Work | DistanceWork
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A node's answer about claimed distances; ``computed`` in the order of the claims."""
+
+    computed: tuple[float, ...]
+    n_invalid: int
+    probability_honest: float
+    fraud_detected: bool
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """``GET /status``: counts of the current or last round, and the engine's own counters.
 
-    ``rate`` is in nonces per second since the round began.
+    Of the ``processed`` nonces ``found`` were stored: all of them in a round of the artifact
+    protocol, the winners in one of the distance protocol. ``rate`` is in nonces per second since
+    the round began.
     """
 
     state: str
     round_id: str | None
     processed: int
+    found: int
     failed: int
     rate: float
     engine: EngineGauges | None
@@ -60,6 +126,7 @@ class NodeStatus:
             state=body["status"],
             round_id=body.get("round_id"),
             processed=stats.get("total_processed", 0),
+            found=stats.get("total_found", 0),
             failed=stats.get("failed", 0),
             rate=stats.get("nonces_per_second", 0.0),
             engine=_gauges(gauges) if gauges else None,

@@ -1,38 +1,43 @@
 """Chat that never pauses, with and without a round beside it."""
 
-import itertools
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from statistics import mean
 
-from proofserve.lab.chats import uneven_chat
-from proofserve.lab.figures import median
-from proofserve.lab.load import Call, closed_loop, tokens_between
+from proofserve.lab.chats import reading_chat
+from proofserve.lab.load import Call, Reply, closed_loop, rate_of_completions
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import NodeStatus, Work
+from proofserve.lab.stalls import longest_silence, stall_s
 from proofserve.lab.telling import Progress
-from proofserve.lab.waiting import computing_round, wait_until
+from proofserve.lab.waiting import wait_until
 
 # Until every client has its first request in a running batch.
-SETTLE_S = 1.5
+SETTLE_S = 2.0
 AFTERWARDS_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``clients`` chats in flight, each about ``tokens`` long, ``pairs`` windows each way.
+    """``clients`` chats in flight, each with about ``words`` to read; ``pairs`` windows each way.
 
-    Many and long, so that the engine has work even when the API process falls behind.
+    Many of them, so that the engine has work even when the API process falls behind. Short windows
+    in turns, so that a machine whose speed drifts slows both kinds alike.
     """
 
-    clients: int = 32
-    tokens: int = 256
-    window_s: float = 10.0
-    pairs: int = 3
+    clients: int = 64
+    words: int = 100
+    window_s: float = 3.0
+    pairs: int = 40
 
 
 @dataclass(slots=True)
 class Saturation:
-    """Chat tokens per second of each window; proofs stored in the windows, and once they ended.
+    """Chat tokens per second of each window; proofs stored in the windows, and once chat ended.
+
+    Windows in which the machine stood still are left out and counted as ``stalled``.
 
     ``chat_share`` is the fraction of each window beside a round in which chat held the engine. Far
     below 1, the engine had idle moments (a starved API process, say), and proofs may use those.
@@ -41,93 +46,118 @@ class Saturation:
     plain: list[float] = field(default_factory=list)
     beside_round: list[float] = field(default_factory=list)
     chat_share: list[float] = field(default_factory=list)
+    stalled_plain: int = 0
+    stalled_beside_round: int = 0
     proofs_while_saturated: int = 0
     proofs_afterwards: int = 0
     errors: list[str] = field(default_factory=list)
 
     @property
     def throughput_ratio(self) -> float | None:
-        """With a round over without: the median over pairs of windows next to each other."""
-        pairs = zip(self.beside_round, self.plain, strict=True)
-        return median([with_round / plain for with_round, plain in pairs])
-
-
-def measure_saturation(node: NodeClient, work: Work, load: Load, progress: Progress) -> Saturation:
-    """Windows in turns, each pair the other way round, so that drift of the machine cancels."""
-    bench = _Bench(node, work, load)
-    for pair in range(load.pairs):
-        progress.step(
-            f"saturating chat, windows {2 * pair + 1} and {2 * pair + 2} of {2 * load.pairs}", 2
-        )
-        order = (bench.plain_window, bench.round_window)
-        for window in order if pair % 2 == 0 else order[::-1]:
-            window()
-            progress.advance()
-    return bench.read
+        """The mean of the windows beside a round, over the mean of those without."""
+        if not self.plain or not self.beside_round:
+            return None
+        return mean(self.beside_round) / mean(self.plain)
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """``deferred_share``: the fraction of the time in which chat held a waiting proof back."""
+    """A stretch of the load: instants of the monotonic clock, and the node at both of them."""
 
-    tokens_per_s: float
-    proofs: int
-    deferred_share: float
+    beside_round: bool
+    began: float
+    ended: float
+    before: NodeStatus
+    after: NodeStatus
+
+    @property
+    def proofs(self) -> int:
+        """How many were stored meanwhile."""
+        return self.after.processed - self.before.processed
+
+    @property
+    def chat_share(self) -> float:
+        """The fraction of the time in which chat held a waiting proof back."""
+        return (_deferred_s(self.after) - _deferred_s(self.before)) / (self.ended - self.began)
+
+
+def measure_saturation(node: NodeClient, work: Work, load: Load, progress: Progress) -> Saturation:
+    """One steady load, a round in every second window; each pair of windows the other way round."""
+    windows = []
+    progress.step("saturating chat, with a round in every second window", 2 * load.pairs)
+
+    def call(number: int) -> Call:
+        return reading_chat(work.model, number, load.words)
+
+    with ExitStack() as last_round:
+        with closed_loop(node.url, call, load.clients) as loop:
+            loop.settle(SETTLE_S)
+            for pair in range(load.pairs):
+                for beside_round in (False, True) if pair % 2 == 0 else (True, False):
+                    with node.round(work) if beside_round else nullcontext():
+                        windows.append(_window(node, load.window_s, beside_round))
+                    progress.advance()
+            last_round.enter_context(node.round(work))
+        afterwards = _resumed(node)
+    return _read(windows, loop.replies, afterwards)
+
+
+def _window(node: NodeClient, seconds: float, beside_round: bool) -> _Window:
+    before, began = node.status(), time.monotonic()
+    time.sleep(seconds)
+    after, ended = node.status(), time.monotonic()
+    return _Window(beside_round, began, ended, before, after)
+
+
+def _read(windows: Sequence[_Window], replies: Sequence[Reply], afterwards: int) -> Saturation:
+    read = Saturation(
+        proofs_afterwards=afterwards, errors=[reply.error for reply in replies if reply.error]
+    )
+    silences = [longest_silence(replies, window.began, window.ended) for window in windows]
+    # Only chat alone tells what is usual: a node that does not give way must not excuse itself.
+    alone = [s for s, window in zip(silences, windows, strict=True) if not window.beside_round]
+    longest = stall_s(alone)
+    for window, silence in zip(windows, silences, strict=True):
+        if silence > longest:
+            read.stalled_beside_round += window.beside_round
+            read.stalled_plain += not window.beside_round
+        else:
+            _add(read, window, _tokens_per_s(replies, window))
+    return read
+
+
+def _add(read: Saturation, window: _Window, rate: float) -> None:
+    if not window.beside_round:
+        read.plain.append(rate)
+        return
+    read.beside_round.append(rate)
+    read.chat_share.append(window.chat_share)
+    read.proofs_while_saturated += window.proofs
+
+
+def _tokens_per_s(replies: Sequence[Reply], window: _Window) -> float:
+    """From the first to the last answer within the window: what lies across its edges is not its.
+
+    0 of a window with less than two answers.
+    """
+    early = sum(reply.ended < window.began for reply in replies)
+    inside = [reply.ended for reply in replies if window.began <= reply.ended < window.ended]
+    if len(inside) < 2:
+        return 0.0
+    return rate_of_completions(
+        replies,
+        early + 1,
+        max(inside),
+        lambda reply: reply.prompt_tokens + reply.completion_tokens,
+    )
+
+
+def _resumed(node: NodeClient) -> int:
+    """Proofs that the round stores once chat has ended."""
+    before = node.status().processed
+    wait_until(lambda: node.status().processed > before, "proofs after chat", AFTERWARDS_S)
+    return node.status().processed - before
 
 
 def _deferred_s(status: NodeStatus) -> float:
     return status.engine.deferred_s if status.engine else 0.0
-
-
-class _Bench:
-    """Runs the windows and keeps what they gave."""
-
-    def __init__(self, node: NodeClient, work: Work, load: Load) -> None:
-        self.read = Saturation()
-        self._node = node
-        self._work = work
-        self._load = load
-        # Every window's chats are new, or the prefix cache would know them.
-        self._numbers = itertools.count()
-
-    def plain_window(self) -> None:
-        """Chat alone."""
-        self.read.plain.append(self._window().tokens_per_s)
-
-    def round_window(self) -> None:
-        """Chat beside a round; then the round by itself, which must get on again."""
-        with computing_round(self._node, self._work):
-            window = self._window()
-            self.read.beside_round.append(window.tokens_per_s)
-            self.read.chat_share.append(window.deferred_share)
-            self.read.proofs_while_saturated += window.proofs
-            self.read.proofs_afterwards += self._resumed()
-
-    def _window(self) -> "_Window":
-        """What happens in the steady part of the load."""
-        load = self._load
-
-        def call(_number: int) -> Call:
-            return uneven_chat(self._work.model, next(self._numbers), load.tokens)
-
-        with closed_loop(self._node.url, call, load.clients) as loop:
-            time.sleep(SETTLE_S)
-            before, began = self._node.status(), time.monotonic()
-            time.sleep(load.window_s)
-            after, ended = self._node.status(), time.monotonic()
-        self.read.errors.extend(reply.error for reply in loop.replies if reply.error)
-        tokens = tokens_between(loop.replies, began, ended, lambda r: r.completion_tokens)
-        seconds = ended - began
-        return _Window(
-            tokens_per_s=tokens / seconds,
-            proofs=after.processed - before.processed,
-            deferred_share=(_deferred_s(after) - _deferred_s(before)) / seconds,
-        )
-
-    def _resumed(self) -> int:
-        """Proofs that the round stores once chat has ended."""
-        before = self._node.status().processed
-        wait_until(
-            lambda: self._node.status().processed > before, "proofs after chat", AFTERWARDS_S
-        )
-        return self._node.status().processed - before

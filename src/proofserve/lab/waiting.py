@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from proofserve.lab.errors import TooSlowError
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
+from proofserve.lab.records import AnyWork
 
 POLL_S = 0.1
 FIRST_RESULT_S = 60.0
@@ -27,7 +27,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> fl
 
 
 @contextmanager
-def computing_round(node: NodeClient, work: Work) -> Iterator[None]:
+def computing_round(node: NodeClient, work: AnyWork) -> Iterator[None]:
     """A round that has results when the context begins, and ends with it."""
     with node.round(work):
         wait_until(lambda: node.status().processed > 0, "first result of a round", FIRST_RESULT_S)

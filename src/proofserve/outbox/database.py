@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from proofserve.rounds.errors import OutboxUnavailable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -122,9 +122,10 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     # WAL alone may lose the last commits with the power; a result counts only once it is on disk.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
-    if version == 0:
-        schema = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")
-        connection.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
+    # Each step is a script of its own, so a file of any age arrives at the present.
+    for step in range(version + 1, SCHEMA_VERSION + 1):
+        script = resources.files(__package__).joinpath(f"schema/{step}.sql").read_text("utf-8")
+        connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nCOMMIT;")
 
 
 def _unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:

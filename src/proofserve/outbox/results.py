@@ -3,21 +3,43 @@
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from proofserve.rounds.records import Artifact, RoundSpec, StoredResult
+from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.schemes import from_wire
+from proofserve.rounds.records import (
+    Artifact,
+    Finding,
+    RoundProgress,
+    RoundSpec,
+    StoredResult,
+    Target,
+    Winner,
+    Workload,
+)
 
 _SPEC_COLUMNS = (
     "scheme, width, block_hash, public_key, seq_len, block_height, "
-    "node_id, node_count, group_id, n_groups, batch_size, url"
+    "node_id, node_count, group_id, n_groups, batch_size, url, r_target, fraud_threshold"
 )
 _ADD_ROUND = f"""
-    INSERT INTO rounds (round_id, {_SPEC_COLUMNS}) VALUES (?, ?,?,?,?,?,?, ?,?,?,?,?,?)
+    INSERT INTO rounds (round_id, {_SPEC_COLUMNS}, after_seq)
+    VALUES (?, ?,?,?,?,?,?, ?,?,?,?,?,?, ?,?, (SELECT coalesce(max(seq), 0) FROM results))
 """  # noqa: S608 - only our own column names
 _FIND_SPEC = f"SELECT {_SPEC_COLUMNS} FROM rounds WHERE round_id = ?"  # noqa: S608 - as above
+_FIND_OPEN = f"SELECT round_id, {_SPEC_COLUMNS} FROM rounds WHERE NOT closed"  # noqa: S608 - too
 # The same nonce again is the same call again, after an answer that was lost: its rows are there.
 _ADD_RESULT = """
     INSERT INTO results (round, nonce, value, error) VALUES (?, ?, ?, ?)
     ON CONFLICT (round, nonce) DO NOTHING
+"""
+# Walks back from the round's newest row and not past its first, whatever else is in the file. The
+# plus keeps SQLite off the index by nonce, which would gather and sort all of the round.
+_NEWEST_WINNERS = """
+    SELECT nonce, value FROM results JOIN rounds ON +results.round = rounds.number
+    WHERE round_id = ? AND r_target IS NOT NULL
+      AND seq > after_seq AND seq <= rounds.last_seq AND value IS NOT NULL
+    ORDER BY seq DESC LIMIT ?
 """
 _ADVANCE = """
     UPDATE rounds SET
@@ -29,19 +51,27 @@ _ADVANCE = """
 """
 
 
-def open_round(connection: sqlite3.Connection, spec: RoundSpec) -> None:
-    """Add a round, or reopen the same one; its results and progress stay.
+def open_round(connection: sqlite3.Connection, spec: RoundSpec) -> RoundProgress:
+    """Add a round, or reopen the same one with its results and progress; close any other.
 
     Raises ValueError when the id belongs to a different round.
     """
     columns = _spec_columns(spec)
     known = connection.execute(_FIND_SPEC, (spec.round_id,)).fetchone()
+    if known not in (None, columns):
+        raise ValueError(f"round {spec.round_id!r} is known with another order")
+    connection.execute("UPDATE rounds SET closed = 1 WHERE NOT closed")
     if known is None:
         connection.execute(_ADD_ROUND, (spec.round_id, *columns))
-    elif known == columns:
-        connection.execute("UPDATE rounds SET closed = 0 WHERE round_id = ?", (spec.round_id,))
     else:
-        raise ValueError(f"round {spec.round_id!r} is known with another order")
+        connection.execute("UPDATE rounds SET closed = 0 WHERE round_id = ?", (spec.round_id,))
+    return progress(connection, spec.round_id)
+
+
+def open_spec(connection: sqlite3.Connection) -> RoundSpec | None:
+    """The order of the round that is open, if one is."""
+    row = connection.execute(_FIND_OPEN).fetchone()
+    return None if row is None else _spec(*row)
 
 
 def close_round(connection: sqlite3.Connection, round_id: str) -> None:
@@ -50,13 +80,17 @@ def close_round(connection: sqlite3.Connection, round_id: str) -> None:
     connection.execute("UPDATE rounds SET closed = 1 WHERE number = ?", (number,))
 
 
-def progress(connection: sqlite3.Connection, round_id: str) -> int:
-    """The index at which a round's lane goes on. Raises ValueError for an unknown round."""
-    row = connection.execute("SELECT next_index FROM rounds WHERE round_id = ?", (round_id,))
-    found = row.fetchone()
-    if found is None:
+def progress(connection: sqlite3.Connection, round_id: str) -> RoundProgress:
+    """How far a round got. Raises ValueError for an unknown one."""
+    row = connection.execute(
+        "SELECT next_index, count(value), count(error)"
+        " FROM rounds LEFT JOIN results ON results.round = rounds.number"
+        " WHERE round_id = ? GROUP BY rounds.number",
+        (round_id,),
+    ).fetchone()
+    if row is None:
         raise _unknown(round_id)
-    return int(found[0])
+    return RoundProgress(*row)
 
 
 def add(
@@ -81,11 +115,15 @@ def add(
 
 
 def rows_of(
-    artifacts: Sequence[Artifact], failed: Mapping[int, str]
+    findings: Sequence[Finding], failed: Mapping[int, str]
 ) -> list[tuple[int, str | None, str | None]]:
-    """The rows (nonce, value, error) for one call's results and failures."""
+    """The rows (nonce, value, error) for one call's findings and failures.
+
+    The value of a winner is its distance as JSON, in as many digits as give the same number back.
+    Raises ValueError for a distance that JSON lacks.
+    """
     rows: list[tuple[int, str | None, str | None]] = [
-        (artifact.nonce, artifact.vector_b64, None) for artifact in artifacts
+        (one.nonce, _value(one), None) for one in findings
     ]
     rows += [(nonce, None, reason) for nonce, reason in failed.items()]
     return rows
@@ -94,12 +132,32 @@ def rows_of(
 def after(connection: sqlite3.Connection, seq: int, limit: int) -> list[StoredResult]:
     """Rows above ``seq`` in order, at most ``limit``."""
     found = connection.execute(
-        "SELECT seq, round_id, nonce, value, error"
+        "SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL"
         " FROM results JOIN rounds ON rounds.number = results.round"
         " WHERE seq > ? ORDER BY seq LIMIT ?",
         (seq, limit),
     )
-    return [StoredResult(*row) for row in found]
+    return [_stored(*row) for row in found]
+
+
+def newest_winners(connection: sqlite3.Connection, round_id: str, limit: int) -> list[Winner]:
+    """The last ``limit`` winners of a distance round, oldest first; none of any other round."""
+    found = connection.execute(_NEWEST_WINNERS, (round_id, limit)).fetchall()
+    return [Winner(nonce, float(value)) for nonce, value in reversed(found)]
+
+
+def _value(finding: Finding) -> str:
+    if isinstance(finding, Artifact):
+        return finding.vector_b64
+    return json.dumps(finding.distance, allow_nan=False)
+
+
+def _stored(
+    seq: int, round_id: str, nonce: int, value: str | None, error: str | None, distance: int
+) -> StoredResult:
+    if distance and value is not None:
+        return StoredResult(seq, round_id, nonce, distance=float(value))
+    return StoredResult(seq, round_id, nonce, value, error)
 
 
 def _find(connection: sqlite3.Connection, round_id: str) -> tuple[int, bool]:
@@ -117,8 +175,10 @@ def _unknown(round_id: str) -> ValueError:
     return ValueError(f"round {round_id!r} was never opened")
 
 
-def _spec_columns(spec: RoundSpec) -> tuple[str | int | None, ...]:
-    work, lane = spec.work, spec.lane
+def _spec_columns(spec: RoundSpec) -> tuple[str | int | float | None, ...]:
+    work, lane, target = spec.work, spec.lane, spec.target
+    if lane is None:
+        raise ValueError(f"round {spec.round_id!r} has no nonces to generate")
     return (
         json.dumps(work.scheme.to_wire(), sort_keys=True),
         work.scheme.width,
@@ -132,4 +192,21 @@ def _spec_columns(spec: RoundSpec) -> tuple[str | int | None, ...]:
         lane.n_groups,
         spec.batch_size,
         spec.url,
+        None if target is None else target.r_target,
+        None if target is None else target.fraud_threshold,
+    )
+
+
+def _spec(round_id: str, *columns: Any) -> RoundSpec:
+    """What ``_spec_columns`` took apart."""
+    scheme, _width, block_hash, public_key, seq_len, height, *rest = columns
+    *lane, batch_size, url, r_target, fraud_threshold = rest
+    return RoundSpec(
+        round_id=round_id,
+        work=Workload(from_wire(json.loads(scheme)), block_hash, public_key, seq_len),
+        block_height=height,
+        lane=NonceLane(*lane),
+        batch_size=batch_size,
+        url=url,
+        target=None if r_target is None else Target(r_target, fraud_threshold),
     )

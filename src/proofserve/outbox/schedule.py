@@ -12,7 +12,8 @@ from proofserve.outbox.policy import CallbackPolicy
 _CLOCK_SLACK = 1.0
 
 _UNCUT = """
-    SELECT number, url, closed, cut_seq, last_seq, interval_from FROM rounds
+    SELECT number, url, closed OR r_target IS NOT NULL, cut_seq, last_seq, interval_from
+    FROM rounds
     WHERE url IS NOT NULL AND last_seq > cut_seq AND NOT EXISTS (
         SELECT 1 FROM deliveries WHERE state = 'pending' AND round = rounds.number)
 """
@@ -71,12 +72,16 @@ def plan(
 def _cut_rounds(
     connection: sqlite3.Connection, policy: CallbackPolicy, flushing: bool, now: float
 ) -> list[float]:
-    """Turn due results into deliveries; the waits of the rounds that are not due yet."""
+    """Turn due results into deliveries; the waits of the rounds that are not due yet.
+
+    Winners are due at once (A.8), so a delivery holds those of one batch, or of all batches that
+    came while its target was behind.
+    """
     waits = []
     # All rows first: the loop changes the table.
-    for number, url, closed, cut_seq, last_seq, since in connection.execute(_UNCUT).fetchall():
+    for number, url, at_once, cut_seq, last_seq, since in connection.execute(_UNCUT).fetchall():
         wait_s = _until(since + policy.interval_s, now, policy.interval_s)
-        if wait_s > 0.0 and not closed and not flushing:
+        if wait_s > 0.0 and not at_once and not flushing:
             waits.append(wait_s)
             continue
         span = _next_span(connection, Span(number, cut_seq + 1, last_seq), policy.max_artifacts)

@@ -13,7 +13,14 @@ from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.schedule import Plan, Situation
 from proofserve.rounds.ports import Outbox
-from proofserve.rounds.records import Artifact, OutboxGauges, RoundSpec, StoredResult
+from proofserve.rounds.records import (
+    Finding,
+    OutboxGauges,
+    RoundProgress,
+    RoundSpec,
+    StoredResult,
+    Winner,
+)
 
 
 class SqliteOutbox(Outbox):
@@ -54,22 +61,34 @@ class SqliteOutbox(Outbox):
     ) -> None:
         await self.close()
 
-    async def open_round(self, spec: RoundSpec) -> None:
+    async def open_round(self, spec: RoundSpec) -> RoundProgress:
         """Remember a round; the same one again is reopened with its results and progress.
 
-        Raises ValueError when the id is known with another order, and OutboxUnavailable.
+        Raises ValueError for a round without a lane and when the id is known with another order,
+        and OutboxUnavailable.
         """
-        await self._database.write(lambda c: results.open_round(c, spec))
+        try:
+            return await self._database.write(lambda c: results.open_round(c, spec))
+        finally:
+            # The round that this one ended has undelivered results that are due now.
+            self.news.set()
+
+    async def interrupted(self) -> RoundSpec | None:
+        """The order of the round that is open, if one is."""
+        return await self._database.read(results.open_spec)
 
     async def record(
         self,
         round_id: str,
         next_index: int,
-        artifacts: Sequence[Artifact],
+        findings: Sequence[Finding],
         failed: Mapping[int, str],
     ) -> None:
-        """Store results, failures and progress in one transaction; see the port."""
-        rows = results.rows_of(artifacts, failed)
+        """Store findings, failures and progress in one transaction; see the port.
+
+        Raises ValueError also for a distance that is not finite.
+        """
+        rows = results.rows_of(findings, failed)
         news = True
         try:
             news = await self._database.write(
@@ -81,7 +100,7 @@ class SqliteOutbox(Outbox):
                 self.news.set()
 
     async def close_round(self, round_id: str) -> None:
-        """Mark the round ended; what is undelivered becomes due at once."""
+        """Mark the round stopped; what is undelivered becomes due at once."""
         try:
             await self._database.write(lambda c: results.close_round(c, round_id))
         finally:
@@ -105,12 +124,18 @@ class SqliteOutbox(Outbox):
         # SQLite takes a negative limit for none at all.
         return await self._database.read(lambda c: results.after(c, after, max(0, limit)))
 
+    async def winners(self, round_id: str, limit: int) -> list[Winner]:
+        """The newest winners of a round in the order of their storing, at most ``limit``."""
+        return await self._database.read(
+            lambda c: results.newest_winners(c, round_id, max(0, limit))
+        )
+
     async def gauges(self) -> OutboxGauges:
         """Count what is kept, waiting, delivered and expired."""
         return await self._database.read(lambda c: deliveries.gauges(c, self._clock()))
 
-    async def progress(self, round_id: str) -> int:
-        """The index at which the round's lane goes on, in agreement with its stored rows."""
+    async def progress(self, round_id: str) -> RoundProgress:
+        """How far the round got, in agreement with its stored rows. ValueError for an unknown."""
         return await self._database.read(lambda c: results.progress(c, round_id))
 
     async def plan(self, policy: CallbackPolicy, situation: Situation) -> Plan:

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.datastructures import State
 
-from proofserve.api import artifact_routes, measure_routes
+from proofserve.api import measure_routes, routes
 from proofserve.api.errors import NotEnabled
 from proofserve.api.node import Node
 from proofserve.engines.vllm import vetting
@@ -33,7 +33,7 @@ class ProofEndpoints:
 
     def attach_router(self, app: FastAPI) -> None:
         """Add the routes, and our shutdown to the application's lifespan."""
-        app.include_router(artifact_routes.router(_node))
+        app.include_router(routes.router(_node))
         if self._settings.measure:
             app.include_router(measure_routes.router(_node, _engine))
         around = app.router.lifespan_context

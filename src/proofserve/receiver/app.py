@@ -10,17 +10,20 @@ from fastapi.responses import JSONResponse
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.receiver.book import Book, Summary
-from proofserve.receiver.messages import Generated, Stamp, Validated, Whole
+from proofserve.receiver.distance_messages import ARTIFACT, DISTANCE, AnyGenerated, AnyValidated
+from proofserve.receiver.messages import Generated, Stamp, Whole
 
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
 SequenceHeader = Annotated[Whole | None, Header(alias="X-Proofserve-Sequence")]
 
 # A body of a million broken artifacts needs no million complaints.
 _SHOWN = 20
+# Pydantic adds the protocol that it took a body for to the way to the field.
+_PROTOCOLS = (ARTIFACT, DISTANCE)
 
 
 def create_app(book: Book) -> FastAPI:
-    """The receiver: POST /generated and /validated, GET /summary.
+    """The receiver: POST /generated and /validated of either protocol, GET /summary.
 
     A callback is on disk before it is answered with 200; one that came before is answered so
     too, and not stored again. 422 names the field at fault, 503 asks for another try.
@@ -32,14 +35,15 @@ def create_app(book: Book) -> FastAPI:
     # Plain functions: FastAPI runs them on threads, since the book waits for the disk.
     @app.post("/generated")
     def generated(
-        body: Generated, key: KeyHeader = None, sequence: SequenceHeader = None
+        body: AnyGenerated, key: KeyHeader = None, sequence: SequenceHeader = None
     ) -> dict[str, str]:
-        _check_vectors(body)
+        if isinstance(body, Generated):
+            _check_vectors(body)
         return _answer(book.add_generated(body, Stamp(key=key, sequence=sequence)))
 
     @app.post("/validated")
     def validated(
-        body: Validated, key: KeyHeader = None, sequence: SequenceHeader = None
+        body: AnyValidated, key: KeyHeader = None, sequence: SequenceHeader = None
     ) -> dict[str, str]:
         return _answer(book.add_validated(body, Stamp(key=key, sequence=sequence)))
 
@@ -71,7 +75,14 @@ def _check_vectors(body: Generated) -> None:
 def _refuse(_request: Request, error: Exception) -> JSONResponse:
     """422 without the input, which FastAPI would echo: it may be all of a body, or NaN."""
     problems = error.errors() if isinstance(error, RequestValidationError) else []
-    shown = [{key: one[key] for key in ("type", "loc", "msg")} for one in problems[:_SHOWN]]
+    shown = [
+        {
+            "type": one["type"],
+            "loc": [part for part in one["loc"] if part not in _PROTOCOLS],
+            "msg": one["msg"],
+        }
+        for one in problems[:_SHOWN]
+    ]
     return JSONResponse({"detail": shown}, status_code=422)
 
 

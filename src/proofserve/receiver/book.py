@@ -4,27 +4,45 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from proofserve.receiver.database import BookError, connect
+from proofserve.receiver.distance_messages import GeneratedWinners, ValidatedDistances
 from proofserve.receiver.messages import Generated, Stamp, Validated
 
+_Body = Generated | GeneratedWinners | Validated | ValidatedDistances
+
 _COUNT = """
-    INSERT INTO sources VALUES (:public_key, :block_hash, :received, :stored, :validations,
-                                :frauds, :now)
+    INSERT INTO sources (public_key, block_hash, received, artifacts, winners, validations,
+                         frauds, last_received)
+    VALUES (:public_key, :block_hash, :received, :artifacts, :winners, :validations, :frauds, :now)
     ON CONFLICT DO UPDATE SET
-        received = received + excluded.received, stored = stored + excluded.stored,
+        received = received + excluded.received,
+        artifacts = artifacts + excluded.artifacts, winners = winners + excluded.winners,
         validations = validations + excluded.validations, frauds = frauds + excluded.frauds,
         last_received = max(last_received, excluded.last_received)
+"""
+_ADD_ARTIFACT = "INSERT INTO artifacts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_ADD_WINNER = "INSERT INTO winners VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_ADD_VALIDATION = """
+    INSERT INTO validations VALUES (
+        NULL, :callback, :request_id, :public_key, :block_hash, :block_height, :node_id,
+        :n_total, :n_mismatch, :mismatch_nonces, :p_value, :fraud_detected)
+"""
+_ADD_DISTANCE_VALIDATION = """
+    INSERT INTO distance_validations VALUES (
+        NULL, :callback, :public_key, :block_hash, :block_height, :nonces, :computed_distances,
+        :received_distances, :valid, :n_invalid, :probability_honest, :fraud_detected)
 """
 _TOTALS = """
     SELECT count(*), coalesce(sum(repeats), 0), max(received_at) FROM callbacks
 """
 _SOURCES = """
-    SELECT public_key, block_hash, stored, received - stored, validations, frauds, last_received
+    SELECT public_key, block_hash, artifacts, winners, received - artifacts - winners,
+           validations, frauds, last_received
     FROM sources ORDER BY last_received DESC, public_key, block_hash
 """
 
@@ -33,13 +51,15 @@ _SOURCES = """
 class Source:
     """One public key in one block.
 
-    ``artifacts`` are distinct nonces, ``duplicates`` those that came again under another key;
+    ``artifacts`` and ``winners`` are distinct nonces of the two protocols, ``duplicates`` those of
+    either that came again under another key; ``validations`` and ``frauds`` count both protocols.
     ``last_received`` in seconds since the epoch.
     """
 
     public_key: str
     block_hash: str
     artifacts: int
+    winners: int
     duplicates: int
     validations: int
     frauds: int
@@ -54,6 +74,17 @@ class Summary:
     repeats: int
     last_received: float | None
     sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What one callback adds to its source; ``received`` with the duplicates."""
+
+    received: int = 0
+    artifacts: int = 0
+    winners: int = 0
+    validations: int = 0
+    frauds: int = 0
 
 
 class Book:
@@ -85,39 +116,39 @@ class Book:
             self._reader.close()
             self._writer.close()
 
-    def add_generated(self, body: Generated, stamp: Stamp) -> bool:
-        """Store the artifacts; False when this callback came before and nothing was stored."""
+    def add_generated(self, body: Generated | GeneratedWinners, stamp: Stamp) -> bool:
+        """Store artifacts or winners; False when this callback came before and nothing was stored.
+
+        The first value of a nonce stays: one that comes again is only counted.
+        """
         with self._writing, self._writer:
             callback = self._enter("generated", stamp)
             if callback is None:
                 return False
-            rows = [
-                (body.block_hash, body.public_key, one.nonce, one.vector_b64, callback)
-                for one in body.artifacts
-            ]
-            stored = self._writer.executemany(
-                "INSERT INTO artifacts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", rows
-            ).rowcount
-            self._count(body, received=len(rows), stored=max(stored, 0))
+            if isinstance(body, Generated):
+                values = [(one.nonce, one.vector_b64) for one in body.artifacts]
+                stored = self._insert(_ADD_ARTIFACT, body, values, callback)
+                self._count(body, _Counts(received=len(values), artifacts=stored))
+            else:
+                pairs = list(zip(body.nonces, body.dist, strict=True))
+                stored = self._insert(_ADD_WINNER, body, pairs, callback)
+                self._count(body, _Counts(received=len(pairs), winners=stored))
             return True
 
-    def add_validated(self, body: Validated, stamp: Stamp) -> bool:
+    def add_validated(self, body: Validated | ValidatedDistances, stamp: Stamp) -> bool:
         """Store a verdict; False when this callback came before and nothing was stored."""
         with self._writing, self._writer:
             callback = self._enter("validated", stamp)
             if callback is None:
                 return False
-            values = body.model_dump() | {
-                "callback": callback,
-                "mismatch_nonces": json.dumps(body.mismatch_nonces),
+            statement = _ADD_VALIDATION if isinstance(body, Validated) else _ADD_DISTANCE_VALIDATION
+            # A list goes into one column.
+            values = {
+                name: json.dumps(value) if isinstance(value, list) else value
+                for name, value in body.model_dump().items()
             }
-            self._writer.execute(
-                "INSERT INTO validations VALUES (NULL, :callback, :request_id, :public_key,"
-                " :block_hash, :block_height, :node_id, :n_total, :n_mismatch, :mismatch_nonces,"
-                " :p_value, :fraud_detected)",
-                values,
-            )
-            self._count(body, validations=1, frauds=int(body.fraud_detected))
+            self._writer.execute(statement, values | {"callback": callback})
+            self._count(body, _Counts(validations=1, frauds=int(body.fraud_detected)))
             return True
 
     def summary(self) -> Summary:
@@ -141,21 +172,22 @@ class Book:
         number, repeats = row
         return None if repeats else int(number)
 
-    def _count(
+    def _insert(
         self,
-        body: Generated | Validated,
-        received: int = 0,
-        stored: int = 0,
-        validations: int = 0,
-        frauds: int = 0,
-    ) -> None:
-        values = {
+        statement: str,
+        body: Generated | GeneratedWinners,
+        values: Sequence[tuple[int, str | float]],
+        callback: int,
+    ) -> int:
+        """Store (nonce, value) pairs of the body's source; how many of the nonces were new."""
+        rows = [(body.block_hash, body.public_key, *pair, callback) for pair in values]
+        # rowcount is -1 when there was nothing to run.
+        return max(self._writer.executemany(statement, rows).rowcount, 0)
+
+    def _count(self, body: _Body, counts: _Counts) -> None:
+        values = asdict(counts) | {
             "public_key": body.public_key,
             "block_hash": body.block_hash,
-            "received": received,
-            "stored": stored,
-            "validations": validations,
-            "frauds": frauds,
             "now": self._clock(),
         }
         self._writer.execute(_COUNT, values)

@@ -3,10 +3,7 @@
 import sqlite3
 from pathlib import Path
 
-_VERSION = 1
-
-_SCHEMA = """
-BEGIN IMMEDIATE;
+_VERSION_1 = """
 CREATE TABLE callbacks (
     id              INTEGER PRIMARY KEY,
     endpoint        TEXT NOT NULL,
@@ -49,8 +46,40 @@ CREATE TABLE validations (
     fraud_detected  INTEGER NOT NULL
 );
 PRAGMA user_version = 1;
-COMMIT;
 """
+
+# The distance protocol. The counts of a source become those of both protocols.
+_VERSION_2 = """
+CREATE TABLE winners (
+    block_hash      TEXT NOT NULL,
+    public_key      TEXT NOT NULL,
+    nonce           INTEGER NOT NULL,
+    distance        REAL NOT NULL,
+    callback        INTEGER NOT NULL REFERENCES callbacks (id),
+    PRIMARY KEY (block_hash, public_key, nonce)
+) WITHOUT ROWID;
+-- The four lists are JSON, each in the order of the nonces.
+CREATE TABLE distance_validations (
+    id                 INTEGER PRIMARY KEY,
+    callback           INTEGER NOT NULL REFERENCES callbacks (id),
+    public_key         TEXT NOT NULL,
+    block_hash         TEXT NOT NULL,
+    block_height       INTEGER NOT NULL,
+    nonces             TEXT NOT NULL,
+    computed_distances TEXT NOT NULL,
+    received_distances TEXT NOT NULL,
+    valid              TEXT NOT NULL,
+    n_invalid          INTEGER,
+    probability_honest REAL,
+    fraud_detected     INTEGER NOT NULL
+);
+ALTER TABLE sources RENAME COLUMN stored TO artifacts;
+ALTER TABLE sources ADD COLUMN winners INTEGER NOT NULL DEFAULT 0;
+PRAGMA user_version = 2;
+"""
+
+# Each step is a script of its own, so a file of any age arrives at the present.
+_STEPS = (_VERSION_1, _VERSION_2)
 
 
 class BookError(Exception):
@@ -75,13 +104,13 @@ def connect(path: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if version > _VERSION:
-        raise BookError(f"it has version {version}, this proofserve knows up to {_VERSION}")
+    if version > len(_STEPS):
+        raise BookError(f"it has version {version}, this proofserve knows up to {len(_STEPS)}")
     if version == 0 and tables:
         raise BookError("it is a database of something else")
     connection.execute("PRAGMA journal_mode = WAL")
     # A 200 tells the sender to forget the callback, so it must be on disk by then.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
-    if version == 0:
-        connection.executescript(_SCHEMA)
+    for script in _STEPS[version:]:
+        connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nCOMMIT;")

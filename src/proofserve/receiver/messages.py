@@ -1,4 +1,4 @@
-"""The bodies of the artifact callbacks (protocol B.6, B.7) and what is known of their sending."""
+"""The bodies of the artifact callbacks (protocol B.6, B.7) and what is known of any's sending."""
 
 from typing import Annotated, Literal
 

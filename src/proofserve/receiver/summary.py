@@ -9,11 +9,12 @@ from proofserve.receiver.book import Summary
 
 def render(summary: Summary) -> Table:
     """A table of what was received from whom, the newest first; times in UTC."""
-    table = Table(title=_title(summary), title_justify="left", expand=True)
+    # Padding on one side only leaves room for the keys on a terminal of 80 columns.
+    table = Table(title=_title(summary), title_justify="left", expand=True, padding=(0, 1, 0, 0))
     # Keys and hashes share what the counts leave; their beginnings are enough to know them by.
     for name in ("public key", "block"):
         table.add_column(name, ratio=1, overflow="ellipsis", no_wrap=True)
-    for name in ("artifacts", "duplicates", "validations", "frauds"):
+    for name in ("artifacts", "winners", "duplicates", "validations", "frauds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("last", no_wrap=True)
     for source in summary.sources:
@@ -21,6 +22,7 @@ def render(summary: Summary) -> Table:
             source.public_key,
             source.block_hash,
             f"{source.artifacts:,}",
+            f"{source.winners:,}",
             f"{source.duplicates:,}",
             f"{source.validations:,}",
             f"{source.frauds:,}",

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from proofserve.protocol.codec import encode, to_float16
+from proofserve.protocol.distance import is_winner
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.records import Artifact, ProofBatch
+from proofserve.rounds.records import Artifact, Finding, ProofBatch, Target, Winner
 
 NOT_FINITE = "the model's output for this nonce was not finite"
 
@@ -30,6 +31,22 @@ def checked(batch: ProofBatch, nonces: Sequence[int], width: int) -> ProofBatch:
     if not np.isfinite(to_float16(batch.values)).all():
         raise EngineFault("the engine answered with values that are not finite")
     return batch
+
+
+def findings_of(batch: ProofBatch, target: Target | None) -> tuple[Finding, ...]:
+    """What a round publishes: every artifact, or the winners by ``target`` (A.2.8)."""
+    if target is None:
+        return artifacts_of(batch)
+    return tuple(
+        Winner(nonce, distance)
+        for nonce, distance in zip(batch.nonces, distances_of(batch), strict=True)
+        if is_winner(distance, target.r_target)
+    )
+
+
+def distances_of(batch: ProofBatch) -> tuple[float, ...]:
+    """The one value of every row of a distance batch, widened to a Python float."""
+    return tuple(batch.values[:, 0].tolist())
 
 
 def artifacts_of(batch: ProofBatch) -> tuple[Artifact, ...]:

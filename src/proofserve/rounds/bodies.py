@@ -1,9 +1,10 @@
 """How an outcome is written in answers and callbacks alike (protocol B.5, B.6)."""
 
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
-from proofserve.rounds.records import Job, Outcome, Proofs, Workload
+from proofserve.rounds.records import DistanceVerdict, Job, Outcome, Proofs, Workload
 
 
 def encoding_of(work: Workload) -> dict[str, Any]:
@@ -40,3 +41,23 @@ def callback(request_id: str, job: Job, outcome: Outcome) -> tuple[str, dict[str
         **outcome_body(job, outcome),
     }
     return endpoint, body
+
+
+def verdict_callback(verdict: DistanceVerdict) -> dict[str, Any]:
+    """The body of ``/validated`` in the distance protocol (A.8), and what the verdict rests on.
+
+    A claimed distance that is not finite is null: JSON has no word for it.
+    """
+    claims = verdict.claims
+    return {
+        "nonces": list(claims.nonces),
+        "computed_distances": list(verdict.computed),
+        "received_distances": [d if isfinite(d) else None for d in claims.distances],
+        "valid": list(verdict.valid),
+        "fraud_detected": verdict.fraud_detected,
+        "n_invalid": verdict.n_invalid,
+        "probability_honest": verdict.probability_honest,
+        "public_key": claims.public_key,
+        "block_hash": claims.block_hash,
+        "block_height": claims.block_height,
+    }

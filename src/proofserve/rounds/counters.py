@@ -7,23 +7,34 @@ from proofserve.rounds.records import Stats
 
 
 class Counters:
-    """Counts one round from its construction on. ``clock`` gives monotonic seconds."""
+    """Counts one round through all its phases. ``clock`` gives monotonic seconds.
+
+    Time passes from its construction on, and not between ``end`` and ``begin``.
+    """
 
     def __init__(self, clock: Callable[[], float], window_s: float = 30.0) -> None:
         self._clock = clock
         self._window_s = window_s
         self._started = clock()
         self._ended: float | None = None
+        self._carried = 0
         self._processed = 0
+        self._found = 0
         self._failed = 0
         self._recent: deque[tuple[float, int]] = deque()
         self._deferred_calls = 0
         self._deferred_s = 0.0
         self._faults = 0
 
-    def stored(self, processed: int, failed: int) -> None:
-        """The outbox has stored this many artifacts and failures."""
+    def carry(self, processed: int, found: int, failed: int) -> None:
+        """What the round had done before this process began; it counts, but not in the rates."""
+        self._carried = processed
+        self._processed, self._found, self._failed = processed, found, failed
+
+    def done(self, processed: int, found: int, failed: int) -> None:
+        """The outcome of so many nonces is known, and stored where it is to be kept."""
         self._processed += processed
+        self._found += found
         self._failed += failed
         self._recent.append((self._clock(), processed))
         self._forget(self._recent[-1][0])
@@ -37,9 +48,17 @@ class Counters:
         """An engine call failed."""
         self._faults += 1
 
+    def begin(self) -> None:
+        """Let time pass, again if it was stopped."""
+        if self._ended is not None:
+            self._started += self._clock() - self._ended
+            self._ended = None
+            self._recent.clear()
+
     def end(self) -> None:
         """Stop the clock, so that the rates of an ended round stay what they were."""
-        self._ended = self._clock()
+        if self._ended is None:
+            self._ended = self._clock()
 
     def read(self) -> Stats:
         """The counters now."""
@@ -50,9 +69,10 @@ class Counters:
         window = min(elapsed, self._window_s)
         return Stats(
             processed=self._processed,
+            found=self._found,
             failed=self._failed,
             elapsed_s=elapsed,
-            rate=_rate(self._processed, elapsed),
+            rate=_rate(self._processed - self._carried, elapsed),
             recent_rate=_rate(sum(count for _, count in self._recent), window),
             window_s=self._window_s,
             deferred_calls=self._deferred_calls,

@@ -13,6 +13,26 @@ class AlreadyGenerating(Refused):
     """A round is running; stop it before starting another."""
 
 
+class NotInitialised(Refused):
+    """There is no round of the distance protocol that could go on."""
+
+
+class NoRound(Refused):
+    """There is no round of the distance protocol whose rules could judge a claim."""
+
+
+class OtherProtocol(Refused):
+    """The configured round is of the artifact protocol, which has no such call."""
+
+
+class OtherRound(Refused):
+    """The claims are about another block than the configured round."""
+
+
+class LaneUnset(Refused):
+    """The configured round was not told which nonces are its own."""
+
+
 class QueueFull(Refused):
     """The job would exceed the number of nonces that may wait."""
 

@@ -4,13 +4,14 @@ import asyncio
 import uuid
 from collections.abc import Callable
 
+from proofserve.rounds.admission import Admission
 from proofserve.rounds.bodies import callback
 from proofserve.rounds.computation import Computation
-from proofserve.rounds.errors import OutboxUnavailable, QueueFull, UnknownJob
+from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
 from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.line import Line
 from proofserve.rounds.ports import Outbox
-from proofserve.rounds.records import Job, JobState, JobView, Outcome, QueueGauges
+from proofserve.rounds.records import Job, JobState, JobView, Outcome
 from proofserve.rounds.tasks import end, reason_of
 
 
@@ -24,6 +25,7 @@ class JobQueue:
         self,
         computation: Computation,
         outbox: Outbox,
+        admission: Admission,
         limits: JobLimits,
         clock: Callable[[], float],
     ) -> None:
@@ -32,13 +34,8 @@ class JobQueue:
         self._limits = limits
         self._clock = clock
         self._line = Line()
-        self._queued_nonces = 0
+        self._admission = admission
         self._entries: dict[str, _Entry] = {}
-
-    @property
-    def gauges(self) -> QueueGauges:
-        """How full the queue is."""
-        return QueueGauges(self._queued_nonces, self._limits.max_queued_nonces)
 
     def submit(self, job: Job) -> str:
         """Queue ``job`` and return its id, under which ``result`` finds it.
@@ -46,7 +43,7 @@ class JobQueue:
         Raises:
             QueueFull: too many nonces wait already; nothing was queued.
         """
-        self._admit(job)
+        self._admission.admit(len(job.nonces))
         entry = _Entry(str(uuid.uuid4()), job, self._line.join())
         self._entries[entry.request_id] = entry
         entry.task = asyncio.create_task(self._carry_out(entry))
@@ -65,14 +62,13 @@ class JobQueue:
             EngineGone: there is no engine any more.
             ProtocolError: the claims cannot be judged.
         """
-        self._admit(job)
-        place = self._line.join()
-        try:
-            await place.wait()
-            return await self._computation.run(job, started=lambda: None)
-        finally:
-            self._line.leave(place)
-            self._queued_nonces -= len(job.nonces)
+        with self._admission.admitted(len(job.nonces)):
+            place = self._line.join()
+            try:
+                await place.wait()
+                return await self._computation.run(job, started=lambda: None)
+            finally:
+                self._line.leave(place)
 
     def result(self, request_id: str) -> JobView:
         """A submitted job as it is now. Raises UnknownJob, also for one that has expired."""
@@ -94,12 +90,6 @@ class JobQueue:
         for entry in self._entries.values():
             entry.forget_expiry()
         self._entries.clear()
-
-    def _admit(self, job: Job) -> None:
-        queued, limit = self._queued_nonces, self._limits.max_queued_nonces
-        if queued + len(job.nonces) > limit:
-            raise QueueFull(f"Queue full: {queued} nonces queued, limit is {limit}")
-        self._queued_nonces += len(job.nonces)
 
     async def _carry_out(self, entry: "_Entry") -> Outcome:
         await entry.place.wait()
@@ -126,7 +116,7 @@ class JobQueue:
 
     def _settle(self, entry: "_Entry", task: "asyncio.Task[Outcome]") -> None:
         self._line.leave(entry.place)
-        self._queued_nonces -= len(entry.job.nonces)
+        self._admission.leave(len(entry.job.nonces))
         ttl = self._limits.result_ttl_s
         timer = asyncio.get_running_loop().call_later(
             ttl, self._entries.pop, entry.request_id, None

@@ -1,17 +1,25 @@
-"""The owner of everything that runs: at most one round, and the job queue."""
+"""The owner of everything that runs: at most one round, the job queue, and judging."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from proofserve.rounds.admission import Admission
+from proofserve.rounds.bodies import verdict_callback
+from proofserve.rounds.calls import Patience
 from proofserve.rounds.computation import Computation
+from proofserve.rounds.counters import Counters
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.jobs import JobQueue
+from proofserve.rounds.judging import Judging, winners_among
 from proofserve.rounds.limits import Limits
 from proofserve.rounds.ports import Outbox, ProofEngine
+from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
+    DistanceClaims,
+    DistanceVerdict,
     EngineGauges,
     Job,
     JobView,
@@ -20,12 +28,12 @@ from proofserve.rounds.records import (
     RoundSpec,
     Stats,
 )
-from proofserve.rounds.state import Move, State, step
+from proofserve.rounds.state import Configured, Move, State, step
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a node does. ``spec`` and ``stats`` are the last round's once it has stopped.
+    """What a node does. ``spec`` and ``stats`` are of the configured round, running or not.
 
     ``paused_reason`` says why a running round does not get on, ``error`` what ended a stopped one.
     """
@@ -38,10 +46,24 @@ class Status:
     queue: QueueGauges
 
 
-class RoundManager:
-    """Starts, stops and shows the rounds and jobs of one node.
+@dataclass(slots=True)
+class _Round:
+    """The configured round, what it has done, and what carries it out while it generates."""
 
-    ``clock`` gives monotonic seconds.
+    spec: RoundSpec
+    counters: Counters
+    generation: Generation | None = None
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def kind(self) -> Configured:
+        return Configured.ARTIFACT if self.spec.target is None else Configured.DISTANCE
+
+
+class RoundManager:
+    """Configures, starts, stops and shows the rounds and jobs of one node.
+
+    ``clock`` gives monotonic seconds. A call that ``state`` refuses changes nothing.
     """
 
     def __init__(
@@ -56,31 +78,85 @@ class RoundManager:
         self._limits = limits
         self._clock = clock
         self._state = State.IDLE
-        self._round: Generation | None = None
-        self._round_task: asyncio.Task[None] | None = None
+        self._round: _Round | None = None
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._changing = asyncio.Lock()
-        computation = Computation(engine, self._no_round, limits.jobs.chunk_timeout_s, clock)
-        self._jobs = JobQueue(computation, outbox, limits.jobs, clock)
+        self._admission = Admission(limits.jobs.max_queued_nonces)
+        patience = Patience(limits.jobs.chunk_timeout_s, clock)
+        computation = Computation(engine, self._no_round, patience)
+        self._jobs = JobQueue(computation, outbox, self._admission, limits.jobs, clock)
+        self._judging = Judging(engine, self._admission, patience)
+
+    async def init(self, spec: RoundSpec) -> None:
+        """Configure ``spec`` and do nothing yet. Raises AlreadyGenerating."""
+        async with self._changing:
+            self._state = self._step(Move.INIT)
+            self._round = self._new(spec)
 
     async def start(self, spec: RoundSpec) -> None:
-        """Start the round ``spec``; jobs wait from now on.
+        """Configure ``spec`` and generate; jobs wait from now on.
 
         Raises:
             AlreadyGenerating: a round runs.
+            LaneUnset: ``spec`` has no nonces of its own.
             OutboxUnavailable: the round could not be written down.
-            Nothing has changed in either case.
+            Nothing has changed in any of these cases.
         """
         async with self._changing:
-            started = step(self._state, Move.START)
-            await self._outbox.open_round(spec)
-            self._round = Generation(
-                self._engine, self._outbox, spec, self._limits.rounds, self._clock
-            )
-            self._no_round.clear()
-            self._state = started
-            self._round_task = asyncio.create_task(self._generate(self._round))
+            self._step(Move.START)
+            await self._begin(self._new(spec))
+
+    async def init_validate(self, spec: RoundSpec) -> None:
+        """Configure ``spec`` and judge by it. Raises AlreadyGenerating."""
+        async with self._changing:
+            self._state = self._step(Move.INIT_VALIDATE)
+            self._round = self._new(spec)
+
+    async def generate(self) -> None:
+        """Let the configured round generate, from where it was. Nothing to do if it does.
+
+        Raises:
+            NotInitialised, OtherProtocol: there is no distance round.
+            LaneUnset, OutboxUnavailable: as in ``start``.
+        """
+        async with self._changing:
+            target = self._step(Move.GENERATE)
+            if self._round is not None and target is not self._state:
+                await self._begin(self._round)
+
+    async def validate(self) -> None:
+        """Let the configured round judge; one that generates stops doing so first.
+
+        Raises:
+            NotInitialised, OtherProtocol: there is no distance round.
+        """
+        async with self._changing:
+            target = self._step(Move.VALIDATE)
+            await self._end_generation(close=True)
+            if self._round is not None:
+                self._round.counters.begin()
+            self._state = target
+
+    async def judge(self, claims: DistanceClaims) -> DistanceVerdict:
+        """Recompute ``claims`` by the rules of the configured round; in VALIDATING also push.
+
+        Raises:
+            NoRound, OtherProtocol: there is no distance round.
+            OutboxUnavailable: the callback could not be stored; nothing was counted.
+            Everything else as in ``Judging.run``.
+        """
+        self._step(Move.JUDGE)
+        configured = self._round
+        if configured is None or configured.spec.target is None:
+            raise AssertionError("the table lets no judgement pass without a distance round")
+        spec, target = configured.spec, configured.spec.target
+        pushing = self._state is State.VALIDATING and spec.url is not None
+        verdict = await self._judging.run(spec, target, claims)
+        if pushing and spec.url is not None:
+            await self._outbox.enqueue("validated", spec.url, verdict_callback(verdict))
+        configured.counters.done(len(claims.nonces), winners_among(verdict, target), 0)
+        return verdict
 
     async def stop(self) -> None:
         """End the round, if one runs, and cancel the submitted jobs. Always legal.
@@ -88,24 +164,20 @@ class RoundManager:
         What the round has finished is stored before this returns, if the outbox takes it.
         """
         async with self._changing:
-            # Jobs first: the end of the round would start them.
-            await self._jobs.cancel(self._limits.rounds.flush_timeout_s)
-            if self._round is not None and self._round_task is not None:
-                self._round.stop()
-                await asyncio.wait({self._round_task})
-            self._state = step(self._state, Move.STOP)
+            await self._stop(close=True)
 
     def status(self) -> Status:
         """What happens now."""
+        configured = self._round
+        generation = configured.generation if configured else None
         running = self._state is State.GENERATING
-        last = self._round
         return Status(
             state=self._state,
-            spec=last.spec if last else None,
-            stats=last.stats if last else None,
-            paused_reason=last.paused_reason if last and running else None,
-            error=last.error if last else None,
-            queue=self._jobs.gauges,
+            spec=configured.spec if configured else None,
+            stats=configured.counters.read() if configured else None,
+            paused_reason=generation.paused_reason if generation and running else None,
+            error=generation.error if generation else None,
+            queue=self._admission.gauges,
         )
 
     def submit(self, job: Job) -> str:
@@ -135,14 +207,58 @@ class RoundManager:
             raise EngineFault(f"the engine did not answer within {seconds:g} s") from None
 
     async def aclose(self) -> None:
-        """Stop, and end every task that this object owns."""
-        await self.stop()
+        """End every task that this object owns. A running round stays open in the outbox."""
+        async with self._changing:
+            await self._stop(close=False)
         await self._jobs.aclose(self._limits.rounds.flush_timeout_s)
 
-    async def _generate(self, generation: Generation) -> None:
+    def _step(self, move: Move) -> State:
+        return step(self._state, move, self._round.kind if self._round else Configured.NOTHING)
+
+    def _new(self, spec: RoundSpec) -> _Round:
+        return _Round(spec, Counters(self._clock))
+
+    async def _begin(self, chosen: _Round) -> None:
+        """Make ``chosen`` the configured round and generate."""
+        lane_of(chosen.spec)
+        opened = await self._outbox.open_round(chosen.spec)
+        if chosen.generation is None:
+            # The first time in this process: whatever is stored was done before it.
+            processed = opened.next_index - opened.failed
+            chosen.counters.carry(processed, opened.found, opened.failed)
+        chosen.counters.begin()
+        chosen.generation = Generation(
+            self._engine, self._outbox, self._limits.rounds, chosen.counters
+        )
+        self._round = chosen
+        self._no_round.clear()
+        self._state = State.GENERATING
+        running = chosen.generation.run(chosen.spec, opened)
+        chosen.task = asyncio.create_task(self._generate(running, chosen.counters))
+
+    async def _generate(self, running: Awaitable[None], counters: Counters) -> None:
         """A round, and the state that goes with it: whatever ends the one ends the other."""
         try:
-            await generation.run()
+            await running
         finally:
+            counters.end()
             self._state = step(self._state, Move.STOP)
             self._no_round.set()
+
+    async def _stop(self, close: bool) -> None:
+        # Jobs first: the end of the round would start them.
+        await self._jobs.cancel(self._limits.rounds.flush_timeout_s)
+        await self._end_generation(close)
+        if self._round is not None:
+            self._round.counters.end()
+        self._state = self._step(Move.STOP)
+
+    async def _end_generation(self, close: bool) -> None:
+        """End what generates, if anything does; ``close`` a round that ended by itself, too."""
+        last = self._round
+        if last is None or last.generation is None or last.task is None:
+            return
+        last.generation.stop()
+        await asyncio.wait({last.task})
+        if close:
+            await last.generation.close(last.spec)

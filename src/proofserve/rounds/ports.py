@@ -5,15 +5,17 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from proofserve.rounds.records import (
-    Artifact,
     Deferred,
     EngineFacts,
     EngineGauges,
+    Finding,
     Measurement,
     OutboxGauges,
     ProofBatch,
+    RoundProgress,
     RoundSpec,
     StoredResult,
+    Winner,
     Workload,
 )
 
@@ -64,18 +66,26 @@ class MeasurableEngine(Protocol):
 class Outbox(Protocol):
     """Keeps results on disk until they are delivered, and afterwards for readers."""
 
-    async def open_round(self, spec: RoundSpec) -> None:
-        """Remember a round, so that its results and callbacks survive a restart."""
+    async def open_round(self, spec: RoundSpec) -> RoundProgress:
+        """Remember a round, so that its results and callbacks survive a restart.
+
+        The same one again goes on where it was; any other that is open is closed. Raises
+        OutboxUnavailable.
+        """
+        ...
+
+    async def interrupted(self) -> RoundSpec | None:
+        """The round that is open: on a new start, the one that nobody had stopped."""
         ...
 
     async def record(
         self,
         round_id: str,
         next_index: int,
-        artifacts: Sequence[Artifact],
+        findings: Sequence[Finding],
         failed: Mapping[int, str],
     ) -> None:
-        """Store results, failures (nonce to reason) and the lane's progress in one transaction.
+        """Store findings, failures (nonce to reason) and the lane's progress in one transaction.
 
         Raises:
             OutboxUnavailable: nothing was stored (a full disk, say); the same call may be tried
@@ -84,7 +94,7 @@ class Outbox(Protocol):
         ...
 
     async def close_round(self, round_id: str) -> None:
-        """Mark the round ended and hand what is undelivered to the sender at once."""
+        """Mark the round stopped and hand what is undelivered to the sender at once."""
         ...
 
     async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
@@ -93,6 +103,10 @@ class Outbox(Protocol):
 
     async def results(self, after: int, limit: int) -> list[StoredResult]:
         """Rows with ``seq > after`` in order, at most ``limit``."""
+        ...
+
+    async def winners(self, round_id: str, limit: int) -> list[Winner]:
+        """The newest winners of a round in the order of their storing, at most ``limit``."""
         ...
 
     async def gauges(self) -> OutboxGauges:

@@ -3,10 +3,11 @@
 import asyncio
 from collections import deque
 
-from proofserve.rounds.batches import artifacts_of, failures_of
+from proofserve.protocol.nonces import NonceLane
+from proofserve.rounds.batches import failures_of, findings_of
 from proofserve.rounds.calls import ask
 from proofserve.rounds.counters import Counters
-from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.errors import EngineFault, LaneUnset
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.ports import ProofSession
 from proofserve.rounds.recorder import Finished
@@ -14,16 +15,25 @@ from proofserve.rounds.records import Deferred, RoundSpec
 
 
 class Prover:
-    """Takes batches from the lane of one round and proves them through one session."""
+    """Takes batches from the lane of one round and proves them through one session.
+
+    ``first_index`` is the number of the lane's nonce to begin with.
+    """
 
     def __init__(
-        self, session: ProofSession, spec: RoundSpec, counters: Counters, limits: RoundLimits
+        self,
+        session: ProofSession,
+        spec: RoundSpec,
+        first_index: int,
+        counters: Counters,
+        limits: RoundLimits,
     ) -> None:
         self._session = session
         self._spec = spec
+        self._lane = lane_of(spec)
         self._counters = counters
         self._limits = limits
-        self._start = 0
+        self._start = first_index
         self._in_flight: deque[asyncio.Task[Finished]] = deque()
         self._troubles: dict[int, str] = {}
 
@@ -55,7 +65,7 @@ class Prover:
 
     async def _prove(self, start: int) -> Finished:
         """Ask for the same nonces until the engine has computed them."""
-        nonces = self._spec.lane.batch(start, self._spec.batch_size)
+        nonces = self._lane.batch(start, self._spec.batch_size)
         faults = 0
         while True:
             try:
@@ -68,8 +78,12 @@ class Prover:
                 self._counters.deferred(answer.seconds)
                 continue
             self._troubles.pop(start, None)
-            next_index = start + self._spec.batch_size
-            return Finished(next_index, artifacts_of(answer), failures_of(answer))
+            return Finished(
+                next_index=start + self._spec.batch_size,
+                processed=len(answer.nonces),
+                findings=findings_of(answer, self._spec.target),
+                failed=failures_of(answer),
+            )
 
     async def _back_off(self, start: int, faults: int, fault: EngineFault) -> None:
         self._counters.fault()
@@ -78,3 +92,10 @@ class Prover:
         self._troubles[start] = f"engine: {fault}"
         pauses = self._limits.fault_backoff_s
         await asyncio.sleep(pauses[min(faults, len(pauses)) - 1])
+
+
+def lane_of(spec: RoundSpec) -> NonceLane:
+    """The nonces of a round. Raises LaneUnset for one that was only meant to judge."""
+    if spec.lane is None:
+        raise LaneUnset("Node ID and node count must be set")
+    return spec.lane

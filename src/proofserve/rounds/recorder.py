@@ -10,15 +10,19 @@ from proofserve.rounds.counters import Counters
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.ports import Outbox
-from proofserve.rounds.records import Artifact
+from proofserve.rounds.records import Finding
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A computed batch; ``next_index`` is the number of the lane's first nonce after it."""
+    """A computed batch; ``next_index`` is the number of the lane's first nonce after it.
+
+    ``processed`` nonces have an outcome; what is worth publishing of it is in ``findings``.
+    """
 
     next_index: int
-    artifacts: tuple[Artifact, ...]
+    processed: int
+    findings: tuple[Finding, ...]
     failed: Mapping[int, str]
 
 
@@ -51,7 +55,7 @@ class Recorder:
     @property
     def unstored_nonces(self) -> int:
         """How many finished nonces the outbox has not taken."""
-        return sum(len(batch.artifacts) + len(batch.failed) for batch in self._waiting)
+        return sum(batch.processed + len(batch.failed) for batch in self._waiting)
 
     def add(self, batch: Finished) -> None:
         """Hand over the next batch of the lane."""
@@ -81,27 +85,27 @@ class Recorder:
                 return
 
     async def _store(self, batches: tuple[Finished, ...]) -> bool:
-        artifacts = tuple(artifact for batch in batches for artifact in batch.artifacts)
+        findings = tuple(finding for batch in batches for finding in batch.findings)
         failed = {nonce: reason for batch in batches for nonce, reason in batch.failed.items()}
         while True:
             last_try = self._closing.is_set()
             try:
-                await self._outbox.record(self._round_id, batches[-1].next_index, artifacts, failed)
+                await self._outbox.record(self._round_id, batches[-1].next_index, findings, failed)
             except OutboxUnavailable as error:
                 self._trouble = f"outbox: {error}"
                 if last_try:
                     return False
                 await self._pause()
                 continue
-            self._settle(batches, len(artifacts), len(failed))
+            self._settle(batches)
             return True
 
-    def _settle(self, batches: tuple[Finished, ...], processed: int, failed: int) -> None:
+    def _settle(self, batches: tuple[Finished, ...]) -> None:
         self._trouble = None
-        for _ in batches:
+        for batch in batches:
             self._waiting.popleft()
+            self._counters.done(batch.processed, len(batch.findings), len(batch.failed))
         self._room.set()
-        self._counters.stored(processed, failed)
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):

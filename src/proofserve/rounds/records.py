@@ -11,6 +11,9 @@ from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.scheme import Scheme
 
+# Below this probability nobody believes in an accident; the default of both protocols.
+FRAUD_THRESHOLD = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -23,19 +26,29 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """Which nonces of a distance round win, and how unlikely a claim must be to be called fraud."""
+
+    r_target: float
+    fraud_threshold: float = FRAUD_THRESHOLD
+
+
+@dataclass(frozen=True, slots=True)
 class RoundSpec:
-    """One order to generate proofs until told to stop.
+    """One order to generate proofs until told to stop, or to judge the proofs of others.
 
     ``batch_size`` groups the nonces of one engine call; the shape of a forward is the engine's
-    own. ``url`` is where ``/generated`` callbacks go, None for none.
+    own. ``url`` is where callbacks go, None for none. A round of the distance protocol has a
+    ``target``; one that only judges needs no ``lane``.
     """
 
     round_id: str
     work: Workload
     block_height: int
-    lane: NonceLane
+    lane: NonceLane | None
     batch_size: int
     url: str | None
+    target: Target | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +115,35 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
+class Winner:
+    """One published result of a distance round, a float32 widened to a Python float."""
+
+    nonce: int
+    distance: float
+
+
+Finding = Artifact | Winner
+
+
+@dataclass(frozen=True, slots=True)
 class StoredResult:
-    """One row of the outbox. ``error`` is set instead of ``value`` for a nonce that failed."""
+    """One row of the outbox: an artifact's text, a winner's distance, or why the nonce failed."""
 
     seq: int
     round_id: str
     nonce: int
-    value: str | None
-    error: str | None
+    value: str | None = None
+    error: str | None = None
+    distance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProgress:
+    """How far a round got: the lane's next number, and the findings and failures stored."""
+
+    next_index: int = 0
+    found: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +164,7 @@ class StatTest:
 
     dist_threshold: float = 0.02
     p_mismatch: float = 0.001
-    fraud_threshold: float = 0.01
+    fraud_threshold: float = FRAUD_THRESHOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +214,33 @@ class Verdict:
 Outcome = Proofs | Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class DistanceClaims:
+    """Somebody's winners: ``distances[i]`` is claimed for ``nonces[i]``, and may be any float."""
+
+    block_hash: str
+    block_height: int
+    public_key: str
+    nonces: tuple[int, ...]
+    distances: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceVerdict:
+    """What became of claims: ``computed`` and ``valid`` in the order of their nonces."""
+
+    claims: DistanceClaims
+    computed: tuple[float, ...]
+    valid: tuple[bool, ...]
+    probability_honest: float
+    fraud_detected: bool
+
+    @property
+    def n_invalid(self) -> int:
+        """How many claims do not stand."""
+        return self.valid.count(False)
+
+
 class JobState(StrEnum):
     """Where a job is. A job that waits for its turn or for a round to end is queued."""
 
@@ -213,11 +274,14 @@ class QueueGauges:
 class Stats:
     """The counters of one round. Rates in nonces per second, durations in seconds.
 
-    ``processed`` and ``failed`` count only what the outbox has stored. ``recent_rate`` looks back
-    ``window_s`` at most, ``rate`` to the start of the round.
+    ``processed`` counts the nonces whose outcome the outbox has stored, and those recomputed to
+    judge claims; ``found`` those of them worth publishing; ``failed`` those without an outcome.
+    ``recent_rate`` looks back ``window_s`` at most, ``rate`` to the start of the round. Pauses do
+    not count as time.
     """
 
     processed: int
+    found: int
     failed: int
     elapsed_s: float
     rate: float

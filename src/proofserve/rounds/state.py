@@ -4,43 +4,99 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from proofserve.rounds.errors import AlreadyGenerating, Refused
+from proofserve.rounds.errors import (
+    AlreadyGenerating,
+    NoRound,
+    NotInitialised,
+    OtherProtocol,
+    Refused,
+)
 
 
 class State(StrEnum):
     """What a node is doing about rounds."""
 
     IDLE = "IDLE"
-    """Nothing was ever started or stopped."""
+    """Nothing runs: there was no round yet, or one was configured and not begun."""
     GENERATING = "GENERATING"
     """A round's loop runs."""
+    VALIDATING = "VALIDATING"
+    """The configured round judges the claims of others, and pushes its verdicts."""
     STOPPED = "STOPPED"
-    """The last round has ended, by order or by a fault."""
+    """The last round has ended, by order or by a fault. It may go on."""
 
 
 class Move(StrEnum):
     """What can happen to a node."""
 
+    INIT = "init"
+    """Configure a round and do nothing yet."""
     START = "start"
+    """Configure a round and generate."""
+    INIT_VALIDATE = "init and validate"
+    """Configure a round and judge."""
+    GENERATE = "generate"
+    """Let the configured round generate."""
+    VALIDATE = "validate"
+    """Let the configured round judge."""
+    JUDGE = "judge"
+    """Judge one batch of claims by the rules of the configured round."""
     STOP = "stop"
 
 
+class Configured(StrEnum):
+    """Which kind of round a node has, if any."""
+
+    NOTHING = "nothing"
+    ARTIFACT = "artifact"
+    DISTANCE = "distance"
+
+
+_ROWS = (State.IDLE, State.GENERATING, State.VALIDATING, State.STOPPED)
+_BUSY = AlreadyGenerating("Already generating")
+# One line for a move, one column for a state: where it leads, None for nowhere new.
+_LINES: Mapping[Move, tuple[State | Refused | None, ...]] = {
+    Move.INIT: (State.IDLE, _BUSY, State.IDLE, State.IDLE),
+    Move.START: (State.GENERATING, _BUSY, State.GENERATING, State.GENERATING),
+    Move.INIT_VALIDATE: (State.VALIDATING, _BUSY, State.VALIDATING, State.VALIDATING),
+    Move.GENERATE: (State.GENERATING, None, State.GENERATING, State.GENERATING),
+    Move.VALIDATE: (State.VALIDATING, State.VALIDATING, None, State.VALIDATING),
+    Move.JUDGE: (None, None, None, None),
+    Move.STOP: (State.STOPPED, State.STOPPED, State.STOPPED, None),
+}
 _TABLE: Mapping[tuple[State, Move], State | Refused] = MappingProxyType(
     {
-        (State.IDLE, Move.START): State.GENERATING,
-        (State.STOPPED, Move.START): State.GENERATING,
-        (State.GENERATING, Move.START): AlreadyGenerating("Already generating"),
-        (State.IDLE, Move.STOP): State.STOPPED,
-        (State.GENERATING, Move.STOP): State.STOPPED,
-        (State.STOPPED, Move.STOP): State.STOPPED,
+        (state, move): state if target is None else target
+        for move, line in _LINES.items()
+        for state, target in zip(_ROWS, line, strict=True)
+    }
+)
+# These moves work on the configured round, which must be one of the distance protocol.
+_NEEDS_ROUND: Mapping[Move, Refused] = MappingProxyType(
+    {
+        Move.GENERATE: NotInitialised("PoC not initialized"),
+        Move.VALIDATE: NotInitialised("PoC not initialized"),
+        Move.JUDGE: NoRound("No round configured"),
     }
 )
 
 
-def step(state: State, move: Move) -> State:
+def step(state: State, move: Move, configured: Configured = Configured.NOTHING) -> State:
     """The state after ``move``. Raises the named error of a refused one; nothing changes then."""
+    if move in _NEEDS_ROUND:
+        if configured is Configured.NOTHING:
+            raise _fresh(_NEEDS_ROUND[move])
+        if configured is Configured.ARTIFACT:
+            raise OtherProtocol(
+                "the configured round is of the artifact protocol; this call belongs to the"
+                " distance protocol: initialise a round with r_target first"
+            )
     target = _TABLE[state, move]
     if isinstance(target, Refused):
-        # A new object each time: a raised exception carries the traceback of its raising.
-        raise type(target)(*target.args)
+        raise _fresh(target)
     return target
+
+
+def _fresh(error: Refused) -> Refused:
+    # A new object each time: a raised exception carries the traceback of its raising.
+    return type(error)(*error.args)

@@ -13,7 +13,7 @@ from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
-from proofserve.rounds.records import EngineFacts
+from proofserve.rounds.records import EngineFacts, RoundSpec
 from proofserve.settings import NodeSettings
 
 _logger = logging.getLogger(__name__)
@@ -38,14 +38,43 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
         sending = asyncio.create_task(sender.run(), name="proofserve-callbacks")
         sending.add_done_callback(_report)
         manager = RoundManager(engine, outbox, _limits(settings))
+        deployment = _deployment(engine.facts, settings)
         try:
-            yield Node(_deployment(engine.facts, settings), manager, outbox)
+            await _take_up(manager, outbox, deployment, resume=settings.resume)
+            yield Node(deployment, manager, outbox)
         finally:
             await manager.aclose()
             await sender.drain(DRAIN_S)
             sending.cancel()
             with suppress(asyncio.CancelledError):
                 await sending
+
+
+async def _take_up(
+    manager: RoundManager, outbox: SqliteOutbox, deployment: Deployment, resume: bool
+) -> None:
+    """Go on with the round that ran when the last server went down, or end it for good."""
+    spec = await outbox.interrupted()
+    if spec is None:
+        return
+    if not resume:
+        await outbox.close_round(spec.round_id)
+        _logger.warning("round %s was interrupted and is over (no --resume)", spec.round_id)
+    elif reason := _unfit(spec, deployment):
+        await outbox.close_round(spec.round_id)
+        _logger.error("round %s cannot go on and is over: %s", spec.round_id, reason)
+    else:
+        await manager.start(spec)
+        _logger.info("round %s goes on", spec.round_id)
+
+
+def _unfit(spec: RoundSpec, deployment: Deployment) -> str | None:
+    """Why this deployment would give the round other numbers, as far as that can be known."""
+    if spec.target is None and spec.work.scheme.name != deployment.scheme:
+        return f"it is of scheme {spec.work.scheme.name}, deployed is {deployment.scheme}"
+    if spec.work.seq_len > deployment.facts.max_seq_len:
+        return f"its seq_len {spec.work.seq_len} exceeds the model's context"
+    return None
 
 
 def _report(sending: "asyncio.Task[None]") -> None:

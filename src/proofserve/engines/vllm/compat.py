@@ -104,6 +104,16 @@ def call_when_idle(engine: Any, callback: Callable[[Any], None]) -> None:
     engine._idle_state_callbacks.append(callback)
 
 
+def await_message(engine: Any, seconds: float) -> None:
+    """Sleep until a message for the core arrives, at most ``seconds``.
+
+    Relies on: EngineCoreProc.input_queue being a ``queue.Queue`` (``not_empty``, ``queue``).
+    """
+    queue = engine.input_queue
+    with queue.not_empty:
+        queue.not_empty.wait_for(lambda: len(queue.queue) > 0, seconds)
+
+
 def post_turn(engine: Any, method: str) -> None:
     """Have the core's loop call ``method`` after what already waits in its queue. Thread-safe.
 

@@ -25,6 +25,8 @@ from proofserve.engines.vllm.ledger import Ledger
 
 # How often the loop is woken to look at deadlines, seconds.
 ALARM_S = 1.0
+# How long chat must have been quiet before a forward takes the engine, seconds.
+CHAT_GRACE_S = 0.008
 # The EngineCore method under which the plugin installs ``ProofGate.turn``.
 TURN = "proofserve_turn"
 
@@ -156,10 +158,21 @@ class ProofGate:
         """The core ran out of work: one forward, then let it look at its queue again."""
         self._armed = False
         self._ledger.idle()
-        if self._queue and not compat.waiting_requests(self._engine):
+        if self._queue and self._chat_is_over():
             self._advance()
         if self._queue:
             compat.post_turn(self._engine, TURN)
+
+    def _chat_is_over(self) -> bool:
+        """Whether chat has been quiet for the grace; it is waited for, unless a message comes.
+
+        Under steady chat the scheduler can run empty for a moment while the next requests are on
+        their way through the API process. A forward that slips in there costs them all its length.
+        """
+        if (left := CHAT_GRACE_S - self._ledger.since_chat()) > 0:
+            compat.await_message(self._engine, left)
+        quiet = self._ledger.since_chat() >= CHAT_GRACE_S
+        return quiet and not compat.waiting_requests(self._engine)
 
     def _stepped(self, start: float, end: float) -> None:
         """Chat had a step. Under ``share`` a forward may follow it, chat waiting or not."""

@@ -1,5 +1,6 @@
 """Time kept inside the engine core: what proofs used, and what they cost chat."""
 
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ class Ledger:
         self._deferred_s = 0.0
         self._resume_ms: deque[float] = deque(maxlen=RECENT)
         self._last_step: float | None = None
+        self._chat_ended = -math.inf
         self._chat_began: float | None = None
         self._busy_when_chat_began = 0.0
         self._arrivals: OrderedDict[str, float] = OrderedDict()
@@ -38,9 +40,14 @@ class Ledger:
         """Chat had the engine from ``start`` to ``end``; ``deferring`` if a proof waited for it."""
         if self._chat_began is None:
             self._chat_began, self._busy_when_chat_began = start, self._busy_s
+        self._chat_ended = end
         if deferring:
             self._deferred_s += end - start
         self._last_step = end if deferring else None
+
+    def since_chat(self) -> float:
+        """Seconds since the last chat step; infinite if there was none."""
+        return time.monotonic() - self._chat_ended
 
     def proof_share(self) -> float:
         """Fraction of engine time, 0 to 1, that proofs took since chat began."""

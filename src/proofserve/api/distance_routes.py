@@ -1,0 +1,87 @@
+"""The endpoints that only the distance protocol has (protocol A.7 with P.2)."""
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from proofserve.api import distance_translate
+from proofserve.api.answers import JudgeAnswer, PowAnswer, documented
+from proofserve.api.disconnect import while_connected
+from proofserve.api.distance_schemas import DistanceBatch, DistanceOrder
+from proofserve.api.engine import require_engine
+from proofserve.api.node import Node
+from proofserve.api.status import pow_status
+
+
+class DistanceRoutes:
+    """Configure a round, change its phase, judge claims by it."""
+
+    def __init__(self, get_node: Callable[[Request], Node]) -> None:
+        self._get_node = get_node
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the endpoints to ``router``."""
+        configures = documented(PowAnswer, 409, 422, 503)
+        moves = documented(PowAnswer, 400, 409, 503)
+        judges = documented(JudgeAnswer, 400, 409, 422, 429, 503)
+        router.add_api_route("/init", self.init, methods=["POST"], **configures)
+        router.add_api_route("/init/validate", self.init_validate, methods=["POST"], **configures)
+        router.add_api_route("/phase/generate", self.phase_generate, methods=["POST"], **moves)
+        router.add_api_route("/phase/validate", self.phase_validate, methods=["POST"], **moves)
+        router.add_api_route("/validate", self.validate, methods=["POST"], **judges)
+
+    async def init(self, request: Request, order: DistanceOrder) -> dict[str, Any]:
+        """Configure a round and do nothing yet. 409 while a round generates."""
+        node = self._get_node(request)
+        spec = distance_translate.round_spec(order, node.deployment, str(uuid.uuid4()))
+        await require_engine(node)
+        await node.manager.init(spec)
+        return await _ok(node)
+
+    async def init_validate(self, request: Request, order: DistanceOrder) -> dict[str, Any]:
+        """Configure a round to judge claims by, and push verdicts to its callback_url.
+
+        409 while a round generates.
+        """
+        node = self._get_node(request)
+        spec = distance_translate.round_spec(order, node.deployment, str(uuid.uuid4()))
+        await require_engine(node)
+        await node.manager.init_validate(spec)
+        return await _ok(node)
+
+    async def phase_generate(self, request: Request) -> dict[str, Any]:
+        """Let the configured round generate, from where it stopped. 400 if there is none."""
+        node = self._get_node(request)
+        await require_engine(node)
+        await node.manager.generate()
+        return await _ok(node)
+
+    async def phase_validate(self, request: Request) -> dict[str, Any]:
+        """Let the configured round judge; it stops generating. 400 if there is none."""
+        node = self._get_node(request)
+        await require_engine(node)
+        await node.manager.validate()
+        return await _ok(node)
+
+    async def validate(self, request: Request, batch: DistanceBatch) -> dict[str, Any]:
+        """Recompute somebody's winners and judge them by the configured round.
+
+        400 if there is no round, 409 if it is for another block. Chat goes first, as always.
+        """
+        node = self._get_node(request)
+        claims = distance_translate.claims(batch, node.deployment)
+        await require_engine(node)
+        verdict = await while_connected(request, node.manager.judge(claims))
+        return {
+            "status": "OK",
+            "fraud_detected": verdict.fraud_detected,
+            "computed_distances": list(verdict.computed),
+            "n_invalid": verdict.n_invalid,
+            "probability_honest": verdict.probability_honest,
+        }
+
+
+async def _ok(node: Node) -> dict[str, Any]:
+    return {"status": "OK", "pow_status": await pow_status(node)}

@@ -1,0 +1,107 @@
+"""The request bodies of the distance protocol (protocol A.7 with P.2)."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from proofserve.api.examples import DISTANCE_CLAIMS, DISTANCE_ROUND
+from proofserve.api.schemas import (
+    BatchSize,
+    Body,
+    Count,
+    Height,
+    Index,
+    Nonce,
+    Probability,
+    RoundOrder,
+    Text,
+    Url,
+)
+from proofserve.rounds.records import FRAUD_THRESHOLD
+
+UNSET = -1
+# What the error list of a body would name besides its fields.
+ARTIFACT = "artifact protocol"
+DISTANCE = "distance protocol"
+
+_MAX_COUNT = 2**31 - 1
+_SEQ_LEN = 256
+
+
+class DistanceOrder(Body):
+    """A round: what is computed, which nonces are this node's, and when one wins."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_ROUND]})
+
+    block_hash: Text = Field(description="Hash of the block that the work is for.")
+    block_height: Height = Field(description="Its height; reported, not part of the numbers.")
+    public_key: Text = Field(description="Key of the node that claims the work.")
+    # Points on a sphere of radius 1: no two are further apart than 2.
+    r_target: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
+        description="A nonce wins when its distance is below this."
+    )
+    fraud_threshold: Probability = Field(
+        FRAUD_THRESHOLD, description="Claims less likely to be honest than this are fraud."
+    )
+    node_id: Annotated[int, Field(ge=UNSET, le=_MAX_COUNT)] = Field(
+        UNSET, description="Number of this node, below node_count; -1 for a node that only judges."
+    )
+    node_count: Annotated[int, Field(ge=UNSET, le=_MAX_COUNT)] = Field(
+        UNSET, description="How many nodes share the nonces; -1 as for node_id."
+    )
+    group_id: Index = Field(0, description="Number of this server in its node, below n_groups.")
+    n_groups: Count = Field(1, description="How many servers share the node's nonces.")
+    batch_size: BatchSize | None = Field(
+        None, description="Nonces per engine call; the server has a default."
+    )
+    seq_len: Count = Field(_SEQ_LEN, description="Tokens per nonce.")
+    callback_url: Url | None = Field(None, description="Callbacks are POSTed below this address.")
+    use_sign_flips: bool = Field(True, description="Flip signs of the hidden state by nonce.")
+    use_layer_hooks: bool = Field(False, description="Transform the output of every layer.")
+
+
+class DistanceBatch(Body):
+    """Somebody's winners: ``dist[i]`` is claimed for ``nonces[i]``. NaN is allowed, and invalid."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_CLAIMS]})
+
+    public_key: Text = Field(description="Key of the node that claims them.")
+    block_hash: Text = Field(description="Must be the configured round's.")
+    block_height: Height = Field(description="Must be the configured round's.")
+    nonces: Annotated[list[Nonce], Field(min_length=1)]
+    dist: list[float] = Field(description="One distance for each nonce.")
+    node_id: Annotated[int, Field(ge=UNSET, le=_MAX_COUNT)] = Field(
+        description="Number of the node that claims them; not part of the numbers."
+    )
+
+    @model_validator(mode="after")
+    def _as_many(self) -> "DistanceBatch":
+        if len(self.dist) != len(self.nonces):
+            raise PydanticCustomError(
+                "length",
+                "dist has {dist} values for {nonces} nonces",
+                {"dist": len(self.dist), "nonces": len(self.nonces)},
+            )
+        return self
+
+
+def _protocol(body: Any) -> str | None:
+    """The shape selects the protocol; None for a body that has the marks of both or of neither."""
+    if isinstance(body, BaseModel):
+        return DISTANCE if isinstance(body, DistanceOrder) else ARTIFACT
+    if not isinstance(body, dict) or ("r_target" in body) is ("params" in body):
+        return None
+    return DISTANCE if "r_target" in body else ARTIFACT
+
+
+AnyRoundOrder = Annotated[
+    Annotated[RoundOrder, Tag(ARTIFACT)] | Annotated[DistanceOrder, Tag(DISTANCE)],
+    Discriminator(
+        _protocol,
+        custom_error_type="protocol",
+        custom_error_message=(
+            "exactly one of params (artifact protocol) and r_target (distance protocol) is needed"
+        ),
+    ),
+]

@@ -1,0 +1,127 @@
+"""All routes below one prefix, and those that both protocols share (protocol A.7, B.5, P.1)."""
+
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Request
+
+from proofserve.api import distance_translate, translate
+from proofserve.api.answers import (
+    NodeStatus,
+    ResultsPage,
+    StartAnswer,
+    StopAnswer,
+    Versions,
+    documented,
+)
+from proofserve.api.artifact_routes import ArtifactRoutes
+from proofserve.api.distance_routes import DistanceRoutes
+from proofserve.api.distance_schemas import AnyRoundOrder, DistanceOrder
+from proofserve.api.engine import require_engine
+from proofserve.api.examples import ARTIFACT_ROUND, DISTANCE_ROUND
+from proofserve.api.failures import guarded
+from proofserve.api.node import Node
+from proofserve.api.status import pow_status, status_body, stopped_body
+from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.rounds.records import StoredResult
+
+PREFIX = "/api/v1/pow"
+_EXAMPLES = {
+    "artifact": {"summary": "artifact protocol", "value": ARTIFACT_ROUND},
+    "distance": {"summary": "distance protocol", "value": DISTANCE_ROUND},
+}
+
+
+def router(get_node: Callable[[Request], Node]) -> APIRouter:
+    """All routes, for an application whose requests lead ``get_node`` to their node."""
+    made = APIRouter(prefix=PREFIX, tags=["proofs"], route_class=guarded(get_node))
+    for routes in (_SharedRoutes(get_node), ArtifactRoutes(get_node), DistanceRoutes(get_node)):
+        routes.add_to(made)
+    return made
+
+
+class _SharedRoutes:
+    def __init__(self, get_node: Callable[[Request], Node]) -> None:
+        self._get_node = get_node
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the endpoints to ``router``."""
+        router.add_api_route(
+            "/init/generate",
+            self.start_round,
+            methods=["POST"],
+            **documented(StartAnswer, 400, 409, 422, 503),
+        )
+        router.add_api_route("/status", self.status, methods=["GET"], **documented(NodeStatus, 503))
+        router.add_api_route("/stop", self.stop, methods=["POST"], **documented(StopAnswer, 503))
+        router.add_api_route(
+            "/results", self.results, methods=["GET"], **documented(ResultsPage, 422, 503)
+        )
+        router.add_api_route(
+            "/versions", self.versions, methods=["GET"], **documented(Versions, 503)
+        )
+
+    async def start_round(
+        self, request: Request, order: Annotated[AnyRoundOrder, Body(openapi_examples=_EXAMPLES)]
+    ) -> dict[str, Any]:
+        """Start generating proofs, until stopped. 409 while a round runs.
+
+        ``r_target`` in the body selects the distance protocol, ``params`` the artifact protocol.
+        """
+        node = self._get_node(request)
+        round_id = str(uuid.uuid4())
+        if isinstance(order, DistanceOrder):
+            spec = distance_translate.generating(order, node.deployment, round_id)
+        else:
+            spec = translate.round_spec(order, node.deployment, round_id)
+        await require_engine(node)
+        await node.manager.start(spec)
+        if isinstance(order, DistanceOrder):
+            return {"status": "OK", "pow_status": await pow_status(node)}
+        return {"status": "OK", "pow_status": {"status": "GENERATING"}}
+
+    async def status(self, request: Request) -> dict[str, Any]:
+        """The round, its counters, and how queue, outbox and engine are."""
+        return await status_body(self._get_node(request))
+
+    async def stop(self, request: Request) -> dict[str, Any]:
+        """Stop the round and cancel queued jobs; what was finished is stored first."""
+        node = self._get_node(request)
+        await node.manager.stop()
+        return {"status": "OK", "pow_status": await stopped_body(node)}
+
+    async def results(
+        self,
+        request: Request,
+        after: Annotated[int, Query(ge=0, le=MAX_NONCE)] = 0,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> dict[str, Any]:
+        """Stored results with ``seq > after``; go on from ``next_after``.
+
+        A row has ``vector_b64`` (artifact protocol), ``dist`` (a winner of the distance protocol)
+        or ``error``.
+        """
+        rows = await self._get_node(request).outbox.results(after, limit)
+        return {
+            "results": [_row(row) for row in rows],
+            "next_after": rows[-1].seq if rows else after,
+        }
+
+    async def versions(self, request: Request) -> dict[str, Any]:
+        """The versions of what runs here."""
+        versions = dict(self._get_node(request).deployment.facts.versions)
+        return {
+            "vllm_version": versions.get("vllm"),
+            "poc_validation_inference": True,
+            "versions": versions,
+        }
+
+
+def _row(row: StoredResult) -> dict[str, Any]:
+    known = {"seq": row.seq, "round_id": row.round_id, "nonce": row.nonce}
+    if row.error is not None:
+        return {**known, "error": row.error}
+    if row.distance is not None:
+        return {**known, "dist": row.distance}
+    return {**known, "vector_b64": row.value}

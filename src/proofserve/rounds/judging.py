@@ -1,0 +1,85 @@
+"""Judges claimed distances by computing them again (protocol A.4, A.5, P.2.2)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proofserve.protocol.comparison import compare_distances
+from proofserve.protocol.distance import is_winner
+from proofserve.protocol.errors import IncompleteRecomputation
+from proofserve.protocol.statistics import judge_distances
+from proofserve.rounds.admission import Admission
+from proofserve.rounds.batches import NOT_FINITE, distances_of
+from proofserve.rounds.calls import Patience, chunks
+from proofserve.rounds.errors import EngineFault, OtherRound
+from proofserve.rounds.ports import ProofEngine
+from proofserve.rounds.records import (
+    DistanceClaims,
+    DistanceVerdict,
+    ProofBatch,
+    RoundSpec,
+    Target,
+)
+
+
+class Judging:
+    """Recomputes claims beside whatever else the engine does; it serves calls in their order."""
+
+    def __init__(self, engine: ProofEngine, admission: Admission, patience: Patience) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._patience = patience
+
+    async def run(self, spec: RoundSpec, target: Target, claims: DistanceClaims) -> DistanceVerdict:
+        """Judge ``claims`` by the numbers of the round ``spec`` and the key of the claimant.
+
+        Raises:
+            OtherRound: they are about another block.
+            QueueFull: too many nonces wait already.
+            EngineFault: the recomputation has a gap, or chat held it back for too long.
+            EngineGone: there is no engine any more.
+            ProtocolError: the claims cannot be judged (see ``comparison.compare_distances``).
+        """
+        _require_same_block(spec, claims)
+        work = replace(spec.work, public_key=claims.public_key)
+        with self._admission.admitted(len(claims.nonces)):
+            async with self._engine.session(work) as session:
+                done = [
+                    await self._patience.insist(session, chunk, work.scheme.width)
+                    for chunk in chunks(claims.nonces, spec.batch_size)
+                ]
+        return await asyncio.to_thread(_judge, target, claims, done)
+
+
+def winners_among(verdict: DistanceVerdict, target: Target) -> int:
+    """How many of the recomputed nonces win."""
+    return sum(is_winner(distance, target.r_target) for distance in verdict.computed)
+
+
+def _require_same_block(spec: RoundSpec, claims: DistanceClaims) -> None:
+    for field, claimed, ours in (
+        ("block_hash", claims.block_hash, spec.work.block_hash),
+        ("block_height", claims.block_height, spec.block_height),
+    ):
+        if claimed != ours:
+            raise OtherRound(f"{field} {claimed!r} is not the {ours!r} of the configured round")
+
+
+def _judge(target: Target, claims: DistanceClaims, done: Sequence[ProofBatch]) -> DistanceVerdict:
+    for batch in done:
+        for nonce in batch.failed:
+            raise EngineFault(f"no verdict is possible: nonce {nonce}: {NOT_FINITE}")
+    computed = tuple(distance for batch in done for distance in distances_of(batch))
+    try:
+        found = compare_distances(claims.nonces, computed, claims.distances, target.r_target)
+    except IncompleteRecomputation as error:
+        raise EngineFault(f"no verdict is possible: {error}") from error
+    invalid = frozenset(found.mismatch_nonces)
+    verdict = judge_distances(found.n_mismatch, found.n_total, target.fraud_threshold)
+    return DistanceVerdict(
+        claims=claims,
+        computed=computed,
+        valid=tuple(nonce not in invalid for nonce in claims.nonces),
+        probability_honest=verdict.p_value,
+        fraud_detected=verdict.fraud_detected,
+    )

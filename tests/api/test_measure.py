@@ -1,0 +1,76 @@
+"""``POST /measure``: what it asks the engine for, and what it refuses."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from api.support import ORDER, Server, said
+from proofserve.api import measure_routes
+from proofserve.protocol.distance import DistanceScheme
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.records import Measurement, Workload
+
+pytestmark = pytest.mark.anyio
+
+ARTIFACT: dict[str, Any] = {
+    "block_hash": "block",
+    "public_key": "key",
+    "params": ORDER["params"],
+    "batch_size": 8,
+    "forwards": 4,
+}
+DISTANCE = {**{k: v for k, v in ARTIFACT.items() if k != "params"}, "seq_len": 16}
+
+
+class Stopwatch:
+    """An engine that takes two seconds for whatever it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Workload, tuple[int, ...], int]] = []
+
+    async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
+        self.asked.append((work, tuple(nonces), forwards))
+        return Measurement(nonces=len(nonces) * forwards, seconds=2.0)
+
+
+@pytest.fixture
+def engine(server: Server) -> Stopwatch:
+    made = Stopwatch()
+    server.app.include_router(measure_routes.router(lambda _: server.node, lambda _: made))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("order", "made_by"),
+    [(ARTIFACT, scheme("artifact-v1", k_dim=12)), (DISTANCE, DistanceScheme())],
+    ids=["artifact", "distance"],
+)
+async def test_bare_forwards_of_either_protocol(
+    server: Server, engine: Stopwatch, order: dict[str, Any], made_by: Any
+) -> None:
+    response = await server.post("/measure", order)
+    assert response.json() == {
+        "nonces_per_second": 16.0,
+        "seconds_per_forward": 0.5,
+        "sequences": 8,
+    }
+    assert engine.asked == [(Workload(made_by, "block", "key", 16), tuple(range(8)), 4)]
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ({**ARTIFACT, "seq_len": 16}, "exactly one of params"),
+        ({k: v for k, v in DISTANCE.items() if k != "seq_len"}, "exactly one of params"),
+        ({**DISTANCE, "forwards": 0}, "body.forwards: "),
+        ({**DISTANCE, "batch_size": 1025}, "body.batch_size: "),
+    ],
+)
+async def test_what_it_refuses(
+    server: Server, engine: Stopwatch, order: dict[str, Any], message: str
+) -> None:
+    response = await server.post("/measure", order)
+    assert response.status_code == 422
+    assert message in said(response)
+    assert engine.asked == []

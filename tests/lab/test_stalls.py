@@ -1,0 +1,60 @@
+import itertools
+
+import pytest
+
+from proofserve.lab.load import Reply
+from proofserve.lab.records import NodeStatus
+from proofserve.lab.saturation import Saturation, _read, _Window
+from proofserve.lab.stalls import longest_silence, stall_s
+
+FORWARD_S = 0.14
+
+
+def replies(*ended: float) -> list[Reply]:
+    return [Reply(("x",), 90, 10, at - 1.0, at) for at in ended]
+
+
+def test_the_longest_silence_counts_the_edges() -> None:
+    assert longest_silence(replies(1.0, 2.0, 2.5), 0.5, 4.0) == pytest.approx(1.5)
+    assert longest_silence(replies(1.0, 9.0), 2.0, 5.0) == 3.0
+    assert longest_silence([], 0.0, 3.0) == 3.0
+
+
+def test_one_proof_between_two_steps_is_no_stall() -> None:
+    usual = [0.1, 0.12, 0.15, 0.11]
+    assert 0.12 + FORWARD_S < stall_s(usual) < 0.5
+
+
+def status(processed: int) -> NodeStatus:
+    return NodeStatus("GENERATING", "round", processed, 0, processed, 0.0, None)
+
+
+def read(pauses_plain: list[float], pauses_round: list[float], proofs: int) -> Saturation:
+    """Windows of three seconds in turns; an answer each 0.1 s but for one pause in each."""
+    windows, times = [], [-1.0]
+    turns = itertools.chain.from_iterable(zip(pauses_plain, pauses_round, strict=True))
+    for number, pause in enumerate(turns):
+        began = 3.0 * number
+        steps = [0.1] * int((3.0 - pause) / 0.1)
+        times += [began + at for at in itertools.accumulate([pause, *steps[:-1]])]
+        beside_round = bool(number % 2)
+        after = status(proofs if beside_round else 0)
+        windows.append(_Window(beside_round, began, began + 3.0, status(0), after))
+    return _read(windows, replies(*sorted(times), times[-1] + 0.1), 1)
+
+
+def test_windows_in_which_the_machine_stood_still_are_left_out() -> None:
+    found = read([0.1, 0.1, 1.2, 0.1], [0.1, 0.9, 0.1, 0.1], proofs=0)
+    assert (found.stalled_plain, found.stalled_beside_round) == (1, 1)
+    assert len(found.plain) == len(found.beside_round) == 3
+    assert found.throughput_ratio == pytest.approx(1.0, abs=0.03)
+
+
+def test_proofs_that_do_not_give_way_are_not_excused() -> None:
+    slips = read([0.1] * 4, [0.1 + FORWARD_S] * 4, proofs=8)
+    assert slips.stalled_beside_round == 0
+    assert slips.proofs_while_saturated == 32
+    # Several in a row look like a stall, and then in every window: the report fails on that.
+    takes_over = read([0.1] * 4, [1.5] * 4, proofs=80)
+    assert takes_over.stalled_beside_round == 4
+    assert takes_over.throughput_ratio is None

@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+import pytest
+
+from proofserve.engines.fake import FakeEngine
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.admission import Admission
+from proofserve.rounds.calls import Patience
+from proofserve.rounds.errors import EngineFault, EngineGone, OtherRound, QueueFull
+from proofserve.rounds.judging import Judging, winners_among
+from proofserve.rounds.records import DistanceClaims, DistanceVerdict, Target, Workload
+from rounds.doubles import round_spec
+
+pytestmark = pytest.mark.anyio
+
+TARGET = Target(1.41, 0.01)
+SPEC = round_spec(
+    work=Workload(scheme("distance-v1"), "block", "key", 16), target=TARGET, lane=None
+)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.now = 0.0
+        self.admission = Admission(40)
+        self.judging = Judging(self.engine, self.admission, Patience(10.0, self._tick))
+
+    def _tick(self) -> float:
+        self.now += 4.0
+        return self.now
+
+    async def judge(self, *nonces: int, distance: float = 1.0, key: str = "key") -> DistanceVerdict:
+        made = DistanceClaims("block", 7, key, nonces, (distance,) * len(nonces))
+        return await self.judging.run(SPEC, TARGET, made)
+
+    def assert_idle(self) -> None:
+        assert self.engine.leases == 0
+        assert self.admission.gauges.queued_nonces == 0
+
+
+async def test_a_claim_is_valid_when_both_distances_are_below_the_target() -> None:
+    bench = Bench()
+    verdict = await bench.judge(*range(40))
+    assert verdict.valid == tuple(distance <= 1.41 for distance in verdict.computed)
+    assert 0 < winners_among(verdict, TARGET) == verdict.valid.count(True) < 40
+    assert verdict.n_invalid == verdict.valid.count(False)
+    assert verdict.fraud_detected
+    nothing_claimed = await bench.judge(*range(40), distance=1.41)
+    assert nothing_claimed.n_invalid == 40
+    bench.assert_idle()
+
+
+async def test_the_numbers_are_those_of_the_claimant_s_key() -> None:
+    bench = Bench()
+    ours, theirs = await bench.judge(1, 2, 3), await bench.judge(1, 2, 3, key="another")
+    assert ours.computed != theirs.computed
+    assert ours.computed == (await bench.judge(1, 2, 3)).computed
+
+
+@pytest.mark.parametrize("changes", [{"block_hash": "x"}, {"block_height": 8}])
+async def test_claims_about_another_block_are_refused(changes: dict[str, object]) -> None:
+    bench = Bench()
+    claims = replace(DistanceClaims("block", 7, "key", (1,), (1.0,)), **changes)
+    with pytest.raises(OtherRound, match=next(iter(changes))):
+        await bench.judging.run(SPEC, TARGET, claims)
+    assert bench.engine.calls == []
+
+
+async def test_no_verdict_without_all_of_the_recomputation() -> None:
+    bench = Bench()
+    bench.engine.not_finite = frozenset({2})
+    with pytest.raises(EngineFault, match="nonce 2"):
+        await bench.judge(1, 2, 3)
+    bench.engine.not_finite, bench.engine.dropped = frozenset(), frozenset({3})
+    with pytest.raises(EngineFault, match="other nonces"):
+        await bench.judge(1, 2, 3)
+    bench.engine.dropped, bench.engine.faults = frozenset(), 1
+    with pytest.raises(EngineFault, match="told to fail"):
+        await bench.judge(1, 2, 3)
+    bench.engine.gone = True
+    with pytest.raises(EngineGone):
+        await bench.judge(1, 2, 3)
+    bench.assert_idle()
+
+
+async def test_chat_may_hold_a_chunk_back_for_so_long() -> None:
+    bench = Bench()
+    bench.engine.deferrals = 2
+    await bench.judge(1, 2, 3)
+    bench.engine.deferrals = 5
+    with pytest.raises(EngineFault, match="held a chunk back for more than 10 s"):
+        await bench.judge(1, 2, 3)
+    bench.assert_idle()
+
+
+async def test_too_many_and_unequal_claims_are_refused() -> None:
+    bench = Bench()
+    with pytest.raises(QueueFull, match="limit is 40"):
+        await bench.judge(*range(41))
+    with pytest.raises(ProtocolError, match="received"):
+        await bench.judging.run(SPEC, TARGET, DistanceClaims("block", 7, "key", (1, 2), (1.0,)))
+    bench.assert_idle()
