@@ -5,18 +5,26 @@ A failure here after an upgrade says which function of ``engines/vllm/compat.py`
 
 import dataclasses
 import inspect
+import queue
 from types import SimpleNamespace
 
 import pytest
 import vllm
 from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed import parallel_state
+from vllm.entrypoints.launchers import launcher
+from vllm.entrypoints.launchers.api_server import entry
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.utils import server_utils
+from vllm.entrypoints.serve.exception_handling.handlers import vllm_error
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
-from vllm.v1.engine.core_client import AsyncMPClient, InprocClient, SyncMPClient
+from vllm.v1.engine.core_client import AsyncMPClient, InprocClient, MPClient, SyncMPClient
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
@@ -86,6 +94,11 @@ def test_call_when_idle_and_post_turn() -> None:
     assert EngineCoreRequestType.UTILITY
 
 
+def test_await_message() -> None:
+    assert "self.input_queue = queue.Queue[" in source(EngineCoreProc.__init__)
+    assert {"not_empty", "queue"} <= set(vars(queue.Queue()))
+
+
 def test_waiting_requests_and_is_busy() -> None:
     assert "req, request_wave = request" in source(EngineCoreProc._handle_client_request)
     assert "scheduler.has_requests()" in source(EngineCoreProc.has_work)
@@ -143,3 +156,49 @@ def test_pipeline_stages() -> None:
     assert "all_gather_group" in parameters(group.recv_tensor_dict)
     assert parallel_state.get_pp_group
     assert parallel_state.get_tp_group
+
+
+def in_order(text: str, *parts: str) -> bool:
+    places = [text.find(part) for part in parts]
+    return -1 not in places and places == sorted(places)
+
+
+def test_server_arguments() -> None:
+    assert in_order(
+        source(entry.main),
+        "cli_env_setup()",
+        "make_arg_parser(parser)",
+        "configure_logging_from_args(args)",
+        "validate_parsed_serve_args(args)",
+    )
+    assert in_order(
+        source(launcher.setup_server),
+        "ToolParserManager.import_tool_parser(args.tool_parser_plugin)",
+        "ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)",
+        "validate_api_server_args(args)",
+    )
+
+
+def test_running_app() -> None:
+    assert in_order(source(server_utils.lifespan), "freeze_gc_heap()", "yield", "del app.state")
+
+
+def test_running_engine() -> None:
+    assert parameters(entry.build_async_engine_client)[0] == "args"
+    assert parameters(AsyncLLM.shutdown) == ["self", "timeout"]
+    # A second stop finds nothing left to do.
+    assert "if self._finalizer.detach() is not None:" in source(MPClient.shutdown)
+    assert "add_signal_handler" not in source(entry)
+
+
+def test_application() -> None:
+    assert in_order(
+        source(entry.build_and_serve),
+        "supported_tasks = await engine_client.get_supported_tasks()",
+        "app = build_app(args, supported_tasks, model_config)",
+        "await init_app_state(engine_client, app.state, args, supported_tasks)",
+    )
+    assert parameters(build_app) == ["args", "supported_tasks", "model_config"]
+    assert parameters(init_app_state) == ["engine_client", "state", "args", "supported_tasks"]
+    assert "server=req.app.state.server" in source(vllm_error.engine_error_handler)
+    assert "server.should_exit = True" in source(launcher.terminate_if_errored)

@@ -1,0 +1,105 @@
+"""Every name of vLLM's API server that is not its public interface: ``compat``'s other half.
+
+It is a file of its own because engine cores and workers import ``compat`` and have no use for a
+web framework. The steps and their order are those of ``vllm serve`` with one API process, less
+what belongs to the process that it runs in: the listening socket and the signal handlers.
+"""
+
+import gc
+import logging
+from argparse import Namespace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import FastAPI
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.logger import configure_logging_from_args
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+# How long a core may take to end after its requests have, seconds.
+CORE_EXIT_S = 15.0
+
+
+def server_arguments(model: str, options: Sequence[str]) -> Namespace:
+    """What vLLM's own command line makes of ``options``, checked and with its logging applied.
+
+    Raises what that command line raises: SystemExit for an option it does not know, after
+    writing its usage to stderr; ValueError, TypeError or KeyError for options that contradict.
+
+    Relies on: make_arg_parser, validate_parsed_serve_args, validate_api_server_args,
+    configure_logging_from_args; cli_env_setup choosing that child processes are spawned.
+    """
+    cli_env_setup()
+    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+    args: Namespace = parser.parse_args(["--model", model, *options])
+    configure_logging_from_args(args)
+    validate_parsed_serve_args(args)
+    if args.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+    if args.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+    validate_api_server_args(args)
+    return args
+
+
+@asynccontextmanager
+async def running_app(args: Namespace) -> AsyncIterator[FastAPI]:
+    """vLLM's application within its lifespan, on an engine that ends with the context.
+
+    The start, until the model is loaded, and the stop block the event loop. Raises what the
+    start raises, with nothing left running.
+
+    Relies on: its lifespan calling gc.freeze.
+    """
+    async with _running_engine(args) as client:
+        app = await _application(args, client)
+        try:
+            async with app.router.lifespan_context(app):
+                yield app
+        finally:
+            # What the lifespan hid from the collector; the engine's client is part of it.
+            gc.unfreeze()
+
+
+@asynccontextmanager
+async def _running_engine(args: Namespace) -> AsyncIterator[Any]:
+    """An AsyncLLM in this process and its engine core beside it, until the context ends.
+
+    Relies on: build_async_engine_client; AsyncLLM.shutdown(timeout) being idempotent.
+    """
+    async with build_async_engine_client(args) as client:
+        try:
+            yield client
+        finally:
+            # vLLM would kill the core at once, since its own process ends there too. This one
+            # goes on, and lets the core take down its workers and their shared memory. Not in
+            # another thread: the client's tasks would see the core end and report a failure.
+            client.shutdown(timeout=args.shutdown_timeout + CORE_EXIT_S)
+
+
+async def _application(args: Namespace, client: Any) -> FastAPI:
+    """vLLM's application on a running engine, with the endpoint plugins that it allows.
+
+    Relies on: build_app, init_app_state; ``app.state.server``, which the error handlers tell to
+    exit when the engine has died.
+    """
+    tasks = await client.get_supported_tasks()
+    level = logging.root.level
+    try:
+        app: FastAPI = build_app(args, tasks, client.model_config)
+    finally:
+        # A library that build_app imports raises it to ERROR, for everybody in the process.
+        logging.root.setLevel(level)
+    await init_app_state(client, app.state, args, tasks)
+    # Whether a dead engine ends this process is for its owner to say: /health has the news.
+    app.state.server = SimpleNamespace(should_exit=False)
+    return app

@@ -1,0 +1,95 @@
+"""Every way in which the gateway itself refuses or breaks off, and how the client is told.
+
+The body has the shape of OpenAI's errors. ``code`` is stable and also names the outcome in the
+metrics; an answer of the backend, whatever its status, is passed on as it is.
+"""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A refusal: its status, code, and words that say what to do. ``retry_after`` in seconds."""
+
+    status: int
+    code: str
+    message: str
+    retry_after: int | None = None
+    param: str | None = None
+
+    @property
+    def type(self) -> str:
+        """OpenAI's coarse class of the error."""
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
+            return "rate_limit_error"
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            return "authentication_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    def saying(self, message: str) -> "Failure":
+        """The same failure with words for this one case."""
+        return replace(self, message=message)
+
+    def after(self, seconds: float) -> "Failure":
+        """The same failure with a time to wait, rounded up to at least a second."""
+        return replace(self, retry_after=max(1, math.ceil(seconds)))
+
+    def body(self) -> bytes:
+        """The error as JSON."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return json.dumps({"error": error}).encode()
+
+    def answer(self, request_id: bytes, extra: bytes, keep_alive: bool) -> bytes:
+        """The whole HTTP/1.1 response. ``extra`` are header lines, each ending with CRLF."""
+        body = self.body()
+        wait = b"retry-after: %d\r\n" % self.retry_after if self.retry_after else b""
+        close = b"" if keep_alive else b"connection: close\r\n"
+        return b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n%s" % (
+            self.status,
+            HTTPStatus(self.status).phrase.encode(),
+            b"content-length: %d\r\nx-request-id: %s\r\n%s%s%s\r\n%s"
+            % (len(body), request_id, wait, extra, close, body),
+        )
+
+    def last_chunks(self) -> bytes:
+        """The error as an event of a chunked stream, and the stream's end."""
+        event = b"data: %s\n\n" % self.body()
+        return b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
+
+
+INVALID_BODY = Failure(400, "invalid_body", "The body is not a JSON object.")
+BEYOND_BUDGET = Failure(
+    400, "beyond_token_budget", "This request may cost more than this key's minute in all."
+)
+UNAUTHORIZED = Failure(
+    401, "invalid_api_key", "No client has this key. Send it as 'Authorization: Bearer KEY'."
+)
+UNKNOWN_MODEL = Failure(404, "model_not_found", "No backend serves this model.", param="model")
+RECEIVE_TIMEOUT = Failure(408, "receive_timeout", "The request did not arrive completely in time.")
+BODY_TOO_LARGE = Failure(413, "body_too_large", "The body is too large.")
+TOO_MANY_AT_ONCE = Failure(
+    429, "concurrency_limit", "This key has its full number of requests in flight.", 1
+)
+REQUEST_RATE = Failure(429, "request_rate_limit", "This key has used its requests per minute.")
+TOKEN_RATE = Failure(
+    429, "token_rate_limit", "This key's tokens per minute do not suffice for this request."
+)
+BACKEND_BROKE = Failure(502, "backend_broke", "The backend ended without a complete answer.")
+BACKEND_GARBLED = Failure(502, "backend_garbled", "The backend's answer is not valid HTTP/1.1.")
+UNREACHABLE = Failure(502, "backend_unreachable", "The backend refuses connections.", 1)
+QUEUE_FULL = Failure(503, "queue_full", "Too many requests wait already. Try again later.")
+QUEUE_TIMEOUT = Failure(503, "queue_timeout", "No place became free in time. Try again later.")
+NO_BACKEND = Failure(503, "no_backend", "No backend takes requests for this model now.", 5)
+SHUTTING_DOWN = Failure(503, "shutting_down", "This gateway is shutting down. Try another.", 1)
+CONNECT_TIMEOUT = Failure(504, "connect_timeout", "The backend did not accept in time.")
+FIRST_BYTE_TIMEOUT = Failure(504, "first_byte_timeout", "The backend did not answer in time.")
+STALL_TIMEOUT = Failure(504, "stall_timeout", "The backend fell silent in mid-answer.")
+TOTAL_TIMEOUT = Failure(504, "total_timeout", "The request took longer than is allowed.")

@@ -1,0 +1,62 @@
+"""What the gateway needs to know of a request body; everything else is the backend's business."""
+
+import msgspec
+
+# Set aside for an answer whose length the client left to the backend, tokens.
+USUAL_ANSWER = 1024
+
+
+class Order(msgspec.Struct, gc=False):
+    """The fields that decide where a request goes and what it may cost.
+
+    The prompt stays raw JSON: it is passed on, never read.
+    """
+
+    model: str | None = None
+    stream: bool | None = False
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = 1
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+    def most_tokens(self, size: int) -> int:
+        """The most tokens that a body of ``size`` bytes may cost, as far as it says.
+
+        No token is shorter than a byte. Endpoints differ in the name of the limit, and a wrong one
+        is ignored there: the largest counts, and a negative one, which a backend refuses, earns
+        nothing.
+        """
+        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        given = [limit for limit in limits if limit is not None]
+        return size + (max(0, *given) if given else USUAL_ANSWER) * self._answers()
+
+    def _answers(self) -> int:
+        prompts = 1
+        if bytes(memoryview(self.prompt)[:1]) == b"[":
+            parts = msgspec.json.decode(self.prompt, type=list[msgspec.Raw])
+            # A list of numbers is one prompt in tokens.
+            if parts and bytes(parts[0])[:1] in {b'"', b"["}:
+                prompts = len(parts)
+        return max(1, self.n or 1) * prompts
+
+    def beginning(self, length: int) -> bytes:
+        """The first bytes of the conversation: requests that share them share a prefix cache."""
+        return bytes(self.messages or self.prompt or self.input)[:length]
+
+
+class OrderReader:
+    """Reads bodies. Raises ValueError with the field's name for one that cannot be meant."""
+
+    def __init__(self) -> None:
+        # As lax as the backends: "8" is a number to them as well.
+        self._decoder = msgspec.json.Decoder(Order, strict=False)
+
+    def read(self, body: bytes | bytearray) -> Order:
+        """The order in ``body``."""
+        try:
+            return self._decoder.decode(body)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error

@@ -1,0 +1,58 @@
+"""What the gateway is told to do. Frozen; durations in seconds."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long each part of a request may take.
+
+    ``total`` counts from the permit on, ``queue`` before it. ``stall`` is the longest silence
+    after the first byte.
+    """
+
+    queue: float = 60.0
+    connect: float = 5.0
+    first_byte: float = 120.0
+    stall: float = 60.0
+    total: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """A vLLM server: ``http://host:port``, ``https://…`` or ``unix:/path``.
+
+    One of weight 2 gets twice the requests of one of weight 1.
+    """
+
+    url: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSpec:
+    """A holder of a key, and what it may use; None is without limit. Rates are per minute."""
+
+    name: str
+    key: str
+    concurrency: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPlan:
+    """The whole configuration of a gateway."""
+
+    backends: tuple[BackendSpec, ...]
+    clients: tuple[ClientSpec, ...] = ()
+    max_concurrent: int = 100
+    queue_limit: int = 1000
+    max_body_bytes: int = 32 * 1024 * 1024
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    affinity: bool = False
+    probe_interval: float = 5.0
+    drain: float = 30.0
+    backend_key: str | None = None
+    admin_key: str | None = None
+    cors_origins: tuple[str, ...] = ()

@@ -1,0 +1,136 @@
+"""The gateway's own endpoints. The relayed ones are declared here and served by ``protocol``."""
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from pydantic import BaseModel, Field
+
+from proofserve.gateway.backends import Backend
+from proofserve.gateway.failures import Failure
+from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.operators import OPERATORS_ONLY, is_operator
+
+
+class Refused(Exception):
+    """A request that ends with ``failure``."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class BackendName(BaseModel):
+    """Which backend is meant."""
+
+    backend: str = Field(description="Its URL, as GET /admin/backends shows it.")
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that this application was started with."""
+    gateway: Gateway = request.state.gateway
+    return gateway
+
+
+Shared = Annotated[Gateway, Depends(gateway_of)]
+
+
+def admin(request: Request, gateway: Shared) -> None:
+    """Let operators in."""
+    if not is_operator(gateway.plan, request):
+        raise Refused(OPERATORS_ONLY)
+
+
+router = APIRouter()
+
+
+@router.get("/v1/health", tags=["health"])
+@router.get("/health", tags=["health"])
+def health(gateway: Shared) -> JSONResponse:
+    """Whether new requests are accepted: 503 from the moment on in which a shutdown begins."""
+    if gateway.draining:
+        return JSONResponse({"status": "draining"}, HTTPStatus.SERVICE_UNAVAILABLE)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/health/ready", tags=["health"])
+def ready(gateway: Shared) -> JSONResponse:
+    """Whether a request would find a backend; 503 if not."""
+    usable = [b.name for b in gateway.fleet.backends if b.healthy and not b.draining]
+    if gateway.draining or not usable:
+        body = {"status": "draining" if gateway.draining else "no backend", "backends": usable}
+        return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE)
+    return JSONResponse({"status": "ok", "backends": usable})
+
+
+@router.get("/v1/models", tags=["openai"])
+def models(gateway: Shared, request: Request) -> JSONResponse:
+    """The models of all backends that are up, each once."""
+    if gateway.clients.find(request.headers.get("authorization", "").encode("latin-1")) is None:
+        raise Refused(Failure(401, "invalid_api_key", "No client has this key."))
+    merged: dict[str, Any] = {}
+    for backend in gateway.fleet.backends:
+        if backend.healthy and not backend.draining:
+            merged = {**(backend.models or {}), **merged}
+    return JSONResponse({"object": "list", "data": list(merged.values())})
+
+
+@router.get("/metrics", tags=["operations"])
+def metrics(gateway: Shared) -> Response:
+    """Prometheus' text format: the gateway's, the process's, and those of an engine in it."""
+    text = generate_latest(gateway.metrics) + generate_latest(REGISTRY)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/admin/backends", tags=["operations"], dependencies=[Depends(admin)])
+def backends(gateway: Shared) -> list[dict[str, Any]]:
+    """Every backend as the gateway sees it."""
+    return [_shown(backend) for backend in gateway.fleet.backends]
+
+
+@router.post("/admin/drain", tags=["operations"], dependencies=[Depends(admin)])
+def drain(gateway: Shared, which: BackendName) -> dict[str, Any]:
+    """Send nothing new to a backend; what it has goes on. It is idle at ``in_flight`` 0."""
+    return _shown(_set_draining(gateway, which, True))
+
+
+@router.post("/admin/undrain", tags=["operations"], dependencies=[Depends(admin)])
+def undrain(gateway: Shared, which: BackendName) -> dict[str, Any]:
+    """Let a backend take requests again."""
+    return _shown(_set_draining(gateway, which, False))
+
+
+@router.post("/v1/chat/completions", tags=["openai"])
+@router.post("/v1/completions", tags=["openai"])
+@router.post("/v1/embeddings", tags=["openai"])
+@router.post("/v1/responses", tags=["openai"])
+def relayed() -> Response:
+    """Relayed to a backend as it comes, JSON or server-sent events; see vLLM for the fields."""
+    raise Refused(
+        Failure(501, "not_relayed", "Start the gateway by `proofserve gateway`: it does the relay.")
+    )
+
+
+def _set_draining(gateway: Gateway, which: BackendName, draining: bool) -> Backend:
+    backend = gateway.fleet.named(which.backend)
+    if backend is None:
+        names = ", ".join(each.name for each in gateway.fleet.backends)
+        message = f"There is no backend {which.backend!r}; there are {names}."
+        raise Refused(Failure(404, "unknown_backend", message, param="backend"))
+    backend.draining = draining
+    return backend
+
+
+def _shown(backend: Backend) -> dict[str, Any]:
+    return {
+        "backend": backend.name,
+        "weight": backend.spec.weight,
+        "healthy": backend.healthy,
+        "resting": backend.resting,
+        "draining": backend.draining,
+        "in_flight": backend.outstanding,
+        "connections": backend.pool.opened,
+        "models": sorted(backend.models) if backend.models is not None else None,
+    }

@@ -1,0 +1,189 @@
+"""Builds the gateway from the settings, and runs it."""
+
+import math
+import resource
+import shlex
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from urllib.parse import urlsplit
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+from uvicorn.supervisors import Multiprocess
+
+from proofserve import settings
+from proofserve.gateway.app import build
+from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.protocol import GatewayProtocol
+from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
+from proofserve.settings import GatewaySettings
+
+SCHEMES = {"http", "https"}
+# Between two requests of a client, seconds; what a proxy in front is used to.
+KEEP_ALIVE_S = 75
+# For the last connections to close once everything is answered, seconds.
+GOODBYE_S = 5
+# Files that a process may have open; two for each request in flight are connections.
+OPEN_FILES = 65_536
+# The exit code of a gateway that did not start, or that has lost the engine in its process.
+FAILED = 3
+
+
+def plan_of(chosen: GatewaySettings) -> GatewayPlan:
+    """The plan that the settings describe.
+
+    Raises:
+        ValueError: a URL, a weight or the file of keys cannot be meant.
+    """
+    timeouts = Timeouts(
+        queue=chosen.queue_wait_timeout_seconds,
+        connect=chosen.connect_timeout_seconds,
+        first_byte=chosen.first_byte_timeout_seconds,
+        stall=chosen.stall_timeout_seconds,
+        total=chosen.request_timeout_seconds,
+    )
+    file = chosen.client_keys_file
+    keys = () if file is None else settings.client_keys(file)
+    return GatewayPlan(
+        backends=() if chosen.use_embedded_engine else backends_of(chosen.backend_url),
+        clients=tuple(ClientSpec(**key.model_dump()) for key in keys),
+        # Each worker has its share, so that all of them together keep the limit.
+        max_concurrent=max(1, chosen.max_concurrent_requests // chosen.gateway_workers),
+        queue_limit=chosen.max_queued_requests // chosen.gateway_workers,
+        max_body_bytes=chosen.max_body_bytes,
+        timeouts=timeouts,
+        affinity=chosen.prefix_affinity,
+        probe_interval=chosen.probe_interval_seconds,
+        drain=chosen.drain_timeout_seconds,
+        backend_key=chosen.backend_api_key,
+        admin_key=chosen.gateway_admin_key,
+        cors_origins=tuple(filter(None, map(str.strip, chosen.cors_origins.split(",")))),
+    )
+
+
+def backends_of(text: str) -> tuple[BackendSpec, ...]:
+    """The backends of ``http://a:8001*2,http://b:8001``.
+
+    Raises:
+        ValueError: there is none, or one that cannot be meant.
+    """
+    specs = tuple(_backend(part.strip()) for part in text.split(",") if part.strip())
+    if not specs:
+        raise ValueError("VLLM_BACKEND_URL names no backend")
+    if len({spec.url for spec in specs}) < len(specs):
+        raise ValueError("VLLM_BACKEND_URL names a backend twice; give it a weight instead: URL*2")
+    return specs
+
+
+def _backend(text: str) -> BackendSpec:
+    url, _, weight = text.partition("*")
+    if not _is_backend(url):
+        raise ValueError(f"VLLM_BACKEND_URL: {url!r} is no URL like http://127.0.0.1:8001")
+    try:
+        share = float(weight or 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < math.inf:
+        raise ValueError(
+            f"VLLM_BACKEND_URL: {weight!r} is no weight of {url}; give a number above 0"
+        )
+    return BackendSpec(url.rstrip("/"), share)
+
+
+def _is_backend(url: str) -> bool:
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme == "unix":
+            return bool(parts.path)
+        # A path, as in clients' http://host:8001/v1, would be lost: requests bring their own.
+        named = bool(parts.hostname) and parts.port != 0 and parts.path in {"", "/"}
+        # The URL is a label of metrics: no place for a password.
+        return parts.scheme in SCHEMES and named and parts.username is None
+    return False
+
+
+def application() -> FastAPI:
+    """The application of this process's environment; uvicorn calls it in every worker."""
+    chosen = GatewaySettings()
+    engine = partial(_engine, chosen) if chosen.use_embedded_engine else None
+    return build(plan_of(chosen), engine)
+
+
+@asynccontextmanager
+async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, ASGIApp]]:
+    """vLLM's own application in this process and loop, behind a private socket."""
+    # Two seconds of imports that a gateway in front of other machines can do without.
+    from proofserve.engines.vllm.embedded_app import vllm_app  # noqa: PLC0415
+    from proofserve.wiring.unix_server import on_unix_socket  # noqa: PLC0415
+
+    changes = {"VLLM_PLUGINS": settings.plugin_list()}
+    if not settings.has_variable("VLLM_USE_V2_MODEL_RUNNER"):
+        changes["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    # They have been read. To vLLM they are unknown, or worse: its processes meet at VLLM_PORT.
+    settings.export(changes, drop=chosen.variables())
+    # An interrupt at a terminal reaches the engine core too, and it must not end before us.
+    drain = math.ceil(chosen.drain_timeout_seconds)
+    options = ["--shutdown-timeout", str(drain), *shlex.split(chosen.engine_options)]
+    async with vllm_app(chosen.model or "", options) as app, on_unix_socket(app) as socket:
+        yield BackendSpec(f"unix:{socket}"), app
+
+
+def run_gateway(chosen: GatewaySettings) -> None:
+    """Serve until a signal; returns when everything accepted was answered.
+
+    Raises:
+        ValueError: the settings cannot be meant.
+        SystemExit: it did not start, or the engine in this process died; the log says why.
+    """
+    plan_of(chosen)
+    settings.export(chosen.variables())
+    if chosen.use_embedded_engine and (not chosen.model or chosen.gateway_workers > 1):
+        raise ValueError("an embedded engine needs VLLM_MODEL, and exactly one worker")
+    config = uvicorn.Config(
+        "proofserve.wiring.gateway:application",
+        factory=True,
+        host=chosen.host,
+        port=chosen.port,
+        workers=chosen.gateway_workers,
+        http=GatewayProtocol,
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GOODBYE_S,
+    )
+    _allow_open_files()
+    if config.workers > 1:
+        Multiprocess(config, sockets=[config.bind_socket()]).run()
+        return
+    server = _Server(config)
+    server.run()
+    if not server.started or (chosen.use_embedded_engine and not server.has_backend):
+        sys.exit(FAILED)
+
+
+def _allow_open_files() -> None:
+    """Take what the system grants: its default of 1024 is less than a gateway may need."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
+    if resource.RLIM_INFINITY != allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+class _Server(uvicorn.Server):
+    @property
+    def has_backend(self) -> bool:
+        """Whether any backend was healthy when it was last asked."""
+        gateway: Gateway = self.lifespan.state["gateway"]
+        return any(backend.healthy for backend in gateway.fleet.backends)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do not raise a signal again at the end: a gateway that was told to end has not failed."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()

@@ -1,0 +1,129 @@
+"""Pins what ``gateway/protocol.py`` and ``wiring/gateway.py`` rely on inside uvicorn.
+
+A failure here after an upgrade says what of those two to revisit.
+"""
+
+import asyncio
+import inspect
+import signal
+from collections import deque
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+
+async def _app(scope: object, receive: object, send: object) -> None:
+    """Never called."""
+
+
+def parameters(function: object) -> list[str]:
+    return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def protocol() -> HttpToolsProtocol:
+    config = uvicorn.Config(_app, http=HttpToolsProtocol, ws="none", log_config=None)
+    return HttpToolsProtocol(config, ServerState(), {"gateway": 7})
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("__init__", ["self", "config", "server_state", "app_state", "_loop"]),
+        ("on_headers_complete", ["self"]),
+        ("on_body", ["self", "body"]),
+        ("on_message_complete", ["self"]),
+        ("on_response_complete", ["self"]),
+        ("_start_asgi_task", ["self", "cycle", "app"]),
+        ("pause_writing", ["self"]),
+        ("resume_writing", ["self"]),
+        ("connection_lost", ["self", "exc"]),
+        ("shutdown", ["self"]),
+    ],
+)
+def test_what_the_protocol_overrides_and_calls(name: str, takes: list[str]) -> None:
+    assert parameters(getattr(HttpToolsProtocol, name)) == takes
+
+
+@pytest.mark.anyio
+async def test_what_the_protocol_reads_of_itself(protocol: HttpToolsProtocol) -> None:
+    assert protocol.cycle is None
+    assert protocol.pipeline == deque()
+    assert protocol.expect_100_continue is False
+    assert protocol.app is protocol.config.loaded_app
+    assert protocol.loop is asyncio.get_running_loop()
+    for late in ("flow", "transport", "headers"):
+        assert getattr(protocol, late) is None
+    assert protocol.app_state == {"gateway": 7}
+    for needed in ("should_keep_alive", "get_method"):
+        assert callable(getattr(protocol.parser, needed))
+
+
+@pytest.mark.anyio
+async def test_names_of_headers_come_in_lower_case_and_the_url_as_it_was_sent(
+    protocol: HttpToolsProtocol,
+) -> None:
+    protocol.on_message_begin()
+    protocol.on_url(b"/v1/completions")
+    protocol.on_url(b"?a=b")
+    protocol.on_header(b"X-Request-ID", b"Mine")
+    protocol.on_header(b"Expect", b"100-Continue")
+    assert protocol.url == b"/v1/completions?a=b"
+    assert protocol.headers == [(b"x-request-id", b"Mine"), (b"expect", b"100-Continue")]
+    assert protocol.expect_100_continue
+
+
+def test_flow_control() -> None:
+    for name in ("pause_reading", "resume_reading", "pause_writing", "resume_writing"):
+        assert parameters(getattr(FlowControl, name)) == ["self"]
+    assert "write_paused" in inspect.getsource(FlowControl.__init__)
+
+
+def test_what_uvicorn_reads_and_writes_of_a_cycle() -> None:
+    # An Exchange stands in for one: it has these, or the protocol sees to it that nobody asks.
+    source = inspect.getsource(HttpToolsProtocol)
+    names = {
+        line.split(owner)[1].split()[0].strip(":,()").split("(")[0]
+        for line in source.splitlines()
+        for owner in ("self.cycle.", "existing_cycle.")
+        if owner in line
+    }
+    names = {name.split(".")[0] for name in names}
+    assert names == {
+        "body",
+        "disconnected",
+        "keep_alive",
+        "message_event",
+        "more_body",
+        "response_complete",
+    }
+
+
+def test_the_next_of_a_pipeline_is_popped_from_the_right() -> None:
+    source = inspect.getsource(HttpToolsProtocol)
+    assert "self.pipeline.appendleft((self.cycle, app))" in source
+    assert "cycle, app = self.pipeline.pop()" in source
+    assert "self._start_asgi_task(cycle, app)" in source
+
+
+def test_a_server_raises_at_its_end_the_signals_that_it_captured() -> None:
+    raised: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: raised.append(number))
+    try:
+        server = uvicorn.Server(uvicorn.Config(_app, log_config=None))
+        with server.capture_signals():
+            signal.raise_signal(signal.SIGTERM)
+            assert server._captured_signals == [signal.SIGTERM]
+            assert server.should_exit
+            assert raised == []
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert raised == [signal.SIGTERM]
+
+
+def test_a_server_shares_the_state_of_its_lifespan() -> None:
+    assert "self.lifespan.state" in inspect.getsource(uvicorn.Server)
+    assert "app_state" in inspect.getsource(uvicorn.Server)

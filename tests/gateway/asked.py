@@ -1,0 +1,69 @@
+"""A backend that is only ever asked how it is: real HTTP on loopback, answers as told."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+
+class Asked:
+    """What it says. ``models`` is sent as it is; an empty answer is a connection cut off."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.health = HTTPStatus.OK
+        self.models_status = HTTPStatus.OK
+        self.models = listing("tiny")
+        self.requests: list[str] = []
+        self.news = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                self.requests.append(head.decode())
+                self.news.set()
+                answer = self._answer(head.split()[1].decode())
+                writer.write(answer)
+                await writer.drain()
+                if not answer:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def _answer(self, path: str) -> bytes:
+        status = self.health if path == "/health" else self.models_status
+        if status is HTTPStatus.IM_A_TEAPOT:
+            return b""
+        body = self.models if path == "/v1/models" else b""
+        return b"HTTP/1.1 %d %s\r\ncontent-length: %d\r\n\r\n%s" % (
+            status,
+            status.phrase.encode(),
+            len(body),
+            body,
+        )
+
+
+def listing(*names: str, **more: object) -> bytes:
+    """The body of /v1/models."""
+    models = [{"id": name, "object": "model", **more} for name in names]
+    return json.dumps({"object": "list", "data": models}).encode()
+
+
+@asynccontextmanager
+async def asked(socket: Path | None = None) -> AsyncIterator[Asked]:
+    """One that listens until the context ends, on a free port or a ``socket``."""
+    one = Asked()
+    if socket is not None:
+        server = await asyncio.start_unix_server(one.serve, socket)
+        one.url = f"unix:{socket}"
+    else:
+        server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
+        one.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield one
+    finally:
+        server.close()

@@ -1,0 +1,27 @@
+"""Small things that the tests of the gateway's parts share."""
+
+from typing import Any, cast
+
+from proofserve.gateway.backends import Backend
+from proofserve.gateway.records import BackendSpec
+from proofserve.gateway.upstream import Pool
+
+
+class Clock:
+    """Time that passes when it is told to. Also stands in for the module ``time``."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+def backend(name: str = "a", weight: float = 1.0, clock: Clock | None = None) -> Backend:
+    """A backend that nobody connects to."""
+    url = f"http://{name}"
+    no_loop = cast("Any", None)
+    return Backend(BackendSpec(url, weight), Pool(url, 1.0, no_loop), clock or Clock())

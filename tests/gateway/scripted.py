@@ -1,0 +1,265 @@
+"""Backends that do to a request whatever a script says, byte by byte."""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+
+MODEL = "tiny"
+# Far above what anything takes on a busy machine.
+PATIENCE_S = 20.0
+JSON_BODY = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}'
+JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+OK = JSON_HEAD + b"content-length: %d\r\n\r\n%s" % (len(JSON_BODY), JSON_BODY)
+SSE_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+# Closing resets: nothing lingers.
+AT_ONCE = struct.pack("ii", 1, 0)
+
+
+async def until(condition: Callable[[], bool], patience: float = PATIENCE_S) -> None:
+    async with asyncio.timeout(patience):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def event(text: str) -> bytes:
+    """A server-sent event in a chunk of its own, as vLLM sends them."""
+    return chunk(f"data: {json.dumps({'text': text})}\n\n".encode())
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Cut a connection so that the other side sees a reset."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+    writer.transport.abort()
+
+
+END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+class Call:
+    """One request as the backend got it, and the way to answer."""
+
+    def __init__(
+        self,
+        head: bytes,
+        body: bytes,
+        number: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.line, _, rest = head.partition(b"\r\n")
+        self.headers = [
+            (name.lower().decode(), value.decode())
+            for name, _, value in (line.partition(b": ") for line in rest.split(b"\r\n") if line)
+        ]
+        self.body = body
+        # How many requests this connection had before.
+        self.number = number
+        self.sent = 0
+        self.ended = asyncio.Event()
+        self._reader = reader
+        self._writer = writer
+
+    def header(self, name: str) -> list[str]:
+        return [value for found, value in self.headers if found == name]
+
+    async def send(self, *parts: bytes) -> None:
+        """Send; later parts only when the earlier ones have left."""
+        for part in parts:
+            self._writer.write(part)
+            await self._writer.drain()
+            self.sent += len(part)
+            await asyncio.sleep(0)
+
+    async def gone(self) -> None:
+        """Wait until the gateway has dropped the connection."""
+        while await self._reader.read(65536):
+            pass
+
+    async def reset(self) -> None:
+        """Cut the connection so that the other side sees a reset."""
+        reset(self._writer)
+
+    async def close(self) -> None:
+        """End the connection in an orderly way."""
+        self._writer.close()
+
+    async def half_close(self) -> None:
+        """Say that nothing more will come, and keep listening."""
+        self._writer.write_eof()
+        await self.gone()
+
+
+Script = Callable[[Call], Awaitable[None]]
+
+
+class Backend:
+    """Plays its script for every POST; probes are answered as vLLM would."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.calls: list[Call] = []
+        self.now = 0
+        self.most = 0
+        self.connections: set[asyncio.StreamWriter] = set()
+        self.accepted = 0
+        self.port = 0
+        # Whether connections are reset as soon as they are accepted.
+        self.hostile = False
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=512)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def die(self) -> None:
+        """Stop listening and reset everybody, as a killed process does."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self.connections):
+            reset(writer)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        if self.hostile:
+            reset(writer)
+            return
+        self.connections.add(writer)
+        number = 0
+        try:
+            while not writer.is_closing():
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET "):
+                    writer.write(_probed(head))
+                    break
+                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                body = await reader.readexactly(length)
+                await self._play(Call(head, body, number, reader, writer))
+                number += 1
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.connections.discard(writer)
+            writer.close()
+
+    async def _play(self, call: Call) -> None:
+        self.calls.append(call)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.script(call)
+        finally:
+            self.now -= 1
+            call.ended.set()
+
+
+def _probed(head: bytes) -> bytes:
+    body = json.dumps({"object": "list", "data": [{"id": MODEL}]}).encode()
+    if not head.startswith(b"GET /v1/models"):
+        body = b""
+    return b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (
+        len(body),
+        body,
+    )
+
+
+@asynccontextmanager
+async def _running(*scripts: Script) -> AsyncIterator[list[Backend]]:
+    made = [Backend(script) for script in scripts]
+    for backend in made:
+        await backend.start()
+    try:
+        yield made
+    finally:
+        for backend in made:
+            await backend.die()
+        # Their handlers see the end of their connections.
+        await until(lambda: not any(backend.connections for backend in made))
+
+
+def backends(*scripts: Script) -> AbstractAsyncContextManager[list[Backend]]:
+    """One backend for each script, listening."""
+    return _running(*scripts)
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """A URL where connections are refused, for as long as the context lasts."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@contextmanager
+def deaf() -> Iterator[str]:
+    """A URL where connections are neither accepted nor refused: its backlog is full."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        address = listening.getsockname()
+        fillers = [socket.socket() for _ in range(8)]
+        try:
+            for filler in fillers:
+                filler.setblocking(False)
+                filler.connect_ex(address)
+            yield f"http://127.0.0.1:{address[1]}"
+        finally:
+            for filler in fillers:
+                filler.close()
+
+
+# -- scripts -----------------------------------------------------------------------------------
+
+
+async def answers(call: Call) -> None:
+    await call.send(OK)
+
+
+async def silent(call: Call) -> None:
+    await call.gone()
+
+
+async def resets(call: Call) -> None:
+    await call.reset()
+
+
+def says(*parts: bytes) -> Script:
+    """Send the parts, and leave the connection open for the next request."""
+
+    async def script(call: Call) -> None:
+        await call.send(*parts)
+
+    return script
+
+
+def says_then(then: Callable[[Call], Awaitable[None]], *parts: bytes) -> Script:
+    """Send the parts, and then go on with ``then``."""
+
+    async def script(call: Call) -> None:
+        await call.send(*parts)
+        await then(call)
+
+    return script
+
+
+def answer(status: str, body: bytes = b"{}", *headers: bytes) -> Script:
+    """A complete answer with a length."""
+    lines = b"".join(line + b"\r\n" for line in headers)
+    head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n".encode()
+    return says(head + lines + b"\r\n" + body)

@@ -1,0 +1,137 @@
+"""The application's life: what it starts, what it leaves behind, what it lets pages read."""
+
+import asyncio
+import gc
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from starlette.types import ASGIApp
+
+from gateway.asked import Asked, asked
+from proofserve.gateway.app import build, running
+from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
+
+NOBODY = GatewayPlan((BackendSpec("http://127.0.0.1:1"),), probe_interval=60)
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[Asked]:
+    async with asked() as stub:
+        yield stub
+
+
+@pytest.mark.anyio
+async def test_each_backend_was_asked_before_the_first_request(stub: Asked) -> None:
+    async with running(GatewayPlan((BackendSpec(stub.url),), probe_interval=60)) as gateway:
+        assert list(gateway.fleet.backends[0].models or {}) == ["tiny"]
+        assert gateway.fleet.knows("tiny")
+        assert not gateway.fleet.knows("large")
+
+
+@pytest.mark.anyio
+async def test_backends_are_asked_on_with_the_key(stub: Asked) -> None:
+    plan = GatewayPlan((BackendSpec(stub.url),), probe_interval=0.01, backend_key="secret")
+    async with running(plan) as gateway:
+        assert gateway.backend_lines == b"authorization: Bearer secret\r\n"
+        async with asyncio.timeout(10):
+            while len(stub.requests) < 10:
+                stub.news.clear()
+                await stub.news.wait()
+    assert all("Bearer secret" in head for head in stub.requests)
+
+
+@pytest.mark.anyio
+async def test_nothing_goes_on_after_the_end(stub: Asked) -> None:
+    before = asyncio.all_tasks()
+    async with running(GatewayPlan((BackendSpec(stub.url),), probe_interval=0.01)) as gateway:
+        async with asyncio.timeout(5):
+            await gateway.watch.idle.wait()
+    served = {task for task in asyncio.all_tasks() - before if "serve" not in repr(task)}
+    assert served == set()
+    assert gateway.watch._timer is not None
+    assert gateway.watch._timer.cancelled()
+
+
+@pytest.mark.anyio
+async def test_the_collector_passes_over_what_lives_until_the_end() -> None:
+    async with running(NOBODY):
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_freeze_count() < 10_000
+
+
+@pytest.mark.anyio
+async def test_where_the_gateway_has_keys_the_clients_stay_here() -> None:
+    assert not Gateway(NOBODY).hides_keys
+    assert Gateway(NOBODY).backend_lines == b""
+    assert Gateway(replace(NOBODY, clients=(ClientSpec("anna", "key"),))).hides_keys
+
+
+@pytest.mark.anyio
+async def test_signals_are_the_gateways_while_it_lives() -> None:
+    app = build(NOBODY)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    async with app.router.lifespan_context(app):
+        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_another_thread_leaves_the_signals_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with TestClient(build(NOBODY)) as client:
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert client.get("/v1/health").json() == {"status": "ok"}
+
+
+def test_an_engine_in_this_process_answers_everything_else() -> None:
+    engine_app = FastAPI()
+    ended: list[bool] = []
+
+    @engine_app.get("/api/v1/pow/status")
+    def status() -> str:
+        return "the engine's"
+
+    @engine_app.get("/v1/health")
+    def hidden() -> str:
+        return "never seen"
+
+    @asynccontextmanager
+    async def engine() -> AsyncIterator[tuple[BackendSpec, ASGIApp]]:
+        yield BackendSpec("http://127.0.0.1:1"), engine_app
+        ended.append(True)
+
+    with TestClient(build(replace(NOBODY, backends=()), engine), client=("127.0.0.1", 5)) as http:
+        assert http.get("/api/v1/pow/status").json() == "the engine's"
+        assert http.get("/v1/health").json() == {"status": "ok"}
+        shown = http.get("/admin/backends").json()
+        assert [each["backend"] for each in shown] == ["http://127.0.0.1:1"]
+        assert not ended
+    assert ended
+
+
+PAGE = {"origin": "https://page"}
+
+
+def test_pages_may_read_answers_where_they_are_listed() -> None:
+    with TestClient(build(replace(NOBODY, cors_origins=("https://page",)))) as client:
+        answer = client.get("/v1/health", headers=PAGE)
+        assert answer.headers["access-control-allow-origin"] == "https://page"
+        asks = {"access-control-request-method": "POST"}
+        wants = {**PAGE, **asks, "access-control-request-headers": "authorization"}
+        before = client.options("/v1/chat/completions", headers=wants)
+        assert before.status_code == 200
+        assert before.headers["access-control-allow-origin"] == "https://page"
+        other = client.get("/v1/health", headers={"origin": "https://other"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_pages_may_not_read_answers_by_default() -> None:
+    with TestClient(build(NOBODY)) as client:
+        answer = client.get("/v1/health", headers=PAGE)
+        assert "access-control-allow-origin" not in answer.headers

@@ -1,0 +1,290 @@
+"""Which backend gets a request."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.kit import Clock, backend
+from proofserve.gateway.backends import FAULTS, LONGEST_REST_S, REST_S, Backend, Fleet
+
+MODEL = {"id": "tiny"}
+
+
+def fleet(*backends: Backend, affinity: bool = False) -> Fleet:
+    return Fleet(backends, affinity)
+
+
+def named(names: str, clock: Clock | None = None) -> list[Backend]:
+    return [backend(name, clock=clock) for name in names]
+
+
+def chosen(some: Fleet, times: int, prefix: bytes = b"") -> Counter[str]:
+    """How often each is chosen when every request stays."""
+    found: Counter[str] = Counter()
+    for _ in range(times):
+        best = some.choose(None, prefix, ())
+        assert best is not None
+        best.chosen()
+        found[best.name] += 1
+    return found
+
+
+def serve_one(each: Backend) -> None:
+    each.chosen()
+    each.worked()
+    each.released()
+
+
+def fail_one(each: Backend) -> None:
+    each.chosen()
+    each.failed()
+    each.released()
+
+
+def eject(each: Backend) -> None:
+    for _ in range(FAULTS):
+        fail_one(each)
+
+
+def test_the_least_busy_is_best() -> None:
+    a, b, c = named("abc")
+    for busy in (a, a, b, c, c):
+        busy.chosen()
+    assert fleet(a, b, c).choose(None, b"", ()) is b
+
+
+def test_equals_take_turns() -> None:
+    some = fleet(*named("abc"))
+    idle = [some.choose(None, b"", ()) for _ in range(9)]
+    assert Counter(each.name for each in idle if each) == {f"http://{n}": 3 for n in "abc"}
+
+
+def test_weights_are_kept_over_many_requests() -> None:
+    some = fleet(backend("a", 1), backend("b", 2), backend("c", 0.5))
+    assert chosen(some, 700) == {"http://a": 200, "http://b": 400, "http://c": 100}
+
+
+def test_what_was_tried_or_drains_is_left_out() -> None:
+    a, b, c = named("abc")
+    some = fleet(a, b, c)
+    b.draining = True
+    assert {some.choose(None, b"", {a}) for _ in range(5)} == {c}
+    assert some.choose(None, b"", {a, c}) is None
+
+
+def test_a_single_one_is_used_until_it_was_tried_or_drains() -> None:
+    (only,) = named("a")
+    some = fleet(only)
+    only.healthy = False
+    eject(only)
+    assert some.choose("any", b"", ()) is only
+    assert some.choose("any", b"", {only}) is None
+    only.models = {}
+    assert some.choose("any", b"", ()) is None
+    only.models, only.draining = None, True
+    assert some.choose("any", b"", ()) is None
+
+
+def test_a_model_goes_where_it_is_served() -> None:
+    a, b = named("ab")
+    some = fleet(a, b)
+    a.models, b.models = {"tiny": MODEL}, {"large": MODEL}
+    assert {some.choose("large", b"", ()) for _ in range(4)} == {b}
+    assert {some.choose(None, b"", ()) for _ in range(4)} == {a, b}
+    assert some.knows("tiny")
+    assert some.knows(None)
+    assert not some.knows("huge")
+    assert some.choose("huge", b"", ()) is None
+
+
+def test_one_that_was_not_asked_yet_might_serve_anything() -> None:
+    a, b = named("ab")
+    a.models = {"tiny": MODEL}
+    assert fleet(a, b).choose("huge", b"", ()) is b
+    assert fleet(a, b).knows("huge")
+
+
+def test_only_a_known_model_becomes_a_label() -> None:
+    (a,) = named("a")
+    assert a.label("tiny") == "unknown"
+    a.models = {"tiny": MODEL}
+    assert [a.label(name) for name in ("tiny", "made up", None)] == ["tiny", "unknown", "unknown"]
+
+
+def test_a_backend_is_found_by_its_url() -> None:
+    a, b = named("ab")
+    assert fleet(a, b).named("http://b") is b
+    assert fleet(a, b).named("http://c") is None
+
+
+def test_faults_in_a_row_are_followed_by_a_rest() -> None:
+    clock = Clock()
+    a, b = named("ab", clock)
+    for _ in range(FAULTS - 1):
+        fail_one(a)
+    assert not a.resting
+    fail_one(a)
+    assert a.resting
+    assert a.ejections == 1
+    assert {fleet(a, b).choose(None, b"", ()) for _ in range(4)} == {b}
+    clock.now += REST_S
+    assert not a.resting
+
+
+def test_an_answer_between_faults_makes_them_no_row() -> None:
+    (a,) = named("a")
+    for _ in range(10):
+        fail_one(a)
+        fail_one(a)
+        serve_one(a)  # a 4xx is one too
+    assert a.ejections == 0
+
+
+def test_a_crash_under_load_is_no_row_of_ejections() -> None:
+    clock = Clock()
+    (a,) = named("a", clock)
+    for _ in range(100):
+        a.chosen()
+    for _ in range(100):
+        a.failed()
+        a.released()
+    assert a.ejections == 1
+    clock.now += REST_S
+    assert not a.resting
+
+
+def test_after_a_rest_a_single_request_tries() -> None:
+    clock = Clock()
+    a, b = named("ab", clock)
+    some = fleet(a, b)
+    eject(a)
+    clock.now += REST_S
+    b.chosen()
+    assert some.choose(None, b"", ()) is a
+    a.chosen()
+    for _ in range(5):
+        b.chosen()
+        assert some.choose(None, b"", ()) is b
+    a.worked()
+    assert some.choose(None, b"", ()) is a
+
+
+def test_a_trial_that_its_client_left_says_nothing() -> None:
+    clock = Clock()
+    (a,) = named("a", clock)
+    eject(a)
+    clock.now += REST_S
+    a.chosen()
+    assert a.resting
+    a.released()
+    assert not a.resting
+    a.chosen()
+    assert a.resting
+
+
+def test_rests_double_up_to_a_bound_and_begin_anew_after_an_answer() -> None:
+    clock = Clock()
+    (a,) = named("a", clock)
+    eject(a)
+    rests = []
+    for _ in range(8):
+        began = clock.now
+        while a.resting:
+            clock.now += 1
+        rests.append(clock.now - began)
+        fail_one(a)
+    assert rests == [2, 4, 8, 16, 32, LONGEST_REST_S, LONGEST_REST_S, LONGEST_REST_S]
+    clock.now += LONGEST_REST_S
+    serve_one(a)
+    eject(a)
+    clock.now += REST_S
+    assert not a.resting
+
+
+def test_where_all_are_ill_an_ill_one_is_better_than_none() -> None:
+    a, b = named("ab")
+    some = fleet(a, b)
+    a.healthy = False
+    eject(b)
+    assert {some.choose(None, b"", ()) for _ in range(4)} == {a, b}
+    assert some.choose(None, b"", {a}) is b
+
+
+def test_a_last_resort_that_fails_does_not_lengthen_its_rest() -> None:
+    clock = Clock()
+    (a,) = named("a", clock)
+    eject(a)
+    for _ in range(20):
+        fail_one(a)
+    clock.now += REST_S
+    assert not a.resting
+
+
+def test_a_last_resort_that_works_ends_its_rest() -> None:
+    (a,) = named("a")
+    eject(a)
+    serve_one(a)
+    assert not a.resting
+
+
+PREFIXES = [b"conversation %d" % n for n in range(400)]
+
+
+def homes(some: Fleet) -> list[str]:
+    """Where each prefix goes while nobody is busy."""
+    found = [some.choose(None, prefix, ()) for prefix in PREFIXES]
+    return [each.name for each in found if each]
+
+
+def test_conversations_that_begin_alike_go_to_the_same_backend() -> None:
+    some = fleet(*named("abcd"), affinity=True)
+    assert homes(some) == homes(some)
+    shares = Counter(homes(some))
+    assert min(shares.values()) > 60
+    assert len(shares) == 4
+
+
+def test_the_order_of_backends_does_not_matter() -> None:
+    backends = named("abcd")
+    assert homes(fleet(*backends, affinity=True)) == homes(fleet(*backends[::-1], affinity=True))
+
+
+def test_when_a_backend_leaves_only_its_share_moves() -> None:
+    backends = named("abcd")
+    some = fleet(*backends, affinity=True)
+    before = homes(some)
+    backends[2].draining = True
+    after = homes(some)
+    assert [new for old, new in zip(before, after, strict=True) if old != "http://c"] == [
+        old for old in before if old != "http://c"
+    ]
+    moved = Counter(new for old, new in zip(before, after, strict=True) if old == "http://c")
+    assert set(moved) == {"http://a", "http://b", "http://d"}
+
+
+@pytest.mark.parametrize("affinity", [False, True])
+def test_without_a_prefix_the_least_busy_is_best(affinity: bool) -> None:
+    a, b = named("ab")
+    a.chosen()
+    assert fleet(a, b, affinity=affinity).choose(None, b"", ()) is b
+
+
+def test_without_the_option_a_prefix_means_nothing() -> None:
+    assert chosen(fleet(*named("ab")), 10, b"the same") == {"http://a": 5, "http://b": 5}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=12),
+    requests=st.integers(1, 120),
+)
+def test_a_popular_prefix_overloads_nobody(weights: Sequence[float], requests: int) -> None:
+    backends = [backend(f"b{n}", weight) for n, weight in enumerate(weights)]
+    chosen(fleet(*backends, affinity=True), requests, b"the same")
+    for each in backends:
+        even = requests * each.spec.weight / sum(weights)
+        # A quarter more than an even share, and no part of a request.
+        assert each.outstanding < 1.25 * even + 1 + 1e-6

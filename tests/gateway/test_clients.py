@@ -1,0 +1,204 @@
+"""Keys, and what each may use."""
+
+import asyncio
+import random
+
+import pytest
+
+from gateway.kit import Clock
+from proofserve.gateway import budget
+from proofserve.gateway.clients import NOTHING, Charge, Client, Clients, total
+from proofserve.gateway.failures import Failure
+from proofserve.gateway.orders import USUAL_ANSWER, Order
+from proofserve.gateway.records import ClientSpec
+from proofserve.gateway.usage import Usage
+
+SHORT = Order(max_tokens=10)
+
+
+def client(
+    concurrency: int | None = None, requests: int | None = None, tokens: int | None = None
+) -> Client:
+    spec = ClientSpec("somebody", "key", concurrency, requests, tokens)
+    found = Clients([spec]).find(b"Bearer key")
+    assert found is not None
+    return found
+
+
+def let_in(who: Client, order: Order = SHORT, size: int = 90) -> Charge:
+    charge = who.admit(order, size)
+    assert isinstance(charge, Charge)
+    return charge
+
+
+def refused(who: Client, order: Order = SHORT, size: int = 90) -> Failure:
+    failure = who.admit(order, size)
+    assert isinstance(failure, Failure)
+    assert failure.status == 429
+    assert failure.retry_after is not None
+    return failure
+
+
+def test_without_keys_everybody_may_come_and_has_no_limits() -> None:
+    clients = Clients([])
+    anonymous = clients.find(b"")
+    assert anonymous is clients.find(b"Bearer whatever")
+    assert anonymous is not None
+    assert clients.open
+    assert [let_in(anonymous) for _ in range(1000)] == [NOTHING] * 1000
+    assert anonymous.in_flight == 1000
+    assert clients.all() == [anonymous]
+
+
+def test_each_key_finds_its_holder_and_no_other_key_does() -> None:
+    clients = Clients([ClientSpec("a", "one"), ClientSpec("b", "schlüssel")])
+    found = clients.find(b"Bearer one"), clients.find("Bearer schlüssel".encode())
+    assert [each.name for each in found if each] == ["a", "b"]
+    assert clients.all() == list(found)
+    for wrong in (b"", b"one", b"Bearer", b"Bearer two", b"Bearer one ", b"Bearer onetwo"):
+        assert clients.find(wrong) is None
+    assert not clients.open
+
+
+def test_no_key_lies_in_memory() -> None:
+    clients = Clients([ClientSpec("a", "very-secret")])
+    seen = [vars(clients), *(vars(each) for each in clients.all())]
+    assert "very-secret" not in repr(seen)
+
+
+def test_concurrency_is_what_is_in_flight_now() -> None:
+    some = client(concurrency=2)
+    first, _ = let_in(some), let_in(some)
+    assert refused(some).code == "concurrency_limit"
+    assert some.in_flight == 2
+    some.settle(first, 0)
+    let_in(some)
+
+
+def test_the_rate_of_requests_says_when_to_come_back() -> None:
+    some = client(requests=3)
+    for _ in range(3):
+        some.settle(let_in(some), 0)
+    failure = refused(some)
+    assert failure.code == "request_rate_limit"
+    assert 55 <= (failure.retry_after or 0) <= 61
+    assert some.in_flight == 0
+
+
+def test_tokens_are_set_aside_before_and_settled_after() -> None:
+    some = client(tokens=200)
+    charge = let_in(some)
+    assert charge.tokens == 100
+    failure = refused(some, size=91)
+    assert failure.code == "token_rate_limit"
+    assert 55 <= (failure.retry_after or 0) <= 61
+    some.settle(charge, 30)
+    let_in(some, size=160)
+    refused(some, Order(max_tokens=0), size=1)
+
+
+def test_an_answer_of_unknown_length_sets_the_usual_one_aside() -> None:
+    some = client(tokens=10_000)
+    assert let_in(some, Order(), 50).tokens == 50 + USUAL_ANSWER
+    assert let_in(some, Order(max_tokens=0), 50).tokens == 50
+
+
+def test_a_request_beyond_the_whole_budget_is_told_not_to_come_back() -> None:
+    some = client(tokens=100)
+    failure = some.admit(Order(max_tokens=50), 51)
+    assert isinstance(failure, Failure)
+    assert (failure.status, failure.code, failure.retry_after) == (400, "beyond_token_budget", None)
+    assert "101 tokens" in failure.message
+    assert "100 per minute" in failure.message
+    let_in(some, Order(max_tokens=50), 50)
+    assert some.in_flight == 1
+
+
+def test_what_nobody_knows_stays_charged() -> None:
+    some = client(tokens=100)
+    some.settle(let_in(some), None)
+    refused(some, size=1)
+    assert some.in_flight == 0
+
+
+def test_who_used_more_than_was_set_aside_pays_it_too() -> None:
+    some = client(tokens=1000)
+    some.settle(let_in(some), 950)
+    refused(some, size=41)
+    let_in(some, size=40)
+
+
+def test_a_request_beyond_its_rate_gets_its_tokens_back() -> None:
+    some = client(requests=1, tokens=1000)
+    some.settle(let_in(some), 0)
+    for _ in range(50):
+        assert refused(some, size=990).code == "request_rate_limit"
+    assert some._tokens is not None
+    assert some._tokens.take(1000)
+
+
+def test_a_negative_length_earns_nothing() -> None:
+    some = client(tokens=1000)
+    for order in (Order(max_tokens=-100_000), Order(max_tokens=1_000, n=-100)):
+        some.settle(let_in(some, order, size=0), None)
+    # The second has asked for a thousand, and not for minus a hundred times as many.
+    refused(some, Order(max_tokens=0), 1)
+
+
+def test_the_next_minute_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(budget, "time", clock)
+    monkeypatch.setattr("limits.storage.memory.time", clock)
+    some = client(tokens=100)
+    late = let_in(some)
+    clock.now += 30
+    assert refused(some).retry_after == 30
+    clock.now += 30
+    let_in(some)
+    # What the last minute left over is not this one's.
+    some.settle(late, 0)
+    refused(some, size=1)
+
+
+def test_names_of_two_clients_never_share_a_budget() -> None:
+    clients = Clients([ClientSpec("a", "one", None, 1, 50), ClientSpec("b", "two", None, 1, 50)])
+    for each in clients.all():
+        let_in(each, size=40)
+
+
+def test_prompt_and_answer_both_count() -> None:
+    assert total(Usage(3, 4)) == 7
+
+
+@pytest.mark.anyio
+async def test_200_racing_requests_never_exceed_their_key() -> None:
+    some = client(concurrency=20, tokens=5_000)
+    rng = random.Random(1)
+    most = used = set_aside = refusals = 0
+
+    async def request() -> None:
+        nonlocal most, used, set_aside, refusals
+        await asyncio.sleep(0)
+        size, answer = rng.randint(1, 60), rng.randint(0, 60)
+        charge = some.admit(Order(max_tokens=answer), size)
+        if isinstance(charge, Failure):
+            refusals += 1
+            return
+        set_aside += charge.tokens
+        most = max(most, some.in_flight)
+        assert used + set_aside <= 5_000
+        for _ in range(rng.randint(1, 5)):
+            await asyncio.sleep(0)
+        spent = rng.choice([None, rng.randint(0, charge.tokens)])
+        some.settle(charge, spent)
+        set_aside -= charge.tokens
+        used += charge.tokens if spent is None else spent
+
+    for _ in range(5):
+        await asyncio.gather(*(request() for _ in range(200)))
+    assert most == 20
+    assert refusals > 0
+    assert some.in_flight == set_aside == 0
+    # Nothing that was given back is lost either: the key can use up the rest.
+    let_in(some, Order(max_tokens=0), 5_000 - used)
+    refused(some, Order(max_tokens=0), 1)

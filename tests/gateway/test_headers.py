@@ -1,0 +1,203 @@
+"""Heads on their way through."""
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofserve.gateway.headers import (
+    CrossOrigin,
+    RequestIds,
+    request_head,
+    response_head,
+    without,
+)
+
+HOP_BY_HOP = [
+    b"connection",
+    b"keep-alive",
+    b"proxy-authenticate",
+    b"proxy-authorization",
+    b"proxy-connection",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+]
+
+
+class Seen:
+    """What a parser sees of a head."""
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+def request(headers: list[tuple[bytes, bytes]], own: bytes = b"x-request-id: 7\r\n") -> Seen:
+    seen = Seen()
+    httptools.HttpRequestParser(seen).feed_data(
+        request_head(b"/v1/completions?a=b", b"backend:8001", headers, 0, own)
+    )
+    assert seen.complete
+    return seen
+
+
+def response(head: bytes, own: bytes = b"", keep_alive: bool = True) -> Seen:
+    seen = Seen()
+    parser = httptools.HttpResponseParser(seen)
+    parser.feed_data(response_head(head, own, keep_alive))
+    assert seen.complete
+    return seen
+
+
+def test_a_request_keeps_what_is_end_to_end() -> None:
+    kept = [(b"content-type", b"application/json"), (b"x-mine", b"1"), (b"x-mine", b"2")]
+    seen = request(kept)
+    assert seen.url == b"/v1/completions?a=b"
+    assert seen.headers == [
+        (b"host", b"backend:8001"),
+        *kept,
+        (b"content-length", b"0"),
+        (b"x-request-id", b"7"),
+    ]
+
+
+@pytest.mark.parametrize("name", [*HOP_BY_HOP, b"content-length", b"expect", b"host"])
+def test_what_belongs_to_the_clients_connection_stays_behind(name: bytes) -> None:
+    seen = request([(name, b"the client's")])
+    assert b"the client's" not in [value for _, value in seen.headers]
+
+
+def test_a_chunked_body_gets_its_length() -> None:
+    head = request_head(b"/v1/embeddings", b"b", [(b"transfer-encoding", b"chunked")], 12, b"")
+    assert b"\r\ncontent-length: 12\r\n" in head
+    assert b"chunked" not in head
+
+
+def test_the_clients_own_id_is_replaced_by_ours() -> None:
+    seen = request([(b"x-request-id", b"theirs")], b"x-request-id: ours\r\n")
+    assert [value for name, value in seen.headers if name == b"x-request-id"] == [b"ours"]
+
+
+OK = b"HTTP/1.1 200 OK\r\nServer: uvicorn\r\nContent-Length: 0"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"Connection: close", b"KEEP-ALIVE: timeout=5", b"x-REQUEST-id: theirs", b"connection:close"],
+)
+def test_what_belongs_to_the_backends_connection_stays_behind(line: bytes) -> None:
+    first = OK.replace(b"\r\n", b"\r\n" + line + b"\r\n", 1)
+    last = OK + b"\r\n" + line
+    for head in (first, last):
+        seen = response(head, b"x-request-id: ours\r\n")
+        assert seen.headers == [
+            (b"Server", b"uvicorn"),
+            (b"Content-Length", b"0"),
+            (b"x-request-id", b"ours"),
+        ]
+
+
+def test_names_that_only_resemble_them_pass() -> None:
+    head = OK + b"\r\nX-Connection: a\r\nNo: Connection: b\r\nX-Keep-Alive: c"
+    assert response(head).headers[2:] == [
+        (b"X-Connection", b"a"),
+        (b"No", b"Connection: b"),
+        (b"X-Keep-Alive", b"c"),
+    ]
+
+
+def test_the_framing_passes_with_the_body() -> None:
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked"
+    assert (b"transfer-encoding", b"chunked") in response(head).headers
+
+
+def test_a_client_that_cannot_stay_is_told() -> None:
+    assert (b"connection", b"close") in response(OK, keep_alive=False).headers
+    assert b"connection" not in dict(response(OK).headers)
+
+
+def test_the_status_line_is_the_backends() -> None:
+    head = response_head(b"HTTP/1.1 418 I'm a teapot\r\na: b", b"", True)
+    assert head == b"HTTP/1.1 418 I'm a teapot\r\na: b\r\n\r\n"
+
+
+def test_a_request_without_an_id_gets_one_of_its_own() -> None:
+    ids = RequestIds()
+    made = [ids.of(None) for _ in range(100)]
+    assert len(set(made)) == 100
+    assert RequestIds().of(None) not in made
+
+
+@pytest.mark.parametrize("given", [b"abc-123", b"a" * 128, b"trace:00-4bf9/1+2=.x_y"])
+def test_an_id_that_is_fit_for_a_log_is_kept(given: bytes) -> None:
+    assert RequestIds().of(given) == given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"",
+        b"a" * 129,
+        b"a b",
+        b"a\r\nset-cookie: x",
+        b"a\n",
+        b"a\x00",
+        b'a"b',
+        b"\x1b[31mred",
+        b"<script>",
+        "ä".encode(),
+    ],
+)
+def test_an_id_that_might_do_harm_is_replaced(given: bytes) -> None:
+    made = RequestIds().of(given)
+    assert made != given
+    assert RequestIds().of(made) == made
+
+
+@given(st.binary(max_size=200))
+def test_every_id_is_one_line_of_visible_letters(given: bytes) -> None:
+    made = RequestIds().of(given)
+    assert made.isascii()
+    assert made.decode().isprintable()
+    assert b" " not in made
+
+
+def test_all_headers_of_a_name_are_left_out() -> None:
+    headers = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]
+    assert without(headers, b"a") == [(b"b", b"2")]
+
+
+def test_without_origins_the_backend_decides() -> None:
+    cross = CrossOrigin(())
+    head = OK + b"\r\nAccess-Control-Allow-Origin: *"
+    assert cross.lines(b"https://a") == b""
+    assert cross.strip(head) == head
+
+
+@pytest.mark.parametrize("origins", [("https://a",), ("*",), ("https://b", "https://a")])
+def test_a_page_that_may_read_answers_is_told(origins: tuple[str, ...]) -> None:
+    lines = CrossOrigin(origins).lines(b"https://a")
+    assert lines == b"access-control-allow-origin: https://a\r\nvary: Origin\r\n"
+
+
+@pytest.mark.parametrize("origin", [None, b"https://evil", b"https://a.evil", b"http://a", b""])
+def test_any_other_page_is_not(origin: bytes | None) -> None:
+    assert CrossOrigin(("https://a",)).lines(origin) == b""
+
+
+def test_where_we_decide_the_backends_opinion_stays_behind() -> None:
+    head = OK + b"\r\nACCESS-control-Allow-Origin: *\r\nVary: Origin\r\nX-Vary: 1"
+    stripped = CrossOrigin(("https://a",)).strip(head)
+    assert stripped == OK + b"\r\nX-Vary: 1"

@@ -1,0 +1,142 @@
+"""What Prometheus reads."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+
+from proofserve.gateway.metrics import SECONDS, SHORT_SECONDS, GatewayCollector, Gauge, Tally
+
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+def shown(tally: Tally, *gauges: Gauge) -> Samples:
+    """Samples by name and label values, in the order of the labels' names."""
+    registry = CollectorRegistry()
+    registry.register(GatewayCollector(tally, list(gauges)))
+    samples = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            values = tuple(value for _, value in sorted(sample.labels.items()))
+            samples[sample.name, values] = sample.value
+    return samples
+
+
+def test_nothing_has_happened_yet() -> None:
+    samples = shown(Tally())
+    assert samples["gateway_queue_wait_seconds_count", ()] == 0
+    assert set(samples.values()) == {0}
+
+
+def test_outcomes_retries_and_tokens_are_counted_by_their_labels() -> None:
+    tally = Tally()
+    tally.outcomes["anna", "ok"] += 3
+    tally.outcomes["unknown", "invalid_api_key"] += 1
+    tally.retries["backend_error"] += 2
+    series = tally.series["http://a", "tiny"]
+    series.prompt_tokens += 5
+    series.completion_tokens += 7
+    samples = shown(tally)
+    assert samples["gateway_requests_total", ("anna", "ok")] == 3
+    assert samples["gateway_requests_total", ("unknown", "invalid_api_key")] == 1
+    assert samples["gateway_retries_total", ("backend_error",)] == 2
+    assert samples["gateway_tokens_total", ("http://a", "prompt", "tiny")] == 5
+    assert samples["gateway_tokens_total", ("http://a", "completion", "tiny")] == 7
+
+
+def test_label_values_survive_their_quoting() -> None:
+    tally = Tally()
+    tally.outcomes['a"b\\c\nd — é', "ok"] += 1
+    assert shown(tally)["gateway_requests_total", ('a"b\\c\nd — é', "ok")] == 1
+
+
+def test_gauges_are_read_when_somebody_looks() -> None:
+    value = 1
+    gauges: list[Gauge] = [
+        ("queued", "Waiting.", [], lambda: {(): value}),
+        ("backend_up", "Up.", ["backend"], lambda: {("a",): True, ("b",): value > 1}),
+    ]
+    first = shown(Tally(), *gauges)
+    assert first["gateway_queued", ()] == 1
+    assert (first["gateway_backend_up", ("a",)], first["gateway_backend_up", ("b",)]) == (1, 0)
+    value = 2
+    assert shown(Tally(), *gauges)["gateway_queued", ()] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("time_to_first_byte", SECONDS),
+        ("time_between_chunks", SHORT_SECONDS),
+        ("duration", SECONDS),
+    ],
+)
+def test_each_duration_has_its_histogram(name: str, bounds: tuple[float, ...]) -> None:
+    tally = Tally()
+    series = tally.series["http://a", "tiny"]
+    short = {
+        "time_to_first_byte": series.first,
+        "time_between_chunks": series.between,
+        "duration": series.duration,
+    }
+    short[name].observe(0.03)
+    samples = shown(tally)
+    for other in short:
+        count = samples[f"gateway_{other}_seconds_count", ("http://a", "tiny")]
+        assert count == (1 if other == name else 0)
+    buckets = [key for key in samples if key[0] == f"gateway_{name}_seconds_bucket"]
+    assert len(buckets) == len(bounds) + 1
+
+
+def buckets_of(samples: Samples) -> list[tuple[float, float]]:
+    found = [
+        (float(values[0]), count)
+        for (name, values), count in samples.items()
+        if name == "gateway_queue_wait_seconds_bucket"
+    ]
+    return sorted(found)
+
+
+@given(st.lists(st.one_of(st.floats(0, 20), st.sampled_from(SHORT_SECONDS)), max_size=50))
+def test_a_bucket_counts_everything_up_to_its_bound(durations: list[float]) -> None:
+    tally = Tally()
+    for seconds in durations:
+        tally.wait.observe(seconds)
+    samples = shown(tally)
+    assert buckets_of(samples) == [
+        (bound, sum(seconds <= bound for seconds in durations))
+        for bound in (*SHORT_SECONDS, math.inf)
+    ]
+    assert samples["gateway_queue_wait_seconds_count", ()] == len(durations)
+    assert samples["gateway_queue_wait_seconds_sum", ()] == pytest.approx(sum(durations))
+
+
+def test_what_is_counted_while_somebody_looks_does_not_disturb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tally = Tally()
+    tally.outcomes["anna", "ok"] = tally.retries["backend_error"] = 1
+    tally.series["http://a", "tiny"].prompt_tokens = 1
+    add = CounterMetricFamily.add_metric
+
+    def add_and_count_on(self: CounterMetricFamily, labels: list[str], value: float) -> None:
+        fresh = str(len(tally.outcomes))
+        tally.outcomes[fresh, "ok"] = tally.retries[fresh] = 1
+        tally.series[fresh, "tiny"].prompt_tokens = 1
+        add(self, labels, value)
+
+    monkeypatch.setattr(CounterMetricFamily, "add_metric", add_and_count_on)
+    assert shown(tally)["gateway_requests_total", ("anna", "ok")] == 1
+
+
+def test_every_family_explains_itself() -> None:
+    tally: Any = Tally()
+    tally.series["http://a", "tiny"].first.observe(1)
+    for family in GatewayCollector(tally, []).collect():
+        assert family.documentation.endswith(".")
+        assert family.name.startswith("gateway_")

@@ -1,0 +1,258 @@
+"""The gateway's own endpoints, through the application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.asked import asked, listing
+from proofserve.gateway.app import build
+from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
+
+pytestmark = pytest.mark.anyio
+LOCAL = "127.0.0.1"
+ELSEWHERE = "192.0.2.7"
+
+
+class Desk:
+    """A running application: its gateway, and requests to it."""
+
+    def __init__(self, gateway: Gateway, app: Any) -> None:
+        self.gateway = gateway
+        self._app = app
+
+    async def ask(self, method: str, path: str, client: str = LOCAL, **more: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self._with_state, client=(client, 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+            return await http.request(method, path, **more)
+
+    async def _with_state(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app({**scope, "state": {"gateway": self.gateway}}, receive, send)
+
+    async def get(self, path: str, **more: Any) -> httpx.Response:
+        return await self.ask("GET", path, **more)
+
+
+@asynccontextmanager
+async def opened(plan: GatewayPlan) -> AsyncIterator[Desk]:
+    """As in life: the backends were asked."""
+    app = build(plan)
+    async with app.router.lifespan_context(app) as state:
+        yield Desk(state["gateway"], app)
+
+
+def desk_of(plan: GatewayPlan) -> Desk:
+    """Nobody was asked: quick, where backends do not matter."""
+    return Desk(Gateway(plan), build(plan))
+
+
+PLAN = GatewayPlan((BackendSpec("http://a"), BackendSpec("http://b", 2)), probe_interval=60)
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    return desk_of(PLAN)
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    body = answer.json()
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert answer.headers["content-type"] == "application/json"
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+@pytest.mark.parametrize("path", ["/v1/health", "/health"])
+async def test_health_is_ok_until_a_shutdown_begins(path: str, desk: Desk) -> None:
+    answer = await desk.get(path)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    desk.gateway.draining = True
+    answer = await desk.get(path)
+    assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
+
+
+async def test_ready_is_who_has_a_backend(desk: Desk) -> None:
+    first, second = desk.gateway.fleet.backends
+    answer = await desk.get("/health/ready")
+    assert answer.json() == {"status": "ok", "backends": [first.name, second.name]}
+    first.healthy = False
+    assert (await desk.get("/health/ready")).json()["backends"] == [second.name]
+    second.draining = True
+    answer = await desk.get("/health/ready")
+    assert (answer.status_code, answer.json()["status"]) == (503, "no backend")
+    assert (await desk.get("/health")).status_code == 200
+    first.healthy = True
+    desk.gateway.draining = True
+    answer = await desk.get("/health/ready")
+    assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+
+
+async def test_models_of_all_backends_are_merged() -> None:
+    async with asked() as one, asked() as two, asked() as gone:
+        one.models = listing("tiny", "shared", owned_by="first")
+        two.models = listing("shared", "large", owned_by="second")
+        gone.health = HTTPStatus.NOT_FOUND
+        specs = tuple(BackendSpec(each.url) for each in (one, two, gone))
+        async with opened(replace(PLAN, backends=specs)) as desk:
+            await merged(desk)
+
+
+async def merged(desk: Desk) -> None:
+    body = (await desk.get("/v1/models")).json()
+    assert body["object"] == "list"
+    owners = {each["id"]: each["owned_by"] for each in body["data"]}
+    assert owners == {"tiny": "first", "shared": "first", "large": "second"}
+    assert len(body["data"]) == 3
+    desk.gateway.fleet.backends[0].healthy = False
+    left = (await desk.get("/v1/models")).json()["data"]
+    assert {each["id"] for each in left} == {"shared", "large"}
+    desk.gateway.fleet.backends[1].draining = True
+    assert (await desk.get("/v1/models")).json()["data"] == []
+
+
+async def test_backends_that_nobody_could_ask_have_no_models(desk: Desk) -> None:
+    assert (await desk.get("/v1/models")).json()["data"] == []
+    assert (await desk.get("/admin/backends")).json()[0]["models"] is None
+
+
+async def test_models_are_told_to_keys_only() -> None:
+    desk = desk_of(replace(PLAN, clients=(ClientSpec("anna", "schlüssel"),)))
+    for wrong in ({}, {"authorization": "Bearer other"}):
+        answer = await desk.get("/v1/models", headers=wrong)
+        assert answer.status_code == 401
+        assert error_of(answer)["code"] == "invalid_api_key"
+    right = {"authorization": "Bearer schlüssel".encode()}
+    assert (await desk.get("/v1/models", headers=right)).status_code == 200
+
+
+async def test_every_backend_is_shown_as_it_is(desk: Desk) -> None:
+    first, second = desk.gateway.fleet.backends
+    first.models = {"tiny": {}}
+    first.chosen()
+    shown = (await desk.get("/admin/backends")).json()
+    assert shown[0] == {
+        "backend": first.name,
+        "weight": 1,
+        "healthy": True,
+        "resting": False,
+        "draining": False,
+        "in_flight": 1,
+        "connections": 0,
+        "models": ["tiny"],
+    }
+    assert (shown[1]["backend"], shown[1]["weight"]) == (second.name, 2)
+
+
+async def test_a_backend_drains_and_comes_back(desk: Desk) -> None:
+    first, second = desk.gateway.fleet.backends
+    which = {"backend": first.name}
+    answer = await desk.ask("POST", "/admin/drain", json=which)
+    assert (answer.status_code, answer.json()["draining"]) == (200, True)
+    assert {desk.gateway.fleet.choose(None, b"", ()) for _ in range(4)} == {second}
+    answer = await desk.ask("POST", "/admin/undrain", json=which)
+    assert answer.json()["draining"] is False
+    assert {desk.gateway.fleet.choose(None, b"", ()) for _ in range(4)} == {first, second}
+
+
+async def test_a_backend_that_is_none_is_refused_with_those_that_are(desk: Desk) -> None:
+    answer = await desk.ask("POST", "/admin/drain", json={"backend": "http://nobody"})
+    assert answer.status_code == 404
+    error = error_of(answer)
+    assert (error["code"], error["param"]) == ("unknown_backend", "backend")
+    for backend in desk.gateway.fleet.backends:
+        assert backend.name in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        ({"json": {}}, "body.backend"),
+        ({"json": {"backend": 7}}, "body.backend"),
+        ({"content": b"{", "headers": {"content-type": "application/json"}}, "body.1"),
+        ({}, "body"),
+    ],
+)
+async def test_a_body_that_cannot_be_meant_names_the_field(
+    sent: dict[str, Any], field: str, desk: Desk
+) -> None:
+    answer = await desk.ask("POST", "/admin/drain", **sent)
+    assert answer.status_code == 422
+    error = error_of(answer)
+    assert (error["type"], error["param"]) == ("invalid_request_error", field)
+    assert error["message"].startswith(field)
+
+
+ADMIN = [("GET", "/admin/backends"), ("POST", "/admin/drain"), ("POST", "/admin/undrain")]
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+async def test_without_a_key_only_this_machine_is_an_operator(
+    method: str, path: str, desk: Desk
+) -> None:
+    body = {"backend": desk.gateway.fleet.backends[0].name}
+    for here in (LOCAL, "::1", "127.9.9.9"):
+        assert (await desk.ask(method, path, here, json=body)).status_code == 200
+    for away in (ELSEWHERE, "testclient", "", "10.0.0.1"):
+        answer = await desk.ask(method, path, away, json=body)
+        assert answer.status_code == 403
+        assert error_of(answer)["code"] == "admin_only"
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+async def test_with_a_key_its_holder_is_the_operator(method: str, path: str) -> None:
+    desk = desk_of(replace(PLAN, admin_key="schlüssel"))
+    body = {"backend": desk.gateway.fleet.backends[0].name}
+    right = {"authorization": "Bearer schlüssel".encode()}
+    answer = await desk.ask(method, path, ELSEWHERE, json=body, headers=right)
+    assert answer.status_code == 200
+    for wrong in ({}, {"authorization": b"Bearer x"}, {"authorization": b"schl\xfcssel"}):
+        answer = await desk.ask(method, path, LOCAL, json=body, headers=wrong)
+        assert answer.status_code == 403
+
+
+async def test_metrics_can_be_read_by_prometheus(desk: Desk) -> None:
+    gateway = desk.gateway
+    first, second = gateway.fleet.backends
+    gateway.tally.outcomes["anonymous", "ok"] += 2
+    first.chosen()
+    second.draining = True
+    answer = await desk.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    assert samples["gateway_permits",] == 100
+    assert samples["gateway_in_flight",] == samples["gateway_queued",] == 0
+    assert samples["gateway_client_in_flight", "anonymous"] == 0
+    assert samples["gateway_backend_in_flight", first.name] == 1
+    assert samples["gateway_backend_connections", first.name] == 0
+    assert samples["gateway_backend_up", first.name] == 1
+    assert samples["gateway_backend_up", second.name] == 0
+    assert samples["gateway_requests_total", "anonymous", "ok"] == 2
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+)
+async def test_the_relay_needs_our_own_server_and_says_so(path: str, desk: Desk) -> None:
+    answer = await desk.ask("POST", path, json={})
+    assert answer.status_code == 501
+    assert "proofserve gateway" in error_of(answer)["message"]
+
+
+async def test_what_is_not_there_is_told_in_openais_shape(desk: Desk) -> None:
+    answer = await desk.get("/v1/nothing")
+    assert answer.status_code == 404
+    assert error_of(answer)["code"] == "not_found"
+    answer = await desk.get("/admin/drain")
+    assert answer.status_code == 405
+    assert error_of(answer)["code"] == "method_not_allowed"

@@ -1,0 +1,147 @@
+"""Tokens, read from the end of an answer."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofserve.gateway.usage import TAIL_BYTES, Usage, read_usage, tail_of
+
+COUNTS = {"prompt_tokens": 12, "total_tokens": 17, "completion_tokens": 5}
+
+
+def plain(**more: Any) -> bytes:
+    choice = {"index": 0, "message": {"role": "assistant", "content": more.pop("text", "Hi")}}
+    answer = {"id": "x", "object": "chat.completion", "choices": [choice], "usage": COUNTS}
+    return json.dumps({**answer, **more}).encode()
+
+
+def event(body: object) -> bytes:
+    data = b"data: %s\n\n" % json.dumps(body, separators=(",", ":")).encode()
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def test_a_plain_answer() -> None:
+    assert read_usage(plain()) == Usage(12, 5)
+    assert read_usage(plain(prompt_logprobs=None, kv_transfer_params=None)) == Usage(12, 5)
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (",", ":\n  ")])
+def test_spaces_do_not_matter(separators: tuple[str, str]) -> None:
+    body = json.dumps({"usage": COUNTS}, separators=separators).encode()
+    assert read_usage(body) == Usage(12, 5)
+
+
+def test_the_last_event_of_a_stream() -> None:
+    stream = (
+        event({"choices": [{"delta": {"content": "Hi"}}], "usage": None})
+        + event({"choices": [], "usage": COUNTS})
+        + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+    )
+    assert read_usage(stream) == Usage(12, 5)
+
+
+def test_a_running_count_is_read_at_its_last() -> None:
+    counts = [{"prompt_tokens": 12, "completion_tokens": n} for n in range(6)]
+    stream = b"".join(event({"choices": [], "usage": each}) for each in counts)
+    assert read_usage(stream) == Usage(12, 5)
+
+
+def test_a_stream_without_usage_says_nothing() -> None:
+    stream = event({"choices": [{"delta": {"content": "Hi"}}]}) + b"e\r\ndata: [DONE]\n\n\r\n"
+    assert read_usage(stream) is None
+    assert read_usage(event({"choices": [], "usage": None})) is None
+
+
+def test_the_responses_api_has_names_of_its_own() -> None:
+    usage = {
+        "input_tokens": 9,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 4,
+        "total_tokens": 13,
+    }
+    response = {"response": {"output": [], "usage": usage, "user": None}, "type": "completed"}
+    assert read_usage(event(response)) == Usage(9, 4)
+
+
+def test_embeddings_write_nothing() -> None:
+    body = {"data": [], "usage": {"prompt_tokens": 8, "total_tokens": 8}}
+    assert read_usage(json.dumps(body).encode()) == Usage(8, 0)
+    body = {"usage": {"prompt_tokens": 8, "completion_tokens": None}}  # type: ignore[dict-item]
+    assert read_usage(json.dumps(body).encode()) == Usage(8, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"usage":{"prompt_tokens":1000000}',
+        'Say "usage": {"prompt_tokens": 1, "completion_tokens": 1}',
+        r"\"usage\":{\"prompt_tokens\":1}",
+        'ends with "usage":',
+    ],
+)
+def test_a_quoted_usage_of_the_models_own_is_not_counted(text: str) -> None:
+    said = event({"choices": [{"delta": {"content": text}}]})
+    assert read_usage(said) is None
+    assert read_usage(event({"usage": COUNTS}) + said) == Usage(12, 5)
+    assert read_usage(plain(text=text)) == Usage(12, 5)
+
+
+@given(st.text())
+def test_no_text_of_the_model_is_mistaken_for_usage(text: str) -> None:
+    assert read_usage(event({"choices": [{"delta": {"content": '"usage":' + text}}]})) is None
+
+
+@pytest.mark.parametrize("cut", range(1, len(plain())))
+def test_a_tail_that_was_cut_off_says_all_or_nothing(cut: int) -> None:
+    assert read_usage(plain()[cut:]) in {Usage(12, 5), None}
+    assert read_usage(plain()[:-cut]) in {Usage(12, 5), None}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "null",
+        "7",
+        "[]",
+        '"much"',
+        "{}",
+        '{"prompt_tokens":"7"}',
+        '{"prompt_tokens":1.5}',
+        '{"prompt_tokens":true}',
+        '{"prompt_tokens":-5}',
+        '{"completion_tokens":7}',
+        '{"prompt_tokens":7',
+        "",
+        "[" * TAIL_BYTES,
+        '{"x":' + "[" * TAIL_BYTES + "}",
+        '{"a":' * (TAIL_BYTES // 5),
+    ],
+)
+def test_garbage_says_nothing(value: str) -> None:
+    assert read_usage(b'"usage":' + value.encode()) is None
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_no_bytes_raise(before: bytes, after: bytes) -> None:
+    read_usage(after)
+    read_usage(before + b'"usage":' + after)
+    read_usage(before + b'"usage":{"prompt_tokens":' + after)
+
+
+@given(st.lists(st.binary(max_size=3 * TAIL_BYTES), max_size=8))
+def test_the_tail_is_the_end_of_everything(parts: list[bytes]) -> None:
+    tail = b""
+    for part in parts:
+        tail = tail_of(tail, part)
+    assert tail == b"".join(parts)[-TAIL_BYTES:]
+
+
+def test_a_usage_that_came_in_pieces_is_whole_in_the_tail() -> None:
+    tail = b""
+    for byte in b"x" * 5000 + plain():
+        tail = tail_of(tail, bytes([byte]))
+    assert len(tail) == TAIL_BYTES
+    assert read_usage(tail) == Usage(12, 5)

@@ -1,0 +1,78 @@
+"""docs/gateway.md lists what the code has: options, errors and metrics, no more and no less."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from proofserve.gateway import failures
+from proofserve.gateway.failures import Failure
+from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.records import BackendSpec, GatewayPlan
+from proofserve.settings import PREFIX, GatewaySettings
+
+ROOT = Path(__file__).parent.parent
+DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+GATEWAY = (ROOT / "docs" / "gateway.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table under a heading, its own two lines left out."""
+    section = GATEWAY.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def shown(default: object) -> str:
+    """A default as a person writes it."""
+    if default is None:
+        return ""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def test_every_option_with_its_variable_and_default() -> None:
+    fields = GatewaySettings.model_fields.items()
+    expected = [
+        [f"`--{name.replace('_', '-')}`", f"`{PREFIX}{name.upper()}`", shown(field.default)]
+        for name, field in fields
+    ]
+    assert [row[:3] for row in rows("Options and variables")] == expected
+
+
+def test_a_duration_says_that_it_is_one() -> None:
+    for flag, _, _, unit, _ in rows("Options and variables"):
+        assert (unit == "seconds") == flag.endswith("-seconds`"), flag
+
+
+def test_every_error_with_its_status() -> None:
+    found = [each for each in vars(failures).values() if isinstance(each, Failure)]
+    expected = sorted((f"`{each.code}`", str(each.status)) for each in found)
+    assert sorted((row[0], row[1]) for row in rows("Errors")) == expected
+
+
+def test_every_metric_with_its_labels() -> None:
+    async def collected() -> dict[str, set[str]]:
+        gateway = Gateway(GatewayPlan(backends=(BackendSpec("http://127.0.0.1:8001"),)))
+        gateway.tally.outcomes["client", "ok"] += 1
+        gateway.tally.retries["reason"] += 1
+        assert gateway.tally.series["backend", "model"]
+        return {
+            f"`{metric.name}{'_total' if metric.type == 'counter' else ''}`": {
+                label for sample in metric.samples for label in sample.labels if label != "le"
+            }
+            for metric in gateway.metrics.collect()
+        }
+
+    def labels(cell: str) -> set[str]:
+        return {each.strip() for each in cell.split(",") if each.strip()}
+
+    assert {row[0]: labels(row[1]) for row in rows("Metrics")} == asyncio.run(collected())
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
+        assert (page.parent / target).exists(), target

@@ -1,0 +1,105 @@
+"""A node is put together, goes down, and comes back: what becomes of its round."""
+
+from pathlib import Path
+
+import pytest
+
+from proofserve.api.node import Node
+from proofserve.engines.fake import FakeEngine
+from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.records import RoundSpec, Target, Workload
+from proofserve.rounds.state import State
+from proofserve.settings import NodeSettings
+from proofserve.wiring.node import running_node
+from rounds.doubles import round_spec, until
+
+pytestmark = pytest.mark.anyio
+
+LANE = NonceLane(1, 3)
+
+
+def settings(folder: Path, resume: bool = False) -> NodeSettings:
+    return NodeSettings(enabled=True, outbox=folder / "outbox.sqlite", resume=resume)
+
+
+def engine() -> FakeEngine:
+    made = FakeEngine()
+    made.latency_s = 0.001
+    return made
+
+
+def distance_spec() -> RoundSpec:
+    work = Workload(scheme("distance-v1", layer_hooks=True), "block", "key", 16)
+    return round_spec(work=work, target=Target(2.0))
+
+
+async def stored_by(node: Node, more_than: int) -> None:
+    await until(lambda: _processed(node) > more_than)
+
+
+def _processed(node: Node) -> int:
+    stats = node.manager.status().stats
+    return stats.processed if stats else 0
+
+
+@pytest.mark.parametrize("spec", [distance_spec(), round_spec()], ids=["distance", "artifact"])
+async def test_a_round_goes_on_after_a_restart(spec: RoundSpec, tmp_path: Path) -> None:
+    async with running_node(engine(), settings(tmp_path)) as node:
+        await node.manager.start(spec)
+        await stored_by(node, 20)
+    before = 0
+    for _ in range(2):
+        async with running_node(engine(), settings(tmp_path, resume=True)) as node:
+            status = node.manager.status()
+            assert (status.state, status.spec) == (State.GENERATING, spec)
+            assert _processed(node) > before
+            before = _processed(node)
+            await stored_by(node, before + 20)
+    async with running_node(engine(), settings(tmp_path, resume=True)) as node:
+        await node.manager.stop()
+        rows = await node.outbox.results(0, 10_000)
+        assert [row.nonce for row in rows] == list(LANE.batch(0, len(rows)))
+        assert len(rows) > before + 20
+    async with running_node(engine(), settings(tmp_path, resume=True)) as node:
+        assert node.manager.status().state is State.IDLE
+
+
+async def test_without_the_option_the_round_is_over(tmp_path: Path) -> None:
+    async with running_node(engine(), settings(tmp_path)) as node:
+        await node.manager.start(distance_spec())
+        await stored_by(node, 0)
+    async with running_node(engine(), settings(tmp_path)) as node:
+        assert node.manager.status().state is State.IDLE
+    async with running_node(engine(), settings(tmp_path, resume=True)) as node:
+        assert node.manager.status().state is State.IDLE
+
+
+async def test_a_round_that_a_fault_has_ended_goes_on(tmp_path: Path) -> None:
+    broken = engine()
+    async with running_node(broken, settings(tmp_path)) as node:
+        await node.manager.start(distance_spec())
+        await stored_by(node, 0)
+        broken.gone = True
+        await until(lambda: node.manager.status().state is State.STOPPED)
+        assert node.manager.status().error
+    async with running_node(engine(), settings(tmp_path, resume=True)) as node:
+        assert node.manager.status().state is State.GENERATING
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Workload(scheme("artifact-v1-layers"), "block", "key", 16),
+        Workload(scheme("artifact-v1"), "block", "key", 100_000),
+    ],
+    ids=["another scheme", "beyond the context"],
+)
+async def test_a_round_of_another_deployment_does_not_go_on(
+    work: Workload, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_node(engine(), settings(tmp_path)) as node:
+        await node.outbox.open_round(round_spec(work=work))
+    async with running_node(engine(), settings(tmp_path, resume=True)) as node:
+        assert node.manager.status().state is State.IDLE
+        assert "cannot go on and is over" in caplog.text
