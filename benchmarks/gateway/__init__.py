@@ -1,0 +1,1 @@
+"""Measures proofserve's gateway beside its peers. See README.md in this folder."""

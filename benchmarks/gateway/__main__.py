@@ -1,0 +1,121 @@
+"""The command line: ``python -m benchmarks.gateway``."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.gateway import contestants, report, scenarios
+from benchmarks.gateway.acceptance import judge
+from benchmarks.gateway.errors import Unusable
+from benchmarks.gateway.programs import build
+from benchmarks.gateway.rounds import Bench, Plan, starts_missing
+from rich.console import Console
+
+from proofserve.cli.progress import Line
+
+CACHE = Path(__file__).parents[2] / ".cache" / "gateway-bench"
+LOG_WIDTH = 130
+EPILOGUE = """\
+examples:
+  python -m benchmarks.gateway --rounds 1 --seconds 2 --only plain --contestants proofserve,nginx
+  python -m benchmarks.gateway --rounds 3 --long --json figures.json     everything
+
+contestants:
+  {contestants}
+
+scenarios:
+  {scenarios}
+
+The mock backend and the load generator run on one core, the gateway alone on another, so leave the
+machine alone meanwhile. Peers that cannot be installed or started are left out, with the reason.
+The exit code is 1 when a limit of the acceptance is broken, 2 when nothing could be measured.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = ", ".join(contestant.name for contestant in contestants.CONTESTANTS)
+    loads = "\n  ".join(
+        f"{scenario.name:16}{scenario.meaning}"
+        for scenario in (*scenarios.SCENARIOS, scenarios.LONG)
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gateway",
+        description="Measure proofserve's gateway beside nginx, the Rust routers and others.",
+        epilog=EPILOGUE.format(contestants=names, scenarios=loads),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--rounds", type=int, default=3, help="how often everybody runs (default 3)")
+    add("--seconds", type=float, default=8.0, help="length of one measurement (default 8)")
+    add("--only", type=_words, default=(), help="scenarios whose names begin with these words")
+    add("--contestants", type=_words, default=(), help="who takes part (default: everybody)")
+    add("--long", action="store_true", help="add the five minutes of streaming")
+    add("--json", type=Path, metavar="FILE", help="write every figure there, too")
+    add("--cores", type=_words, default=(), help="two cores: of the load, of the gateway")
+    add("--cache", type=Path, default=CACHE, help="for programs and peers (default %(default)s)")
+    return parser
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _cores(asked: Sequence[str]) -> tuple[int, int]:
+    if shutil.which("taskset") is None:
+        raise Unusable("taskset is needed to give the gateway a core: apt install util-linux")
+    ours = sorted(os.sched_getaffinity(0))
+    cores = [int(core) for core in asked if core.isdigit()] if asked else ours[:2]
+    if len(cores) != 2 or not set(cores) <= set(ours):
+        raise Unusable(f"two of the cores {ours} are needed: of the load, and of the gateway")
+    return cores[0], cores[1]
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    load_core, gateway_core = _cores(options.cores)
+    return Plan(
+        contestants=contestants.chosen(options.contestants),
+        scenarios=scenarios.chosen(options.only, options.long),
+        rounds=options.rounds,
+        seconds=options.seconds,
+        load_core=load_core,
+        gateway_core=gateway_core,
+        cache=options.cache,
+    )
+
+
+def _console() -> Console:
+    """A terminal as wide as it is; a log file as wide as the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=LOG_WIDTH)
+
+
+def main() -> int:
+    """Run what the command line asks for. Gives the exit code."""
+    options = _parser().parse_args()
+    console = _console()
+    try:
+        plan = _plan(options)
+        programs = build(plan.cache / "bin")
+        with Line(console) as line:
+            results = Bench(plan, programs, line).run()
+    except Unusable as error:
+        console.print(f"[red]{error}[/red]", highlight=False)
+        return 2
+    judged = tuple(judge(results))
+    for table in report.tables(results, plan, judged):
+        console.print(table)
+    document = report.document(results, plan, judged)
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return 0 if document["passed"] and not starts_missing(results, plan) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,135 @@
+"""Who takes part: where each gateway comes from, and the command that runs it with one worker."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gateway import configs
+from benchmarks.gateway.errors import Unusable
+from benchmarks.gateway.sources import Index, Ours, Source, System
+
+DIRECT = "direct"
+PROOFSERVE = "proofserve"
+VLLM_ROUTER = "vllm-router"
+NGINX = "nginx"
+NAIVE = "naive"
+
+KEYS = tuple(f"bench-key-{number}" for number in range(4))
+NO_LIMIT = "100000"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a gateway runs: its program, its backend (host:port), its ports and its folder."""
+
+    program: Path
+    backend: str
+    port: int
+    metrics_port: int
+    folder: Path
+
+    def write(self, name: str, text: str) -> str:
+        """Put a file into the folder. Gives its path."""
+        file = self.folder / name
+        file.write_text(text)
+        return str(file)
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A gateway. Without a source there is none: clients talk to the backend."""
+
+    name: str
+    source: Source | None = None
+    command: Callable[[Site], list[str]] = lambda _: []
+    # Streams that it can have open; None: as many as are asked for.
+    most_streams: int | None = None
+
+
+def _proofserve(site: Site) -> list[str]:
+    """With everything on: keys with limits, admission, metrics and counting of usage."""
+    return [
+        *(str(site.program), "gateway"),
+        *("--backend-url", f"http://{site.backend}"),
+        *("--host", "127.0.0.1"),
+        *("--port", str(site.port)),
+        *("--max-concurrent-requests", "2000"),
+        *("--max-queued-requests", "4000"),
+        *("--client-keys-file", site.write("clients.toml", configs.client_keys(KEYS))),
+    ]
+
+
+def _nginx(site: Site) -> list[str]:
+    file = site.write("nginx.conf", configs.nginx(site.backend, site.port))
+    return [str(site.program), "-p", str(site.folder), "-e", "error.log", "-c", file]
+
+
+def _haproxy(site: Site) -> list[str]:
+    file = site.write("haproxy.cfg", configs.haproxy(site.backend, site.port))
+    return [str(site.program), "-db", "-f", file]
+
+
+def _rust_router(*words: str) -> Callable[[Site], list[str]]:
+    """The routers share their options. Round-robin is their cheapest policy."""
+
+    def command(site: Site) -> list[str]:
+        return [
+            *(str(site.program), *words),
+            *("--host", "127.0.0.1"),
+            *("--port", str(site.port)),
+            *("--worker-urls", f"http://{site.backend}"),
+            *("--policy", "round_robin"),
+            *("--prometheus-host", "127.0.0.1"),
+            *("--prometheus-port", str(site.metrics_port)),
+            *("--max-concurrent-requests", NO_LIMIT),
+            *("--log-level", "error"),
+        ]
+
+    return command
+
+
+def _litellm(site: Site) -> list[str]:
+    return [
+        # Its list of prices is not needed, and would be fetched from elsewhere.
+        *("env", "LITELLM_LOCAL_MODEL_COST_MAP=True", "LITELLM_LOG=ERROR"),
+        str(site.program),
+        *("--config", site.write("litellm.yaml", configs.litellm(site.backend))),
+        *("--host", "127.0.0.1"),
+        *("--port", str(site.port)),
+        *("--num_workers", "1"),
+    ]
+
+
+def _naive(site: Site) -> list[str]:
+    program = str(Path(__file__).with_name("naive.py"))
+    return [str(site.program), program, f"http://{site.backend}", str(site.port)]
+
+
+CONTESTANTS = (
+    Contestant(DIRECT),
+    Contestant(PROOFSERVE, Ours("proofserve"), _proofserve),
+    Contestant(VLLM_ROUTER, Index("vllm-router==0.1.17", "vllm-router"), _rust_router()),
+    Contestant(NGINX, System("nginx"), _nginx),
+    Contestant("haproxy", System("haproxy"), _haproxy),
+    Contestant(
+        "sglang-router", Index("sglang-router==0.3.2", "sglang-router"), _rust_router("launch")
+    ),
+    Contestant("smg", Index("smg==1.13.0", "smg"), _rust_router("launch")),
+    Contestant("litellm", Index("litellm[proxy]==1.104.5", "litellm"), _litellm),
+    # Its semaphore and the pool of its client have a hundred places.
+    Contestant(NAIVE, Ours(Path(sys.executable).name), _naive, most_streams=100),
+)
+
+
+def chosen(names: Sequence[str]) -> tuple[Contestant, ...]:
+    """The named contestants; without names all.
+
+    Raises:
+        Unusable: nobody has that name.
+    """
+    known = {contestant.name: contestant for contestant in CONTESTANTS}
+    for name in names:
+        if name not in known:
+            raise Unusable(f"there is no contestant {name!r}; there are {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else CONTESTANTS
