@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Long installs and engine starts are worth a line of progress even in a log file.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTHON_FILES := src tests benchmarks run_vllm_gateway.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check golden bench lock clean
+.PHONY: help setup demo test slow check golden bench bench-gateway lock clean
 
 help: ## List these targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Install everything into .venv (about two minutes, once).
 
@@ -36,8 +37,8 @@ slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves ou
 	$(BIN)/python -m pytest -m slow
 
 check: $(READY) ## Lint, types, layers. Seconds.
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check $(PYTHON_FILES)
+	$(BIN)/ruff format --check $(PYTHON_FILES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -48,6 +49,9 @@ bench: $(READY) ## Measure generation and chat priority on the small models.
 	$(BIN)/proofserve bench generation --size tiny
 	$(BIN)/proofserve bench generation --size small
 	$(BIN)/proofserve bench chat-priority
+
+bench-gateway: $(READY) ## Measure the gateway beside nginx, the Rust routers and others.
+	$(BIN)/python -m benchmarks.gateway
 
 lock: ## Resolve requirements/*.in anew (needs pip-tools in .venv).
 	$(BIN)/pip-compile --quiet --no-annotate --strip-extras --no-header --allow-unsafe \
