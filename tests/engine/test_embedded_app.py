@@ -83,8 +83,16 @@ def engine_processes() -> set[psutil.Process]:
     return {
         child
         for child in psutil.Process().children(recursive=True)
-        if not any("resource_tracker" in word for word in child.cmdline())
+        if not any("resource_tracker" in word for word in command(child))
     }
+
+
+def command(child: psutil.Process) -> list[str]:
+    """The words it was started with: none for one that ended, or that nobody has reaped yet."""
+    try:
+        return child.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 @pytest.fixture(scope="module")
