@@ -1,18 +1,24 @@
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.statistics import (
     DISTANCE_P_MISMATCH,
     Verdict,
     binomial_tail,
+    convicting_count,
     judge,
     judge_distances,
+    power,
+    rate_interval,
+    sample_size,
 )
 
 
@@ -81,4 +87,57 @@ def test_a_number_out_of_range_is_named(
 ) -> None:
     with pytest.raises(ProtocolError) as caught:
         judge(*arguments)
+    assert caught.value.field == field
+
+
+@given(st.data(), st.integers(1, 2000), st.sampled_from([0.9, 0.95, 0.999]))
+def test_the_interval_of_a_rate_is_scipys(data: st.DataObject, n: int, confidence: float) -> None:
+    k = data.draw(st.integers(0, n))
+    expected = binomtest(k, n).proportion_ci(confidence, method="exact")
+    assert rate_interval(k, n, confidence) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+@given(st.integers(0, 400), st.floats(1e-4, 0.5), st.floats(1e-9, 0.5))
+def test_the_convicting_count_is_where_the_verdict_turns(n: int, p: float, alpha: float) -> None:
+    needed = convicting_count(n, p, alpha)
+    verdicts = [judge(k, n, p, alpha).fraud_detected for k in range(n + 1)]
+    assert verdicts.index(True) == needed if needed is not None else not any(verdicts)
+
+
+def test_power_is_how_often_it_convicts() -> None:
+    generator = np.random.default_rng(7)
+    counts = generator.binomial(200, 0.02, size=20_000)
+    convicted = np.mean([judge(int(k), 200, 0.001, 1e-3).fraud_detected for k in counts])
+    # Four standard errors of the simulation.
+    assert power(200, 0.001, 1e-3, 0.02) == pytest.approx(float(convicted), abs=0.014)
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(1.0, 0.999), (0.3, 0.999), (0.05, 0.9)])
+def test_a_sample_is_no_larger_than_it_has_to_be(rate: float, wanted: float) -> None:
+    size = sample_size(0.001, 1e-6, rate, wanted, 1000)
+    assert size is not None
+    assert power(size, 0.001, 1e-6, rate) >= wanted
+    assert all(power(n, 0.001, 1e-6, rate) < wanted for n in range(size))
+
+
+def test_a_rate_below_the_honest_one_needs_more_than_there_is() -> None:
+    assert sample_size(0.001, 1e-6, 0.0005, 0.999, 200) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("k", lambda: rate_interval(3, 2)),
+        ("n", lambda: rate_interval(0, 0)),
+        ("confidence", lambda: rate_interval(1, 2, 1.0)),
+        ("n", lambda: convicting_count(-1, 0.1, 0.1)),
+        ("p", lambda: convicting_count(3, 1.5, 0.1)),
+        ("fraud_threshold", lambda: convicting_count(3, 0.5, 2.0)),
+        ("rate", lambda: power(3, 0.5, 0.1, -0.1)),
+        ("wanted", lambda: sample_size(0.5, 0.1, 0.9, 1.1, 10)),
+    ],
+)
+def test_a_question_out_of_range_is_named(field: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        call()
     assert caught.value.field == field

@@ -1,12 +1,20 @@
-"""From a count of mismatches to a verdict: the exact one-sided binomial test (A.4, B.4)."""
+"""From a count of mismatches to a verdict: the exact one-sided binomial test (A.4, B.4).
+
+Also what such a test can do: the interval of a rate that was measured, the power of a sample size.
+``sequential`` has the test that stops as soon as it knows.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from proofserve.protocol.errors import ProtocolError
 
 # The chance that an honest node's distance is called invalid, fixed by the distance protocol.
 DISTANCE_P_MISMATCH = 5e-4
+
+# Halvings of an interval within [0, 1]: beyond the digits of a float.
+_HALVINGS = 60
 
 # Terms below this share of the sum cannot change it any more.
 _NEGLIGIBLE = 2.0**-60
@@ -57,6 +65,80 @@ def binomial_tail(k: int, n: int, p: float) -> float:
     return 1.0 - _mass(k - 1, n, p) * _relative_tail(n - k + 1, n, 1.0 / odds)
 
 
+def rate_interval(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The Clopper-Pearson interval of a rate of which ``k`` of ``n`` trials were seen.
+
+    With a = 1 - ``confidence`` the lower end solves P(X >= k | p) = a/2, the upper end
+    P(X <= k | p) = a/2, X ~ Binomial(n, p); at k = 0 and k = n an end is 0 or 1. It covers the true
+    rate with at least ``confidence`` (C. Clopper and E. Pearson, Biometrika 26, 1934). Raises
+    ProtocolError unless 0 <= k <= n, n >= 1 and 0 < confidence < 1.
+    """
+    _check_counts("k", k, "n", n)
+    if n == 0:
+        raise ProtocolError("n", "no trial says anything about a rate")
+    check_inside("confidence", confidence)
+    tail = (1.0 - confidence) / 2.0
+    low = 0.0 if k == 0 else _root(lambda p: binomial_tail(k, n, p) < tail)
+    # P(X <= k | p) is the chance that at least n - k trials fail.
+    high = 1.0 if k == n else _root(lambda p: binomial_tail(n - k, n, 1.0 - p) >= tail)
+    return low, high
+
+
+def _root(left_of: Callable[[float], bool]) -> float:
+    """Where in [0, 1] ``left_of`` turns from true to false, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        if left_of(middle):
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2.0
+
+
+def convicting_count(n: int, p_mismatch: float, fraud_threshold: float) -> int | None:
+    """The fewest mismatches among ``n`` nonces that ``judge`` calls fraud, None if none is enough.
+
+    Raises ProtocolError as ``judge``.
+    """
+    _check_counts("n", n, "n", n)
+    _check_probability("fraud_threshold", fraud_threshold)
+    if not binomial_tail(n, n, p_mismatch) < fraud_threshold:
+        return None
+    low, high = 0, n
+    while low < high:
+        middle = (low + high) // 2
+        if binomial_tail(middle, n, p_mismatch) < fraud_threshold:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def power(n: int, p_mismatch: float, fraud_threshold: float, rate: float) -> float:
+    """The chance that ``judge`` convicts, on ``n`` nonces, a node that mismatches at ``rate``.
+
+    P(X >= c) for X ~ Binomial(n, rate) and c = ``convicting_count``; 0 where there is none. Raises
+    ProtocolError as ``judge``, and for a ``rate`` that is no probability.
+    """
+    _check_probability("rate", rate)
+    needed = convicting_count(n, p_mismatch, fraud_threshold)
+    return 0.0 if needed is None else binomial_tail(needed, n, rate)
+
+
+def sample_size(
+    p_mismatch: float, fraud_threshold: float, rate: float, wanted: float, most: int
+) -> int | None:
+    """The fewest nonces, up to ``most``, whose ``power`` against ``rate`` is ``wanted`` or more.
+
+    None if ``most`` are not enough. Power is a saw-tooth in the number of nonces: a few more than
+    these may have a little less. Raises ProtocolError as ``power``.
+    """
+    _check_probability("wanted", wanted)
+    sizes = range(1, most + 1)
+    return next((n for n in sizes if power(n, p_mismatch, fraud_threshold, rate) >= wanted), None)
+
+
 def _mass(k: int, n: int, p: float) -> float:
     """P(X = k). A log-gamma would lose 1e-9 at n = 10^6; summing its factors' logs does not."""
     choose = (math.log((n - i) / (i + 1)) for i in range(min(k, n - k)))
@@ -72,6 +154,12 @@ def _relative_tail(k: int, n: int, odds: float) -> float:
         if term < total * _NEGLIGIBLE:
             break
     return total
+
+
+def check_inside(field: str, value: float) -> None:
+    """Raise ProtocolError unless ``value`` is a probability that is neither 0 nor 1."""
+    if not 0.0 < value < 1.0:
+        raise ProtocolError(field, f"{value} is not between 0 and 1")
 
 
 def _check_probability(field: str, value: float) -> None:

@@ -1,0 +1,103 @@
+"""A checkpoint as the function that a proof needs: embeddings in, last hidden states out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+
+from proofserve.engines.reference.errors import CheckpointError
+from proofserve.protocol.scheme import BlockScheme
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The decoder of a checkpoint, its head left out.
+
+    ``decoder`` takes ``inputs_embeds`` [n, seq_len, hidden] and gives ``last_hidden_state`` of the
+    same shape, behind the final norm.
+    """
+
+    decoder: nn.Module
+    hidden_size: int
+    max_seq_len: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers in their order."""
+        return cast("nn.ModuleList", self.decoder.layers)
+
+    @torch.inference_mode()
+    def values(
+        self, block: BlockScheme, public_key: str, nonces: tuple[int, ...], seq_len: int
+    ) -> Tensor:
+        """Proof values float32 [len(nonces), width] of one forward, bad rows as NaN (A.1, B.1)."""
+        embeddings = block.inputs(public_key, nonces, seq_len, self.dtype)
+        with self._layer_transforms(block):
+            output = self.decoder(inputs_embeds=embeddings, use_cache=False)
+        return block.finish(public_key, nonces, output.last_hidden_state[:, -1])
+
+    @contextmanager
+    def _layer_transforms(self, block: BlockScheme) -> Iterator[None]:
+        hooks = []
+        if block.uses_layer_transforms:
+            for index, layer in enumerate(self.layers):
+                hooks.append(layer.register_forward_hook(_transform(block, index)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _transform(block: BlockScheme, index: int) -> Any:
+    def hook(_layer: nn.Module, _args: Any, output: Any) -> Any:
+        return block.layer_transform(index, output)
+
+    return hook
+
+
+def load(path: Path, dtype: str | None, device: str) -> Network:
+    """Read a checkpoint from disk; nothing is downloaded.
+
+    ``dtype`` is one of ``DTYPES``, or None for the checkpoint's own. Raises CheckpointError.
+    """
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} is no checkpoint: it has no config.json")
+    if dtype is not None and dtype not in DTYPES:
+        raise CheckpointError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
+    place = _device(device)
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
+        wanted = DTYPES[dtype] if dtype else config.dtype or torch.bfloat16
+        model = AutoModel.from_pretrained(path, dtype=wanted, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} cannot be loaded: {error}") from error
+    decoder = model.get_decoder()
+    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
+        raise CheckpointError(f"{path} holds a {type(decoder).__name__}, which has no layers")
+    return Network(
+        decoder=decoder.to(place).eval(),
+        hidden_size=config.hidden_size,
+        max_seq_len=config.max_position_embeddings,
+        dtype=wanted,
+        device=place,
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CheckpointError(f"unknown device {name!r}; try cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError("this torch sees no GPU; choose the device cpu")
+    return device

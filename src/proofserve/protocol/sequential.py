@@ -1,0 +1,157 @@
+"""A test that looks at one nonce after the other, and stops as soon as it knows.
+
+Wald's sequential probability ratio test (A. Wald, Sequential Analysis, 1947) of two rates of
+mismatches: ``p_honest`` and ``p_fraud``. After m mismatches among n nonces the log likelihood ratio
+is
+
+    m log(p_fraud / p_honest) + (n - m) log((1 - p_fraud) / (1 - p_honest)).
+
+At log(1/alpha) or more it convicts, at log(beta) or less it clears. An honest ratio is a martingale
+of mean 1, so that by Ville's inequality the chance of convicting an honest node is at most alpha;
+its inverse gives beta for the other error. Wald's own bounds, log((1 - beta)/alpha) and
+log(beta/(1 - alpha)), keep to the chances only nearly.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.statistics import check_inside
+
+# A boundary that is met exactly must not be missed by the last bit of a logarithm.
+_SLACK = 1e-9
+
+
+class Finding(StrEnum):
+    """What the nonces so far tell."""
+
+    HONEST = "honest"
+    FRAUD = "fraud"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class SequentialTest:
+    """The two rates, and how often each error may happen.
+
+    ``alpha`` is the most often that a node which mismatches at ``p_honest`` or less is convicted,
+    ``beta`` the most often that one at ``p_fraud`` or more is cleared. A node between the rates may
+    be called either. Raises ProtocolError for a rate or chance that is not between 0 and 1, and
+    unless ``p_honest`` is below ``p_fraud``.
+    """
+
+    p_honest: float
+    p_fraud: float
+    alpha: float = 1e-6
+    beta: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for field in ("p_honest", "p_fraud", "alpha", "beta"):
+            check_inside(field, getattr(self, field))
+        if not self.p_honest < self.p_fraud:
+            raise ProtocolError("p_fraud", f"{self.p_fraud} is not above p_honest {self.p_honest}")
+
+    @property
+    def convicts_at(self) -> float:
+        """The log likelihood ratio from which on it convicts."""
+        return -math.log(self.alpha)
+
+    @property
+    def clears_at(self) -> float:
+        """The log likelihood ratio down to which it goes on."""
+        return math.log(self.beta)
+
+    def log_ratio(self, n_mismatch: int, n_total: int) -> float:
+        """The log likelihood ratio of ``n_mismatch`` among ``n_total``.
+
+        Raises ProtocolError unless 0 <= n_mismatch <= n_total.
+        """
+        if not 0 <= n_mismatch <= n_total:
+            raise ProtocolError("n_mismatch", f"{n_mismatch} is outside 0..{n_total}")
+        matches = n_total - n_mismatch
+        return n_mismatch * self._mismatch + matches * self._match
+
+    def finding(self, n_mismatch: int, n_total: int) -> Finding:
+        """What so many mismatches among so many nonces tell. Raises as ``log_ratio``."""
+        ratio = self.log_ratio(n_mismatch, n_total)
+        if ratio >= self.convicts_at - _SLACK:
+            return Finding.FRAUD
+        if ratio <= self.clears_at + _SLACK:
+            return Finding.HONEST
+        return Finding.UNDECIDED
+
+    def course(self, rate: float, most: int) -> "Course":
+        """How it goes against a node that mismatches at ``rate``, for at most ``most`` nonces.
+
+        Exact: the chances of every undecided count of mismatches, carried from nonce to nonce.
+        Raises ProtocolError unless ``rate`` is a probability and ``most`` at least 1.
+        """
+        if not 0.0 <= rate <= 1.0:
+            raise ProtocolError("rate", f"{rate} is not a probability")
+        if most < 1:
+            raise ProtocolError("most", f"{most} is below 1")
+        convicted, cleared = np.zeros(most), np.zeros(most)
+        open_counts = np.ones(1)
+        for n in range(1, most + 1):
+            counts = np.zeros(n + 1)
+            counts[:-1] = open_counts * (1.0 - rate)
+            counts[1:] += open_counts * rate
+            mismatches = np.arange(n + 1)
+            ratios = mismatches * self._mismatch + (n - mismatches) * self._match
+            fraud = ratios >= self.convicts_at - _SLACK
+            honest = ratios <= self.clears_at + _SLACK
+            convicted[n - 1] = counts[fraud].sum()
+            cleared[n - 1] = counts[honest].sum()
+            open_counts = np.where(fraud | honest, 0.0, counts)
+        return Course(convicted, cleared)
+
+    @property
+    def _mismatch(self) -> float:
+        return math.log(self.p_fraud / self.p_honest)
+
+    @property
+    def _match(self) -> float:
+        return math.log1p(-self.p_fraud) - math.log1p(-self.p_honest)
+
+
+@dataclass(frozen=True)
+class Course:
+    """The chances that a test ends at the 1st, 2nd, ... nonce: float64 [most] each."""
+
+    convicted_at: NDArray[np.float64]
+    cleared_at: NDArray[np.float64]
+
+    @property
+    def convicted(self) -> float:
+        """The chance that it convicts."""
+        return float(self.convicted_at.sum())
+
+    @property
+    def cleared(self) -> float:
+        """The chance that it clears."""
+        return float(self.cleared_at.sum())
+
+    @property
+    def undecided(self) -> float:
+        """The chance that the nonces run out."""
+        return max(0.0, 1.0 - self.convicted - self.cleared)
+
+    @property
+    def expected_nonces(self) -> float:
+        """Nonces looked at on average; a test that ran out has looked at all of them."""
+        ended = self.convicted_at + self.cleared_at
+        numbers = np.arange(1, len(ended) + 1)
+        return float(ended @ numbers) + self.undecided * len(ended)
+
+    def nonces_to_convict(self, power: float) -> int | None:
+        """After how many nonces it has convicted with a chance of ``power``, None if it never has.
+
+        Raises ProtocolError unless 0 < power < 1.
+        """
+        check_inside("power", power)
+        reached = np.flatnonzero(np.cumsum(self.convicted_at) >= power - _SLACK)
+        return int(reached[0]) + 1 if len(reached) else None
