@@ -2,9 +2,7 @@
 
 import re
 import shlex
-import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +117,8 @@ def test_a_round_goes_on_after_a_restart(tiny: Path, tmp_path: Path) -> None:
     with serve(tiny, tmp_path) as node:
         node.start_distance_round(use_layer_hooks=True)
         until(lambda: node.processed() >= 48)
-        family = node.family()
-        family[0].send_signal(signal.SIGKILL)
-        until(lambda: not any(process.is_running() for process in family[1:]), 60)
+    # The server was stopped in an orderly way, and the round not at all. What becomes of one whose
+    # server was killed is in test_faults.
     with serve(tiny, tmp_path, POC_RESUME="1") as node:
         status = node.status()
         assert status["state"] == "GENERATING"
@@ -129,12 +126,6 @@ def test_a_round_goes_on_after_a_restart(tiny: Path, tmp_path: Path) -> None:
         before = node.processed()
         assert before >= 48
         until(lambda: node.processed() > before + 16)
-        time.sleep(0.2)
-    # Stopped in an orderly way, and not by /stop: it goes on again.
-    with serve(tiny, tmp_path, POC_RESUME="1") as node:
-        assert node.status()["state"] == "GENERATING"
-        before = node.processed()
-        until(lambda: node.processed() > before)
         node.stop()
         rows = winners_of(node)
         assert len({row["round_id"] for row in rows}) == 1

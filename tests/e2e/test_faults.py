@@ -26,10 +26,19 @@ def gone(processes: list[psutil.Process]) -> bool:
 def test_nothing_reported_is_lost_when_a_process_is_killed(tiny: Path, tmp_path: Path) -> None:
     with serve(tiny, tmp_path) as node:
         free = node.free_blocks()
-        reported = kill_during_a_round(node, victim=0)  # the API process
-    with serve(tiny, tmp_path) as node:
-        assert node.free_blocks() == free
-        reported += kill_during_a_round(node, victim=-1)  # a worker
+        node.start_distance_round(use_layer_hooks=True)
+        reported = kill_during_the_round(node, victim=0)  # the API process
+    with serve(tiny, tmp_path, POC_RESUME="1") as node:
+        status = node.status()
+        assert status["state"] == "GENERATING"
+        assert status["config"]["scheme"]["layer_hooks"] is True
+        assert node.processed() >= reported
+        until(lambda: node.processed() > reported)
+        node.stop()
+        until(lambda: node.free_blocks() == free)
+        reported = node.processed()
+        node.start_round()
+        reported += kill_during_the_round(node, victim=-1)  # a worker
     with serve(tiny, tmp_path) as node:
         rows = node.results()
         assert len(rows) >= reported
@@ -41,9 +50,8 @@ def test_nothing_reported_is_lost_when_a_process_is_killed(tiny: Path, tmp_path:
         assert node.free_blocks() == free
 
 
-def kill_during_a_round(node: ServedNode, victim: int) -> int:
+def kill_during_the_round(node: ServedNode, victim: int) -> int:
     """Nonces reported as produced when one process of the server's family was killed."""
-    node.start_round()
     until(lambda: node.processed() >= 48)
     reported = node.processed()
     family = node.family()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
+import pytest
 import uvicorn
 
 from gateway.scripted import MODEL, PATIENCE_S, Backend, until
@@ -17,6 +18,8 @@ from proofserve.gateway.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 
 CHAT = "/v1/chat/completions"
+# uvicorn takes uvloop wherever it is installed, and our requirements install it.
+KINDS_OF_LOOP = ["uvloop", pytest.param("asyncio", marks=pytest.mark.slow)]
 
 
 class Server:

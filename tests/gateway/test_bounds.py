@@ -9,6 +9,7 @@ import pytest
 from gateway.scripted import OK, SSE_HEAD, Call, answer, answers, backends, chunk, says, until
 from gateway.serving import (
     CHAT,
+    KINDS_OF_LOOP,
     once,
     order,
     plan_for,
@@ -22,7 +23,7 @@ from proofserve.gateway.records import Timeouts
 pytestmark = pytest.mark.anyio
 
 PIECE = 64 * 1024
-LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+LOOPS = pytest.mark.parametrize("loop", KINDS_OF_LOOP)
 
 
 async def stands_still(call: Call) -> int:

@@ -19,13 +19,13 @@ from gateway.scripted import (
     silent,
     until,
 )
-from gateway.serving import Server, Wire, once, order, plan_for, post, serving, wire
+from gateway.serving import KINDS_OF_LOOP, Server, Wire, once, order, plan_for, post, serving, wire
 from gateway.test_faults import nothing_is_held
 from proofserve.gateway.records import Timeouts
 
 pytestmark = pytest.mark.anyio
 
-LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+LOOPS = pytest.mark.parametrize("loop", KINDS_OF_LOOP)
 
 
 async def slow(call: Call) -> None:

@@ -19,13 +19,13 @@ from gateway.scripted import (
     silent,
     until,
 )
-from gateway.serving import Server, once, order, plan_for, post, serving
+from gateway.serving import KINDS_OF_LOOP, Server, once, order, plan_for, post, serving
 from gateway.test_faults import BROKEN, nothing_is_held
 from proofserve.gateway.records import Timeouts
 
 pytestmark = pytest.mark.anyio
 
-LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+LOOPS = pytest.mark.parametrize("loop", KINDS_OF_LOOP)
 FAULTS: dict[str, Script] = {
     **{name: script for name, (script, _) in BROKEN.items()},
     "500": answer("500 Internal Server Error"),

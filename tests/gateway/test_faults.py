@@ -25,12 +25,22 @@ from gateway.scripted import (
     silent,
     until,
 )
-from gateway.serving import Answer, Server, once, order, plan_for, post, serving, wire
+from gateway.serving import (
+    KINDS_OF_LOOP,
+    Answer,
+    Server,
+    once,
+    order,
+    plan_for,
+    post,
+    serving,
+    wire,
+)
 from proofserve.gateway.records import Timeouts
 
 pytestmark = pytest.mark.anyio
 
-LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+LOOPS = pytest.mark.parametrize("loop", KINDS_OF_LOOP)
 HALF = b"HTTP/1.1 200 OK\r\ncontent-le"
 SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"
 
@@ -66,7 +76,7 @@ def each(table: dict[str, tuple[Script, str]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("script", "code"), table.values(), ids=list(table))
 
 
-@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+@pytest.fixture(scope="module", params=KINDS_OF_LOOP)
 async def running(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Backend, Server]]:
     async with backends(answers) as (backend,), serving(plan_for(backend), request.param) as server:
         yield backend, server

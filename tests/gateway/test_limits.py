@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 
 from gateway.scripted import Call, answer, answers, backends, until
-from gateway.serving import Answer, Server, once, order, plan_for, post, serving
+from gateway.serving import KINDS_OF_LOOP, Answer, Server, once, order, plan_for, post, serving
 from gateway.test_faults import nothing_is_held
 from proofserve.gateway.records import ClientSpec, Timeouts
 
 pytestmark = pytest.mark.anyio
 
-LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+LOOPS = pytest.mark.parametrize("loop", KINDS_OF_LOOP)
 KEY = "Authorization: Bearer secret"
 
 

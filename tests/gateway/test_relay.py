@@ -20,7 +20,7 @@ from gateway.scripted import (
     says,
     until,
 )
-from gateway.serving import CHAT, Server, once, order, plan_for, post, serving, wire
+from gateway.serving import CHAT, KINDS_OF_LOOP, Server, once, order, plan_for, post, serving, wire
 from proofserve.gateway.records import ClientSpec
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ async def echo(call: Call) -> None:
     await answer("200 OK", json.dumps(text).encode())(call)
 
 
-@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+@pytest.fixture(scope="module", params=KINDS_OF_LOOP)
 async def running(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Backend, Server]]:
     async with backends(echo) as (backend,), serving(plan_for(backend), request.param) as server:
         yield backend, server
