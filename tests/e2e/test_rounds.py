@@ -1,11 +1,15 @@
 """Rounds, jobs and validation on a real server, over real HTTP, with chat beside them."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.models import SmallModels
 from support.node import ROUND, ServedNode, until
 
 pytestmark = pytest.mark.engine
@@ -106,3 +110,20 @@ def test_the_openapi_schema_describes_the_routes(node: ServedNode) -> None:
     schema = node._http.get("/openapi.json").json()
     for path in ("/init/generate", "/generate", "/generate/{request_id}", "/status", "/stop"):
         assert f"/api/v1/pow{path}" in schema["paths"]
+
+
+def test_a_stranger_verifies_a_round_without_vllm(
+    node: ServedNode, tiny: Path, small_models: SmallModels
+) -> None:
+    node.start_round()
+    until(lambda: node.processed() >= 64)
+    command = [
+        *(sys.executable, "-m", "proofserve", "verify", node.server.url),
+        *("--dist-threshold", "0.1", "--model"),
+    ]
+    honest = subprocess.run([*command, tiny], capture_output=True, text=True, check=False)
+    assert honest.returncode == 0, honest.stdout + honest.stderr
+    other = small_models.get("qwen3", seed=1)
+    fraud = subprocess.run([*command, other], capture_output=True, text=True, check=False)
+    assert fraud.returncode == 1, fraud.stdout + fraud.stderr
+    assert node.chat("Chat goes on.")

@@ -190,7 +190,7 @@ class StubNode:
             wrong = 0 if self.habits.counts_right else 1
             return {
                 "status": self.habits.stuck_state or self.state,
-                "config": None,
+                "config": self._config(),
                 "stats": {
                     "total_processed": self._next + wrong,
                     "total_found": sum("error" not in row for row in mine) + wrong,
@@ -200,6 +200,12 @@ class StubNode:
                 "round_id": str(self.rounds),
                 "engine": self.gauges(),
             }
+
+    def _config(self) -> dict[str, Any] | None:
+        if not self.rounds:
+            return None
+        config = {name: self._work[name] for name in ("block_hash", "public_key")}
+        return {**config, **self._work.get("params", {"seq_len": self._work.get("seq_len")})}
 
     def gauges(self) -> dict[str, Any]:
         busy = time.monotonic() if self.state == "GENERATING" else 0.0

@@ -10,6 +10,7 @@ from rich.markup import escape
 from proofserve.cli.checkpoints import SmallModel, checkpoint
 from proofserve.cli.choice import SEVERAL, Models, chosen
 from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
+from proofserve.cli.outsider import claims_of_model
 from proofserve.cli.protocols import Protocols, orders
 from proofserve.cli.servers import Deployment, serving, somebody_elses
 from proofserve.lab.check_coexist import coexist as coexist_checks
@@ -18,7 +19,6 @@ from proofserve.lab.check_e2e import Stage, StartNode, Trial, artifact_trial, en
 from proofserve.lab.check_smoke import smoke as smoke_checks
 from proofserve.lab.checks import Check, Tell
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.outsider import claims_of_model
 from proofserve.lab.records import AnyWork, DistanceWork, Work
 
 app = typer.Typer(help="Check a server, one we start or one that runs.", no_args_is_help=True)

@@ -10,12 +10,12 @@ from rich.table import Table
 
 from proofserve.cli.checkpoints import SmallModel, checkpoint
 from proofserve.cli.desk import BROKEN, Desk, open_desk
+from proofserve.cli.outsider import claims_of_model
 from proofserve.cli.servers import Deployment, serving
 from proofserve.lab.chats import chats
 from proofserve.lab.errors import LabError
 from proofserve.lab.load import Reply, ask_all
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.outsider import claims_of_model
 from proofserve.lab.records import Work
 from proofserve.lab.vectors import claims_of, tampered, vectors_of
 from proofserve.lab.waiting import computing_round, wait_until

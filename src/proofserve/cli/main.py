@@ -11,7 +11,10 @@ from typer.main import get_command
 # a gigabyte, which a gateway in front of other machines can do without.
 COMMANDS = {
     name: f"proofserve.cli.{name}"
-    for name in ("serve", "gateway", "demo", "receive", "model", "check", "bench", "calibrate")
+    for name in (
+        *("serve", "gateway", "demo", "receive", "verify"),
+        *("model", "check", "bench", "calibrate"),
+    )
 }
 
 

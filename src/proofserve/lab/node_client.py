@@ -55,7 +55,12 @@ class NodeClient:
 
     def status(self) -> NodeStatus:
         """What the node does now. Answered between two forwards, so it may take one."""
-        return NodeStatus.read(self._call("GET", f"{PROOFS}/status"))
+        return NodeStatus.read(self.describe())
+
+    def describe(self) -> Mapping[str, Any]:
+        """All of ``GET /status``."""
+        found: Mapping[str, Any] = self._call("GET", f"{PROOFS}/status")
+        return found
 
     def engine(self) -> EngineGauges:
         """The counters inside the engine."""

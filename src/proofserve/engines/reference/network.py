@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.protocol.scheme import BlockScheme
@@ -78,7 +79,8 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
         wanted = DTYPES[dtype] if dtype else config.dtype or torch.bfloat16
-        model = AutoModel.from_pretrained(path, dtype=wanted, local_files_only=True)
+        with _no_progress_bar():
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=wanted, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be loaded: {error}") from error
     decoder = model.get_decoder()
@@ -91,6 +93,18 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
         dtype=wanted,
         device=place,
     )
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Whoever loads a checkpoint says so in words of their own."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _device(name: str) -> torch.device:

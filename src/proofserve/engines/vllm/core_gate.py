@@ -26,7 +26,7 @@ from proofserve.engines.vllm.ledger import Ledger
 # How often the loop is woken to look at deadlines, seconds.
 ALARM_S = 1.0
 # How long chat must have been quiet before a forward takes the engine, seconds.
-CHAT_GRACE_S = 0.008
+CHAT_GRACE_S = 0.006
 # The EngineCore method under which the plugin installs ``ProofGate.turn``.
 TURN = "proofserve_turn"
 

@@ -1,0 +1,225 @@
+"""``proofserve verify``: does a node run the model that it claims?"""
+
+import json as json_format
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from proofserve.cli.progress import Line
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.reference.network import load
+from proofserve.lab.claimed import Claimed, Wanted, from_file, from_node
+from proofserve.lab.errors import LabError
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.vectors import claims_of, vectors_of
+from proofserve.lab.verification import (
+    Recompute,
+    Rule,
+    Vectors,
+    Verification,
+    draw,
+    verify,
+)
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.schemes import scheme as scheme_named
+from proofserve.protocol.sequential import Finding, SequentialTest
+from proofserve.rounds.errors import RoundsError
+from proofserve.rounds.records import Workload
+
+app = typer.Typer()
+
+EXIT_CODES = {Finding.HONEST: 0, Finding.FRAUD: 1, Finding.UNDECIDED: 2}
+NO_VERDICT = 3
+COLOURS = {Finding.HONEST: "green", Finding.FRAUD: "red", Finding.UNDECIDED: "yellow"}
+SHOWN = 10
+
+
+@app.command("verify")
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(help="A JSON file, a file of `proofserve receive`, or a node's URL."),
+    ],
+    dist_threshold: Annotated[
+        float,
+        typer.Option(help="How far an honest vector may be from ours; it belongs to the model."),
+    ],
+    model: Annotated[
+        Path | None, typer.Option(help="Recompute with this checkpoint; needs no vLLM.")
+    ] = None,
+    recompute_url: Annotated[
+        str | None, typer.Option(help="Recompute on this node of your own instead.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16 or float32; the checkpoint's if unset.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    forward_batch: Annotated[int, typer.Option(help="Nonces per forward.", min=1)] = 8,
+    scheme: Annotated[str, typer.Option(help="artifact-v1 or artifact-v1-layers.")] = "artifact-v1",
+    stronger_rng: Annotated[bool, typer.Option(help="With artifact-v1-layers.")] = False,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens per nonce, if the source does not say.", min=1)
+    ] = None,
+    k_dim: Annotated[
+        int | None, typer.Option(help="Values per vector, if the source does not say.", min=1)
+    ] = None,
+    block_hash: Annotated[str | None, typer.Option(help="Of several in the source.")] = None,
+    public_key: Annotated[str | None, typer.Option(help="Of several in the source.")] = None,
+    seed: Annotated[
+        str, typer.Option(help="Decides the sample; publish it, but not before the artifacts are.")
+    ] = "0",
+    nonces: Annotated[
+        int | None, typer.Option(help="Recompute at most so many; all if unset.", min=1)
+    ] = None,
+    sequential: Annotated[
+        bool, typer.Option("--sequential/--fixed", help="Stop as soon as it is known, or not.")
+    ] = True,
+    p_mismatch: Annotated[
+        float, typer.Option(help="How often an honest vector is beyond the threshold.")
+    ] = 0.001,
+    p_fraud: Annotated[
+        float, typer.Option(help="How often that of a fraud is, at the least.")
+    ] = 0.5,
+    alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
+    beta: Annotated[float, typer.Option(help="Chance to clear a fraud.")] = 1e-3,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the outcome to this file.")
+    ] = None,
+) -> None:
+    """Recompute a sample of a node's artifacts, and tell honest from fraud.
+
+    Exit code 0: honest. 1: fraud. 2: undecided, for want of nonces. 3: no
+    verdict, because something could not be read or recomputed.
+
+    A missing, repeated, malformed or non-finite artifact is a mismatch.
+
+    \b
+    proofserve verify artifacts.json --model ./model --dist-threshold 0.1
+    proofserve verify received.sqlite --model ./model --dist-threshold 0.1 --seq-len 256
+    proofserve verify http://node:8000 --recompute-url http://mine:8000 --dist-threshold 0.1
+    """
+    console = Console()
+    try:
+        test = SequentialTest(p_mismatch, p_fraud, alpha, beta)
+        rule = Rule(test, dist_threshold, sequential, at_once=forward_batch)
+        claimed = _read(source, Wanted(block_hash, public_key))
+        claimed = _complete(claimed, seq_len, k_dim)
+        work = _workload(claimed, scheme, stronger_rng)
+        recompute = _recompute(work, model, recompute_url, (dtype, device, forward_batch))
+        with Line(console) as line:
+            sample = draw(claimed.nonces, seed, nonces)
+            outcome = verify(claimed, sample, recompute, rule, line)
+    except (LabError, CheckpointError, RoundsError, ValueError, OSError) as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(NO_VERDICT) from error
+    _show(console, outcome, rule, len(claimed.nonces), seed)
+    if json is not None:
+        json.write_text(json_format.dumps(_record(outcome, rule, claimed, seed), indent=2) + "\n")
+    raise typer.Exit(EXIT_CODES[outcome.finding])
+
+
+def _read(source: str, wanted: Wanted) -> Claimed:
+    if not source.startswith(("http://", "https://")):
+        return from_file(Path(source), wanted)
+    with NodeClient(source) as node:
+        claimed = from_node(node)
+    if not wanted.fits(claimed.block_hash, claimed.public_key):
+        raise LabError(f"{source} is at block {claimed.block_hash}, key {claimed.public_key}")
+    return claimed
+
+
+def _complete(claimed: Claimed, seq_len: int | None, k_dim: int | None) -> Claimed:
+    """With what the caller says about the artifacts, who must not contradict them."""
+    return replace(
+        claimed,
+        seq_len=_agreed("seq_len", claimed.seq_len, seq_len),
+        k_dim=_agreed("k_dim", claimed.k_dim, k_dim),
+    )
+
+
+def _agreed(field: str, said: int | None, given: int | None) -> int:
+    option = f"--{field.replace('_', '-')}"
+    if said is None and given is None:
+        raise LabError(f"the source does not say {field}; give {option}")
+    if said is not None and given not in {None, said}:
+        raise LabError(f"{option} {given} contradicts the source, which says {said}")
+    return said if said is not None else int(given or 0)
+
+
+def _workload(claimed: Claimed, name: str, stronger_rng: bool) -> Workload:
+    made_by = scheme_named(name, k_dim=claimed.k_dim, stronger_rng=stronger_rng)
+    if not isinstance(made_by, ArtifactScheme):
+        raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
+    return Workload(made_by, claimed.block_hash, claimed.public_key, claimed.seq_len or 0)
+
+
+def _recompute(
+    work: Workload, model: Path | None, url: str | None, how: tuple[str | None, str, int]
+) -> Recompute:
+    if (model is None) == (url is None):
+        raise LabError("say with what to recompute: --model CHECKPOINT or --recompute-url NODE")
+    if model is None:
+        return _by_node(work, str(url))
+    dtype, device, forward_batch = how
+    engine = ReferenceEngine(load(model, dtype, device), model.name, forward_batch)
+
+    def by_checkpoint(nonces: Sequence[int]) -> Vectors:
+        batch = engine.compute(work, nonces)
+        return dict(zip(batch.nonces, batch.values, strict=True))
+
+    return by_checkpoint
+
+
+def _by_node(work: Workload, url: str) -> Recompute:
+    def by_node(nonces: Sequence[int]) -> Vectors:
+        with NodeClient(url) as node:
+            model, k_dim = node.models()[0], work.scheme.width
+            order = Work(model, work.block_hash, work.public_key, work.seq_len, k_dim=k_dim)
+            return vectors_of(claims_of(node.artifacts(order, nonces)), k_dim)
+
+    return by_node
+
+
+def _show(console: Console, outcome: Verification, rule: Rule, claimed: int, seed: str) -> None:
+    colour = COLOURS[outcome.finding]
+    console.print(f"[bold {colour}]{outcome.finding}[/]")
+    console.print(
+        f"{outcome.nonces_used} of {claimed} nonces recomputed (seed {seed}),"
+        f" {len(outcome.mismatches)} mismatches,"
+        f" {_figure_name(rule)} {outcome.figure:.3g}"
+    )
+    for mismatch in outcome.mismatches[:SHOWN]:
+        far = "" if mismatch.distance is None else f" by {mismatch.distance:.4f}"
+        console.print(
+            f"  nonce {mismatch.nonce}: {mismatch.reason}{far} {mismatch.detail}".rstrip()
+        )
+    if (more := len(outcome.mismatches) - SHOWN) > 0:
+        console.print(f"  and {more} more")
+    console.print(rule.words, soft_wrap=True)
+
+
+def _record(outcome: Verification, rule: Rule, claimed: Claimed, seed: str) -> dict[str, object]:
+    return {
+        "verdict": outcome.finding,
+        "nonces_used": outcome.nonces_used,
+        "nonces_claimed": len(claimed.nonces),
+        "mismatches": [asdict(mismatch) for mismatch in outcome.mismatches],
+        _figure_name(rule).replace(" ", "_").replace("-", "_"): outcome.figure,
+        "seed": seed,
+        "block_hash": claimed.block_hash,
+        "public_key": claimed.public_key,
+        "dist_threshold": rule.dist_threshold,
+        "sequential": rule.sequential,
+        "test": asdict(rule.test),
+        "rule": rule.words,
+    }
+
+
+def _figure_name(rule: Rule) -> str:
+    return "likelihood ratio" if rule.sequential else "p-value"

@@ -1,0 +1,153 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from lab.stub_node import stub_node
+from proofserve.cli.main import app
+from proofserve.cli.outsider import claims_of_model
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from support.models import SmallModels
+
+WORK = Work("tiny", seq_len=32)
+CLOSE = ("--dist-threshold", "0.1")
+Body = dict[str, Any]
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, ["verify", *map(str, args)])
+
+
+@pytest.fixture(scope="module")
+def published(tiny: Path) -> Body:
+    """What an honest node of the tiny model published."""
+    claims = claims_of_model(tiny, WORK, range(24))
+    return {
+        "public_key": WORK.public_key,
+        "block_hash": WORK.block_hash,
+        "artifacts": [{"nonce": c.nonce, "vector_b64": c.vector_b64} for c in claims],
+        "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
+        "params": {"seq_len": 32},
+    }
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[Body], Path]:
+    def written(body: Body) -> Path:
+        path = tmp_path / "artifacts.json"
+        path.write_text(json.dumps(body))
+        return path
+
+    return written
+
+
+def test_an_honest_node_is_honest(
+    tiny: Path, published: Body, write: Callable[[Body], Path], tmp_path: Path
+) -> None:
+    record = tmp_path / "outcome.json"
+    result = run(write(published), "--model", tiny, *CLOSE, "--seed", "42", "--json", record)
+    assert result.exit_code == 0, result.output
+    assert "honest" in result.output
+    assert "10 of 24 nonces recomputed (seed 42), 0 mismatches" in result.output
+    outcome = json.loads(record.read_text())
+    assert outcome["verdict"] == "honest"
+    assert outcome["nonces_used"] == 10
+    assert outcome["seed"] == "42"
+    assert 0 < outcome["likelihood_ratio"] < 1e-3
+    assert outcome["test"] == {"p_honest": 0.001, "p_fraud": 0.5, "alpha": 1e-6, "beta": 1e-3}
+
+
+def test_another_model_is_fraud(
+    small_models: SmallModels, published: Body, write: Callable[[Body], Path], tmp_path: Path
+) -> None:
+    record = tmp_path / "outcome.json"
+    other = small_models.get("qwen3", seed=1)
+    result = run(write(published), "--model", other, *CLOSE, "--json", record)
+    assert result.exit_code == 1, result.output
+    assert "3 of 24 nonces recomputed" in result.output
+    outcome = json.loads(record.read_text())
+    assert [m["reason"] for m in outcome["mismatches"]] == ["too far"] * 3
+    assert min(m["distance"] for m in outcome["mismatches"]) > 0.1
+
+
+def test_a_fixed_test_recomputes_all_and_may_not_be_enough(
+    tiny: Path, published: Body, write: Callable[[Body], Path]
+) -> None:
+    path = write(published)
+    whole = run(path, "--model", tiny, *CLOSE, "--fixed")
+    assert whole.exit_code == 0, whole.output
+    assert "24 of 24 nonces recomputed" in whole.output
+    assert "p-value 1" in whole.output
+    little = run(path, "--model", tiny, *CLOSE, "--fixed", "--nonces", "2")
+    assert little.exit_code == 2
+    assert "undecided" in little.output
+
+
+def test_missing_artifacts_convict(
+    tiny: Path, published: Body, write: Callable[[Body], Path]
+) -> None:
+    claimed = published | {"artifacts": [], "nonces": list(range(30))}
+    result = run(write(claimed), "--model", tiny, *CLOSE)
+    assert result.exit_code == 1, result.output
+    assert "missing" in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"artifacts": []}, (), "there is no artifact to verify"),
+        ({"params": {}}, (), "the source does not say seq_len; give --seq-len"),
+        ({}, ("--k-dim", "8"), "--k-dim 8 contradicts the source, which says 12"),
+        ({"public_key": None}, (), "public_key: Input should be a valid string"),
+        ({"params": {"seq_len": 10**6}}, (), "seq_len 1000000 exceeds the model's"),
+        ({}, ("--p-fraud", "0.0001"), "p_fraud: 0.0001 is not above p_honest"),
+        ({}, ("--block-hash", "other"), "is about block lab-block, key lab-key"),
+        ({}, ("--dtype", "int3"), "unknown dtype 'int3'"),
+        ({}, ("--scheme", "distance-v1"), "distance-v1 has no such option"),
+        ({}, ("--recompute-url", "http://x"), "--model CHECKPOINT or --recompute-url NODE"),
+        ({}, ("--dist-threshold", "nan"), "dist_threshold: nan is not a finite number"),
+    ],
+)
+def test_what_cannot_be_judged_is_no_verdict(
+    tiny: Path,
+    published: Body,
+    write: Callable[[Body], Path],
+    change: Body,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    result = run(write(published | change), "--model", tiny, *CLOSE, *options)
+    assert result.exit_code == 3, result.output
+    assert message in result.output
+
+
+def test_two_nodes_need_no_checkpoint(write: Callable[[Body], Path]) -> None:
+    with stub_node() as (_, url), NodeClient(url) as node:
+        claims = node.artifacts(Work("stub", seq_len=32), range(16))
+        body = {
+            "public_key": "lab-key",
+            "block_hash": "lab-block",
+            "artifacts": [{"nonce": a.nonce, "vector_b64": a.vector_b64} for a in claims],
+            "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
+        }
+        path = write(body)
+        honest = run(path, "--recompute-url", url, *CLOSE, "--seq-len", "32")
+        assert honest.exit_code == 0, honest.output
+        other = run(
+            write(body | {"public_key": "other"}), "--recompute-url", url, *CLOSE, "--seq-len", "32"
+        )
+        assert other.exit_code == 1, other.output
+    gone = run(path, "--recompute-url", url, *CLOSE, "--seq-len", "32")
+    assert gone.exit_code == 3
+    assert url in gone.output
+
+
+def test_help_teaches_with_an_example() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "proofserve verify artifacts.json --model" in result.output

@@ -1,0 +1,140 @@
+import asyncio
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.reference.network import Network, load
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.distance import DistanceScheme
+from proofserve.protocol.scheme import Scheme
+from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.records import ProofBatch, Workload
+from support.models import SmallModels
+
+PLAIN = ArtifactScheme()
+
+
+def work(scheme: Scheme = PLAIN, seq_len: int = 32) -> Workload:
+    return Workload(scheme, "0xabc", "node-key", seq_len)
+
+
+@pytest.fixture(scope="module")
+def network(small_models: SmallModels) -> Network:
+    return load(small_models.get("qwen3"), None, "cpu")
+
+
+@pytest.fixture
+def engine(network: Network) -> ReferenceEngine:
+    return ReferenceEngine(network, "tiny", forward_batch=4)
+
+
+@torch.inference_mode()
+def test_it_is_the_last_hidden_state_of_the_checkpoint(tiny: Path, engine: ReferenceEngine) -> None:
+    whole = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).eval()
+    block = PLAIN.for_block("0xabc", whole.config.hidden_size, torch.device("cpu"))
+    inputs = block.inputs("node-key", range(4), 32, torch.bfloat16)
+    states = whole(inputs_embeds=inputs, output_hidden_states=True, use_cache=False).hidden_states
+    expected = block.finish("node-key", range(4), states[-1][:, -1]).numpy()
+    assert np.array_equal(engine.compute(work(), range(4)).values, expected)
+
+
+def test_a_vector_does_not_depend_on_its_mates(engine: ReferenceEngine) -> None:
+    alone = [engine.compute(work(), [nonce]).values[0] for nonce in (5, 3, 900)]
+    together = engine.compute(work(), [7, 900, 1, 5, 2, 3])
+    assert np.array_equal(together.values[[3, 5, 1]], np.array(alone))
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "llama", "gemma3"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        PLAIN,
+        ArtifactScheme(layer_reflections=True, stronger_rng=True),
+        DistanceScheme(sign_flips=False, layer_hooks=True),
+    ],
+    ids=lambda scheme: scheme.name,
+)
+def test_every_architecture_does_every_scheme(
+    arch: str, scheme: Scheme, small_models: SmallModels
+) -> None:
+    checkpoint = small_models.get(arch)
+    some, others = (
+        ReferenceEngine(load(checkpoint, dtype, "cpu"), arch, 4).compute(work(scheme), range(6))
+        for dtype in ("bfloat16", "float32")
+    )
+    assert some.values.shape == (6, scheme.width)
+    # Rounding moves a vector of length 1 a little, and other layers' reflections all the way.
+    assert 0 < np.linalg.norm(some.values - others.values, axis=1).max() < 0.2
+
+
+def test_layer_transforms_leave_nothing_behind(engine: ReferenceEngine) -> None:
+    before = engine.compute(work(), range(4)).values
+    reflected = engine.compute(work(ArtifactScheme(layer_reflections=True)), range(4)).values
+    assert np.linalg.norm(reflected - before, axis=1).min() > 0.1
+    assert np.array_equal(engine.compute(work(), range(4)).values, before)
+
+
+def test_a_row_that_is_not_finite_is_named(small_models: SmallModels) -> None:
+    broken = ReferenceEngine(load(small_models.broken(), None, "cpu"), "broken", 4)
+    batch = broken.compute(work(), range(3))
+    assert (batch.nonces, batch.failed) == ((), (0, 1, 2))
+    assert batch.values.shape == (0, 12)
+
+
+def test_the_engine_port(engine: ReferenceEngine, network: Network) -> None:
+    async def prove() -> ProofBatch:
+        async with engine.session(work()) as session:
+            return await session.prove([4, 5])
+
+    batch = asyncio.run(prove())
+    assert batch.nonces == (4, 5)
+    assert np.array_equal(batch.values, engine.compute(work(), [4, 5]).values)
+    assert engine.facts.model_names == ("tiny",)
+    assert engine.facts.max_seq_len == network.max_seq_len > 256
+    assert asyncio.run(engine.gauges()).unfinished_requests == 0
+
+
+def test_nothing_asked_is_nothing_computed(engine: ReferenceEngine) -> None:
+    assert engine.compute(work(), []).values.shape == (0, 12)
+
+
+def test_what_the_model_cannot_do_is_a_fault(engine: ReferenceEngine) -> None:
+    with pytest.raises(EngineFault, match="seq_len 1000000 exceeds"):
+        engine.compute(work(seq_len=10**6), [0])
+    with pytest.raises(EngineFault, match="k_dim"):
+        engine.compute(work(ArtifactScheme(k_dim=100_000)), [0])
+    with pytest.raises(EngineFault, match="occurs twice"):
+        engine.compute(work(), [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "message"),
+    [
+        ("int3", "cpu", "unknown dtype 'int3'; choose from bfloat16"),
+        (None, "abacus", "unknown device 'abacus'"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_named(
+    tiny: Path, dtype: str | None, device: str, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load(tiny, dtype, device)
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        load(tmp_path, None, "cpu")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load(tmp_path, None, "cpu")
+
+
+def test_vectors_have_length_one(engine: ReferenceEngine) -> None:
+    lengths = np.linalg.norm(engine.compute(work(), range(8)).values, axis=1)
+    assert all(math.isclose(length, 1.0, abs_tol=1e-5) for length in lengths)

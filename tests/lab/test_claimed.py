@@ -1,0 +1,111 @@
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.stub_node import stub_node
+from proofserve.lab.claimed import Claimed, Wanted, from_file, from_node
+from proofserve.lab.errors import LabError
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import DistanceWork, Work
+from proofserve.lab.waiting import wait_until
+from proofserve.protocol.comparison import Claim
+from proofserve.receiver.book import Book
+from proofserve.receiver.messages import Generated, Stamp
+
+ANY = Wanted()
+BODY: dict[str, Any] = {
+    "public_key": "key",
+    "block_hash": "block",
+    "block_height": 7,
+    "node_id": 0,
+    "artifacts": [{"nonce": 4, "vector_b64": "AAA="}, {"nonce": 2, "vector_b64": "!"}],
+    "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
+}
+CLAIMS = (Claim(4, "AAA="), Claim(2, "!"))
+
+
+def written(folder: Path, body: object) -> Path:
+    path = folder / "artifacts.json"
+    path.write_text(json.dumps(body))
+    return path
+
+
+def test_a_callback_is_a_file_of_artifacts(tmp_path: Path) -> None:
+    expected = Claimed("block", "key", (4, 2), CLAIMS, k_dim=12)
+    assert from_file(written(tmp_path, BODY), ANY) == expected
+
+
+def test_a_file_may_say_more(tmp_path: Path) -> None:
+    more = {"nonces": [1, 2, 4, 4], "params": {"model": "m", "seq_len": 256, "k_dim": 12}}
+    claimed = from_file(written(tmp_path, BODY | more), ANY)
+    assert (claimed.nonces, claimed.claims, claimed.seq_len) == ((1, 2, 4), CLAIMS, 256)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda body: body.pop("block_hash"), "block_hash: Field required"),
+        (lambda body: body["artifacts"][1].update(nonce=-1), r"artifacts\.1\.nonce"),
+        (lambda body: body["artifacts"][0].update(nonce="4"), r"artifacts\.0\.nonce"),
+        (lambda body: body["artifacts"][0].update(vector_b64=None), r"artifacts\.0\.vector_b64"),
+        (lambda body: body["encoding"].update(dtype="f32"), r"encoding\.dtype"),
+        (lambda body: body.update(nonces=[2**63]), r"nonces\.0"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(
+    tmp_path: Path, spoil: Callable[[dict[str, Any]], object], named: str
+) -> None:
+    body = json.loads(json.dumps(BODY))
+    spoil(body)
+    with pytest.raises(LabError, match=named):
+        from_file(written(tmp_path, body), ANY)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="cannot read"):
+        from_file(tmp_path / "nothing", ANY)
+    (tmp_path / "text").write_text("Dear validator, ")
+    with pytest.raises(LabError, match="neither JSON nor SQLite"):
+        from_file(tmp_path / "text", ANY)
+    with sqlite3.connect(tmp_path / "other.sqlite") as database:
+        database.execute("CREATE TABLE songs (title TEXT)")
+    with pytest.raises(LabError, match="no file of `proofserve receive`"):
+        from_file(tmp_path / "other.sqlite", ANY)
+
+
+def test_a_receivers_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a book?.sqlite"
+    book = Book.open(path)
+    book.add_generated(Generated.model_validate(BODY), Stamp())
+    book.add_generated(Generated.model_validate(BODY | {"block_hash": "other"}), Stamp())
+    claimed = from_file(path, Wanted(block_hash="block"))
+    assert claimed == Claimed("block", "key", (2, 4), CLAIMS[::-1])
+    with pytest.raises(LabError, match=r"several nodes or blocks fit(?s:.*)2 of block other"):
+        from_file(path, ANY)
+    with pytest.raises(LabError, match="nothing fits"):
+        from_file(path, Wanted(public_key="nobody"))
+    book.close()
+
+
+def test_a_nodes_round_is_read() -> None:
+    with stub_node() as (_, url), NodeClient(url) as node:
+        with pytest.raises(LabError, match="has no round"):
+            from_node(node)
+        with node.round(Work("toy", block_hash="first")):
+            wait_until(lambda: node.status().processed >= 32, "results", 30)
+        with node.round(Work("toy", seq_len=64)):
+            wait_until(lambda: node.status().processed >= 32, "results", 30)
+            claimed = from_node(node)
+        assert (claimed.block_hash, claimed.seq_len, claimed.k_dim) == ("lab-block", 64, 12)
+        assert claimed.nonces == tuple(range(len(claimed.nonces)))
+        assert len(claimed.claims) == len(claimed.nonces) >= 32
+        assert (
+            claimed.claims[0].vector_b64
+            == node.artifacts(Work("toy", seq_len=64), [0])[0].vector_b64
+        )
+        with node.round(DistanceWork("toy")), pytest.raises(LabError, match="distance protocol"):
+            from_node(node)
