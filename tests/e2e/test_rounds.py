@@ -1,14 +1,14 @@
 """Rounds, jobs and validation on a real server, over real HTTP, with chat beside them."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from proofserve.cli.main import app
 from support.models import SmallModels
 from support.node import ROUND, ServedNode, until
 
@@ -117,13 +117,9 @@ def test_a_stranger_verifies_a_round_without_vllm(
 ) -> None:
     node.start_round()
     until(lambda: node.processed() >= 64)
-    command = [
-        *(sys.executable, "-m", "proofserve", "verify", node.server.url),
-        *("--dist-threshold", "0.1", "--model"),
-    ]
-    honest = subprocess.run([*command, tiny], capture_output=True, text=True, check=False)
-    assert honest.returncode == 0, honest.stdout + honest.stderr
-    other = small_models.get("qwen3", seed=1)
-    fraud = subprocess.run([*command, other], capture_output=True, text=True, check=False)
-    assert fraud.returncode == 1, fraud.stdout + fraud.stderr
+    node.stop()
+    for model, verdict in ((tiny, 0), (small_models.get("qwen3", seed=1), 1)):
+        options = ("--model", str(model), "--dist-threshold", "0.1")
+        outcome = CliRunner().invoke(app, ["verify", node.server.url, *options])
+        assert outcome.exit_code == verdict, outcome.output
     assert node.chat("Chat goes on.")
