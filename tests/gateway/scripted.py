@@ -258,6 +258,16 @@ def says_then(then: Callable[[Call], Awaitable[None]], *parts: bytes) -> Script:
     return script
 
 
+def after(signal: asyncio.Event, script: Script) -> Script:
+    """``script``, but not before ``signal`` was given."""
+
+    async def wait(call: Call) -> None:
+        await signal.wait()
+        await script(call)
+
+    return wait
+
+
 def answer(status: str, body: bytes = b"{}", *headers: bytes) -> Script:
     """A complete answer with a length."""
     lines = b"".join(line + b"\r\n" for line in headers)

@@ -11,6 +11,7 @@ from gateway.scripted import (
     SSE_HEAD,
     Backend,
     Call,
+    after,
     answers,
     backends,
     deaf,
@@ -122,13 +123,8 @@ async def test_a_client_that_leaves_in_the_middle_of_an_answer(loop: str, head: 
 
 async def test_a_client_that_leaves_the_queue_is_not_served() -> None:
     go_on = asyncio.Event()
-
-    async def waits(call: Call) -> None:
-        await go_on.wait()
-        await answers(call)
-
     async with (
-        backends(waits) as (backend,),
+        backends(after(go_on, answers)) as (backend,),
         serving(plan_for(backend, max_concurrent=1)) as server,
         wire(server.port) as first,
         wire(server.port) as second,

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from gateway.scripted import Call, answer, answers, backends, until
+from gateway.scripted import Call, after, answer, answers, backends, until
 from gateway.serving import KINDS_OF_LOOP, Answer, Server, once, order, plan_for, post, serving
 from gateway.test_faults import nothing_is_held
 from proofserve.gateway.records import ClientSpec, Timeouts
@@ -103,13 +103,8 @@ async def test_a_hundred_permits_are_a_hundred_requests_and_the_rest_wait_in_ord
     loop: str,
 ) -> None:
     go_on = asyncio.Event()
-
-    async def waits(call: Call) -> None:
-        await go_on.wait()
-        await briefly(call)
-
     async with (
-        backends(waits) as (backend,),
+        backends(after(go_on, briefly)) as (backend,),
         serving(plan_for(backend, max_concurrent=100), loop) as server,
     ):
         admission = server.gateway.admission
@@ -146,26 +141,24 @@ async def test_who_waits_too_long_hears_it_in_time(loop: str) -> None:
     wait = 0.5
     go_on = asyncio.Event()
 
-    async def waits(call: Call) -> None:
-        await go_on.wait()
-        await answers(call)
-
-    async def timed(server: Server) -> tuple[Answer, float]:
+    async def timed(server: Server) -> float:
         began = time.monotonic()
-        return await once(server.port), time.monotonic() - began
+        got = await once(server.port)
+        assert (got.status, got.code) == (503, "queue_timeout")
+        assert got.header("retry-after") == "1"
+        return time.monotonic() - began
 
     plan = {"max_concurrent": 20, "timeouts": Timeouts(queue=wait)}
     async with (
-        backends(waits) as (backend,),
+        backends(after(go_on, answers)) as (backend,),
         serving(plan_for(backend, **plan), loop) as server,
     ):
         served = [asyncio.create_task(once(server.port)) for _ in range(20)]
         await until(lambda: backend.now == 20)
-        late = await asyncio.gather(*(timed(server) for _ in range(10)))
-        for got, seconds in late:
-            assert (got.status, got.code) == (503, "queue_timeout")
-            assert got.header("retry-after") == "1"
-            assert wait <= seconds < wait * 1.1 + 0.2
+        tries = [await asyncio.gather(*(timed(server) for _ in range(10))) for _ in range(3)]
+        assert min(map(min, tries)) >= wait
+        # All ten of one try: a machine that stands still for a moment spoils one of them.
+        assert min(map(max, tries)) < wait * 1.1 + 0.2
         go_on.set()
         assert [each.status for each in await asyncio.gather(*served)] == [200] * 20
         assert len(backend.calls) == 20
@@ -173,13 +166,8 @@ async def test_who_waits_too_long_hears_it_in_time(loop: str) -> None:
 
 async def test_a_full_queue_takes_nobody_else() -> None:
     go_on = asyncio.Event()
-
-    async def waits(call: Call) -> None:
-        await go_on.wait()
-        await answers(call)
-
     async with (
-        backends(waits) as (backend,),
+        backends(after(go_on, answers)) as (backend,),
         serving(plan_for(backend, max_concurrent=2, queue_limit=3)) as server,
     ):
         admission = server.gateway.admission
