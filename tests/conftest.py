@@ -22,6 +22,8 @@ def tiny(small_models: SmallModels) -> Path:
     return small_models.get("qwen3")
 
 
+# First: xdist looks at the marks in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that run side by side share what is costly: the node for all, or that of their file."""
     for item in items:
