@@ -29,10 +29,10 @@ $(READY): requirements/cpu.lock requirements/cpu-nodeps.lock pyproject.toml
 demo: $(READY) ## Serve a small model, chat, prove, and tell an honest proof from a forged one.
 	$(BIN)/proofserve demo
 
-# Two at a time: a starting engine keeps one core busy. Tests that share an engine share a process,
-# and those with an engine come before the many small ones of the gateway, which fill the end.
+# Two at a time: a starting engine keeps one core busy. Tests of a file share its engine, and those
+# with an engine come before the many small ones of the gateway, which fill the end.
 test: check ## Run every check and every test (under 15 minutes on two cores).
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.
 	$(BIN)/python -m pytest -m slow
