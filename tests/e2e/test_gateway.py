@@ -193,17 +193,18 @@ async def test_as_many_users_as_permits_all_finish(served: ServedGateway) -> Non
 async def test_more_users_than_permits_all_finish_and_never_overrun(
     served: ServedGateway, runs: int
 ) -> None:
-    most = 0.0
+    most = waited = 0.0
     for _ in range(runs):
         async with asyncio.timeout(60.0):
             seen = await burst(served, PERMITS + 50)
         assert all(reply.finished for reply in seen.replies)
         assert max(seen.at_vllm, seen.in_flight) <= PERMITS
         assert seen.queued <= 50
-        assert seen.waited > 0.1
-        most = max(most, seen.at_vllm)
-    # vLLM's own count lags while it is busy, but not always.
+        most, waited = max(most, seen.at_vllm), max(waited, seen.waited)
+    # vLLM's own count lags while it is busy, and clients on a busy machine come one after the
+    # other; but not always.
     assert most > 1
+    assert waited > 0.1
 
 
 async def test_who_comes_first_is_served_first(served: ServedGateway, tmp_path: Path) -> None:
