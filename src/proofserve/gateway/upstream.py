@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 import ssl
 from collections import deque
 from typing import Protocol, cast
@@ -20,6 +21,9 @@ from proofserve.gateway.failures import (
 HEAD_BYTES = 64 * 1024
 # Up to here a copy costs less than a second system call.
 ONE_WRITE_BYTES = 64 * 1024
+# What the kernel may take of a backend that a client does not read. Left to itself it takes up to
+# 32 MiB for each connection. Answers of models are small: a window of this size slows none down.
+RECEIVE_BYTES = 512 * 1024
 END_OF_HEAD = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\n(?:content-length|transfer-encoding):", re.IGNORECASE)
 # uvicorn, and so vLLM, drops a connection after 5 s of silence: we do it first.
@@ -118,6 +122,9 @@ class Upstream(asyncio.Protocol):
         """The connection stands."""
         self._transport = cast("asyncio.Transport", transport)
         self._pool.opened += 1
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
 
     def data_received(self, data: bytes) -> None:
         """Pass on what came, or leave when nobody asked for it."""
