@@ -52,26 +52,30 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A package of the index, installed once into an environment of its own."""
+    """Packages of the index, installed once into an environment of their own.
 
-    requirement: str
+    ``requirements`` are what pip takes, separated by blanks.
+    """
+
+    requirements: str
     name: str
+    folder: str | None = None
 
     def program(self, cache: Path) -> Path:
         """The program in its environment, which is made if need be."""
-        home = cache / self.name
-        # The stamp names the requirement, so that another version is installed anew.
+        home = cache / (self.folder or self.name)
+        # The stamp names the requirements, so that another version is installed anew.
         stamp = home / "installed.txt"
-        if not stamp.exists() or stamp.read_text() != self.requirement:
+        if not stamp.exists() or stamp.read_text() != self.requirements:
             shutil.rmtree(home, ignore_errors=True)
             self._install(home)
-            stamp.write_text(self.requirement)
+            stamp.write_text(self.requirements)
         return home / "bin" / self.name
 
     def _install(self, home: Path) -> None:
         _run([sys.executable, "-m", "venv", str(home)])
         pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        _run([*pip, "install", "--quiet", self.requirement])
+        _run([*pip, "install", "--quiet", *self.requirements.split()])
 
 
 def _run(argv: list[str]) -> None:
