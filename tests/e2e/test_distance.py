@@ -1,15 +1,14 @@
-"""The distance protocol on a real server: rounds, restarts, judgement, chat beside it."""
+"""The distance protocol on a real server: rounds, judgement, chat beside it."""
 
 import re
 import shlex
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proofserve.protocol.statistics import DISTANCE_P_MISMATCH
-from support.node import ServedNode, serve, until
+from support.node import ServedNode, until
 
 pytestmark = pytest.mark.engine
 
@@ -111,31 +110,3 @@ def test_options_change_the_numbers_and_phases_restore_them(node: ServedNode) ->
         assert node.judge(rows)["computed_distances"] == [row["dist"] for row in rows]
         distances[flips, hooks] = tuple(row["dist"] for row in rows[:16])
     assert len(set(distances.values())) == 4
-
-
-def test_a_round_goes_on_after_a_restart(tiny: Path, tmp_path: Path) -> None:
-    with serve(tiny, tmp_path) as node:
-        node.start_distance_round(use_layer_hooks=True)
-        until(lambda: node.processed() >= 48)
-    # The server was stopped in an orderly way, and the round not at all. What becomes of one whose
-    # server was killed is in test_faults.
-    with serve(tiny, tmp_path, POC_RESUME="1") as node:
-        status = node.status()
-        assert status["state"] == "GENERATING"
-        assert status["config"]["scheme"]["layer_hooks"] is True
-        before = node.processed()
-        assert before >= 48
-        until(lambda: node.processed() > before + 16)
-        node.stop()
-        rows = winners_of(node)
-        assert len({row["round_id"] for row in rows}) == 1
-        assert [row["nonce"] for row in rows] == list(range(len(rows)))
-        assert node.status()["total_checked"] == len(rows)
-        node.call("POST", "/phase/validate")
-        answer = node.judge(rows)
-        worst = max(
-            abs(ours - row["dist"])
-            for ours, row in zip(answer["computed_distances"], rows, strict=True)
-        )
-        assert worst <= 1e-4
-        assert not answer["fraud_detected"]

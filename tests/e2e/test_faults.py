@@ -1,13 +1,11 @@
-"""What a fault leaves behind: killed processes, refused callbacks, a node of another shape."""
+"""What a fault leaves behind: refused callbacks, a full disk, a node of another shape."""
 
 import contextlib
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from proofserve import settings
@@ -16,49 +14,6 @@ from proofserve.wiring.launch import ServerFailed, free_port, running_server
 from support.node import NAME, ServedNode, serve, until
 
 pytestmark = pytest.mark.engine
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=0)
-    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_nothing_reported_is_lost_when_a_process_is_killed(tiny: Path, tmp_path: Path) -> None:
-    with serve(tiny, tmp_path) as node:
-        free = node.free_blocks()
-        node.start_distance_round(use_layer_hooks=True)
-        reported = kill_during_the_round(node, victim=0)  # the API process
-    with serve(tiny, tmp_path, POC_RESUME="1") as node:
-        status = node.status()
-        assert status["state"] == "GENERATING"
-        assert status["config"]["scheme"]["layer_hooks"] is True
-        assert node.processed() >= reported
-        until(lambda: node.processed() > reported)
-        node.stop()
-        until(lambda: node.free_blocks() == free)
-        reported = node.processed()
-        node.start_round()
-        reported += kill_during_the_round(node, victim=-1)  # a worker
-    with serve(tiny, tmp_path) as node:
-        rows = node.results()
-        assert len(rows) >= reported
-        for round_id in {row["round_id"] for row in rows}:
-            nonces = [row["nonce"] for row in rows if row["round_id"] == round_id]
-            assert nonces == list(range(len(nonces)))
-        assert node.chat("Still there?")
-        node.prove([0, 1, 2])
-        assert node.free_blocks() == free
-
-
-def kill_during_the_round(node: ServedNode, victim: int) -> int:
-    """Nonces reported as produced when one process of the server's family was killed."""
-    until(lambda: node.processed() >= 48)
-    reported = node.processed()
-    family = node.family()
-    family[victim].send_signal(signal.SIGKILL)
-    # Whichever died, the others end too: nothing is left to hold memory or the port.
-    until(lambda: gone(family), seconds=60)
-    return reported
 
 
 def test_callbacks_reach_a_receiver_that_comes_late(node: ServedNode, tmp_path: Path) -> None:

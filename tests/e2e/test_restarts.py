@@ -1,0 +1,88 @@
+"""One round and three ends of its server: in order, its API process killed, its worker killed."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from proofserve.outbox.store import SqliteOutbox
+from support.node import ServedNode, serve, until
+
+pytestmark = pytest.mark.engine
+
+API_PROCESS, WORKER = 0, -1
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=0)
+    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def killed_during_the_round(node: ServedNode, victim: int) -> int:
+    """Results that were seen when one process of the server's family was killed."""
+    # Every nonce of this round wins. Those judged count as processed, too, and are no results.
+    reported = len(node.results())
+    until(lambda: len(node.results()) > reported + 16)
+    reported = len(node.results())
+    family = node.family()
+    family[victim].send_signal(signal.SIGKILL)
+    # Whichever died, the others end too: nothing is left to hold memory or the port.
+    until(lambda: gone(family), seconds=60)
+    return reported
+
+
+def goes_on(node: ServedNode, reported: int) -> None:
+    """The round is there again as it was ordered, with all that was reported, and proceeds."""
+    status = node.status()
+    assert status["state"] == "GENERATING"
+    assert status["config"]["scheme"]["layer_hooks"] is True
+    assert node.processed() >= reported
+    until(lambda: node.processed() > reported + 16)
+
+
+def is_whole_and_honest(node: ServedNode, rows: list[Any]) -> None:
+    """No nonce of the round is missing or twice, and this server finds the same distances."""
+    assert len({row["round_id"] for row in rows}) == 1
+    assert [row["nonce"] for row in rows] == list(range(len(rows)))
+    answer = node.judge(rows)
+    pairs = zip(answer["computed_distances"], rows, strict=True)
+    assert max(abs(ours - row["dist"]) for ours, row in pairs) <= 1e-4
+    assert not answer["fraud_detected"]
+
+
+async def stored_in(path: Path) -> list[int]:
+    """The nonces in an outbox that nobody serves, in the order of their storing."""
+    async with await SqliteOutbox.open(path) as outbox:
+        return [row.nonce for row in await outbox.results(0, 1_000_000)]
+
+
+def test_a_round_goes_on_after_every_end_and_nothing_reported_is_lost(
+    tiny: Path, tmp_path: Path
+) -> None:
+    with serve(tiny, tmp_path) as node:
+        free = node.free_blocks()
+        node.start_distance_round(use_layer_hooks=True)
+        until(lambda: node.processed() >= 48)
+        reported = node.processed()
+    # The server was told to end, and the round not at all.
+    with serve(tiny, tmp_path, POC_RESUME="1") as node:
+        goes_on(node, reported)
+        node.call("POST", "/phase/validate")
+        is_whole_and_honest(node, node.results())
+        node.call("POST", "/phase/generate")
+        reported = killed_during_the_round(node, API_PROCESS)
+    with serve(tiny, tmp_path, POC_RESUME="1") as node:
+        goes_on(node, reported)
+        assert node.chat("Still there?")
+        node.stop()
+        assert node.status()["total_checked"] == len(node.results())
+        is_whole_and_honest(node, node.results())
+        until(lambda: node.free_blocks() == free)
+        node.call("POST", "/phase/generate")
+        reported = killed_during_the_round(node, WORKER)
+    nonces = asyncio.run(stored_in(tmp_path / "outbox.sqlite"))
+    assert len(nonces) >= reported
+    assert nonces == list(range(len(nonces)))
