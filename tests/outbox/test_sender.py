@@ -1,6 +1,7 @@
 import asyncio
 import logging
 import socket
+import threading
 import time
 from contextlib import ExitStack
 from itertools import pairwise
@@ -147,14 +148,19 @@ async def test_expiry_keeps_the_rows_says_so_and_lets_the_round_go_on(
 async def test_a_slow_target_delays_nobody_else(
     store: SqliteOutbox, clock: FastClock, target: Target
 ) -> None:
-    target.delay_s = 0.5
+    let_go = threading.Event()
+    target.answer = lambda _arrival: 200 if let_go.wait(30.0) else 500
     with running_target(clock) as quick:
         for n in range(5):
             await store.enqueue("validated", target.url, {"n": n})
             await store.enqueue("validated", quick.url, {"n": n})
         async with sending(a_sender(store, clock, CallbackPolicy(max_concurrent=2))):
-            await until(lambda: len(quick.accepted) == 5, 0.45)
-            assert target.accepted == []
+            try:
+                await until(lambda: len(quick.accepted) == 5)
+                assert len(target.arrivals) == 1
+                assert target.accepted == []
+            finally:
+                let_go.set()
 
 
 async def test_no_more_posts_at_once_than_allowed(store: SqliteOutbox, clock: FastClock) -> None:
