@@ -8,6 +8,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from lab.stub_node import stub_node
+from proofserve.cli import verify
 from proofserve.cli.main import app
 from proofserve.cli.outsider import claims_of_model
 from proofserve.lab.node_client import NodeClient
@@ -111,6 +112,8 @@ def test_missing_artifacts_convict(
         ({}, ("--scheme", "distance-v1"), "distance-v1 has no such option"),
         ({}, ("--recompute-url", "http://x"), "--model CHECKPOINT or --recompute-url NODE"),
         ({}, ("--dist-threshold", "nan"), "dist_threshold: nan is not a finite number"),
+        ({"scheme": "artifact-v1-layers"}, ("--scheme", "artifact-v1"), "contradicts the source"),
+        ({}, ("--json", "/nowhere/outcome.json"), "No such file or directory: '/nowhere"),
     ],
 )
 def test_what_cannot_be_judged_is_no_verdict(
@@ -126,8 +129,47 @@ def test_what_cannot_be_judged_is_no_verdict(
     assert message in result.output
 
 
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ((), "source"),
+        (("a.json",), "--dist-threshold"),
+        (("a.json", "--dist-threshold", "near"), "--dist-threshold"),
+        (("a.json", *CLOSE, "--nonces", "0"), "--nonces"),
+        (("a.json", *CLOSE, "--modle", "m"), "--modle"),
+        (("a.json", "b.json", *CLOSE), "b.json"),
+    ],
+)
+def test_a_usage_error_is_no_verdict_and_keeps_its_words(args: tuple[str, ...], named: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 3, result.output
+    assert "Usage: " in result.output
+    assert named in result.output
+
+
+def test_a_crash_does_not_pass_for_fraud(
+    tiny: Path, published: Body, write: Callable[[Body], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_args: object) -> None:
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(verify, "draw", crash)
+    result = run(write(published), "--model", tiny, *CLOSE)
+    assert result.exit_code == 3, result.output
+    assert "KeyError: 'a bug of ours'" in result.output
+
+
+def test_the_source_says_its_scheme(
+    tiny: Path, published: Body, write: Callable[[Body], Path]
+) -> None:
+    layers = published | {"scheme": "artifact-v1-layers"}
+    result = run(write(layers), "--model", tiny, *CLOSE)
+    # The vectors are of the other scheme.
+    assert result.exit_code == 1, result.output
+
+
 def test_two_nodes_need_no_checkpoint(write: Callable[[Body], Path]) -> None:
-    with stub_node() as (_, url), NodeClient(url) as node:
+    with stub_node() as (stub, url), NodeClient(url) as node:
         claims = node.artifacts(Work("stub", seq_len=32), range(16))
         body = {
             "public_key": "lab-key",
@@ -142,6 +184,14 @@ def test_two_nodes_need_no_checkpoint(write: Callable[[Body], Path]) -> None:
             write(body | {"public_key": "other"}), "--recompute-url", url, *CLOSE, "--seq-len", "32"
         )
         assert other.exit_code == 1, other.output
+        layers = write(body | {"scheme": "artifact-v1-layers"})
+        refused = run(layers, "--recompute-url", url, *CLOSE, "--seq-len", "32")
+        assert refused.exit_code == 3, refused.output
+        assert "scheme mismatch" in refused.output
+        stub.habits.failing_nonce = 7
+        gap = run(write(body), "--recompute-url", url, *CLOSE, "--seq-len", "32", "--fixed")
+        assert gap.exit_code == 3, gap.output
+        assert "computed no vector for" in gap.output
     gone = run(path, "--recompute-url", url, *CLOSE, "--seq-len", "32")
     assert gone.exit_code == 3
     assert url in gone.output

@@ -271,6 +271,8 @@ class StubNode:
 
     async def generate(self, request: Request) -> dict[str, Any]:
         body = await request.json()
+        if body.get("scheme") not in {None, "artifact-v1"}:
+            raise HTTPException(409, {"error": "scheme mismatch"})
         ours = {nonce: self.vector(nonce, body) for nonce in body["nonces"]}
         if body.get("validation") is None:
             failed = [{"nonce": n, "error": "NaN"} for n in ours if n == self.habits.failing_nonce]

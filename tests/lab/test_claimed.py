@@ -51,7 +51,7 @@ def test_a_file_may_say_more(tmp_path: Path) -> None:
         (lambda body: body.pop("block_hash"), "block_hash: Field required"),
         (lambda body: body["artifacts"][1].update(nonce=-1), r"artifacts\.1\.nonce"),
         (lambda body: body["artifacts"][0].update(nonce="4"), r"artifacts\.0\.nonce"),
-        (lambda body: body["artifacts"][0].update(vector_b64=None), r"artifacts\.0\.vector_b64"),
+        (lambda body: body["artifacts"].append("AAA="), r"artifacts\.2"),
         (lambda body: body["encoding"].update(dtype="f32"), r"encoding\.dtype"),
         (lambda body: body.update(nonces=[2**63]), r"nonces\.0"),
     ],
@@ -63,6 +63,23 @@ def test_what_is_wrong_with_a_file_is_named(
     spoil(body)
     with pytest.raises(LabError, match=named):
         from_file(written(tmp_path, body), ANY)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda artifact: artifact.update(vector_b64=None),
+        lambda artifact: artifact.update(vector_b64=[0.5, 0.5]),
+        lambda artifact: artifact.pop("vector_b64"),
+    ],
+)
+def test_an_artifact_without_a_text_is_an_empty_claim_among_the_others(
+    tmp_path: Path, spoil: Callable[[dict[str, Any]], object]
+) -> None:
+    body = json.loads(json.dumps(BODY))
+    spoil(body["artifacts"][1])
+    claimed = from_file(written(tmp_path, body), ANY)
+    assert (claimed.nonces, claimed.claims) == ((4, 2), (Claim(4, "AAA="), Claim(2, "")))
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

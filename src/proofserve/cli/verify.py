@@ -1,7 +1,8 @@
 """``proofserve verify``: does a node run the model that it claims?"""
 
 import json as json_format
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -9,15 +10,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from proofserve.cli.judging import NO_VERDICT, Judging
 from proofserve.cli.progress import Line
-from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.cli.recompute import artifact_scheme, by_checkpoint, by_node
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.engines.reference.network import load
 from proofserve.lab.claimed import Claimed, Wanted, from_file, from_node
 from proofserve.lab.errors import LabError
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.vectors import claims_of, vectors_of
+from proofserve.lab.vectors import vectors_of
 from proofserve.lab.verification import (
     Recompute,
     Rule,
@@ -26,8 +26,6 @@ from proofserve.lab.verification import (
     draw,
     verify,
 )
-from proofserve.protocol.artifact import ArtifactScheme
-from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.protocol.sequential import Finding, SequentialTest
 from proofserve.rounds.errors import RoundsError
 from proofserve.rounds.records import Workload
@@ -35,12 +33,11 @@ from proofserve.rounds.records import Workload
 app = typer.Typer()
 
 EXIT_CODES = {Finding.HONEST: 0, Finding.FRAUD: 1, Finding.UNDECIDED: 2}
-NO_VERDICT = 3
 COLOURS = {Finding.HONEST: "green", Finding.FRAUD: "red", Finding.UNDECIDED: "yellow"}
 SHOWN = 10
 
 
-@app.command("verify")
+@app.command("verify", cls=Judging)
 def command(
     source: Annotated[
         str,
@@ -61,7 +58,10 @@ def command(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     forward_batch: Annotated[int, typer.Option(help="Nonces per forward.", min=1)] = 8,
-    scheme: Annotated[str, typer.Option(help="artifact-v1 or artifact-v1-layers.")] = "artifact-v1",
+    scheme: Annotated[
+        str | None,
+        typer.Option(help="artifact-v1 or -layers; artifact-v1 if the source does not say."),
+    ] = None,
     stronger_rng: Annotated[bool, typer.Option(help="With artifact-v1-layers.")] = False,
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens per nonce, if the source does not say.", min=1)
@@ -95,7 +95,7 @@ def command(
     """Recompute a sample of a node's artifacts, and tell honest from fraud.
 
     Exit code 0: honest. 1: fraud. 2: undecided, for want of nonces. 3: no
-    verdict, because something could not be read or recomputed.
+    verdict, because something could not be understood, read or recomputed.
 
     A missing, repeated, malformed or non-finite artifact is a mismatch.
 
@@ -108,19 +108,24 @@ def command(
     try:
         test = SequentialTest(p_mismatch, p_fraud, alpha, beta)
         rule = Rule(test, dist_threshold, sequential, at_once=forward_batch)
-        claimed = _read(source, Wanted(block_hash, public_key))
-        claimed = _complete(claimed, seq_len, k_dim)
-        work = _workload(claimed, scheme, stronger_rng)
-        recompute = _recompute(work, model, recompute_url, (dtype, device, forward_batch))
+        _require_one(model, recompute_url)
         with Line(console) as line:
-            sample = draw(claimed.nonces, seed, nonces)
-            outcome = verify(claimed, sample, recompute, rule, line)
+            line.step(f"reading {source}")
+            claimed = _read(source, Wanted(block_hash, public_key))
+            claimed = _complete(claimed, seq_len, k_dim)
+            work = _workload(claimed, _agreed_scheme(claimed.scheme, scheme), stronger_rng)
+            line.step(f"loading {model}" if model else f"asking {recompute_url}")
+            how = (dtype, device, forward_batch)
+            with _recompute(work, model, recompute_url, how) as recompute:
+                sample = draw(claimed.nonces, seed, nonces)
+                outcome = verify(claimed, sample, recompute, rule, line)
+        _show(console, outcome, rule, len(claimed.nonces), seed)
+        if json is not None:
+            record = _record(outcome, rule, claimed, seed)
+            json.write_text(json_format.dumps(record, indent=2) + "\n")
     except (LabError, CheckpointError, RoundsError, ValueError, OSError) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(NO_VERDICT) from error
-    _show(console, outcome, rule, len(claimed.nonces), seed)
-    if json is not None:
-        json.write_text(json_format.dumps(_record(outcome, rule, claimed, seed), indent=2) + "\n")
     raise typer.Exit(EXIT_CODES[outcome.finding])
 
 
@@ -152,38 +157,36 @@ def _agreed(field: str, said: int | None, given: int | None) -> int:
     return said if said is not None else int(given or 0)
 
 
-def _workload(claimed: Claimed, name: str, stronger_rng: bool) -> Workload:
-    made_by = scheme_named(name, k_dim=claimed.k_dim, stronger_rng=stronger_rng)
-    if not isinstance(made_by, ArtifactScheme):
-        raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
+def _agreed_scheme(said: str | None, given: str | None) -> str:
+    if said is not None and given not in {None, said}:
+        raise LabError(f"--scheme {given} contradicts the source, which says {said}")
+    return said or given or "artifact-v1"
+
+
+def _workload(claimed: Claimed, scheme: str, stronger_rng: bool) -> Workload:
+    made_by = artifact_scheme(scheme, claimed.k_dim or 0, stronger_rng)
     return Workload(made_by, claimed.block_hash, claimed.public_key, claimed.seq_len or 0)
 
 
-def _recompute(
-    work: Workload, model: Path | None, url: str | None, how: tuple[str | None, str, int]
-) -> Recompute:
+def _require_one(model: Path | None, url: str | None) -> None:
     if (model is None) == (url is None):
         raise LabError("say with what to recompute: --model CHECKPOINT or --recompute-url NODE")
-    if model is None:
-        return _by_node(work, str(url))
-    dtype, device, forward_batch = how
-    engine = ReferenceEngine(load(model, dtype, device), model.name, forward_batch)
-
-    def by_checkpoint(nonces: Sequence[int]) -> Vectors:
-        batch = engine.compute(work, nonces)
-        return dict(zip(batch.nonces, batch.values, strict=True))
-
-    return by_checkpoint
 
 
-def _by_node(work: Workload, url: str) -> Recompute:
-    def by_node(nonces: Sequence[int]) -> Vectors:
-        with NodeClient(url) as node:
-            model, k_dim = node.models()[0], work.scheme.width
-            order = Work(model, work.block_hash, work.public_key, work.seq_len, k_dim=k_dim)
-            return vectors_of(claims_of(node.artifacts(order, nonces)), k_dim)
+@contextmanager
+def _recompute(
+    work: Workload, model: Path | None, url: str | None, how: tuple[str | None, str, int]
+) -> Iterator[Recompute]:
+    def ours(nonces: Sequence[int]) -> Vectors:
+        return vectors_of(compute(nonces), work.scheme.width)
 
-    return by_node
+    if model is not None:
+        compute = by_checkpoint(work, model, *how)
+        yield ours
+        return
+    with NodeClient(str(url)) as node:
+        compute = by_node(work, node, node.models()[0])
+        yield ours
 
 
 def _show(console: Console, outcome: Verification, rule: Rule, claimed: int, seed: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from proofserve.lab.errors import LabError
 from proofserve.lab.node_client import NodeClient
@@ -22,14 +22,16 @@ _ARTIFACTS = (
 )
 
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
+# One claim that is no text is that claim's fault, and must not save the others from a verdict.
+Text = Annotated[str, BeforeValidator(lambda text: text if isinstance(text, str) else "")]
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """What one node claims about one block.
 
-    ``nonces`` are those it answers for, each once; a nonce without a claim is missing. ``k_dim``
-    and ``seq_len`` are None where the source does not say.
+    ``nonces`` are those it answers for, each once; a nonce without a claim is missing. ``k_dim``,
+    ``seq_len`` and ``scheme`` (its name) are None where the source does not say.
     """
 
     block_hash: str
@@ -38,6 +40,7 @@ class Claimed:
     claims: tuple[Claim, ...]
     k_dim: int | None = None
     seq_len: int | None = None
+    scheme: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,11 @@ class _Params(BaseModel):
 
 class _Artifact(BaseModel):
     nonce: Nonce
-    vector_b64: str
+    vector_b64: Text = ""
 
 
 class _Document(BaseModel):
-    """The body of ``/generated`` (protocol B.7); ``nonces`` and ``params`` may be added to it."""
+    """The body of ``/generated`` (protocol B.7); the last three fields may be added to it."""
 
     block_hash: str
     public_key: str
@@ -76,6 +79,7 @@ class _Document(BaseModel):
     encoding: _Encoding
     nonces: list[Nonce] | None = None
     params: _Params = _Params()
+    scheme: str | None = None
 
 
 def from_file(path: Path, wanted: Wanted) -> Claimed:
@@ -109,9 +113,10 @@ def from_node(node: NodeClient) -> Claimed:
         public_key=config["public_key"],
         nonces=tuple(dict.fromkeys(row.nonce for row in rows)),
         # One that the node failed to compute is claimed by nobody, so it counts as missing.
-        claims=tuple(Claim(row.nonce, row.value) for row in rows if row.value is not None),
+        claims=tuple(Claim(row.nonce, row.value) for row in rows if isinstance(row.value, str)),
         k_dim=config["k_dim"],
         seq_len=config["seq_len"],
+        scheme=status.get("scheme"),
     )
 
 
@@ -135,6 +140,7 @@ def _from_json(path: Path, blob: bytes, wanted: Wanted) -> Claimed:
         claims=claims,
         k_dim=read.encoding.k_dim,
         seq_len=read.params.seq_len,
+        scheme=read.scheme,
     )
 
 

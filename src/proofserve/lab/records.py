@@ -32,9 +32,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Work(Order):
-    """An order of the artifact protocol. ``k_dim`` is in values per vector."""
+    """An order of the artifact protocol. ``k_dim`` is in values per vector.
+
+    With a ``scheme`` a node that runs another one refuses.
+    """
 
     k_dim: int = 12
+    scheme: str | None = None
+    stronger_rng: bool = False
 
     @property
     def protocol(self) -> str:
@@ -54,7 +59,10 @@ class Work(Order):
     @property
     def body(self) -> dict[str, Any]:
         """The request that starts a round."""
-        return {**self.alone, "params": self.params}
+        # Nodes of other makers know neither; they are sent where they say something.
+        scheme = {"scheme": self.scheme} if self.scheme is not None else {}
+        stronger = {"poc_stronger_rng": True} if self.stronger_rng else {}
+        return {**self.alone, **scheme, **stronger, "params": self.params}
 
 
 @dataclass(frozen=True, slots=True)
