@@ -4,16 +4,17 @@ import json as json_format
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.cli.checkpoints import SmallModel, checkpoint, independent
 from proofserve.cli.choice import SEVERAL, Models, chosen
 from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
+from proofserve.cli.noise import noise
 from proofserve.cli.servers import Deployment, serving, somebody_elses
 from proofserve.lab.calibrate import calibrate, interval_ranks
 from proofserve.lab.calibration_report import Outcome, rates_table, report_of
@@ -26,9 +27,6 @@ from proofserve.lab.report import Report
 app = typer.Typer(help="Find the parameters that suit a model.", no_args_is_help=True)
 
 DEFAULT_MODELS = ["qwen", "llama"]
-# Checkpoints of one seed share every tensor that has a name in common: llama would be qwen without
-# its query norms, and a second witness of nothing.
-SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2}
 FORWARD_BATCH = 96
 # Also whole forwards of a node that keeps its default of 32 nonces.
 BATCH_SIZE = 96
@@ -58,9 +56,7 @@ class Result:
 Results = Mapping[str, Sequence[Result]]
 
 
-@app.callback()
-def group() -> None:
-    """A command of its own even as long as it is the only one."""
+app.command("noise")(noise)
 
 
 @app.command("r-target", context_settings=SEVERAL)
@@ -103,7 +99,9 @@ def r_target(
     proofserve calibrate r-target --models qwen --rate 0.58
     proofserve calibrate r-target --url http://127.0.0.1:8000   (it must not be generating)
     """
-    ours = [_seeded(SmallModel(name, size)) for name in chosen(ctx, models, url, DEFAULT_MODELS)]
+    ours = [
+        independent(SmallModel(name, size)) for name in chosen(ctx, models, url, DEFAULT_MODELS)
+    ]
     sample = Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
     with open_desk() as desk:
         # Too few nonces are refused now rather than after they were computed.
@@ -113,11 +111,6 @@ def r_target(
         _write(results, json, png, desk)
     if not _passed(results):
         raise typer.Exit(BROKEN)
-
-
-def _seeded(model: SmallModel) -> SmallModel:
-    """An architecture that is not on offer is refused when its checkpoint is written."""
-    return replace(model, seed=SEEDS.get(model.family, 0))
 
 
 def _ours(models: Sequence[SmallModel], desk: Desk) -> list[Subject]:

@@ -1,12 +1,15 @@
 """Small models, written once and kept in the user's cache folder."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 # What people call the families, beside their exact names.
 ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
+# Checkpoints of one seed share every tensor that has a name in common: llama would be qwen without
+# its query norms, and a second witness of nothing.
+SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,14 @@ class SmallModel:
     def name(self) -> str:
         """The name to serve it under."""
         return f"{self.size}-{self.family}"
+
+
+def independent(model: SmallModel) -> SmallModel:
+    """``model`` with a seed of its architecture's own.
+
+    An architecture that is not on offer is refused when its checkpoint is written.
+    """
+    return replace(model, seed=SEEDS.get(model.family, 0))
 
 
 def checkpoint(model: SmallModel) -> Path:

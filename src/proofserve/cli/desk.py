@@ -10,7 +10,9 @@ from rich.console import Console
 
 from proofserve.cli.interrupts import Interrupts
 from proofserve.cli.progress import Line
+from proofserve.engines.reference.errors import CheckpointError
 from proofserve.lab.errors import LabError
+from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed
 
 # Exit codes: a promise was broken, or it could not be found out.
@@ -40,6 +42,6 @@ def open_desk() -> Iterator[Desk]:
     try:
         with Interrupts() as interrupts, Line(console) as line:
             yield Desk(console, interrupts, line)
-    except (LabError, ServerFailed, ValueError, OSError) as error:
+    except (LabError, ServerFailed, CheckpointError, RoundsError, ValueError, OSError) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(UNKNOWN) from error

@@ -9,20 +9,11 @@ from proofserve.lab.records import Work
 from proofserve.lab.vectors import claims_of
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.comparison import Claim
-from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.rounds.batches import NOT_FINITE, artifacts_of
 from proofserve.rounds.records import Workload
 
 # The artifacts of nonces, in their order, each of them.
 Compute = Callable[[Sequence[int]], list[Claim]]
-
-
-def artifact_scheme(name: str, k_dim: int, stronger_rng: bool = False) -> ArtifactScheme:
-    """The scheme of that name. Raises LabError for one without artifacts, and ProtocolError."""
-    found = scheme_named(name, k_dim=k_dim, stronger_rng=stronger_rng)
-    if not isinstance(found, ArtifactScheme):
-        raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
-    return found
 
 
 def by_checkpoint(

@@ -32,12 +32,14 @@ SMALL_MACHINE = {
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A checkpoint, the name it is served under, and how its proofs run."""
+    """A checkpoint, the name it is served under, and how its proofs run, on ``ranks`` at once."""
 
     checkpoint: Path
     name: str
     forward_batch: int
     measure: bool = False
+    scheme: str = "artifact-v1"
+    ranks: int = 1
 
 
 def small_server(deployment: Deployment, folder: Path) -> ServerCommand:
@@ -46,6 +48,7 @@ def small_server(deployment: Deployment, folder: Path) -> ServerCommand:
         *("--served-model-name", deployment.name),
         *("--max-model-len", str(MAX_MODEL_LEN)),
         *("--dtype", "bfloat16"),
+        *("--tensor-parallel-size", str(deployment.ranks)),
         "--enforce-eager",
     )
     poc = {
@@ -53,11 +56,19 @@ def small_server(deployment: Deployment, folder: Path) -> ServerCommand:
         "POC_FORWARD_BATCH": str(deployment.forward_batch),
         "POC_OUTBOX": str(folder / "outbox.sqlite"),
         "POC_MEASURE": "1" if deployment.measure else "0",
+        "POC_SCHEME": deployment.scheme,
     }
     command = server_command(str(deployment.checkpoint), options, poc)
-    ours = {name: text for name, text in SMALL_MACHINE.items() if not settings.has_variable(name)}
+    wanted = {**SMALL_MACHINE, **_a_core_each(deployment.ranks)}
+    ours = {name: text for name, text in wanted.items() if not settings.has_variable(name)}
     # vLLM leaves its sockets behind when it is stopped; in our folder they go with it.
     return replace(command, env={**command.env, **ours, "TMPDIR": str(folder)})
+
+
+def _a_core_each(ranks: int) -> dict[str, str]:
+    """On its CPU build vLLM leaves two ranks to fight for the same cores; a GPU ignores this."""
+    cores = "|".join(map(str, range(ranks)))
+    return {"VLLM_CPU_OMP_THREADS_BIND": cores} if ranks > 1 else {}
 
 
 @contextmanager

@@ -3,16 +3,17 @@
 import json as json_format
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from proofserve.cli.agreement import completed, workload
 from proofserve.cli.judging import NO_VERDICT, Judging
 from proofserve.cli.progress import Line
-from proofserve.cli.recompute import artifact_scheme, by_checkpoint, by_node
+from proofserve.cli.recompute import by_checkpoint, by_node
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.lab.claimed import Claimed, Wanted, from_file, from_node
 from proofserve.lab.errors import LabError
@@ -112,8 +113,8 @@ def command(
         with Line(console) as line:
             line.step(f"reading {source}")
             claimed = _read(source, Wanted(block_hash, public_key))
-            claimed = _complete(claimed, seq_len, k_dim)
-            work = _workload(claimed, _agreed_scheme(claimed.scheme, scheme), stronger_rng)
+            claimed = completed(claimed, seq_len, k_dim, scheme)
+            work = workload(claimed, stronger_rng)
             line.step(f"loading {model}" if model else f"asking {recompute_url}")
             how = (dtype, device, forward_batch)
             with _recompute(work, model, recompute_url, how) as recompute:
@@ -137,35 +138,6 @@ def _read(source: str, wanted: Wanted) -> Claimed:
     if not wanted.fits(claimed.block_hash, claimed.public_key):
         raise LabError(f"{source} is at block {claimed.block_hash}, key {claimed.public_key}")
     return claimed
-
-
-def _complete(claimed: Claimed, seq_len: int | None, k_dim: int | None) -> Claimed:
-    """With what the caller says about the artifacts, who must not contradict them."""
-    return replace(
-        claimed,
-        seq_len=_agreed("seq_len", claimed.seq_len, seq_len),
-        k_dim=_agreed("k_dim", claimed.k_dim, k_dim),
-    )
-
-
-def _agreed(field: str, said: int | None, given: int | None) -> int:
-    option = f"--{field.replace('_', '-')}"
-    if said is None and given is None:
-        raise LabError(f"the source does not say {field}; give {option}")
-    if said is not None and given not in {None, said}:
-        raise LabError(f"{option} {given} contradicts the source, which says {said}")
-    return said if said is not None else int(given or 0)
-
-
-def _agreed_scheme(said: str | None, given: str | None) -> str:
-    if said is not None and given not in {None, said}:
-        raise LabError(f"--scheme {given} contradicts the source, which says {said}")
-    return said or given or "artifact-v1"
-
-
-def _workload(claimed: Claimed, scheme: str, stronger_rng: bool) -> Workload:
-    made_by = artifact_scheme(scheme, claimed.k_dim or 0, stronger_rng)
-    return Workload(made_by, claimed.block_hash, claimed.public_key, claimed.seq_len or 0)
 
 
 def _require_one(model: Path | None, url: str | None) -> None:

@@ -96,6 +96,23 @@ def from_file(path: Path, wanted: Wanted) -> Claimed:
     )
 
 
+def to_file(path: Path, claimed: Claimed, claims: Sequence[Claim]) -> None:
+    """Write ``claims`` for what ``claimed`` describes completely, as ``from_file`` reads it.
+
+    Raises OSError.
+    """
+    document = {
+        "block_hash": claimed.block_hash,
+        "public_key": claimed.public_key,
+        "nonces": list(claimed.nonces),
+        "artifacts": [{"nonce": one.nonce, "vector_b64": one.vector_b64} for one in claims],
+        "encoding": {"dtype": "f16", "endian": "le", "k_dim": claimed.k_dim},
+        "params": {"seq_len": claimed.seq_len},
+        "scheme": claimed.scheme,
+    }
+    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
 def from_node(node: NodeClient) -> Claimed:
     """The artifacts of the node's current or last round. Raises LabError."""
     status = node.describe()
