@@ -34,6 +34,16 @@ def test_the_command_names_model_forward_and_folder(
     assert command.env["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
+def test_ranks_and_scheme_are_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    command = small_server(replace(DEPLOYMENT, ranks=2, scheme="artifact-v1-layers"), tmp_path)
+    assert command.argv[command.argv.index("--tensor-parallel-size") + 1] == "2"
+    assert command.env["POC_SCHEME"] == "artifact-v1-layers"
+    # Each with a core of its own.
+    assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in small_server(DEPLOYMENT, tmp_path).env
+
+
 def test_the_users_own_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     assert small_server(DEPLOYMENT, tmp_path).env["VLLM_CPU_KVCACHE_SPACE"] == "7"

@@ -13,6 +13,10 @@ from proofserve.cli.main import app
 from proofserve.cli.outsider import claims_of_model
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.codec import encode
+from proofserve.rounds.records import Workload
+from support.four_bits import engine_of, one_thread
 from support.models import SmallModels
 
 WORK = Work("tiny", seq_len=32)
@@ -87,6 +91,18 @@ def test_a_fixed_test_recomputes_all_and_may_not_be_enough(
     little = run(path, "--model", tiny, *CLOSE, "--fixed", "--nonces", "2")
     assert little.exit_code == 2
     assert "undecided" in little.output
+
+
+def test_weights_of_four_bits_are_fraud(
+    tiny: Path, published: Body, write: Callable[[Body], Path]
+) -> None:
+    work = Workload(ArtifactScheme(), WORK.block_hash, WORK.public_key, WORK.seq_len)
+    with one_thread():
+        forged = engine_of(tiny, "bfloat16", four_bits=True).compute(work, range(12)).values
+    artifacts = [{"nonce": n, "vector_b64": text} for n, text in enumerate(encode(forged))]
+    result = run(write(published | {"artifacts": artifacts}), "--model", tiny, *CLOSE)
+    assert result.exit_code == 1, result.output
+    assert "3 of 12 nonces recomputed" in result.output
 
 
 def test_missing_artifacts_convict(

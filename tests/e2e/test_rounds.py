@@ -1,5 +1,6 @@
 """Rounds, jobs and validation on a real server, over real HTTP, with chat beside them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,16 @@ def test_a_stranger_verifies_a_round_without_vllm(
         outcome = CliRunner().invoke(app, ["verify", node.server.url, *options])
         assert outcome.exit_code == verdict, outcome.output
     assert node.chat("Chat goes on.")
+
+
+def test_the_noise_of_a_node_is_far_below_a_threshold_for_frauds(
+    node: ServedNode, tiny: Path, tmp_path: Path
+) -> None:
+    figures = tmp_path / "noise.json"
+    few = ("--nonces", "48", "--rate", "0.08", "--json", str(figures))
+    engines = ("--one", "reference:float32", "--other", node.server.url)
+    outcome = CliRunner().invoke(app, ["calibrate", "noise", str(tiny), *engines, *few])
+    assert outcome.exit_code == 0, outcome.output
+    (found,) = json.loads(figures.read_text())["pairs"].values()
+    assert 0 < found["median"] < found["dist_threshold"] < 0.1
+    assert found["convicted_sequential"] == found["convicted_fixed"] == 0

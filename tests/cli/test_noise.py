@@ -1,0 +1,147 @@
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from lab.stub_node import stub_node
+from proofserve.cli import sides
+from proofserve.cli.desk import Desk
+from proofserve.cli.main import app
+from proofserve.cli.servers import Deployment
+from proofserve.lab.claimed import Wanted, from_file
+from proofserve.lab.node_client import NodeClient
+from support.four_bits import one_thread
+
+# As few as can tell the rate.
+FEW = ("--nonces", "48", "--rate", "0.08", "--seq-len", "8")
+REFERENCES = ("--one", "reference:float32", "--other", "reference:bfloat16")
+
+
+def run(*args: str | Path) -> Result:
+    with one_thread():
+        return CliRunner().invoke(app, ["calibrate", "noise", *map(str, args)])
+
+
+@pytest.fixture
+def deployments(monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
+    """What would have been started; a stub answers instead."""
+    started: list[Deployment] = []
+
+    @contextmanager
+    def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
+        started.append(deployment)
+        with stub_node() as (_, url), NodeClient(url) as node:
+            yield node
+
+    monkeypatch.setattr(sides, "serving", serving)
+    return started
+
+
+def test_help_teaches_with_an_example() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "proofserve calibrate noise --json" in result.output
+
+
+def test_two_dtypes_of_one_model(tiny: Path, tmp_path: Path) -> None:
+    figures, picture = tmp_path / "noise.json", tmp_path / "noise.png"
+    result = run(tiny, *REFERENCES, *FEW, "--json", figures, "--png", picture)
+    assert result.exit_code == 0, result.output
+    read = json.loads(figures.read_text())
+    ((title, found),) = read["pairs"].items()
+    assert title == f"{tiny.name}: reference:float32 against reference:bfloat16"
+    assert read["passed"] is found["passed"] is True
+    distances = found["windows"]["distances"]
+    assert len(distances) == 48
+    assert found["maximum"] == max(distances) <= found["dist_threshold"] < 0.1
+    assert 0 < found["median"] < found["quantile"] <= found["windows"]["interval"][1]
+    # Some mismatch at the quantile, and nobody is convicted for it.
+    assert found["convicted_sequential"] == found["convicted_fixed"] == 0
+    assert found["cleared_sequential"] > 990
+    assert found["setup"]["scheme"]["name"] == "artifact-v1"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "convicted_fixed" in result.output
+
+
+def test_another_machines_artifacts_are_saved_and_compared(tiny: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    layers = ("--scheme", "artifact-v1-layers", "--k-dim", "8")
+    saved = run(tiny, "--one", "reference:bfloat16", "--save", there, *layers, *FEW)
+    assert saved.exit_code == 0, saved.output
+    claimed = from_file(there, Wanted())
+    assert claimed.nonces == tuple(range(48))
+    assert (claimed.seq_len, claimed.k_dim, claimed.scheme) == (8, 8, "artifact-v1-layers")
+    # The file says what to compute.
+    figures = tmp_path / "noise.json"
+    compared = run(tiny, "--other", there, "--rate", "0.08", "--json", figures)
+    assert compared.exit_code == 0, compared.output
+    (found,) = json.loads(figures.read_text())["pairs"].values()
+    assert 0 < found["median"] < 0.1
+    alone = run("--one", there, "--other", there, "--rate", "0.08", "--json", figures)
+    assert alone.exit_code == 0, alone.output
+    (found,) = json.loads(figures.read_text())["pairs"].values()
+    assert (found["maximum"], found["dist_threshold"]) == (0.0, 0.0)
+
+
+def test_running_nodes_are_asked(tmp_path: Path) -> None:
+    figures = tmp_path / "noise.json"
+    with stub_node() as (stub, url), stub_node() as (_, other):
+        result = run("--one", url, "--other", other, *FEW, "--json", figures)
+        assert result.exit_code == 0, result.output
+        stub.habits.failing_nonce = 40
+        gap = run("--one", url, "--other", other, *FEW)
+        assert gap.exit_code == 2
+        assert "computed no vector for" in gap.output
+    assert json.loads(figures.read_text())["pairs"][f"{url} against {other}"]["maximum"] == 0.0
+
+
+def test_servers_are_started_as_they_were_named(
+    deployments: list[Deployment], tiny: Path, tmp_path: Path
+) -> None:
+    result = run(tiny, "--one", "vllm", "--other", "vllm:tp2", *FEW, "--forward-batch", "4")
+    assert result.exit_code == 0, result.output
+    assert [(each.checkpoint, each.ranks) for each in deployments] == [(tiny, 1), (tiny, 2)]
+    assert {each.forward_batch for each in deployments} == {4}
+    saved = run(tiny, "--one", "vllm", "--save", tmp_path / "a.json", *FEW)
+    assert saved.exit_code == 0, saved.output
+    assert len(deployments) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--nonces", "100"), "It takes 368, or --rate 0.037"),
+        (("--one", "reference:int3"), "'reference:int3' is no engine and no file"),
+        (("--other", "vllm:tp0"), "0 ranks are outside 1..64"),
+        (("gpt5",), "'gpt5' is no folder, and none of qwen"),
+        (("--size", "huge", "qwen"), "unknown size 'huge'"),
+        (("--other", "http://127.0.0.1:9"), "name the one model"),
+        (("qwen", "llama", "--save", "a.json"), "name the one model"),
+        (("qwen", "--save", "a.json", "--json", "b.json"), "name the --other"),
+        (("qwen", "--one", "http://x", "--other", "http://y"), "neither engine computes from qwen"),
+        (("--scheme", "distance-v1"), "distance-v1 has no such option"),
+        (("--rate", "0.5"), "--rate"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_computed(
+    args: tuple[str, ...], message: str
+) -> None:
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert "nonces ..." not in result.output
+
+
+def test_files_of_two_different_tasks_are_refused(tiny: Path, tmp_path: Path) -> None:
+    paths = []
+    for seq_len in (4, 8):
+        paths.append(tmp_path / f"{seq_len}.json")
+        options = ("--save", paths[-1], "--nonces", "8", "--seq-len", str(seq_len))
+        assert run(tiny, "--one", "reference:bfloat16", *options).exit_code == 0
+    result = run("--one", paths[0], "--other", paths[1])
+    assert result.exit_code == 2
+    assert "the two files differ in seq_len" in result.output

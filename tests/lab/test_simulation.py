@@ -1,0 +1,119 @@
+"""Verifications of real vectors: an honest node in bfloat16, one with weights of 4 bits."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from proofserve.lab.claimed import Claimed
+from proofserve.lab.noise import Pairs, noise
+from proofserve.lab.simulation import Plan, simulate
+from proofserve.lab.telling import Silence
+from proofserve.lab.verification import Rule, Vectors, draw, verify
+from proofserve.protocol.codec import encode, to_float16
+from proofserve.protocol.comparison import Claim
+from proofserve.protocol.schemes import scheme
+from proofserve.protocol.sequential import Finding, SequentialTest
+from proofserve.rounds.records import Workload
+from support.four_bits import engine_of, one_thread
+
+WORK = Workload(scheme("artifact-v1", k_dim=12), "block", "key", seq_len=16)
+NONCES = range(64)
+# The rate that so few nonces can tell, for the threshold of an honest node.
+RATE = 0.06
+DEFAULTS = SequentialTest(p_honest=0.001, p_fraud=0.5)
+RUNS = 1000
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What each engine computed: float32 [64, 12], as the wire has it."""
+
+    validator: NDArray[np.float32]
+    honest: NDArray[np.float32]
+    forged: NDArray[np.float32]
+
+    @property
+    def truth(self) -> Pairs:
+        return Pairs(self.honest, self.validator)
+
+    @property
+    def fraud(self) -> Pairs:
+        return Pairs(self.forged, self.validator)
+
+    @property
+    def threshold(self) -> float:
+        return noise(self.truth.distances, RATE).dist_threshold
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny: Path) -> Recorded:
+    with one_thread():
+        values = [
+            engine_of(tiny, dtype, four_bits).compute(WORK, NONCES).values
+            for dtype, four_bits in (("float32", False), ("bfloat16", False), ("bfloat16", True))
+        ]
+    return Recorded(*(to_float16(each).astype(np.float32) for each in values))
+
+
+def test_four_bits_are_far_beyond_rounding(recorded: Recorded) -> None:
+    assert recorded.fraud.distances.min() > 3 * recorded.truth.distances.max()
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) -> None:
+    pairs = recorded.fraud if forged else recorded.truth
+    claims = tuple(Claim(nonce, text) for nonce, text in enumerate(encode(pairs.one)))
+    claimed = Claimed("block", "key", tuple(NONCES), claims, 12, 16)
+
+    def recompute(nonces: object) -> Vectors:
+        return {nonce: pairs.other[nonce] for nonce in nonces}  # type: ignore[attr-defined]
+
+    rule = Rule(DEFAULTS, recorded.threshold)
+    outcomes = [
+        verify(claimed, draw(claimed.nonces, str(seed)), recompute, rule, Silence())
+        for seed in range(100)
+    ]
+    expected = Finding.FRAUD if forged else Finding.HONEST
+    assert {outcome.finding for outcome in outcomes} == {expected}
+    assert float(np.median([outcome.nonces_used for outcome in outcomes])) <= 10
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_in_1000_verifications_nobody_is_misjudged(recorded: Recorded, sequential: bool) -> None:
+    rule = Rule(DEFAULTS, recorded.threshold, sequential)
+    plan = Plan(RUNS, nonces=18)
+    honest = simulate(recorded.truth, rule, plan, Silence())
+    forged = simulate(recorded.fraud, rule, plan, Silence())
+    assert honest.count(Finding.HONEST) == forged.count(Finding.FRAUD) == RUNS
+    assert max(honest.median_nonces, forged.median_nonces) <= (10 if sequential else 18)
+
+
+def most(chance: float) -> float:
+    """So often an event of that chance happens in all runs: three standard deviations."""
+    return RUNS * chance + 3 * (RUNS * chance * (1 - chance)) ** 0.5
+
+
+def test_errors_are_as_rare_as_stated_where_they_happen_at_all(recorded: Recorded) -> None:
+    """At thresholds where honest and forged vectors mismatch just as often as the test allows."""
+    bound = 0.05
+    honest_at = float(np.quantile(recorded.truth.distances, 0.75, method="inverted_cdf"))
+    forged_at = float(np.median(recorded.fraud.distances))
+    test = SequentialTest(p_honest=0.25, p_fraud=0.5, alpha=bound, beta=bound)
+    plan = Plan(RUNS, nonces=200)
+    honest = simulate(recorded.truth, Rule(test, honest_at), plan, Silence())
+    forged = simulate(recorded.fraud, Rule(test, forged_at), plan, Silence())
+    assert 0 < honest.count(Finding.FRAUD) <= most(bound)
+    assert 0 < forged.count(Finding.HONEST) <= most(bound)
+    assert honest.count(Finding.UNDECIDED) == forged.count(Finding.UNDECIDED) == 0
+
+
+def test_the_seed_decides_what_is_drawn(recorded: Recorded) -> None:
+    rule = Rule(SequentialTest(0.25, 0.5, 0.05, 0.05), float(np.median(recorded.truth.distances)))
+
+    def used(seed: int) -> tuple[int, ...]:
+        return simulate(recorded.truth, rule, Plan(20, 100, seed), Silence()).nonces_used
+
+    assert used(1) == used(1) != used(2)
