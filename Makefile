@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON_FILES := src tests benchmarks run_vllm_gateway.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check golden bench bench-gateway lock clean
+.PHONY: help setup demo test slow wheel check golden bench bench-gateway lock clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test: check ## Run every check and every test (under 15 minutes on two cores).
 
 slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.
 	$(BIN)/python -m pytest -m slow
+
+wheel: $(READY) ## Verify from the wheel alone, in a fresh environment that pip fills (minutes).
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py
 
 check: $(READY) ## Lint, types, layers. Seconds.
 	$(BIN)/ruff check $(PYTHON_FILES)
