@@ -32,6 +32,10 @@ def run(*args: str) -> Result:
         "bench",
         "bench generation",
         "bench chat-priority",
+        "bench reference",
+        "calibrate noise",
+        "calibrate r-target",
+        "verify",
     ],
 )
 def test_every_command_explains_itself(command: str) -> None:

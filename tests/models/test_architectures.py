@@ -25,7 +25,9 @@ def test_shapes_split_over_two_ranks_and_two_stages(size: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize(("size", "low", "high"), [("tiny", 1e6, 6e6), ("small", 90e6, 115e6)])
+@pytest.mark.parametrize(
+    ("size", "low", "high"), [("tiny", 1e6, 6e6), ("small", 90e6, 115e6), ("0.6b", 435e6, 450e6)]
+)
 def test_sizes_are_what_they_are_called(arch: str, size: str, low: float, high: float) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(architecture(arch).config(shape(size)))
@@ -39,6 +41,20 @@ def test_either_half_of_a_gemma_mixes_sliding_and_full_layers(size: str) -> None
     half = shape(size).layers // 2
     for stage in (kinds[:half], kinds[half:]):
         assert set(stage) == {"sliding_attention", "full_attention"}
+
+
+def test_the_largest_has_the_layers_of_qwen3_06b() -> None:
+    # As published: 440M of its 596M parameters are no embeddings.
+    config = architecture("qwen3").config(shape("0.6b"))
+    published = (1024, 28, 16, 8, 128, 3072)
+    assert published == (
+        config.hidden_size,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        config.intermediate_size,
+    )
 
 
 def test_an_unknown_name_is_told_what_there_is() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from proofserve.cli.bench_reference import reference
 from proofserve.cli.checkpoints import SmallModel, checkpoint
 from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
 from proofserve.cli.protocols import Protocol, order
@@ -61,6 +62,9 @@ class Subject:
     name: str | None
     model: SmallModel
     forward_batch: int | None
+
+
+app.command("reference")(reference)
 
 
 @app.command("generation")

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
+from proofserve.lab.errors import LabError
+
 # What people call the families, beside their exact names.
 ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
 # Checkpoints of one seed share every tensor that has a name in common: llama would be qwen without
@@ -37,6 +39,27 @@ def independent(model: SmallModel) -> SmallModel:
     An architecture that is not on offer is refused when its checkpoint is written.
     """
     return replace(model, seed=SEEDS.get(model.family, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint on this machine, and what to call it."""
+
+    name: str
+    folder: Path
+
+
+def named(name: str, size: str) -> Model:
+    """The small model of an architecture, written if need be, or the checkpoint in a folder.
+
+    Raises LabError for a name that is neither, and ModelError as ``checkpoint``.
+    """
+    if name in {*ALIASES, *SEEDS}:
+        small = independent(SmallModel(name, size))
+        return Model(small.name, checkpoint(small))
+    if not Path(name).is_dir():
+        raise LabError(f"{name!r} is no folder, and none of {', '.join([*ALIASES, *SEEDS])}")
+    return Model(Path(name).absolute().name, Path(name))
 
 
 def checkpoint(model: SmallModel) -> Path:

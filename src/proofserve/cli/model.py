@@ -18,7 +18,7 @@ def _group() -> None:
 def new(
     directory: Annotated[Path, typer.Argument(help="Folder to create; must not hold files yet.")],
     arch: Annotated[str, typer.Option(help="qwen3, llama or gemma3.")] = "qwen3",
-    size: Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M).")] = "tiny",
+    size: Annotated[str, typer.Option(help="tiny (a few MB), small (100M) or 0.6b.")] = "tiny",
     seed: Annotated[int, typer.Option(help="Another seed is another model.")] = 0,
 ) -> None:
     """Write a checkpoint with seeded random weights in which every layer matters.

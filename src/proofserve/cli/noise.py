@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from proofserve.cli.agreement import completed, workload
-from proofserve.cli.checkpoints import ALIASES, SEEDS, SmallModel, checkpoint, independent
+from proofserve.cli.checkpoints import Model, named
 from proofserve.cli.desk import BROKEN, Desk, open_desk
-from proofserve.cli.sides import Model, Saved, Side, Task, side_of
+from proofserve.cli.sides import Saved, Side, Task, side_of
 from proofserve.lab.claimed import Claimed, to_file
 from proofserve.lab.errors import LabError
 from proofserve.lab.machine import machine
@@ -161,16 +161,7 @@ def _models(
     if not several and len(names or ()) != 1:
         raise LabError("name the one model that a node, or a file, is about")
     desk.line.step("writing small models, unless they are in the cache")
-    return [_model(name, size) for name in names or DEFAULT_MODELS]
-
-
-def _model(name: str, size: str) -> Model:
-    if name in {*ALIASES, *SEEDS}:
-        small = independent(SmallModel(name, size))
-        return Model(small.name, checkpoint(small))
-    if not Path(name).is_dir():
-        raise LabError(f"{name!r} is no folder, and none of {', '.join([*ALIASES, *SEEDS])}")
-    return Model(Path(name).absolute().name, Path(name))
+    return [named(name, size) for name in names or DEFAULT_MODELS]
 
 
 def _title(sides: Sequence[Side], model: Model | None) -> str:

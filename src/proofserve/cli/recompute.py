@@ -21,12 +21,15 @@ def by_checkpoint(
 ) -> Compute:
     """Compute ``work`` with the reference engine.
 
-    Raises CheckpointError; what is returned raises EngineFault, and LabError for a nonce whose
-    vector is not finite.
+    Raises CheckpointError, and LabError where the extra is not installed. What is returned raises
+    EngineFault, and LabError for a nonce whose vector is not finite.
     """
     # Two seconds of imports that a recomputation by a node does without.
-    from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
-    from proofserve.engines.reference.network import load  # noqa: PLC0415
+    try:
+        from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
+        from proofserve.engines.reference.network import load  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
 
     engine = ReferenceEngine(load(model, dtype, device), model.name, forward_batch)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from proofserve.cli.checkpoints import Model
 from proofserve.cli.desk import Desk
 from proofserve.cli.recompute import Compute, by_checkpoint, by_node
 from proofserve.cli.servers import Deployment, serving, somebody_elses
@@ -19,14 +20,6 @@ MOST_RANKS = 64
 SPECS = "reference:float32, reference:bfloat16, vllm, vllm:tp2, a node's URL, or a file"
 # Nonces of one call, and of one step of progress.
 AT_ONCE = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A checkpoint on this machine, and what to call it."""
-
-    name: str
-    folder: Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,17 @@ SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
             context=8192,
             sliding_window=128,
         ),
+        # The layers of Qwen3-0.6B. Its vocabulary is not: a proof reads no token and no head.
+        "0.6b": Shape(
+            hidden=1024,
+            layers=28,
+            heads=16,
+            kv_heads=8,
+            head_dim=128,
+            intermediate=3072,
+            context=8192,
+            sliding_window=128,
+        ),
     }
 )
 

@@ -36,6 +36,12 @@ class Network:
         """The decoder layers in their order."""
         return cast("nn.ModuleList", self.decoder.layers)
 
+    @property
+    def weights(self) -> int:
+        """How many numbers the matrices hold that every token is multiplied by."""
+        matrices = (each for each in self.layers.modules() if isinstance(each, nn.Linear))
+        return sum(each.weight.numel() for each in matrices)
+
     @torch.inference_mode()
     def values(
         self, block: BlockScheme, public_key: str, nonces: tuple[int, ...], seq_len: int

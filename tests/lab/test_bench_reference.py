@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from proofserve.lab.bench_reference import Plan, Subject, bench_reference
+from proofserve.lab.errors import LabError
+from proofserve.lab.matmul import matmul_rate, seconds_of
+from proofserve.lab.telling import Silence
+
+CPU = torch.device("cpu")
+
+
+def subject(room: int) -> Subject:
+    """An engine that does nothing, with memory for so many tokens."""
+    return Subject("toy", 1000, CPU, torch.float32, lambda seq_len, batch: seq_len * batch <= room)
+
+
+def test_what_there_is_no_memory_for_is_left_out() -> None:
+    plan = Plan(seq_lens=(4, 8), batches=(1, 2, 4), window_s=0.001)
+    report = bench_reference(subject(room=16), plan, {}, Silence())
+    figures = {figure.name: figure for figure in report.figures}
+    assert "nonces_per_second_4_4" in figures
+    assert "nonces_per_second_8_2" in figures
+    assert "nonces_per_second_8_4" not in figures
+    assert sum(figure.meaning.endswith("the best") for figure in report.figures) == 2
+    # 2 * weights * seq_len multiplications and additions a nonce.
+    speed, share = figures["nonces_per_second_8_2"].value, figures["share_8_2"].value
+    top = figures["matmul_tflops"].value
+    assert speed is not None
+    assert top is not None
+    assert share == pytest.approx(speed * 2 * 1000 * 8 / (top * 1e12))
+
+
+def test_no_memory_at_all_is_said() -> None:
+    plan = Plan(seq_lens=(4, 64), batches=(1, 2), window_s=0.001)
+    with pytest.raises(LabError, match="no memory for a forward of 64 tokens"):
+        bench_reference(subject(room=16), plan, {}, Silence())
+
+
+def test_the_first_call_only_warms_up() -> None:
+    calls: list[None] = []
+    seconds_of(lambda: calls.append(None), CPU, window_s=0.0)
+    assert len(calls) == 3
+
+
+def test_a_multiplication_takes_its_time() -> None:
+    # No machine of this world is slower, or faster.
+    assert 1e6 < matmul_rate(CPU, torch.float32, window_s=0.01) < 1e15
