@@ -1,14 +1,16 @@
 """How many nonces a second a reference engine recomputes, and what share of the device that is."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from proofserve.lab.errors import LabError
 from proofserve.lab.figures import Figure
-from proofserve.lab.matmul import matmul_rate, seconds_of
+from proofserve.lab.matmul import Matmul, seconds_of
 from proofserve.lab.report import Report
 from proofserve.lab.telling import Progress
 
@@ -43,55 +45,59 @@ class Plan:
     window_s: float = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One combination: nonces per second, and its share of the multiplications beside it."""
+
+    seq_len: int
+    batch: int
+    speed: float
+    share: float
+
+
 def bench_reference(
     subject: Subject, plan: Plan, where: Mapping[str, str | int], progress: Progress
 ) -> Report:
     """Measure whole forwards, inputs drawn and vectors finished, and bare multiplications.
 
-    These are measured before and after each length, and the best rate counts. Raises LabError if
-    the device has room for no batch at all.
+    These are measured before and after every combination, so that a device which changes its pace
+    changes no share. Raises LabError if there is no memory for any batch of a length.
     """
-    progress.step("multiplying matrices, and forwards", len(plan.seq_lens) * len(plan.batches))
-    rates = [matmul_rate(subject.device, subject.dtype)]
-    speeds: dict[int, dict[int, float]] = {}
-    for seq_len in plan.seq_lens:
-        speeds[seq_len] = _speeds(subject, plan, seq_len, progress)
-        rates.append(matmul_rate(subject.device, subject.dtype))
-    top = max(rates)
-    figures = [Figure("matmul_tflops", top / 1e12, "of bare multiplications, the best seen")]
-    for seq_len, by_batch in speeds.items():
-        if not by_batch:
-            raise LabError(f"there is no memory for a forward of {seq_len} tokens")
-        best = max(by_batch, key=by_batch.__getitem__)
-        for batch, speed in by_batch.items():
-            mark = ", the best" if batch == best else ""
-            share = speed * subject.work(seq_len) / top
-            figures += [
-                Figure(f"nonces_per_second_{seq_len}_{batch}", speed, f"{batch} at a time{mark}"),
-                Figure(f"share_{seq_len}_{batch}", share, "of the rate of multiplications"),
-            ]
+    progress.step("forwards, and bare multiplications", len(plan.seq_lens) * len(plan.batches))
+    matmul = Matmul(subject.device, subject.dtype)
+    rates, readings = [matmul.rate()], []
+    for seq_len, batch in itertools.product(plan.seq_lens, plan.batches):
+        if subject.forward(seq_len, batch):
+            forward = partial(subject.forward, seq_len, batch)
+            speed = batch / seconds_of(forward, subject.device, plan.window_s)
+            rates.append(matmul.rate())
+            share = speed * subject.work(seq_len) / (sum(rates[-2:]) / 2)
+            readings.append(Reading(seq_len, batch, speed, share))
+        progress.advance()
+    top = Figure("matmul_tflops", max(rates) / 1e12, "of bare multiplications, the best window")
+    lengths = [_of_length(seq_len, readings) for seq_len in plan.seq_lens]
     return Report(
         f"reference engine, {subject.name}",
-        tuple(figures),
+        (top, *itertools.chain.from_iterable(lengths)),
         _setup(subject, plan),
         {"matmul_flops": rates},
         where,
     )
 
 
-def _speeds(subject: Subject, plan: Plan, seq_len: int, progress: Progress) -> dict[int, float]:
-    """Nonces per second by batch; what the device has no room for is left out."""
-    speeds = {}
-    for batch in plan.batches:
-        if subject.forward(seq_len, batch):
-            seconds = seconds_of(
-                lambda size=batch: subject.forward(seq_len, size),  # type: ignore[misc]
-                subject.device,
-                plan.window_s,
-            )
-            speeds[batch] = batch / seconds
-        progress.advance()
-    return speeds
+def _of_length(seq_len: int, readings: Sequence[Reading]) -> list[Figure]:
+    found = [reading for reading in readings if reading.seq_len == seq_len]
+    if not found:
+        raise LabError(f"there is no memory for a forward of {seq_len} tokens")
+    best = max(found, key=lambda reading: reading.speed)
+    figures = []
+    for each in found:
+        name, mark = f"{seq_len}_{each.batch}", ", the best" if each is best else ""
+        figures += [
+            Figure(f"nonces_per_second_{name}", each.speed, f"{each.batch} at a time{mark}"),
+            Figure(f"share_{name}", each.share, "of the multiplications beside it"),
+        ]
+    return figures
 
 
 def _setup(subject: Subject, plan: Plan) -> dict[str, Any]:

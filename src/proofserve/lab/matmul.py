@@ -10,18 +10,34 @@ SIZES = (512, 1024, 2048, 4096, 8192)
 WINDOW_S = 0.5
 
 
-@torch.inference_mode()
-def matmul_rate(device: torch.device, dtype: torch.dtype, window_s: float = WINDOW_S) -> float:
-    """Multiplications and additions per second of square matrices, at the size that suits best."""
-    best = 0.0
-    for size in SIZES:
-        left = torch.randn(size, size, device=device).to(dtype)
-        seconds = seconds_of(lambda x=left: torch.mm(x, x), device, window_s)  # type: ignore[misc]
-        best = max(best, 2.0 * size**3 / seconds)
-        # The next one takes eight times as long.
-        if seconds > window_s / 8:
-            break
-    return best
+class Matmul:
+    """Square matrices of the size at which the device is fastest."""
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, window_s: float = WINDOW_S
+    ) -> None:
+        self._device, self._dtype, self._window_s = device, dtype, window_s
+        self._size, best = SIZES[0], 0.0
+        for size in SIZES:
+            rate = self._rate(size)
+            if rate > best:
+                self._size, best = size, rate
+            # The next one takes eight times as long.
+            if 8 * 2.0 * size**3 / rate > window_s:
+                break
+
+    def rate(self) -> float:
+        """Multiplications and additions per second, now."""
+        return self._rate(self._size)
+
+    @torch.inference_mode()
+    def _rate(self, size: int) -> float:
+        matrix = torch.randn(size, size, device=self._device).to(self._dtype)
+
+        def multiply() -> None:
+            torch.mm(matrix, matrix)
+
+        return 2.0 * size**3 / seconds_of(multiply, self._device, self._window_s)
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, window_s: float) -> float:
