@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
+from support.four_bits import one_thread
 from support.models import SmallModels
 from support.node import ROUND, ServedNode, until
 
@@ -130,9 +131,10 @@ def test_the_noise_of_a_node_is_far_below_a_threshold_for_frauds(
     node: ServedNode, tiny: Path, tmp_path: Path
 ) -> None:
     figures = tmp_path / "noise.json"
-    few = ("--nonces", "48", "--rate", "0.08", "--json", str(figures))
+    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "16", "--json", str(figures))
     engines = ("--one", "reference:float32", "--other", node.server.url)
-    outcome = CliRunner().invoke(app, ["calibrate", "noise", str(tiny), *engines, *few])
+    with one_thread():
+        outcome = CliRunner().invoke(app, ["calibrate", "noise", str(tiny), *engines, *few])
     assert outcome.exit_code == 0, outcome.output
     (found,) = json.loads(figures.read_text())["pairs"].values()
     assert 0 < found["median"] < found["dist_threshold"] < 0.1
