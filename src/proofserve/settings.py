@@ -60,6 +60,7 @@ class NodeSettings(BaseSettings):
     callback_max_retries: int = Field(10, ge=0)
     callback_max_concurrent: int = Field(10, ge=1)
     callback_queue_size: int = Field(10_000, ge=1)
+    shutdown_flush_sec: float = Field(5.0, ge=0)
 
 
 class GatewaySettings(BaseSettings):

@@ -42,6 +42,9 @@ ANSWERS: dict[str, type[answers.Answer]] = {
     "/phase/generate": answers.PowAnswer,
     "/phase/validate": answers.PowAnswer,
     "/validate": answers.JudgeAnswer,
+    "/health/live": answers.HealthAnswer,
+    "/health/ready": answers.HealthAnswer,
+    "/health/deep": answers.DeepAnswer,
 }
 # Sent as text: the JSON of Python knows these, the JSON of the standard does not.
 RAW = {"content-type": "application/json"}

@@ -108,6 +108,9 @@ class MemoryOutbox:
         ]
         return found[-limit:]
 
+    async def probe(self) -> None:
+        await self._take()
+
     async def gauges(self) -> OutboxGauges:
         self._require_room()
         return OutboxGauges(len(self.rows), len(self.callbacks), 0, 0, 0.0, None)

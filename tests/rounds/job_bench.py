@@ -9,6 +9,7 @@ from proofserve.rounds.computation import Computation
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.records import JobState
+from proofserve.rounds.tally import Tally
 from rounds.doubles import QUICK, MemoryOutbox, until
 
 
@@ -23,7 +24,7 @@ class JobBench:
         # Chunk timeouts are real seconds here, expiry follows ``now``.
         clock = asyncio.get_running_loop().time
         patience = Patience(limits.chunk_timeout_s, clock)
-        computation = Computation(self.engine, self.no_round, patience)
+        computation = Computation(self.engine, self.no_round, patience, Tally())
         self.admission = Admission(limits.max_queued_nonces)
         self.queue = JobQueue(computation, self.outbox, self.admission, limits, lambda: self.now)
 

@@ -1,6 +1,7 @@
 import pytest
 
 from proofserve.rounds.counters import Counters
+from proofserve.rounds.tally import Tally
 
 
 class Clock:
@@ -12,13 +13,13 @@ class Clock:
 
 
 def test_a_round_that_just_began_has_no_rate() -> None:
-    stats = Counters(Clock()).read()
+    stats = Counters(Clock(), Tally()).read()
     assert (stats.processed, stats.elapsed_s, stats.rate, stats.recent_rate) == (0, 0, 0, 0)
 
 
 def test_the_recent_rate_forgets_what_the_whole_rate_remembers() -> None:
     clock = Clock()
-    counters = Counters(clock, window_s=10)
+    counters = Counters(clock, Tally(), window_s=10)
     clock.now += 5
     counters.done(100, 100, 2)
     young = counters.read()
@@ -33,7 +34,7 @@ def test_the_recent_rate_forgets_what_the_whole_rate_remembers() -> None:
 
 def test_an_ended_round_keeps_its_rates() -> None:
     clock = Clock()
-    counters = Counters(clock)
+    counters = Counters(clock, Tally())
     clock.now += 4
     counters.done(8, 8, 0)
     counters.end()
@@ -42,7 +43,7 @@ def test_an_ended_round_keeps_its_rates() -> None:
 
 
 def test_deferrals_and_faults_are_counted() -> None:
-    counters = Counters(Clock())
+    counters = Counters(Clock(), Tally())
     counters.deferred(2.5)
     counters.deferred(0.5)
     counters.fault()

@@ -10,6 +10,7 @@ from proofserve.rounds.calls import Patience
 from proofserve.rounds.errors import EngineFault, EngineGone, OtherRound, QueueFull
 from proofserve.rounds.judging import Judging, winners_among
 from proofserve.rounds.records import DistanceClaims, DistanceVerdict, Target, Workload
+from proofserve.rounds.tally import Tally
 from rounds.doubles import round_spec
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +26,7 @@ class Bench:
         self.engine = FakeEngine()
         self.now = 0.0
         self.admission = Admission(40)
-        self.judging = Judging(self.engine, self.admission, Patience(10.0, self._tick))
+        self.judging = Judging(self.engine, self.admission, Patience(10.0, self._tick), Tally())
 
     def _tick(self) -> float:
         self.now += 4.0

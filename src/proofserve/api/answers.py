@@ -155,6 +155,18 @@ class JobAnswer(Answer):
     error: str | None = None
 
 
+class HealthAnswer(Answer):
+    """All that was looked at works."""
+
+    status: Literal["ok"]
+
+
+class DeepAnswer(HealthAnswer):
+    """A forward ran, and its numbers were finite. Its seconds include its waiting for chat."""
+
+    seconds: float
+
+
 class Problem(Answer):
     """Why a call was refused; for 422 a list with the way to each field at fault."""
 
@@ -167,7 +179,7 @@ _REASONS = {
     409: "not in this state, or for another deployment or block",
     422: "a field is wrong; its name is in the detail",
     429: "too much is queued",
-    503: "proofs are off, or engine or outbox cannot serve",
+    503: "proofs are off, engine or outbox cannot serve, or the server goes down",
 }
 
 

@@ -28,5 +28,9 @@ class LaneMissing(ApiError):
     """The order does not say which nonces are the node's."""
 
 
+class NotReady(ApiError):
+    """A part that proofs need does not work; the detail says of each how it is."""
+
+
 class ClientGone(ApiError):
     """The client left before its answer was ready. Nobody reads the detail."""

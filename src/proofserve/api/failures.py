@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from proofserve.api.accounts import account, reason_of
 from proofserve.api.distance_schemas import ARTIFACT, DISTANCE
 from proofserve.api.errors import (
     ApiError,
@@ -22,10 +23,12 @@ from proofserve.api.errors import (
     LaneMissing,
     Mismatch,
     NotEnabled,
+    NotReady,
 )
 from proofserve.api.node import Node
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import (
+    ChatBusy,
     EngineFault,
     EngineGone,
     LaneUnset,
@@ -34,6 +37,7 @@ from proofserve.rounds.errors import (
     OutboxUnavailable,
     QueueFull,
     Refused,
+    ShuttingDown,
     UnknownJob,
 )
 
@@ -51,9 +55,12 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (RequestValidationError, 422),
     (ProtocolError, 422),
     (QueueFull, 429),
+    (ShuttingDown, 503),
     (Refused, 409),
     (ClientGone, 499),
     (NotEnabled, 503),
+    (NotReady, 503),
+    (ChatBusy, 503),
     (EngineGone, 503),
     (EngineFault, 503),
     (OutboxUnavailable, 503),
@@ -74,15 +81,19 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
             handle = super().get_route_handler()
 
             async def answer(request: Request) -> Response:
+                node = reason = None
                 try:
                     # Before the body is looked at: a disabled server has no opinion about it.
-                    _require_enabled(get_node(request))
+                    node = get_node(request)
+                    _require_enabled(node)
                     response: Response = await handle(request)
                 except _KNOWN as error:
-                    return explained(error)
+                    response, reason = explained(error), reason_of(error)
                 except Exception:
                     _logger.exception("%s %s failed", request.method, request.url.path)
-                    return JSONResponse({"detail": "Internal server error"}, 500)
+                    response = JSONResponse({"detail": "Internal server error"}, 500)
+                    reason = "internal"
+                account(node, request, response, reason)
                 return response
 
             return answer

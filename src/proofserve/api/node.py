@@ -1,6 +1,7 @@
 """What the routes are given: one deployed server and the objects that do the work."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import Outbox
@@ -29,8 +30,12 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One server's deployment and its owners of rounds and results."""
+    """One server's deployment and its owners of rounds and results.
+
+    ``refusals`` counts the requests that were not served, by status and reason.
+    """
 
     deployment: Deployment
     manager: RoundManager
     outbox: Outbox
+    refusals: Counter[tuple[int, str]] = field(default_factory=Counter)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
 
-from proofserve.api import distance_translate, translate
+from proofserve.api import distance_translate, health_routes, translate
 from proofserve.api.answers import (
     NodeStatus,
     ResultsPage,
@@ -38,6 +38,7 @@ def router(get_node: Callable[[Request], Node]) -> APIRouter:
     made = APIRouter(prefix=PREFIX, tags=["proofs"], route_class=guarded(get_node))
     for routes in (_SharedRoutes(get_node), ArtifactRoutes(get_node), DistanceRoutes(get_node)):
         routes.add_to(made)
+    made.include_router(health_routes.router(get_node))
     return made
 
 

@@ -142,9 +142,10 @@ class NodeStatus:
 
 
 def _gauges(body: Mapping[str, Any]) -> EngineGauges:
-    # A newer node may show more than this client knows.
-    known = {name: body[name] for name in EngineGauges.__dataclass_fields__}
-    return EngineGauges(**{**known, "resume_ms": tuple(known["resume_ms"])})
+    # A newer node may show more than this client knows, an older one less.
+    known = {name: body[name] for name in EngineGauges.__dataclass_fields__ if name in body}
+    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    return EngineGauges(**{**known, **lists})
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,10 @@ class Database:
         """As ``read``, and what ``work`` changed is on disk afterwards, or nothing of it."""
         return await self._run("BEGIN IMMEDIATE", work)
 
+    async def rewrite_version(self) -> None:
+        """Store the version of the schema once more: all that a write needs, and no change."""
+        await self.write(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}"))
+
     async def close(self) -> None:
         """Finish what is queued and close the file; twice is harmless."""
         if self._closed:

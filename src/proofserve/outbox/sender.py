@@ -38,7 +38,8 @@ class CallbackSender:
         self._sleep = sleep
         self._busy: set[str] = set()
         self._flushing = False
-        self._idle = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._empty = False
 
     async def run(self) -> None:
         """Send until cancelled. What is in flight then is sent again after a restart."""
@@ -50,26 +51,28 @@ class CallbackSender:
                     self._busy.add(delivery.url)
                     posts.create_task(self._deliver(client, delivery))
                 # What came after the plan was made is not in it.
-                if plan.idle and not self._store.news.is_set():
-                    self._idle.set()
+                if not (plan.due or self._busy or self._store.news.is_set()):
+                    self._empty = plan.idle
+                    self._settled.set()
                 await self._nap(plan.wait_s)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Send everything now, intervals or not; True once nothing is undelivered.
+        """Send everything that is due, and the results of open rounds as if they were.
 
-        For the way down: ``run`` must be running. False after ``timeout_s`` seconds, with the
-        rest left on disk for the next start.
+        For the way down: ``run`` must be running. True once nothing is undelivered. False when
+        only what has just failed is left, and waits for another try, or after ``timeout_s``
+        seconds; the rest stays on disk for the next start.
         """
-        self._idle.clear()
+        self._settled.clear()
         self._flushing = True
         self._store.news.set()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+                await self._settled.wait()
         except TimeoutError:
             return False
         else:
-            return True
+            return self._empty
         finally:
             self._flushing = False
 

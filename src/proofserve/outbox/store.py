@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +36,7 @@ class SqliteOutbox(Outbox):
         self._database = database
         self._clock = clock
         self.news = asyncio.Event()
+        self._failed_attempts = 0
 
     @classmethod
     async def open(cls, path: Path, clock: Callable[[], float] = time.time) -> Self:
@@ -130,9 +132,14 @@ class SqliteOutbox(Outbox):
             lambda c: results.newest_winners(c, round_id, max(0, limit))
         )
 
+    async def probe(self) -> None:
+        """Write a page as it is. Raises OutboxUnavailable if a result could not be stored now."""
+        await self._database.rewrite_version()
+
     async def gauges(self) -> OutboxGauges:
         """Count what is kept, waiting, delivered and expired."""
-        return await self._database.read(lambda c: deliveries.gauges(c, self._clock()))
+        read = await self._database.read(lambda c: deliveries.gauges(c, self._clock()))
+        return replace(read, failed_attempts=self._failed_attempts)
 
     async def progress(self, round_id: str) -> RoundProgress:
         """How far the round got, in agreement with its stored rows. ValueError for an unknown."""
@@ -157,3 +164,4 @@ class SqliteOutbox(Outbox):
         await self._database.write(
             lambda c: deliveries.fail(c, delivery, error, pause_s, self._clock())
         )
+        self._failed_attempts += 1

@@ -11,14 +11,18 @@ from starlette.datastructures import State
 
 from proofserve.api import measure_routes, routes
 from proofserve.api.errors import NotEnabled
+from proofserve.api.metrics import exposed
 from proofserve.api.node import Node
 from proofserve.engines.vllm import vetting
+from proofserve.plugin.logs import log_as
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.records import EngineFacts
-from proofserve.settings import NodeSettings
+from proofserve.settings import NodeSettings, has_variable
 from proofserve.wiring.node import running_node, versions
 
 _logger = logging.getLogger(__name__)
+# With it vLLM shows only what processes have left in that folder.
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class ProofEndpoints:
@@ -44,13 +48,15 @@ class ProofEndpoints:
                 try:
                     yield state
                 finally:
-                    # The engine still runs here: rounds end and give their blocks back.
+                    # vLLM's own server has ended its engine by now, and rounds before it; where
+                    # an application is embedded the engine still runs, and they end here.
                     await self._running.aclose()
 
         app.router.lifespan_context = lifespan
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
         """Build the node. Raises UnsupportedEngine, which stops the server with the reason."""
+        log_as("vllm")
         if not self._settings.enabled:
             _logger.info("proofs are off; start with --enable-poc to open /api/v1/pow")
             return
@@ -59,6 +65,7 @@ class ProofEndpoints:
         vetting.require_one_owner(config)
         vetting.require_model_runner(config)
         # Not before the vetting: names that moved would fail here without a word of advice.
+        from proofserve.engines.vllm import compat  # noqa: PLC0415
         from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
 
         facts = EngineFacts(
@@ -71,9 +78,14 @@ class ProofEndpoints:
             engine_client, facts, self._settings.defer_sec, self._settings.rpc_timeout_ms / 1e3
         )
         state.proofserve_engine = engine
-        state.proofserve_node = await self._running.enter_async_context(
-            running_node(engine, self._settings)
-        )
+        node = await self._running.enter_async_context(running_node(engine, self._settings))
+        self._running.enter_context(exposed(node))
+        compat.before_shutdown(engine_client, node.manager.aclose)
+        state.proofserve_node = node
+        if has_variable(MULTIPROCESS):
+            _logger.warning(
+                "%s is set, so /metrics cannot show the node: unset it for one server", MULTIPROCESS
+            )
         _logger.info(
             "proofs are on: %s under /api/v1/pow, outbox %s",
             self._settings.scheme,

@@ -7,17 +7,21 @@ from collections.abc import Callable
 from proofserve.rounds.batches import artifacts_of, failures_of
 from proofserve.rounds.calls import Patience, chunks
 from proofserve.rounds.ports import ProofEngine
-from proofserve.rounds.records import Job, Outcome, ProofBatch, Proofs
+from proofserve.rounds.records import Job, Outcome, ProofBatch, Proofs, Validation, Verdict
+from proofserve.rounds.tally import Tally, Work
 from proofserve.rounds.validation import validate
 
 
 class Computation:
-    """Runs jobs on ``engine`` while ``no_round`` is set."""
+    """Runs jobs on ``engine`` while ``no_round`` is set, and counts them in ``tally``."""
 
-    def __init__(self, engine: ProofEngine, no_round: asyncio.Event, patience: Patience) -> None:
+    def __init__(
+        self, engine: ProofEngine, no_round: asyncio.Event, patience: Patience, tally: Tally
+    ) -> None:
         self._engine = engine
         self._no_round = no_round
         self._patience = patience
+        self._tally = tally
 
     async def run(self, job: Job, started: Callable[[], None]) -> Outcome:
         """The outcome of ``job``; ``started`` is called when the engine is first asked.
@@ -29,24 +33,37 @@ class Computation:
             EngineGone: there is no engine any more.
             ProtocolError: the claims cannot be judged.
         """
+        if job.validation is not None:
+            return await self._tally.judged(self._judge(job, job.validation, started))
+        done = await self._prove(job, started)
+        # Thousands of vectors are encoded or compared here: off the loop that also serves chat.
+        return await asyncio.to_thread(_proofs, done)
+
+    async def _judge(
+        self, job: Job, validation: Validation, started: Callable[[], None]
+    ) -> Verdict:
+        done = await self._prove(job, started)
+        claims, test = validation.claims, validation.test
+        return await asyncio.to_thread(validate, job.work, job.nonces, claims, done, test)
+
+    async def _prove(self, job: Job, started: Callable[[], None]) -> list[ProofBatch]:
         todo = deque(chunks(job.nonces, job.batch_size))
         done: list[ProofBatch] = []
+        work: Work = "job" if job.validation is None else "validation"
         while todo:
             await self._no_round.wait()
             started()
             async with self._engine.session(job.work) as session:
                 while todo and self._no_round.is_set():
                     width = job.work.scheme.width
-                    done.append(await self._patience.insist(session, todo[0], width))
+                    batch = await self._patience.insist(session, todo[0], width)
+                    self._tally.computed(work, len(batch.nonces), len(batch.failed))
+                    done.append(batch)
                     todo.popleft()
-        # Thousands of vectors are encoded or compared here: off the loop that also serves chat.
-        return await asyncio.to_thread(_outcome, job, done)
+        return done
 
 
-def _outcome(job: Job, done: list[ProofBatch]) -> Outcome:
-    if job.validation is not None:
-        claims, test = job.validation.claims, job.validation.test
-        return validate(job.work, job.nonces, claims, done, test)
+def _proofs(done: list[ProofBatch]) -> Proofs:
     return Proofs(
         artifacts=tuple(artifact for batch in done for artifact in artifacts_of(batch)),
         failed={n: reason for batch in done for n, reason in failures_of(batch).items()},

@@ -4,16 +4,19 @@ from collections import deque
 from collections.abc import Callable
 
 from proofserve.rounds.records import Stats
+from proofserve.rounds.tally import Tally
 
 
 class Counters:
     """Counts one round through all its phases. ``clock`` gives monotonic seconds.
 
-    Time passes from its construction on, and not between ``end`` and ``begin``.
+    Time passes from its construction on, and not between ``end`` and ``begin``. What is counted
+    here is counted in the node's ``tally``, too, which outlives the round.
     """
 
-    def __init__(self, clock: Callable[[], float], window_s: float = 30.0) -> None:
+    def __init__(self, clock: Callable[[], float], tally: Tally, window_s: float = 30.0) -> None:
         self._clock = clock
+        self._tally = tally
         self._window_s = window_s
         self._started = clock()
         self._ended: float | None = None
@@ -33,11 +36,13 @@ class Counters:
 
     def done(self, processed: int, found: int, failed: int) -> None:
         """The outcome of so many nonces is known, and stored where it is to be kept."""
-        self._processed += processed
-        self._found += found
-        self._failed += failed
-        self._recent.append((self._clock(), processed))
-        self._forget(self._recent[-1][0])
+        self._tally.computed("round", processed, failed)
+        self._count(processed, found, failed)
+
+    def judged(self, recomputed: int, found: int) -> None:
+        """So many nonces of somebody else were computed again, of which ``found`` win."""
+        self._tally.computed("validation", recomputed, 0)
+        self._count(recomputed, found, 0)
 
     def deferred(self, seconds: float) -> None:
         """An engine call gave way to chat for ``seconds`` and was not run."""
@@ -47,6 +52,7 @@ class Counters:
     def fault(self) -> None:
         """An engine call failed."""
         self._faults += 1
+        self._tally.faults += 1
 
     def begin(self) -> None:
         """Let time pass, again if it was stopped."""
@@ -79,6 +85,13 @@ class Counters:
             deferred_s=self._deferred_s,
             faults=self._faults,
         )
+
+    def _count(self, processed: int, found: int, failed: int) -> None:
+        self._processed += processed
+        self._found += found
+        self._failed += failed
+        self._recent.append((self._clock(), processed))
+        self._forget(self._recent[-1][0])
 
     def _forget(self, now: float) -> None:
         while self._recent and self._recent[0][0] < now - self._window_s:

@@ -41,6 +41,14 @@ class UnknownJob(Refused):
     """No job of this id: never there, expired, or cleared by a stop."""
 
 
+class ShuttingDown(Refused):
+    """The server is on its way down and begins nothing new."""
+
+
+class ChatBusy(RoundsError):
+    """Chat had the engine for all the time that a call may wait for it. Nothing was computed."""
+
+
 class EngineFault(RoundsError):
     """The engine could not compute a batch; it lives and may serve the next one."""
 

@@ -20,15 +20,19 @@ from proofserve.rounds.records import (
     RoundSpec,
     Target,
 )
+from proofserve.rounds.tally import Tally
 
 
 class Judging:
     """Recomputes claims beside whatever else the engine does; it serves calls in their order."""
 
-    def __init__(self, engine: ProofEngine, admission: Admission, patience: Patience) -> None:
+    def __init__(
+        self, engine: ProofEngine, admission: Admission, patience: Patience, tally: Tally
+    ) -> None:
         self._engine = engine
         self._admission = admission
         self._patience = patience
+        self._tally = tally
 
     async def run(self, spec: RoundSpec, target: Target, claims: DistanceClaims) -> DistanceVerdict:
         """Judge ``claims`` by the numbers of the round ``spec`` and the key of the claimant.
@@ -41,6 +45,11 @@ class Judging:
             ProtocolError: the claims cannot be judged (see ``comparison.compare_distances``).
         """
         _require_same_block(spec, claims)
+        return await self._tally.judged(self._recompute(spec, target, claims))
+
+    async def _recompute(
+        self, spec: RoundSpec, target: Target, claims: DistanceClaims
+    ) -> DistanceVerdict:
         work = replace(spec.work, public_key=claims.public_key)
         with self._admission.admitted(len(claims.nonces)):
             async with self._engine.session(work) as session:

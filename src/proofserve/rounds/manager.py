@@ -1,6 +1,7 @@
 """The owner of everything that runs: at most one round, the job queue, and judging."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from proofserve.rounds.bodies import verdict_callback
 from proofserve.rounds.calls import Patience
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.counters import Counters
-from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.errors import EngineFault, ShuttingDown
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.judging import Judging, winners_among
@@ -28,7 +29,11 @@ from proofserve.rounds.records import (
     RoundSpec,
     Stats,
 )
+from proofserve.rounds.selfcheck import SelfCheck
 from proofserve.rounds.state import Configured, Move, State, step
+from proofserve.rounds.tally import Tally
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,8 @@ class _Round:
 class RoundManager:
     """Configures, starts, stops and shows the rounds and jobs of one node.
 
-    ``clock`` gives monotonic seconds. A call that ``state`` refuses changes nothing.
+    ``clock`` gives monotonic seconds. A call that ``state`` refuses changes nothing, and
+    after ``aclose`` each one but ``stop`` raises ShuttingDown. ``tally`` counts over all rounds.
     """
 
     def __init__(
@@ -77,16 +83,19 @@ class RoundManager:
         self._outbox = outbox
         self._limits = limits
         self._clock = clock
+        self.tally = Tally()
         self._state = State.IDLE
+        self._closing = False
         self._round: _Round | None = None
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._changing = asyncio.Lock()
         self._admission = Admission(limits.jobs.max_queued_nonces)
         patience = Patience(limits.jobs.chunk_timeout_s, clock)
-        computation = Computation(engine, self._no_round, patience)
+        computation = Computation(engine, self._no_round, patience, self.tally)
         self._jobs = JobQueue(computation, outbox, self._admission, limits.jobs, clock)
-        self._judging = Judging(engine, self._admission, patience)
+        self._judging = Judging(engine, self._admission, patience, self.tally)
+        self._self_check = SelfCheck(engine, clock)
 
     async def init(self, spec: RoundSpec) -> None:
         """Configure ``spec`` and do nothing yet. Raises AlreadyGenerating."""
@@ -155,7 +164,7 @@ class RoundManager:
         verdict = await self._judging.run(spec, target, claims)
         if pushing and spec.url is not None:
             await self._outbox.enqueue("validated", spec.url, verdict_callback(verdict))
-        configured.counters.done(len(claims.nonces), winners_among(verdict, target), 0)
+        configured.counters.judged(len(claims.nonces), winners_among(verdict, target))
         return verdict
 
     async def stop(self) -> None:
@@ -181,11 +190,16 @@ class RoundManager:
         )
 
     def submit(self, job: Job) -> str:
-        """Queue ``job`` and return its id. Raises QueueFull."""
+        """Queue ``job`` and return its id. Raises QueueFull and ShuttingDown."""
+        self.require_open()
         return self._jobs.submit(job)
 
     async def run(self, job: Job) -> Outcome:
-        """Compute ``job`` in its turn while the caller waits; see ``JobQueue.run``."""
+        """Compute ``job`` in its turn while the caller waits; see ``JobQueue.run``.
+
+        Raises ShuttingDown too.
+        """
+        self.require_open()
         return await self._jobs.run(job)
 
     def result(self, request_id: str) -> JobView:
@@ -206,17 +220,33 @@ class RoundManager:
         except TimeoutError:
             raise EngineFault(f"the engine did not answer within {seconds:g} s") from None
 
+    async def self_check(self) -> float:
+        """Seconds that one real forward took; see ``SelfCheck.run``. Raises ShuttingDown too."""
+        self.require_open()
+        return await self._self_check.run()
+
+    def require_open(self) -> None:
+        """Raises ShuttingDown from the moment on in which ``aclose`` was called."""
+        if self._closing:
+            raise ShuttingDown("the server is going down; ask again once it is back")
+
     async def aclose(self) -> None:
-        """End every task that this object owns. A running round stays open in the outbox."""
+        """End every task that this object owns, and begin nothing new; twice is harmless.
+
+        A running round stays open in the outbox.
+        """
+        self._closing = True
         async with self._changing:
             await self._stop(close=False)
         await self._jobs.aclose(self._limits.rounds.flush_timeout_s)
 
     def _step(self, move: Move) -> State:
+        if move is not Move.STOP:
+            self.require_open()
         return step(self._state, move, self._round.kind if self._round else Configured.NOTHING)
 
     def _new(self, spec: RoundSpec) -> _Round:
-        return _Round(spec, Counters(self._clock))
+        return _Round(spec, Counters(self._clock, self.tally))
 
     async def _begin(self, chosen: _Round) -> None:
         """Make ``chosen`` the configured round and generate."""
@@ -234,14 +264,17 @@ class RoundManager:
         self._no_round.clear()
         self._state = State.GENERATING
         running = chosen.generation.run(chosen.spec, opened)
-        chosen.task = asyncio.create_task(self._generate(running, chosen.counters))
+        chosen.task = asyncio.create_task(self._generate(running, chosen))
+        round_id = chosen.spec.round_id
+        _logger.info("round %s generates", round_id, extra={"round_id": round_id})
 
-    async def _generate(self, running: Awaitable[None], counters: Counters) -> None:
+    async def _generate(self, running: Awaitable[None], chosen: _Round) -> None:
         """A round, and the state that goes with it: whatever ends the one ends the other."""
         try:
             await running
         finally:
-            counters.end()
+            chosen.counters.end()
+            _log_end(chosen)
             self._state = step(self._state, Move.STOP)
             self._no_round.set()
 
@@ -262,3 +295,13 @@ class RoundManager:
         await asyncio.wait({last.task})
         if close:
             await last.generation.close(last.spec)
+
+
+def _log_end(ended: _Round) -> None:
+    round_id, processed = ended.spec.round_id, ended.counters.read().processed
+    if ended.generation is not None and ended.generation.error is not None:
+        level, why = logging.ERROR, ended.generation.error
+    else:
+        level, why = logging.INFO, "stopped"
+    text = "round %s ended after %d nonces: %s"
+    _logger.log(level, text, round_id, processed, why, extra={"round_id": round_id})

@@ -109,6 +109,10 @@ class Outbox(Protocol):
         """The newest winners of a round in the order of their storing, at most ``limit``."""
         ...
 
+    async def probe(self) -> None:
+        """Write something that changes nothing. Raises OutboxUnavailable if that fails."""
+        ...
+
     async def gauges(self) -> OutboxGauges:
         """Count what is kept, waiting, delivered and expired."""
         ...

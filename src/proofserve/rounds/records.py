@@ -11,6 +11,9 @@ from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.scheme import Scheme
 
+# The upper ends of the histogram of forwards, seconds; the last bin has none.
+FORWARD_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
 # Below this probability nobody believes in an accident; the default of both protocols.
 FRAUD_THRESHOLD = 0.01
 
@@ -92,7 +95,11 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
-    """Counters read inside the engine. Durations in seconds, from the engine's start."""
+    """Counters read inside the engine. Durations in seconds, from the engine's start.
+
+    ``forward_counts`` says how many forwards ended within each of ``FORWARD_BOUNDS_S`` and not
+    the one before, and how many took longer; empty where nobody counts.
+    """
 
     forwards: int
     busy_s: float
@@ -104,6 +111,7 @@ class EngineGauges:
     leased_blocks: int
     free_blocks: int
     unfinished_requests: int
+    forward_counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,10 @@ class RoundProgress:
 
 @dataclass(frozen=True, slots=True)
 class OutboxGauges:
-    """How full the outbox is: results kept, callbacks waiting, delivered and given up."""
+    """How full the outbox is: results kept, callbacks waiting, delivered and given up.
+
+    ``failed_attempts`` since this process began; the others are of the whole file.
+    """
 
     results: int
     pending: int
@@ -156,6 +167,7 @@ class OutboxGauges:
     expired: int
     oldest_pending_s: float
     last_error: str | None
+    failed_attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

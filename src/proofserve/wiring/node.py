@@ -10,6 +10,7 @@ from proofserve.api.node import Deployment, Node
 from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
+from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
@@ -17,9 +18,6 @@ from proofserve.rounds.records import EngineFacts, RoundSpec
 from proofserve.settings import NodeSettings
 
 _logger = logging.getLogger(__name__)
-
-# A node that shuts down gives its callbacks this long, in seconds; the rest is on disk.
-DRAIN_S = 5.0
 
 
 def versions(**engine: str) -> dict[str, str]:
@@ -44,10 +42,19 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
             yield Node(deployment, manager, outbox)
         finally:
             await manager.aclose()
-            await sender.drain(DRAIN_S)
+            await _flush(sender, outbox, settings.shutdown_flush_sec)
             sending.cancel()
             with suppress(asyncio.CancelledError):
                 await sending
+
+
+async def _flush(sender: CallbackSender, outbox: SqliteOutbox, seconds: float) -> None:
+    """Hand over what is due, and say what is left for the next start."""
+    if await sender.drain(seconds):
+        return
+    with suppress(OutboxUnavailable):
+        left = (await outbox.gauges()).pending
+        _logger.warning("%d callbacks stay in the outbox and go on with the next start", left)
 
 
 async def _take_up(
@@ -57,15 +64,18 @@ async def _take_up(
     spec = await outbox.interrupted()
     if spec is None:
         return
+    known = {"round_id": spec.round_id}
     if not resume:
         await outbox.close_round(spec.round_id)
-        _logger.warning("round %s was interrupted and is over (no --resume)", spec.round_id)
+        _logger.warning(
+            "round %s was interrupted and is over (no --resume)", spec.round_id, extra=known
+        )
     elif reason := _unfit(spec, deployment):
         await outbox.close_round(spec.round_id)
-        _logger.error("round %s cannot go on and is over: %s", spec.round_id, reason)
+        _logger.error("round %s cannot go on and is over: %s", spec.round_id, reason, extra=known)
     else:
         await manager.start(spec)
-        _logger.info("round %s goes on", spec.round_id)
+        _logger.info("round %s goes on", spec.round_id, extra=known)
 
 
 def _unfit(spec: RoundSpec, deployment: Deployment) -> str | None:

@@ -62,7 +62,8 @@ class VllmEngine:
     async def gauges(self) -> EngineGauges:
         """Read the counters inside the engine. Raises EngineGone."""
         read = await self.call(GAUGES)
-        return EngineGauges(**{**read, "resume_ms": tuple(read["resume_ms"])})
+        lists = {name: tuple(read[name]) for name in ("resume_ms", "forward_counts")}
+        return EngineGauges(**{**read, **lists})
 
     async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
         """See ``rounds.ports.MeasurableEngine.measure``. It has no time limit."""

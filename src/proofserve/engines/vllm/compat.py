@@ -7,9 +7,11 @@ upgrade fails in a test that says which caller breaks, not in a running node.
 vLLM's objects are ``Any`` here on purpose: their annotations move with every release.
 """
 
+import asyncio
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -32,7 +34,28 @@ LAYER_PLACES = (
     "model.language_model.layers",
 )
 
+# How long the end of an engine waits for those who still need it, seconds.
+LAST_STEP_S = 15.0
+
 # -- API process -----------------------------------------------------------------------------
+
+
+def before_shutdown(engine_client: Any, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run ``step`` on the present loop, 15 s at most, before vLLM's server ends the engine.
+
+    That server ends it first of all, from another thread and while its loop still runs; the
+    application's lifespan comes later. Whoever ends it on the loop itself has no such need.
+
+    Relies on: AsyncLLM.shutdown(timeout), called by the launcher in an executor.
+    """
+    loop, home, shutdown = asyncio.get_running_loop(), threading.get_ident(), engine_client.shutdown
+
+    def step_and_shutdown(timeout: float | None = None) -> None:
+        if threading.get_ident() != home and loop.is_running():
+            wait([asyncio.run_coroutine_threadsafe(step(), loop)], LAST_STEP_S)
+        shutdown(timeout=timeout)
+
+    engine_client.shutdown = step_and_shutdown
 
 
 async def call_engine(engine_client: Any, method: str, *args: Any) -> Any:

@@ -2,10 +2,13 @@
 
 import math
 import time
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from proofserve.rounds.records import FORWARD_BOUNDS_S
 
 # How many resume times are kept for reading.
 RECENT = 512
@@ -18,6 +21,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._forwards = 0
+        self._forward_counts = [0] * (len(FORWARD_BOUNDS_S) + 1)
         self._busy_s = 0.0
         self._last_forward_s = 0.0
         self._deferred_s = 0.0
@@ -72,6 +76,7 @@ class Ledger:
         finally:
             end = time.monotonic()
             self._forwards += 1
+            self._forward_counts[bisect_left(FORWARD_BOUNDS_S, end - start)] += 1
             self._last_forward_s = end - start
             self._busy_s += end - start
             self._charge(start, end, waiting())
@@ -80,6 +85,7 @@ class Ledger:
         """The counters by name, as ``rounds.records.EngineGauges`` calls them."""
         return {
             "forwards": self._forwards,
+            "forward_counts": list(self._forward_counts),
             "busy_s": self._busy_s,
             "deferred_s": self._deferred_s,
             "last_forward_s": self._last_forward_s,

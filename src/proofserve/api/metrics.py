@@ -1,0 +1,180 @@
+"""What Prometheus sees of a node. Nothing is counted here: a scrape reads what the node knows."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import TypeVar
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from proofserve.api.node import Node
+from proofserve.api.readings import Reading, read
+from proofserve.rounds.records import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges
+from proofserve.rounds.state import State
+
+PREFIX = "proofserve"
+# Longer than any reading takes: beyond it the loop is stuck, and a scrape gets what is there.
+READING_S = 8.0
+Labels = TypeVar("Labels", bound=tuple[str, ...])
+
+
+@contextmanager
+def exposed(node: Node, registry: CollectorRegistry = REGISTRY) -> Iterator[None]:
+    """Show ``node``, which lives on the running loop, in ``registry`` until the context ends."""
+    collector = NodeCollector(node, asyncio.get_running_loop())
+    registry.register(collector)
+    try:
+        yield
+    finally:
+        registry.unregister(collector)
+
+
+class NodeCollector(Collector):
+    """Shows ``node``, whose ``loop`` runs in another thread than the scrapes.
+
+    A scrape on the loop's own thread cannot wait for a reading, and one may not break the other
+    metrics of its page: both get nothing of the node.
+    """
+
+    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+        self._node = node
+        self._loop = loop
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: a registry that asks for names at registration must not start a reading."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every series as it is now."""
+        reading = self._read()
+        if reading is not None:
+            yield from _families(reading, self._node)
+
+    def _read(self) -> Reading | None:
+        if self._loop.is_closed() or _runs_here(self._loop):
+            return None
+        asked = asyncio.run_coroutine_threadsafe(read(self._node), self._loop)
+        try:
+            return asked.result(READING_S)
+        except TimeoutError:
+            asked.cancel()
+            return None
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _families(reading: Reading, node: Node) -> Iterator[Metric]:
+    facts = node.deployment.facts
+    yield _gauge(
+        "info",
+        "What runs here; always 1.",
+        {(node.deployment.scheme, *_pair(facts.versions)): 1},
+        ["scheme", "vllm_version", "version"],
+    )
+    yield from _work(reading)
+    yield from _round(reading)
+    parts = {("engine",): reading.engine is not None, ("outbox",): reading.outbox is not None}
+    yield _gauge("up", "Whether a part of the node answered this scrape.", parts, ["part"])
+    if reading.engine is not None:
+        yield from _engine(reading.engine)
+    if reading.outbox is not None:
+        yield from _outbox(reading.outbox)
+
+
+def _pair(versions: Mapping[str, str]) -> tuple[str, str]:
+    return versions.get("vllm", ""), versions.get("proofserve", "")
+
+
+def _work(reading: Reading) -> Iterator[Metric]:
+    yield _counter(
+        "nonces",
+        "Nonces with an outcome; a round's count once they are stored.",
+        reading.nonces,
+        ["work", "outcome"],
+    )
+    yield _counter(
+        "validations",
+        "Validations by their verdict; error: none could be reached.",
+        {(verdict,): count for verdict, count in reading.validations.items()},
+        ["outcome"],
+    )
+    yield _counter("engine_faults", "Engine calls of rounds that failed.", {(): reading.faults})
+    refusals = {(str(status), why): count for (status, why), count in reading.refusals.items()}
+    yield _counter("refusals", "Requests not served, by why.", refusals, ["status", "reason"])
+
+
+def _round(reading: Reading) -> Iterator[Metric]:
+    status = reading.status
+    running = status.state is State.GENERATING and status.stats is not None
+    rate = status.stats.recent_rate if running and status.stats is not None else 0.0
+    states = {(state.value,): state is status.state for state in State}
+    yield _gauge("nonces_per_second", "Of the running round, over 30 s; 0 if none.", {(): rate})
+    yield _gauge("round_state", "1 for the state that the node is in.", states, ["state"])
+    paused = {(): status.paused_reason is not None}
+    yield _gauge("round_paused", "1 while a fault of engine or outbox holds the round up.", paused)
+    queued = {(): status.queue.queued_nonces}
+    yield _gauge("queued_nonces", "Nonces of jobs and validations that wait or run.", queued)
+
+
+def _engine(engine: EngineGauges) -> Iterator[Metric]:
+    yield _counter("busy_seconds", "Engine time that proof forwards took.", {(): engine.busy_s})
+    yield _counter(
+        "deferred_seconds",
+        "Engine time of chat while proofs waited for it.",
+        {(): engine.deferred_s},
+    )
+    forwards = HistogramMetricFamily(f"{PREFIX}_forward_seconds", "Proof forwards, one by one.")
+    if engine.forward_counts:
+        bounds = [*map(str, FORWARD_BOUNDS_S), "+Inf"]
+        counts = accumulate(engine.forward_counts)
+        forwards.add_metric([], list(zip(bounds, counts, strict=True)), engine.busy_s)
+    yield forwards
+    longest = {(): engine.longest_chat_wait_s}
+    yield _gauge("longest_chat_wait_seconds", "Longest that proofs made a chat wait.", longest)
+    yield _gauge("leased_blocks", "KV blocks on lease to proofs.", {(): engine.leased_blocks})
+    yield _gauge("free_blocks", "KV blocks that nobody has.", {(): engine.free_blocks})
+
+
+def _outbox(outbox: OutboxGauges) -> Iterator[Metric]:
+    ended = {("delivered",): outbox.delivered, ("expired",): outbox.expired}
+    yield _counter("callbacks", "Callbacks of the file by how they ended.", ended, ["outcome"])
+    failed = {(): outbox.failed_attempts}
+    yield _counter("callback_failures", "Attempts to deliver a callback that failed.", failed)
+    yield _gauge("outbox_results", "Results kept in the file.", {(): outbox.results})
+    yield _gauge("outbox_pending", "Callbacks not delivered yet.", {(): outbox.pending})
+    yield _gauge(
+        "outbox_oldest_pending_seconds",
+        "Age of the oldest callback not delivered yet.",
+        {(): outbox.oldest_pending_s},
+    )
+
+
+def _counter(
+    name: str, text: str, values: Mapping[Labels, float], labels: Iterable[str] = ()
+) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
+    for label, value in values.items():
+        family.add_metric(list(label), value)
+    return family
+
+
+def _gauge(
+    name: str, text: str, values: Mapping[Labels, float], labels: Iterable[str] = ()
+) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
+    for label, value in values.items():
+        family.add_metric(list(label), value)
+    return family
