@@ -8,8 +8,12 @@ import inspect
 import queue
 from types import SimpleNamespace
 
+import prometheus_client
 import pytest
 import vllm
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from vllm import logger
 from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed import parallel_state
 from vllm.entrypoints.launchers import launcher
@@ -18,6 +22,7 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.utils import server_utils
 from vllm.entrypoints.serve.exception_handling.handlers import vllm_error
+from vllm.entrypoints.serve.instrumentator import metrics
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.block_pool import BlockPool
@@ -186,6 +191,13 @@ def test_running_app() -> None:
 def test_running_engine() -> None:
     assert parameters(entry.build_async_engine_client)[0] == "args"
     assert parameters(AsyncLLM.shutdown) == ["self", "timeout"]
+    # compat.before_shutdown: from another thread, while the loop runs, before the HTTP server ends.
+    assert in_order(
+        source(launcher.serve_http),
+        "loop.run_in_executor(",
+        "partial(engine_client.shutdown, timeout=timeout)",
+        "server_task.cancel()",
+    )
     # A second stop finds nothing left to do.
     assert "if self._finalizer.detach() is not None:" in source(MPClient.shutdown)
     assert "add_signal_handler" not in source(entry)
@@ -202,3 +214,19 @@ def test_application() -> None:
     assert parameters(init_app_state) == ["engine_client", "state", "args", "supported_tasks"]
     assert "server=req.app.state.server" in source(vllm_error.engine_error_handler)
     assert "server.should_exit = True" in source(launcher.terminate_if_errored)
+
+
+def test_the_page_of_metrics_is_made_in_another_thread_from_the_default_registry() -> None:
+    # api.metrics.NodeCollector waits for the loop, and plugin.endpoint registers it there.
+    app = FastAPI()
+    metrics.attach_router(app)
+    (route,) = [each for each in app.routes if isinstance(each, APIRoute)]
+    assert route.path == "/metrics"
+    assert not inspect.iscoroutinefunction(route.endpoint)
+    assert metrics.get_prometheus_registry() is prometheus_client.REGISTRY
+
+
+def test_our_lines_can_go_where_those_of_vllm_go() -> None:
+    # plugin.logs.log_as
+    assert logger.DEFAULT_LOGGING_CONFIG["loggers"]["vllm"]["handlers"] == ["vllm"]
+    assert "pythonjsonlogger" in source(logger._configure_vllm_root_logger)

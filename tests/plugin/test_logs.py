@@ -1,0 +1,80 @@
+"""Where our lines go, and what they hold."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from pythonjsonlogger.json import JsonFormatter
+
+from api.support import ORDER, START, STATUS, STOP, serving
+from proofserve.plugin.logs import ROOT, log_as
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What a server that was told to write JSON writes; our logger is as new afterwards."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter("%(levelname)s %(name)s %(message)s"))
+    server, ours = logging.getLogger("a server"), logging.getLogger(ROOT)
+    server.handlers, server.propagate = [handler], False
+    server.setLevel("INFO")
+    log_as("a server")
+    yield stream
+    ours.handlers, ours.propagate = [], True
+    ours.setLevel(logging.NOTSET)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+async def test_every_line_of_a_round_has_its_id_and_none_a_key(written: io.StringIO) -> None:
+    async with serving() as server:
+        order = {**ORDER, "public_key": "k3y-of-the-node", "url": "http://u:s3cret@127.0.0.1:1"}
+        headers = {"Authorization": "Bearer s3cret", "X-Request-Id": "from-the-client"}
+        answer = await server.client.post(START, json=order, headers=headers)
+        assert answer.headers["X-Request-Id"] == "from-the-client"
+        round_id = (await server.status())["round_id"]
+        await server.post(START, order)
+        server.engine.faults = 10
+        await server.post(STOP)
+    logged = lines(written)
+    assert {line["round_id"] for line in logged} == {round_id}
+    assert [line["message"] for line in logged][:2] == [
+        f"round {round_id} generates",
+        "request from-the-client: POST /api/v1/pow/init/generate: 200 served",
+    ]
+    assert any("409 already_generating" in str(line["message"]) for line in logged)
+    assert any(f"round {round_id} ended after" in str(line["message"]) for line in logged)
+    assert "s3cret" not in written.getvalue()
+    assert "k3y" not in written.getvalue()
+
+
+async def test_a_request_id_that_could_forge_a_line_is_replaced(written: io.StringIO) -> None:
+    async with serving() as server:
+        forged = {"X-Request-Id": "x: 200 served"}
+        answer = await server.client.post(STOP, headers=forged)
+        assert len(answer.headers["X-Request-Id"]) == 32
+    assert "x: 200" not in written.getvalue()
+
+
+async def test_who_only_looks_leaves_no_line(written: io.StringIO) -> None:
+    async with serving() as server:
+        await server.get(STATUS)
+        await server.get("/health/ready")
+    assert written.getvalue() == ""
+
+
+def test_a_logger_that_somebody_configured_is_left_alone() -> None:
+    ours = logging.getLogger(ROOT)
+    ours.setLevel("ERROR")
+    try:
+        log_as("another server")
+        assert (ours.handlers, ours.level) == ([], logging.ERROR)
+    finally:
+        ours.setLevel(logging.NOTSET)

@@ -1,0 +1,102 @@
+"""A node goes down: what is due is handed over, what is not stays in the file."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outbox.support import FastClock, Target, running_target
+from proofserve.engines.fake import FakeEngine
+from proofserve.outbox.store import SqliteOutbox
+from proofserve.rounds.errors import ShuttingDown
+from proofserve.settings import NodeSettings
+from proofserve.wiring.node import running_node
+from rounds.doubles import job, round_spec, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    with running_target(FastClock()) as made:
+        yield made
+
+
+def settings(folder: Path, **changes: object) -> NodeSettings:
+    values = {"enabled": True, "outbox": folder / "outbox.sqlite", "callback_interval_sec": 3600.0}
+    return NodeSettings(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def engine() -> FakeEngine:
+    made = FakeEngine()
+    made.latency_s = 0.001
+    return made
+
+
+async def left_in(folder: Path) -> int:
+    async with await SqliteOutbox.open(folder / "outbox.sqlite") as outbox:
+        return (await outbox.gauges()).pending
+
+
+async def test_a_running_rounds_results_are_delivered_on_the_way_down(
+    target: Target, tmp_path: Path
+) -> None:
+    async with running_node(engine(), settings(tmp_path)) as node:
+        await node.manager.start(round_spec(url=target.url))
+        await until(lambda: (stats := node.manager.status().stats) and stats.processed > 20)
+        assert target.arrivals == []
+    async with await SqliteOutbox.open(tmp_path / "outbox.sqlite") as outbox:
+        rows = await outbox.results(0, 10_000)
+        assert target.nonces() == [row.nonce for row in rows]
+        assert (await outbox.gauges()).pending == 0
+
+
+async def test_a_receiver_that_refuses_is_asked_once_and_holds_nothing_up(
+    target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target.answer = lambda _arrival: 503
+    # So long a bound that the test would time out if the whole of it were waited for.
+    with caplog.at_level("WARNING", "proofserve"):
+        async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=3600.0)) as node:
+            await node.manager.start(round_spec(url=target.url))
+            await until(lambda: (stats := node.manager.status().stats) and stats.processed > 20)
+    assert len(target.arrivals) == 1
+    assert await left_in(tmp_path) == 1
+    assert "1 callbacks stay in the outbox" in caplog.text
+
+
+async def test_a_receiver_that_hangs_costs_the_bound_and_no_result(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=0.2)) as node:
+            await node.outbox.enqueue("validated", url, {"n": 1})
+    assert await left_in(tmp_path) == 1
+
+
+async def test_what_stayed_is_sent_by_the_next_start(target: Target, tmp_path: Path) -> None:
+    async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=0.0)) as node:
+        await node.manager.start(round_spec(url=target.url))
+        await until(lambda: (stats := node.manager.status().stats) and stats.processed > 20)
+    assert target.accepted == []
+    async with running_node(engine(), settings(tmp_path)) as node:
+        await until(lambda: target.accepted)
+        rows = await node.outbox.results(0, 10_000)
+        assert target.nonces() == [row.nonce for row in rows]
+
+
+async def test_nothing_begins_once_the_end_has_begun(tmp_path: Path) -> None:
+    async with running_node(engine(), settings(tmp_path)) as node:
+        await node.manager.start(round_spec())
+        waiting = asyncio.create_task(node.manager.run(job(1, 2, 3)))
+        await until(lambda: node.manager.status().queue.queued_nonces)
+        await node.manager.aclose()
+        for begin in (node.manager.start(round_spec("other")), node.manager.run(job(1))):
+            with pytest.raises(ShuttingDown, match="going down"):
+                await begin
+        with pytest.raises(ShuttingDown):
+            node.manager.submit(job(1))
+        await node.manager.stop()
+        # Whoever was served already keeps being served while the engine lives.
+        assert len((await waiting).artifacts) == 3  # type: ignore[union-attr]
