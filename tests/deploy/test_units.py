@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proofserve.engines.vllm.compat import LAST_STEP_S
+from proofserve.plugin.endpoint import ROUND_END_S
 from proofserve.settings import GatewaySettings, NodeSettings
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def node_end_s(command: str) -> float:
     """The longest orderly end of a node: its round, its chat and its callbacks."""
     (chat,) = re.findall(r"--shutdown-timeout (\d+)", command)
     flush: float = NodeSettings.model_fields["shutdown_flush_sec"].default
-    return LAST_STEP_S + int(chat) + flush
+    return ROUND_END_S + int(chat) + flush
 
 
 def test_the_units_give_time_enough() -> None:

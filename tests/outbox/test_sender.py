@@ -142,7 +142,22 @@ async def test_expiry_keeps_the_rows_says_so_and_lets_the_round_go_on(
     assert target.nonces() == [11]
     assert [one.sequence for one in target.arrivals] == [1, 1, 1, 2]
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert "sequence 1 expired after 3 attempts" in warning.getMessage()
+    assert "round r1, sequence 1 expired after 3 attempts" in warning.getMessage()
+    assert vars(warning)["round_id"] == "r1"
+
+
+async def test_a_password_in_a_url_is_not_logged(
+    store: SqliteOutbox, clock: FastClock, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    target.answer = lambda _arrival: 500
+    url = target.url.replace("http://", "http://user:s3cret@")
+    await store.enqueue("validated", url, {})
+    with caplog.at_level(logging.INFO, "proofserve.outbox.sender"):
+        async with sending(a_sender(store, clock, CallbackPolicy(max_retries=1))):
+            await until(lambda: caplog.records)
+    (record,) = caplog.records
+    assert f"callback to {target.url}/validated, sequence 1 expired" in record.getMessage()
+    assert "s3cret" not in record.getMessage()
 
 
 async def test_a_slow_target_delays_nobody_else(

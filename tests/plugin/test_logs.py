@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pythonjsonlogger.json import JsonFormatter
 
-from api.support import ORDER, START, STATUS, STOP, serving
+from api.support import GENERATE, JOB, ORDER, START, STATUS, STOP, serving
 from proofserve.plugin.logs import ROOT, log_as
 
 pytestmark = pytest.mark.anyio
@@ -47,12 +47,23 @@ async def test_every_line_of_a_round_has_its_id_and_none_a_key(written: io.Strin
     assert {line["round_id"] for line in logged} == {round_id}
     assert [line["message"] for line in logged][:2] == [
         f"round {round_id} generates",
-        "request from-the-client: POST /api/v1/pow/init/generate: 200 served",
+        f"request from-the-client, round {round_id}: POST /api/v1/pow/init/generate: 200 served",
     ]
     assert any("409 already_generating" in str(line["message"]) for line in logged)
     assert any(f"round {round_id} ended after" in str(line["message"]) for line in logged)
     assert "s3cret" not in written.getvalue()
     assert "k3y" not in written.getvalue()
+
+
+async def test_the_end_of_a_job_is_a_line_with_its_id(written: io.StringIO) -> None:
+    async with serving() as server:
+        server.engine.faults = 1
+        request_id = (await server.post(GENERATE, JOB)).json()["request_id"]
+        await server.ended(request_id)
+    (line,) = [each for each in lines(written) if each.get("request_id") == request_id]
+    assert (
+        line["message"] == f"job {request_id} of 4 nonces: failed: the toy engine was told to fail"
+    )
 
 
 async def test_a_request_id_that_could_forge_a_line_is_replaced(written: io.StringIO) -> None:

@@ -35,15 +35,17 @@ def account(node: Node | None, request: Request, response: Response, reason: str
     if reason is None and request.method in _QUIET:
         return
     spec = node.manager.status().spec if node is not None else None
+    round_id = spec.round_id if spec is not None else None
     _logger.log(
         logging.INFO if response.status_code < 500 else logging.WARNING,
-        "request %s: %s %s: %d %s",
+        "request %s, round %s: %s %s: %d %s",
         request_id,
+        round_id,
         request.method,
         request.url.path,
         response.status_code,
         reason or "served",
-        extra={"request_id": request_id, "round_id": spec.round_id if spec else None},
+        extra={"request_id": request_id, "round_id": round_id},
     )
 
 

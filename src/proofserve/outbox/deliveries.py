@@ -21,8 +21,10 @@ _ADD = """
             (SELECT coalesce(max(sequence), 0) + 1 FROM deliveries WHERE url = :url), :now, :now)
 """
 _FIRST = """
-    SELECT id, endpoint, url, idempotency_key, sequence, attempts, round, first_seq, last_seq
-    FROM deliveries WHERE state = 'pending' AND url = ? ORDER BY next_attempt_at, id LIMIT 1
+    SELECT id, endpoint, deliveries.url, idempotency_key, sequence, attempts, round, first_seq,
+           deliveries.last_seq, round_id
+    FROM deliveries LEFT JOIN rounds ON rounds.number = deliveries.round
+    WHERE state = 'pending' AND deliveries.url = ? ORDER BY next_attempt_at, id LIMIT 1
 """
 _FAIL = """
     UPDATE deliveries SET attempts = attempts + 1, last_error = :error, failed_at = :now,
@@ -55,7 +57,8 @@ class Delivery:
     """One callback to POST to ``{url}/{endpoint}``.
 
     ``key`` never changes; ``sequence`` rises from 1 by 1 for each ``url``; ``attempts`` counts
-    the failures so far. The body is made from ``span``, or was stored when there is none.
+    the failures so far. The body is made from ``span`` of the round ``round_id``, or was stored
+    when there is none.
     """
 
     id: int
@@ -65,6 +68,7 @@ class Delivery:
     sequence: int
     attempts: int
     span: Span | None
+    round_id: str | None = None
 
 
 def add_job(
@@ -97,9 +101,10 @@ def targets(connection: sqlite3.Connection) -> list[tuple[str, float]]:
 def first_of(connection: sqlite3.Connection, url: str) -> Delivery:
     """The pending delivery to ``url`` whose attempt is due first; there must be one."""
     row = connection.execute(_FIRST, (url,)).fetchone()
-    number, endpoint, url, key, sequence, attempts, round_number, first_seq, last_seq = row
+    number, endpoint, url, key, sequence, attempts, *of_round = row
+    round_number, first_seq, last_seq, round_id = of_round
     span = None if round_number is None else Span(round_number, first_seq, last_seq)
-    return Delivery(number, endpoint, url, key, sequence, attempts, span)
+    return Delivery(number, endpoint, url, key, sequence, attempts, span, round_id)
 
 
 def acknowledge(connection: sqlite3.Connection, delivery: Delivery) -> None:

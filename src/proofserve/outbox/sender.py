@@ -106,14 +106,16 @@ class CallbackSender:
             await self._store.acknowledge(delivery)
             return
         failures = delivery.attempts + 1
-        where = f"{delivery.url}/{delivery.endpoint}, sequence {delivery.sequence}"
+        where, known = _place(delivery), {"round_id": delivery.round_id}
         if self._policy.expires(failures):
             await self._store.fail(delivery, error, None)
-            _log.warning("callback to %s expired after %d attempts: %s", where, failures, error)
+            text = "callback to %s expired after %d attempts: %s"
+            _log.warning(text, where, failures, error, extra=known)
             return
         pause_s = self._policy.pause_s(failures)
         await self._store.fail(delivery, error, pause_s)
-        _log.info("callback to %s failed, again in %g s: %s", where, pause_s, error)
+        text = "callback to %s failed, again in %g s: %s"
+        _log.info(text, where, pause_s, error, extra=known)
 
     async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
         """Do ``step`` as soon as the outbox can: a disk that is full now may have room later."""
@@ -126,3 +128,15 @@ class CallbackSender:
                 pause_s = self._policy.pause_s(failures)
                 _log.warning("callbacks pause for %g s: %s", pause_s, error)
                 await self._sleep(pause_s)
+
+
+def _place(delivery: Delivery) -> str:
+    """What a log may say of a delivery: a URL can hold a password or a token."""
+    try:
+        parts = httpx.URL(delivery.url)
+    except httpx.InvalidURL:
+        where = "a URL that is none"
+    else:
+        where = str(parts.copy_with(userinfo=b"", query=None, fragment=None))
+    of_round = f", round {delivery.round_id}" if delivery.round_id else ""
+    return f"{where}/{delivery.endpoint}{of_round}, sequence {delivery.sequence}"

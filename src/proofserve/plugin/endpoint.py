@@ -23,6 +23,8 @@ from proofserve.wiring.node import running_node, versions
 _logger = logging.getLogger(__name__)
 # With it vLLM shows only what processes have left in that folder.
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+# How long the end of the engine waits for that of the round, seconds.
+ROUND_END_S = 15.0
 
 
 class ProofEndpoints:
@@ -80,7 +82,7 @@ class ProofEndpoints:
         state.proofserve_engine = engine
         node = await self._running.enter_async_context(running_node(engine, self._settings))
         self._running.enter_context(exposed(node))
-        compat.before_shutdown(engine_client, node.manager.aclose)
+        compat.before_shutdown(engine_client, node.manager.aclose, ROUND_END_S)
         state.proofserve_node = node
         if has_variable(MULTIPROCESS):
             _logger.warning(

@@ -1,6 +1,7 @@
 """The queue of ``/generate``: one job at a time, in the order in which they came."""
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from proofserve.rounds.line import Line
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import Job, JobState, JobView, Outcome
 from proofserve.rounds.tasks import end, reason_of
+
+_logger = logging.getLogger(__name__)
 
 
 class JobQueue:
@@ -122,6 +125,14 @@ class JobQueue:
             ttl, self._entries.pop, entry.request_id, None
         )
         entry.settle(task, self._clock() + ttl, timer)
+        view = entry.view()
+        text = "job %s of %d nonces: %s"
+        known = {"request_id": view.request_id}
+        _logger.info(text, view.request_id, len(view.job.nonces), _end_of(view), extra=known)
+
+
+def _end_of(view: JobView) -> str:
+    return view.state.value if view.error is None else f"{view.state.value}: {view.error}"
 
 
 class _Entry:

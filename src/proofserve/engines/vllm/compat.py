@@ -34,14 +34,13 @@ LAYER_PLACES = (
     "model.language_model.layers",
 )
 
-# How long the end of an engine waits for those who still need it, seconds.
-LAST_STEP_S = 15.0
-
 # -- API process -----------------------------------------------------------------------------
 
 
-def before_shutdown(engine_client: Any, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run ``step`` on the present loop, 15 s at most, before vLLM's server ends the engine.
+def before_shutdown(
+    engine_client: Any, step: Callable[[], Coroutine[Any, Any, None]], seconds: float
+) -> None:
+    """Run ``step`` on the present loop, ``seconds`` at most, before vLLM's server ends the engine.
 
     That server ends it first of all, from another thread and while its loop still runs; the
     application's lifespan comes later. Whoever ends it on the loop itself has no such need.
@@ -52,7 +51,7 @@ def before_shutdown(engine_client: Any, step: Callable[[], Coroutine[Any, Any, N
 
     def step_and_shutdown(timeout: float | None = None) -> None:
         if threading.get_ident() != home and loop.is_running():
-            wait([asyncio.run_coroutine_threadsafe(step(), loop)], LAST_STEP_S)
+            wait([asyncio.run_coroutine_threadsafe(step(), loop)], seconds)
         shutdown(timeout=timeout)
 
     engine_client.shutdown = step_and_shutdown
