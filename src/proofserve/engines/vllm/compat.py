@@ -8,6 +8,7 @@ vLLM's objects are ``Any`` here on purpose: their annotations move with every re
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -24,6 +25,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
 
 from proofserve.engines.vllm.vetting import UnsupportedEngine
+
+_logger = logging.getLogger(__name__)
 
 # Where models keep their decoder layers; the first three as in protocol A.3.
 LAYER_PLACES = (
@@ -51,7 +54,11 @@ def before_shutdown(
 
     def step_and_shutdown(timeout: float | None = None) -> None:
         if threading.get_ident() != home and loop.is_running():
-            wait([asyncio.run_coroutine_threadsafe(step(), loop)], seconds)
+            last = asyncio.run_coroutine_threadsafe(step(), loop)
+            if not wait([last], seconds).done:
+                _logger.warning("the engine ends now: what needed it took over %g s", seconds)
+            elif error := last.exception():
+                _logger.error("what needed the engine failed at its end", exc_info=error)
         shutdown(timeout=timeout)
 
     engine_client.shutdown = step_and_shutdown
