@@ -225,3 +225,15 @@ async def test_pending_age_counts_from_the_oldest(store: SqliteOutbox, clock: Fa
     gauges = await store.gauges()
     assert gauges.pending == 2
     assert gauges.oldest_pending_s >= 2.0
+
+
+async def test_a_probe_writes_and_changes_nothing(store: SqliteOutbox, path: Path) -> None:
+    await store.open_round(a_spec())
+    log = path.with_name(path.name + "-wal")
+    before = log.stat().st_size
+    await store.probe()
+    assert log.stat().st_size > before
+    assert await store.progress("r1") == RoundProgress()
+    await store._database.read(lambda c: c.execute("PRAGMA query_only = ON"))
+    with pytest.raises(OutboxUnavailable, match="readonly"):
+        await store.probe()
