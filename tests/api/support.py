@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from proofserve.api import answers
+from proofserve.api.access import Access
 from proofserve.api.node import Deployment, Node
 from proofserve.api.routes import router
 from proofserve.engines.fake import FakeEngine
@@ -77,7 +78,9 @@ async def _foreign(request: Request, error: Exception) -> JSONResponse:
 class Server:
     """The application with its doubles, and a client for it."""
 
-    def __init__(self, limits: Limits = QUICK, **deployed: Any) -> None:
+    def __init__(
+        self, limits: Limits = QUICK, access: Access | None = None, **deployed: Any
+    ) -> None:
         self.engine = FakeEngine()
         self.engine.latency_s = 0.001
         self.outbox = MemoryOutbox()
@@ -86,6 +89,8 @@ class Server:
         )
         manager = RoundManager(self.engine, self.outbox, limits)
         self.node = Node(replace(deployment, **deployed), manager, self.outbox)
+        if access is not None:
+            self.node = replace(self.node, access=access)
         self.app = FastAPI()
         self.app.include_router(router(lambda _: self.node))
         for error in (RequestValidationError, HTTPException, Exception):

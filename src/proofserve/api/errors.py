@@ -5,11 +5,23 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """Root of this layer's errors. ``detail`` is what the client reads."""
+    """Root of this layer's errors. ``detail`` is what the client reads, ``headers`` go with it."""
+
+    headers: Mapping[str, str] = {}
 
     def __init__(self, detail: str | Mapping[str, Any]) -> None:
         super().__init__(detail)
         self.detail = detail
+
+
+class KeyMissing(ApiError):
+    """The server asks for a key, and the request came without one or with a wrong one."""
+
+    headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
+
+
+class NotAllowed(ApiError):
+    """This caller may not do that, or may not call at all."""
 
 
 class NotEnabled(ApiError):

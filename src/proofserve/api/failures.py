@@ -14,13 +14,16 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from proofserve.api.access import Role
 from proofserve.api.distance_schemas import ARTIFACT, DISTANCE
 from proofserve.api.errors import (
     ApiError,
     ClaimsMismatch,
     ClientGone,
+    KeyMissing,
     LaneMissing,
     Mismatch,
+    NotAllowed,
     NotEnabled,
 )
 from proofserve.api.node import Node
@@ -46,6 +49,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (LaneUnset, 400),
     (NotInitialised, 400),
     (NoRound, 400),
+    (KeyMissing, 401),
+    (NotAllowed, 403),
     (UnknownJob, 404),
     (Mismatch, 409),
     (RequestValidationError, 422),
@@ -64,19 +69,28 @@ _MAX_ERRORS = 20
 _MAX_TEXT = 200
 # Where a body may be of either protocol, pydantic adds the one it took to the way to the field.
 _PROTOCOLS = (ARTIFACT, DISTANCE)
+# Whoever may only look may use these.
+_LOOKING = {"GET", "HEAD"}
 
 
 def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
-    """A route class that answers every failure itself, and 503 while proofs are not enabled."""
+    """A route class that lets in who may, and answers every failure itself.
+
+    Everything that does not merely look is for operators. 503 while proofs are not enabled.
+    """
 
     class GuardedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Any]:
             handle = super().get_route_handler()
+            role = Role.VIEWER if self.methods <= _LOOKING else Role.OPERATOR
 
             async def answer(request: Request) -> Response:
                 try:
-                    # Before the body is looked at: a disabled server has no opinion about it.
-                    _require_enabled(get_node(request))
+                    # Before the body is looked at: neither a stranger nor a disabled server has
+                    # anything to do with it.
+                    node = get_node(request)
+                    node.access.admit(request, role)
+                    _require_enabled(node)
                     response: Response = await handle(request)
                 except _KNOWN as error:
                     return explained(error)
@@ -95,7 +109,8 @@ def explained(error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    return JSONResponse({"detail": _detail(error)}, status)
+    headers = error.headers if isinstance(error, ApiError) else None
+    return JSONResponse({"detail": _detail(error)}, status, headers)
 
 
 def _require_enabled(node: Node) -> None:

@@ -1,7 +1,8 @@
 """What the routes are given: one deployed server and the objects that do the work."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from proofserve.api.access import Access
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import EngineFacts
@@ -29,8 +30,9 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One server's deployment and its owners of rounds and results."""
+    """One server's deployment, its owners of rounds and results, and who may call them."""
 
     deployment: Deployment
     manager: RoundManager
     outbox: Outbox
+    access: Access = field(default_factory=Access)

@@ -15,6 +15,7 @@ from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
 from proofserve.rounds.records import EngineFacts, RoundSpec
 from proofserve.settings import NodeSettings
+from proofserve.wiring.access import access_of
 
 _logger = logging.getLogger(__name__)
 
@@ -31,8 +32,10 @@ def versions(**engine: str) -> dict[str, str]:
 async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIterator[Node]:
     """A node that works until the context ends, and then leaves nothing undone that it can do.
 
-    Raises NotAnOutbox or OutboxUnavailable if the outbox file cannot be used.
+    Raises NotAnOutbox or OutboxUnavailable if the outbox file cannot be used, and ValueError if
+    the settings of keys cannot.
     """
+    access = access_of(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
         sender = CallbackSender(outbox, _policy(settings))
         sending = asyncio.create_task(sender.run(), name="proofserve-callbacks")
@@ -41,7 +44,7 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
         deployment = _deployment(engine.facts, settings)
         try:
             await _take_up(manager, outbox, deployment, resume=settings.resume)
-            yield Node(deployment, manager, outbox)
+            yield Node(deployment, manager, outbox, access)
         finally:
             await manager.aclose()
             await sender.drain(DRAIN_S)
