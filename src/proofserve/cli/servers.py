@@ -56,8 +56,10 @@ def small_server(deployment: Deployment, folder: Path) -> ServerCommand:
     }
     command = server_command(str(deployment.checkpoint), options, poc)
     ours = {name: text for name, text in SMALL_MACHINE.items() if not settings.has_variable(name)}
+    # It listens to this machine alone, and its only client is us.
+    theirs = {n: text for n, text in command.env.items() if n not in settings.ACCESS_VARIABLES}
     # vLLM leaves its sockets behind when it is stopped; in our folder they go with it.
-    return replace(command, env={**command.env, **ours, "TMPDIR": str(folder)})
+    return replace(command, env={**theirs, **ours, "TMPDIR": str(folder)})
 
 
 @contextmanager
@@ -88,9 +90,9 @@ def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
 
 
 @contextmanager
-def somebody_elses(url: str, desk: Desk) -> Iterator[NodeClient]:
+def somebody_elses(url: str, api_key: str | None, desk: Desk) -> Iterator[NodeClient]:
     """A server that runs already and is left running."""
-    with NodeClient(url) as node, desk.interrupts.allowed():
+    with NodeClient(url, api_key) as node, desk.interrupts.allowed():
         yield node
 
 

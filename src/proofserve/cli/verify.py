@@ -2,13 +2,14 @@
 
 import json as json_format
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from proofserve.cli.desk import ApiKey
 from proofserve.cli.progress import Line
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.errors import CheckpointError
@@ -40,6 +41,18 @@ COLOURS = {Finding.HONEST: "green", Finding.FRAUD: "red", Finding.UNDECIDED: "ye
 SHOWN = 10
 
 
+@dataclass(frozen=True, slots=True)
+class Means:
+    """With what to recompute: a checkpoint, or the node at ``url``; exactly one of the two."""
+
+    model: Path | None
+    url: str | None
+    api_key: str | None = field(repr=False)
+    dtype: str | None
+    device: str
+    forward_batch: int
+
+
 @app.command("verify")
 def command(
     source: Annotated[
@@ -55,6 +68,10 @@ def command(
     ] = None,
     recompute_url: Annotated[
         str | None, typer.Option(help="Recompute on this node of your own instead.")
+    ] = None,
+    api_key: ApiKey = None,
+    recompute_api_key: Annotated[
+        str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY", help="Of --recompute-url.")
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32; the checkpoint's if unset.")
@@ -108,10 +125,11 @@ def command(
     try:
         test = SequentialTest(p_mismatch, p_fraud, alpha, beta)
         rule = Rule(test, dist_threshold, sequential, at_once=forward_batch)
-        claimed = _read(source, Wanted(block_hash, public_key))
+        claimed = _read(source, api_key, Wanted(block_hash, public_key))
         claimed = _complete(claimed, seq_len, k_dim)
         work = _workload(claimed, scheme, stronger_rng)
-        recompute = _recompute(work, model, recompute_url, (dtype, device, forward_batch))
+        means = Means(model, recompute_url, recompute_api_key, dtype, device, forward_batch)
+        recompute = _recompute(work, means)
         with Line(console) as line:
             sample = draw(claimed.nonces, seed, nonces)
             outcome = verify(claimed, sample, recompute, rule, line)
@@ -124,10 +142,10 @@ def command(
     raise typer.Exit(EXIT_CODES[outcome.finding])
 
 
-def _read(source: str, wanted: Wanted) -> Claimed:
+def _read(source: str, api_key: str | None, wanted: Wanted) -> Claimed:
     if not source.startswith(("http://", "https://")):
         return from_file(Path(source), wanted)
-    with NodeClient(source) as node:
+    with NodeClient(source, api_key) as node:
         claimed = from_node(node)
     if not wanted.fits(claimed.block_hash, claimed.public_key):
         raise LabError(f"{source} is at block {claimed.block_hash}, key {claimed.public_key}")
@@ -159,15 +177,13 @@ def _workload(claimed: Claimed, name: str, stronger_rng: bool) -> Workload:
     return Workload(made_by, claimed.block_hash, claimed.public_key, claimed.seq_len or 0)
 
 
-def _recompute(
-    work: Workload, model: Path | None, url: str | None, how: tuple[str | None, str, int]
-) -> Recompute:
-    if (model is None) == (url is None):
+def _recompute(work: Workload, means: Means) -> Recompute:
+    if (means.model is None) == (means.url is None):
         raise LabError("say with what to recompute: --model CHECKPOINT or --recompute-url NODE")
-    if model is None:
-        return _by_node(work, str(url))
-    dtype, device, forward_batch = how
-    engine = ReferenceEngine(load(model, dtype, device), model.name, forward_batch)
+    if means.model is None:
+        return _by_node(work, str(means.url), means.api_key)
+    network = load(means.model, means.dtype, means.device)
+    engine = ReferenceEngine(network, means.model.name, means.forward_batch)
 
     def by_checkpoint(nonces: Sequence[int]) -> Vectors:
         batch = engine.compute(work, nonces)
@@ -176,9 +192,9 @@ def _recompute(
     return by_checkpoint
 
 
-def _by_node(work: Workload, url: str) -> Recompute:
+def _by_node(work: Workload, url: str, api_key: str | None) -> Recompute:
     def by_node(nonces: Sequence[int]) -> Vectors:
-        with NodeClient(url) as node:
+        with NodeClient(url, api_key) as node:
             model, k_dim = node.models()[0], work.scheme.width
             order = Work(model, work.block_hash, work.public_key, work.seq_len, k_dim=k_dim)
             return vectors_of(claims_of(node.artifacts(order, nonces)), k_dim)
