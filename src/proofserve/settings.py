@@ -58,6 +58,7 @@ def _listed(value: object) -> object:
 
 BearerKey = Annotated[SecretStr, AfterValidator(_bearer_key)]
 BearerKeys = Annotated[tuple[BearerKey, ...], NoDecode, BeforeValidator(_listed)]
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class EngineSettings(BaseSettings):
@@ -96,6 +97,8 @@ class NodeSettings(BaseSettings):
     callback_max_retries: int = Field(10, ge=0)
     callback_max_concurrent: int = Field(10, ge=1)
     callback_queue_size: int = Field(10_000, ge=1)
+    callback_allow: Texts = ("loopback",)
+    callback_secret: SecretStr | None = None
     api_key: BearerKeys = ()
     viewer_key: BearerKeys = ()
     api_keys_file: Path | None = None

@@ -45,6 +45,15 @@ def test_a_key_in_the_environment_is_as_good(started: list[ServerCommand]) -> No
     assert started[0].env["POC_API_KEY"] == KEY
 
 
+def test_callbacks_are_told_where_to_go(started: list[ServerCommand]) -> None:
+    allow = ("--poc-callback-allow", "https://host", "--poc-callback-allow", "10.0.0.0/8")
+    options = ("--poc-api-key", KEY, *allow, "--poc-callback-secret", OTHER)
+    assert run(*options).exit_code == 0
+    assert started[0].env["POC_CALLBACK_ALLOW"] == "https://host,10.0.0.0/8"
+    assert started[0].env["POC_CALLBACK_SECRET"] == OTHER
+    assert "secret" not in " ".join(started[0].argv)
+
+
 def test_without_a_key_it_may_listen_to_this_machine(started: list[ServerCommand]) -> None:
     assert run("--host", "127.0.0.1").exit_code == 0
     assert "POC_API_KEY" not in started[0].env
@@ -71,6 +80,7 @@ def test_unless_everybody_is_let_in(started: list[ServerCommand]) -> None:
         (("--poc-api-key", KEY, "--poc-viewer-key", KEY), "equal"),
         (("--poc-api-key", KEY, "--poc-allow-anonymous"), "contradict"),
         (("--poc-api-keys-file", "nowhere.toml"), "nowhere.toml"),
+        (("--poc-api-key", KEY, "--poc-callback-allow", "host"), "--poc-callback-allow"),
         (("--poc-k-dim", "0"), "--poc-k-dim / POC_K_DIM"),
     ],
 )

@@ -1,5 +1,6 @@
 """What the routes are given: one deployed server and the objects that do the work."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from proofserve.api.access import Access
@@ -15,7 +16,8 @@ class Deployment:
     ``enabled`` is false when the server was started without proofs. ``seq_len`` and ``k_dim`` are
     the only values that the server allows, None where it allows any that fit the model.
     ``max_nonces`` bounds the nonces of one request, ``max_callbacks`` the callbacks that may wait
-    when a job asks for another.
+    when a job asks for another. ``url_refusal`` says why callbacks may not go to a URL, as far as
+    that is known before it is dialled; None if they may.
     """
 
     facts: EngineFacts
@@ -26,6 +28,7 @@ class Deployment:
     default_batch_size: int = 32
     max_nonces: int = 100_000
     max_callbacks: int = 10_000
+    url_refusal: Callable[[str], str | None] = lambda _url: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ def round_spec(order: RoundOrder, deployment: Deployment, round_id: str) -> Roun
         ProtocolError: a number is out of the range that this deployment or the order itself sets.
     """
     work = _workload(order, deployment)
+    check_url("url", order.url, deployment)
     lane = NonceLane(order.node_id, order.node_count, order.group_id, order.n_groups)
     batch_size = order.batch_size or deployment.default_batch_size
     check_lane(lane, batch_size)
@@ -42,6 +43,7 @@ def job(order: JobOrder, deployment: Deployment) -> Job:
         ProtocolError: a number is out of the range that this deployment or the order itself sets.
     """
     work = _workload(order, deployment)
+    check_url("url", order.url, deployment)
     # Nonces are given, not taken from the lane; only the node's numbers must make sense.
     NonceLane(order.node_id, order.node_count)
     check_list(order.nonces, deployment)
@@ -118,6 +120,12 @@ def check_list(nonces: Sequence[int], deployment: Deployment) -> None:
             "nonces", f"{len(nonces)} are more than the {deployment.max_nonces} of a request"
         )
     check_nonces("nonces", nonces)
+
+
+def check_url(field: str, url: str | None, deployment: Deployment) -> None:
+    """Raise ProtocolError for an address to which callbacks may not go."""
+    if url is not None and (reason := deployment.url_refusal(url)):
+        raise ProtocolError(field, reason)
 
 
 def check_fits(field: str, value: int, limit: int, what: str) -> None:

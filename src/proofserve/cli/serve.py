@@ -8,7 +8,7 @@ import typer
 from pydantic import ValidationError
 
 from proofserve.settings import node_settings
-from proofserve.wiring.access import require_known_callers_of
+from proofserve.wiring.access import allowlist_of, require_known_callers_of
 from proofserve.wiring.launch import become, server_command
 
 app = typer.Typer()
@@ -62,6 +62,17 @@ def serve(
         bool,
         typer.Option("--poc-allow-anonymous", help="Let everybody operate, without a key."),
     ] = False,
+    poc_callback_allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where callbacks may go: https://host[:port], a network like 10.0.0.0/8, or"
+            " loopback, which is the default. May be repeated."
+        ),
+    ] = None,
+    poc_callback_secret: Annotated[
+        str | None,
+        typer.Option(help="Sign callbacks with it. Better: POC_CALLBACK_SECRET."),
+    ] = None,
     poc_measure: Annotated[
         bool, typer.Option(help="Open POST /api/v1/pow/measure, the yardstick of `bench`.")
     ] = False,
@@ -90,9 +101,14 @@ def serve(
         poc["POC_SEQ_LEN"] = str(poc_seq_len)
     if poc_k_dim is not None:
         poc["POC_K_DIM"] = str(poc_k_dim)
-    for name, keys in (("POC_API_KEY", poc_api_key), ("POC_VIEWER_KEY", poc_viewer_key)):
-        if keys:
-            poc[name] = ",".join(keys)
+    several = {
+        "POC_API_KEY": poc_api_key,
+        "POC_VIEWER_KEY": poc_viewer_key,
+        "POC_CALLBACK_ALLOW": poc_callback_allow,
+    }
+    poc |= {name: ",".join(values) for name, values in several.items() if values}
+    if poc_callback_secret is not None:
+        poc["POC_CALLBACK_SECRET"] = poc_callback_secret
     if poc_api_keys_file is not None:
         poc["POC_API_KEYS_FILE"] = str(poc_api_keys_file.absolute())
     if poc_allow_anonymous:
@@ -104,7 +120,9 @@ def serve(
 def _check(poc: Mapping[str, str], vllm_options: Sequence[str]) -> None:
     """Refuse now what would be refused minutes later, when the model is loaded."""
     try:
-        require_known_callers_of(node_settings(poc), vllm_options)
+        chosen = node_settings(poc)
+        require_known_callers_of(chosen, vllm_options)
+        allowlist_of(chosen)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

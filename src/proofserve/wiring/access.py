@@ -1,10 +1,14 @@
-"""Who may call a node, as its settings say, and whether it may listen where it is told to."""
+"""Who may call a node and where its callbacks may go, as its settings say.
+
+Light to import: `serve` asks before it makes way for the server.
+"""
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from proofserve import settings
 from proofserve.api.access import Access, ApiKey, Caller, Role, is_loopback
+from proofserve.outbox.allowlist import Allowlist
 from proofserve.settings import BearerKeys, NodeSettings
 
 # What vLLM takes for no --host at all.
@@ -63,6 +67,14 @@ def require_known_callers_of(chosen: NodeSettings, vllm_options: Sequence[str]) 
     # What a file of options says is known once vLLM has read it.
     if chosen.enabled and listening.config is None:
         require_known_callers(access, listening.host, listening.uds is not None)
+
+
+def allowlist_of(chosen: NodeSettings) -> Allowlist:
+    """Where callbacks may go. Raises ValueError for an entry that cannot be meant."""
+    try:
+        return Allowlist(chosen.callback_allow)
+    except ValueError as error:
+        raise ValueError(f"--poc-callback-allow / POC_CALLBACK_ALLOW: {error}") from None
 
 
 def words(access: Access) -> str:
