@@ -90,6 +90,9 @@ class NodeSettings(BaseSettings):
     defer_sec: float = Field(5.0, gt=0)
     rpc_timeout_ms: int = Field(60_000, ge=1)
     max_queued_nonces: int = Field(100_000, ge=1)
+    max_open_waits: int = Field(64, ge=1)
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    requests_per_minute: int = Field(6000, ge=1)
     generate_chunk_timeout_sec: float = Field(60.0, gt=0)
     generate_result_ttl_sec: float = Field(300.0, gt=0)
     callback_interval_sec: float = Field(5.0, gt=0)
@@ -213,6 +216,7 @@ class NodeKey(BaseModel):
     name: str = Field(min_length=1)
     key: BearerKey
     role: Literal["operator", "viewer"]
+    requests_per_minute: int | None = Field(None, ge=1)
 
 
 class NodeKeyFile(BaseModel):

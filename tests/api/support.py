@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from proofserve.api import answers
-from proofserve.api.access import Access
 from proofserve.api.node import Deployment, Node
 from proofserve.api.routes import router
 from proofserve.engines.fake import FakeEngine
@@ -44,6 +43,7 @@ ANSWERS: dict[str, type[answers.Answer]] = {
     "/phase/validate": answers.PowAnswer,
     "/validate": answers.JudgeAnswer,
 }
+NODES_OWN = {"access", "rates", "waits"}
 # Sent as text: the JSON of Python knows these, the JSON of the standard does not.
 RAW = {"content-type": "application/json"}
 
@@ -78,9 +78,9 @@ async def _foreign(request: Request, error: Exception) -> JSONResponse:
 class Server:
     """The application with its doubles, and a client for it."""
 
-    def __init__(
-        self, limits: Limits = QUICK, access: Access | None = None, **deployed: Any
-    ) -> None:
+    def __init__(self, limits: Limits = QUICK, **deployed: Any) -> None:
+        """``deployed`` are values of the deployment, or of the node itself."""
+        own = {name: deployed.pop(name) for name in NODES_OWN & deployed.keys()}
         self.engine = FakeEngine()
         self.engine.latency_s = 0.001
         self.outbox = MemoryOutbox()
@@ -88,9 +88,7 @@ class Server:
             facts=self.engine.facts, enabled=True, scheme="artifact-v1", max_nonces=50
         )
         manager = RoundManager(self.engine, self.outbox, limits)
-        self.node = Node(replace(deployment, **deployed), manager, self.outbox)
-        if access is not None:
-            self.node = replace(self.node, access=access)
+        self.node = Node(replace(deployment, **deployed), manager, self.outbox, **own)
         self.app = FastAPI()
         self.app.include_router(router(lambda _: self.node))
         for error in (RequestValidationError, HTTPException, Exception):

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from proofserve.api.access import LOCAL
+from proofserve.api.errors import TooMany
 from proofserve.api.node import Node
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.nonces import NonceLane
@@ -138,3 +140,23 @@ async def test_an_entry_that_cannot_be_meant_stops_the_node(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="POC_CALLBACK_ALLOW: 'everywhere' is neither"):
         async with running_node(engine(), chosen):
             pass
+
+
+async def test_limits_are_those_of_the_settings(tmp_path: Path) -> None:
+    chosen = NodeSettings(
+        enabled=True,
+        outbox=tmp_path / "outbox.sqlite",
+        max_body_bytes=7,
+        max_open_waits=1,
+        requests_per_minute=2,
+        api_key=(SecretStr("one"),),
+    )
+    async with running_node(engine(), chosen) as node:
+        assert node.deployment.max_body_bytes == 7
+        assert node.access.names == ["operator-1 (operator)"]
+        with node.waits.one(), pytest.raises(TooMany), node.waits.one():
+            pass
+        for _ in range(2):
+            node.rates.count(LOCAL)
+        with pytest.raises(TooMany):
+            node.rates.count(LOCAL)

@@ -168,16 +168,17 @@ _REASONS = {
     404: "unknown or expired",
     409: "not in this state, or for another deployment or block",
     422: "a field is wrong; its name is in the detail",
-    429: "too much is queued",
+    413: "the body is larger than this server reads",
+    429: "too much is queued, or too many requests came; Retry-After says when to come again",
     503: "proofs are off, or engine or outbox cannot serve",
 }
-_ALWAYS = (401, 403)
+_ALWAYS = (401, 403, 413, 429)
 
 
 def documented(answer: type[Answer], *refusals: int) -> dict[str, Any]:
     """Arguments of a route that answers ``answer`` or one of ``refusals``.
 
-    Every route may answer 401 and 403 besides. Answers are not passed through the models, which
+    Every route may answer 401, 403, 413 and 429. Answers are not passed through the models, which
     would cost and could change them.
     """
     problems = {

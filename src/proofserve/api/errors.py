@@ -1,7 +1,9 @@
 """How a request can disagree with this server, one name each."""
 
+import math
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 
 class ApiError(Exception):
@@ -22,6 +24,23 @@ class KeyMissing(ApiError):
 
 class NotAllowed(ApiError):
     """This caller may not do that, or may not call at all."""
+
+
+class BodyTooLarge(ApiError):
+    """The body is larger than this server reads."""
+
+
+class TooMany(ApiError):
+    """A limit is reached that is not always so; ``retry_after_s`` is when to try again."""
+
+    def __init__(self, detail: str, retry_after_s: float) -> None:
+        super().__init__(detail)
+        self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+
+    @classmethod
+    def until(cls, at: float, detail: str) -> Self:
+        """What to answer until ``at``, in seconds of the wall clock."""
+        return cls(detail, at - time.time())
 
 
 class NotEnabled(ApiError):

@@ -15,9 +15,11 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from proofserve.api.access import Role
+from proofserve.api.bounds import with_body
 from proofserve.api.distance_schemas import ARTIFACT, DISTANCE
 from proofserve.api.errors import (
     ApiError,
+    BodyTooLarge,
     ClaimsMismatch,
     ClientGone,
     KeyMissing,
@@ -25,6 +27,7 @@ from proofserve.api.errors import (
     Mismatch,
     NotAllowed,
     NotEnabled,
+    TooMany,
 )
 from proofserve.api.node import Node
 from proofserve.protocol.errors import ProtocolError
@@ -53,8 +56,10 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (NotAllowed, 403),
     (UnknownJob, 404),
     (Mismatch, 409),
+    (BodyTooLarge, 413),
     (RequestValidationError, 422),
     (ProtocolError, 422),
+    (TooMany, 429),
     (QueueFull, 429),
     (Refused, 409),
     (ClientGone, 499),
@@ -69,6 +74,8 @@ _MAX_ERRORS = 20
 _MAX_TEXT = 200
 # Where a body may be of either protocol, pydantic adds the one it took to the way to the field.
 _PROTOCOLS = (ARTIFACT, DISTANCE)
+# A full queue has moved by then, most likely. Seconds.
+_QUEUE_MOVES_S = "5"
 # Whoever may only look may use these.
 _LOOKING = {"GET", "HEAD"}
 
@@ -89,9 +96,11 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
                     # Before the body is looked at: neither a stranger nor a disabled server has
                     # anything to do with it.
                     node = get_node(request)
-                    node.access.admit(request, role)
+                    caller = node.access.admit(request, role)
                     _require_enabled(node)
-                    response: Response = await handle(request)
+                    node.rates.count(caller)
+                    whole = await with_body(request, node.deployment.max_body_bytes)
+                    response: Response = await handle(whole)
                 except _KNOWN as error:
                     return explained(error)
                 except Exception:
@@ -110,6 +119,8 @@ def explained(error: Exception) -> JSONResponse:
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     status = next(code for kind, code in _STATUS if isinstance(error, kind))
     headers = error.headers if isinstance(error, ApiError) else None
+    if isinstance(error, QueueFull):
+        headers = {"Retry-After": _QUEUE_MOVES_S}
     return JSONResponse({"detail": _detail(error)}, status, headers)
 
 

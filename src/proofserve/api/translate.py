@@ -54,7 +54,7 @@ def job(order: JobOrder, deployment: Deployment) -> Job:
         block_height=order.block_height,
         node_id=order.node_id,
         url=order.url,
-        validation=_validation(order),
+        validation=_validation(order, deployment),
     )
 
 
@@ -115,11 +115,18 @@ def check_lane(lane: NonceLane, batch_size: int) -> None:
 
 def check_list(nonces: Sequence[int], deployment: Deployment) -> None:
     """Raise ProtocolError for more nonces than one request may have, and for repeated ones."""
-    if len(nonces) > deployment.max_nonces:
-        raise ProtocolError(
-            "nonces", f"{len(nonces)} are more than the {deployment.max_nonces} of a request"
-        )
+    check_length("nonces", nonces, deployment)
     check_nonces("nonces", nonces)
+
+
+def check_length(field: str, values: Sequence[object], deployment: Deployment) -> None:
+    """Raise ProtocolError for a list longer than the nonces of one request may be."""
+    if len(values) > deployment.max_nonces:
+        raise ProtocolError(
+            field,
+            f"{len(values)} are more than the {deployment.max_nonces} of a request"
+            " (POC_MAX_QUEUED_NONCES)",
+        )
 
 
 def check_url(field: str, url: str | None, deployment: Deployment) -> None:
@@ -144,10 +151,11 @@ def _scheme(order: Order, deployment: Deployment) -> Scheme:
         raise ProtocolError("poc_stronger_rng", error.message) from None
 
 
-def _validation(order: JobOrder) -> Validation | None:
+def _validation(order: JobOrder, deployment: Deployment) -> Validation | None:
     if order.validation is None:
         return None
     artifacts = order.validation.artifacts
+    check_length("validation.artifacts", artifacts, deployment)
     if {claim.nonce for claim in artifacts} != set(order.nonces):
         raise ClaimsMismatch("validation.artifacts nonces must match nonces field")
     claims = tuple(comparison.Claim(claim.nonce, claim.vector_b64) for claim in artifacts)

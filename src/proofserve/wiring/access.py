@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from proofserve import settings
 from proofserve.api.access import Access, ApiKey, Caller, Role, is_loopback
 from proofserve.outbox.allowlist import Allowlist
-from proofserve.settings import BearerKeys, NodeSettings
+from proofserve.settings import BearerKeys, NodeKey, NodeSettings
 
 # What vLLM takes for no --host at all.
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - we refuse it
@@ -30,10 +30,7 @@ def access_of(chosen: NodeSettings) -> Access:
         *_unnamed(chosen.viewer_key, Role.VIEWER),
     ]
     if chosen.api_keys_file is not None:
-        keys += [
-            ApiKey(each.key.get_secret_value(), Caller(each.name, Role(each.role)))
-            for each in settings.node_keys(chosen.api_keys_file)
-        ]
+        keys += [_named(each) for each in settings.node_keys(chosen.api_keys_file)]
     return Access(keys, chosen.allow_anonymous)
 
 
@@ -84,6 +81,11 @@ def words(access: Access) -> str:
     if access.open_to_all:
         return "open to everybody who can reach this server (--poc-allow-anonymous)"
     return "no key, so only clients on this machine may call"
+
+
+def _named(key: NodeKey) -> ApiKey:
+    caller = Caller(key.name, Role(key.role), key.requests_per_minute)
+    return ApiKey(key.key.get_secret_value(), caller)
 
 
 def _unnamed(keys: BearerKeys, role: Role) -> Sequence[ApiKey]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from proofserve.api.bounds import Rates, Waits
 from proofserve.api.node import Deployment, Node
 from proofserve.outbox.allowlist import Allowlist
 from proofserve.outbox.policy import CallbackPolicy
@@ -46,7 +47,8 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
         deployment = _deployment(engine.facts, settings, outward.allowlist)
         try:
             await _take_up(manager, outbox, deployment, resume=settings.resume)
-            yield Node(deployment, manager, outbox, access)
+            rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
+            yield Node(deployment, manager, outbox, access, rates, waits)
         finally:
             await manager.aclose()
             await sender.drain(DRAIN_S)
@@ -104,6 +106,7 @@ def _deployment(facts: EngineFacts, settings: NodeSettings, allowlist: Allowlist
         default_batch_size=settings.batch_size_default,
         max_nonces=settings.max_queued_nonces,
         max_callbacks=settings.callback_queue_size,
+        max_body_bytes=settings.max_body_bytes,
         url_refusal=allowlist.refusal,
     )
 
