@@ -6,12 +6,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from proofserve.protocol.statistics import DISTANCE_P_MISMATCH
 from support.node import ServedNode, serve, until
 
 pytestmark = pytest.mark.engine
+
+KEY = "key-of-this-test"
 
 # The requirement's own commands, one after the other, and what each answers.
 COMMANDS = """
@@ -113,13 +116,26 @@ def test_options_change_the_numbers_and_phases_restore_them(node: ServedNode) ->
     assert len(set(distances.values())) == 4
 
 
+def asks_for_its_key(node: ServedNode) -> None:
+    """A server with a key says so, answers nobody without it, and never shows it."""
+    for headers in ({}, {"Authorization": f"Bearer {KEY}x"}):
+        refused = httpx.get(f"{node.server.url}/api/v1/pow/status", headers=headers)
+        assert refused.status_code == 401
+    log = node.server.log.read_text()
+    assert "keys of operator-1 (operator)" in log
+    assert KEY not in log
+    # Chat is vLLM's own, and has another key, or none.
+    assert node.chat("Hello")
+
+
 def test_a_round_goes_on_after_a_restart(tiny: Path, tmp_path: Path) -> None:
     with serve(tiny, tmp_path) as node:
         node.start_distance_round(use_layer_hooks=True)
         until(lambda: node.processed() >= 48)
     # The server was stopped in an orderly way, and the round not at all. What becomes of one whose
     # server was killed is in test_faults.
-    with serve(tiny, tmp_path, POC_RESUME="1") as node:
+    with serve(tiny, tmp_path, POC_RESUME="1", POC_API_KEY=KEY) as node:
+        asks_for_its_key(node)
         status = node.status()
         assert status["state"] == "GENERATING"
         assert status["config"]["scheme"]["layer_hooks"] is True

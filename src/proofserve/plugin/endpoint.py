@@ -65,6 +65,7 @@ class ProofEndpoints:
         config = engine_client.vllm_config
         vetting.require_one_owner(config)
         vetting.require_model_runner(config)
+        _speak()
         # Not before the vetting: names that moved would fail here without a word of advice.
         from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
 
@@ -86,8 +87,15 @@ class ProofEndpoints:
             self._settings.scheme,
             self._settings.outbox.absolute(),
         )
-        # A level that is seen wherever nobody has chosen another.
-        _logger.warning("proof endpoints: %s", words(access))
+        _logger.info("proof endpoints: %s", words(access))
+
+
+def _speak() -> None:
+    """Log where vLLM logs: a library that it imports has silenced everybody else below ERROR."""
+    theirs, ours = logging.getLogger("vllm"), logging.getLogger("proofserve")
+    ours.setLevel(theirs.getEffectiveLevel())
+    for handler in theirs.handlers:
+        ours.addHandler(handler)
 
 
 def _node(request: Request) -> Node:
