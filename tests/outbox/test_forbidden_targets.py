@@ -170,7 +170,7 @@ async def test_a_connection_is_not_kept_for_another_name() -> None:
     ):
         port = server.sockets[0].getsockname()[1]
         for name in ("one", "two"):
-            # Unlike ``post`` this reads the answer to its end, after which a connection can be kept.
+            # Unlike ``post`` this reads all of the answer: only then can a connection be kept.
             answer = await client.post(f"http://{name}.example:{port}", content=b"{}")
             assert answer.status_code == 200
     assert connections == 2
