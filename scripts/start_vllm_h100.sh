@@ -12,7 +12,7 @@ Variables:
 
 Options go to `proofserve serve` and from there to vLLM; the last of two equal ones counts:
   scripts/start_vllm_h100.sh --host 127.0.0.1 --max-model-len 32768
-  scripts/start_vllm_h100.sh --enable-poc             # with the proof endpoints
+  POC_API_KEY=... scripts/start_vllm_h100.sh --enable-poc   # with the proof endpoints
 END
 }
 

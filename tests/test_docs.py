@@ -1,4 +1,4 @@
-"""docs/gateway.md lists what the code has: options, errors and metrics, no more and no less."""
+"""The documents list what the code has: options, errors and metrics, no more and no less."""
 
 import asyncio
 import re
@@ -10,16 +10,16 @@ from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.settings import PREFIX, GatewaySettings
+from proofserve.settings import PREFIX, EngineSettings, GatewaySettings, NodeSettings
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 GATEWAY = (ROOT / "docs" / "gateway.md").read_text()
 
 
-def rows(heading: str) -> list[list[str]]:
+def rows(heading: str, page: str = GATEWAY) -> list[list[str]]:
     """The cells of the table under a heading, its own two lines left out."""
-    section = GATEWAY.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = page.split(f"\n## {heading}\n")[1].split("\n## ", maxsplit=1)[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
@@ -40,6 +40,13 @@ def test_every_option_with_its_variable_and_default() -> None:
         for name, field in fields
     ]
     assert [row[:3] for row in rows("Options and variables")] == expected
+
+
+def test_every_variable_of_a_node() -> None:
+    known = [*NodeSettings.model_fields, *EngineSettings.model_fields]
+    table = rows("Options and variables", (ROOT / "docs" / "operations.md").read_text())
+    listed = [name for row in table for name in re.findall(r"`(POC_\w+)`", row[1])]
+    assert sorted(listed) == sorted(f"POC_{name.upper()}" for name in known)
 
 
 def test_a_duration_says_that_it_is_one() -> None:

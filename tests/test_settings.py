@@ -19,6 +19,12 @@ DEFAULTS = {
     "POC_RPC_TIMEOUT_MS": 60_000,
     "POC_BATCH_SIZE_DEFAULT": 32,
 }
+# Ours.
+DEFAULTS |= {
+    "POC_MAX_OPEN_WAITS": 64,
+    "POC_MAX_BODY_BYTES": 32 * 1024 * 1024,
+    "POC_REQUESTS_PER_MINUTE": 6000,
+}
 
 
 def field(variable: str) -> str:

@@ -5,15 +5,24 @@ them, so that vLLM's processes, which inherit the environment, all see the same 
 """
 
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PLUGIN = "proofserve"
 # Of the gateway's variables.
@@ -25,6 +34,31 @@ PLUGIN_GROUPS = (
     "vllm.platform_plugins",
     "vllm.stat_logger_plugins",
 )
+# Variables that let somebody in; a server that we start for ourselves needs none of them.
+ACCESS_VARIABLES = frozenset(
+    {"POC_API_KEY", "POC_VIEWER_KEY", "POC_API_KEYS_FILE", "POC_ALLOW_ANONYMOUS"}
+)
+# What a header can carry as a bearer key (RFC 6750); a comma separates keys in a variable.
+_KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _bearer_key(key: SecretStr) -> SecretStr:
+    if not _KEY.fullmatch(key.get_secret_value()):
+        raise ValueError("a key consists of letters, digits and . _ ~ + / - and may end with =")
+    return key
+
+
+def _listed(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+BearerKey = Annotated[SecretStr, AfterValidator(_bearer_key)]
+BearerKeys = Annotated[tuple[BearerKey, ...], NoDecode, BeforeValidator(_listed)]
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class EngineSettings(BaseSettings):
@@ -40,7 +74,10 @@ class EngineSettings(BaseSettings):
 class NodeSettings(BaseSettings):
     """What the API process needs. Durations in seconds unless the name says otherwise."""
 
-    model_config = SettingsConfigDict(env_prefix="POC_", frozen=True)
+    # An error that shows its input would show keys.
+    model_config = SettingsConfigDict(
+        env_prefix="POC_", frozen=True, env_ignore_empty=True, hide_input_in_errors=True
+    )
 
     enabled: bool = False
     measure: bool = False
@@ -53,6 +90,9 @@ class NodeSettings(BaseSettings):
     defer_sec: float = Field(5.0, gt=0)
     rpc_timeout_ms: int = Field(60_000, ge=1)
     max_queued_nonces: int = Field(100_000, ge=1)
+    max_open_waits: int = Field(64, ge=1)
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    requests_per_minute: int = Field(6000, ge=1)
     generate_chunk_timeout_sec: float = Field(60.0, gt=0)
     generate_result_ttl_sec: float = Field(300.0, gt=0)
     callback_interval_sec: float = Field(5.0, gt=0)
@@ -61,6 +101,19 @@ class NodeSettings(BaseSettings):
     callback_max_concurrent: int = Field(10, ge=1)
     callback_queue_size: int = Field(10_000, ge=1)
     shutdown_flush_sec: float = Field(5.0, ge=0)
+    callback_allow: Texts = ("loopback",)
+    callback_secret: SecretStr | None = None
+    api_key: BearerKeys = ()
+    viewer_key: BearerKeys = ()
+    api_keys_file: Path | None = None
+    allow_anonymous: bool = False
+
+
+def node_settings(changes: Mapping[str, str]) -> NodeSettings:
+    """What this environment with ``changes`` gives. Raises ValidationError."""
+    fields = {name.removeprefix("POC_").lower(): text for name, text in changes.items()}
+    known = NodeSettings.model_fields.keys() & fields.keys()
+    return NodeSettings.model_validate({name: fields[name] for name in known})
 
 
 class GatewaySettings(BaseSettings):
@@ -156,14 +209,50 @@ class ClientKeyFile(BaseModel):
     client: tuple[ClientKey, ...] = Field(min_length=1)
 
 
+class NodeKey(BaseModel):
+    """One ``[[key]]`` of a node's file of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    name: str = Field(min_length=1)
+    key: BearerKey
+    role: Literal["operator", "viewer"]
+    requests_per_minute: int | None = Field(None, ge=1)
+
+
+class NodeKeyFile(BaseModel):
+    """A node's file of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    key: tuple[NodeKey, ...] = Field(min_length=1)
+
+
 def client_keys(file: Path) -> tuple[ClientKey, ...]:
-    """The keys in a TOML file.
+    """The gateway's keys in a TOML file.
 
     Raises:
         ValueError: the file cannot be read, or says what cannot be meant.
     """
+    clients = _read_toml(file, ClientKeyFile).client
+    for what in ("name", "key"):
+        values = [getattr(each, what) for each in clients]
+        if len(set(values)) < len(values):
+            raise ValueError(f"{file}: two clients share a {what}")
+    return clients
+
+
+def node_keys(file: Path) -> tuple[NodeKey, ...]:
+    """A node's keys in a TOML file. Raises ValueError as ``client_keys`` does."""
+    keys = _read_toml(file, NodeKeyFile).key
+    if len({each.name for each in keys}) < len(keys):
+        raise ValueError(f"{file}: two keys share a name")
+    return keys
+
+
+def _read_toml(file: Path, model: type[M]) -> M:
     try:
-        clients = ClientKeyFile.model_validate(tomllib.loads(file.read_text("utf-8"))).client
+        return model.model_validate(tomllib.loads(file.read_text("utf-8")))
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from error
     except ValidationError as error:
@@ -172,11 +261,6 @@ def client_keys(file: Path) -> tuple[ClientKey, ...]:
         raise ValueError(f"{file}: {field}: {first['msg']}") from error
     except ValueError as error:
         raise ValueError(f"{file} is no TOML: {error}") from error
-    for what in ("name", "key"):
-        values = [getattr(each, what) for each in clients]
-        if len(set(values)) < len(values):
-            raise ValueError(f"{file}: two clients share a {what}")
-    return clients
 
 
 def export(changes: Mapping[str, str], drop: Iterable[str] = ()) -> None:

@@ -46,6 +46,7 @@ ANSWERS: dict[str, type[answers.Answer]] = {
     "/health/ready": answers.HealthAnswer,
     "/health/deep": answers.DeepAnswer,
 }
+NODES_OWN = {"access", "rates", "waits"}
 # Sent as text: the JSON of Python knows these, the JSON of the standard does not.
 RAW = {"content-type": "application/json"}
 
@@ -81,6 +82,8 @@ class Server:
     """The application with its doubles, and a client for it."""
 
     def __init__(self, limits: Limits = QUICK, **deployed: Any) -> None:
+        """``deployed`` are values of the deployment, or of the node itself."""
+        own = {name: deployed.pop(name) for name in NODES_OWN & deployed.keys()}
         self.engine = FakeEngine()
         self.engine.latency_s = 0.001
         self.outbox = MemoryOutbox()
@@ -88,7 +91,7 @@ class Server:
             facts=self.engine.facts, enabled=True, scheme="artifact-v1", max_nonces=50
         )
         manager = RoundManager(self.engine, self.outbox, limits)
-        self.node = Node(replace(deployment, **deployed), manager, self.outbox)
+        self.node = Node(replace(deployment, **deployed), manager, self.outbox, **own)
         self.app = FastAPI()
         self.app.include_router(router(lambda _: self.node))
         for error in (RequestValidationError, HTTPException, Exception):

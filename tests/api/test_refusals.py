@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from api.distance_bodies import ROUND as DISTANCE
 from api.support import (
     GENERATE,
     JOB,
@@ -17,6 +18,7 @@ from api.support import (
     said,
     serving,
 )
+from proofserve.outbox.allowlist import Allowlist
 from proofserve.protocol.nonces import MAX_NONCE
 
 pytestmark = pytest.mark.anyio
@@ -106,6 +108,35 @@ async def test_claims_about_other_nonces_are_400(server: Server, nonces: list[in
     response = await server.post(GENERATE, {**JOB, "validation": {"artifacts": artifacts}})
     assert response.status_code == 400
     assert response.json() == {"detail": "validation.artifacts nonces must match nonces field"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (START, ORDER, "url"),
+        (GENERATE, JOB, "url"),
+        (START, DISTANCE, "callback_url"),
+        ("/init", DISTANCE, "callback_url"),
+        ("/init/validate", DISTANCE, "callback_url"),
+    ],
+)
+async def test_a_url_where_callbacks_may_not_go_is_422(
+    path: str, body: dict[str, Any], field: str
+) -> None:
+    async with serving(url_refusal=Allowlist(["loopback"]).refusal) as server:
+        for url, words in (
+            ("http://10.0.0.1:9000", "--poc-callback-allow"),
+            ("http://169.254.169.254/latest", "--poc-callback-allow"),
+            ("http://user:word@127.0.0.1:9000", "user name"),
+        ):
+            response = await server.post(path, {**body, field: url})
+            assert response.status_code == 422
+            assert f"body.{field}: " in said(response)
+            assert words in said(response)
+            assert "word@" not in response.text
+        assert (await server.status())["status"] == "IDLE"
+        response = await server.post(path, {**body, field: "http://127.0.0.1:9"})
+        assert response.status_code == 200
 
 
 async def test_a_second_round_is_409(server: Server) -> None:

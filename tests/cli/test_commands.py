@@ -103,6 +103,34 @@ def test_checks_that_hold_are_exit_code_0() -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [("check", "smoke", "--protocol", "artifact"), ("check", "e2e"), ("bench", "generation")],
+)
+def test_a_node_that_asks_for_a_key_gets_it(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POC_API_KEY", raising=False)
+    seconds = ("--seconds", "1") if "bench" in command else ()
+    with stub_node(Habits(api_key="s3cret", bare=1000.0, round=1000.0)) as (stub, url):
+        refused = run(*command, "--url", url, *seconds)
+        assert refused.exit_code == 2
+        assert "401" in refused.output
+        assert stub.rounds == 0
+        answered = run(*command, "--url", url, *seconds, "--api-key", "s3cret")
+        assert "401" not in answered.output
+        assert answered.exit_code in (0, 1), answered.output
+        assert "s3cret" not in answered.output
+        assert stub.rounds > 0
+
+
+def test_a_key_may_come_from_the_servers_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Which may list several.
+    monkeypatch.setenv("POC_API_KEY", "s3cret,another")
+    with stub_node(Habits(api_key="s3cret")) as (_, url):
+        assert run("check", "smoke", "--url", url, "--protocol", "artifact").exit_code == 0
+
+
+@pytest.mark.parametrize(
     ("protocol", "seen", "unseen"),
     [("artifact", "vectors are valid", "winner"), ("distance", "every winner", "vectors")],
 )

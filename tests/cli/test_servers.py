@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from proofserve import settings
 from proofserve.cli import servers
 from proofserve.cli.desk import Desk
 from proofserve.cli.interrupts import Interrupts
@@ -47,6 +48,14 @@ def test_ranks_and_scheme_are_the_servers(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_users_own_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     assert small_server(DEPLOYMENT, tmp_path).env["VLLM_CPU_KVCACHE_SPACE"] == "7"
+
+
+def test_keys_of_the_users_node_are_no_keys_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in settings.ACCESS_VARIABLES:
+        monkeypatch.setenv(name, "something")
+    assert not settings.ACCESS_VARIABLES & small_server(DEPLOYMENT, tmp_path).env.keys()
 
 
 @contextmanager

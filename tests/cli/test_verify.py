@@ -7,7 +7,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.stub_node import stub_node
+from lab.stub_node import Habits, stub_node
 from proofserve.cli import verify
 from proofserve.cli.main import app
 from proofserve.cli.outsider import claims_of_model
@@ -208,6 +208,16 @@ def test_two_nodes_need_no_checkpoint(write: Callable[[Body], Path]) -> None:
         gap = run(write(body), "--recompute-url", url, *CLOSE, "--seq-len", "32", "--fixed")
         assert gap.exit_code == 3, gap.output
         assert "computed no vector for" in gap.output
+    options = ("--recompute-url", url, *CLOSE, "--seq-len", "32")
+    with stub_node(Habits(api_key="s3cret")) as (_, keyed):
+        path = write(body)
+        asked = run(path, "--recompute-url", keyed, *options[2:])
+        assert (asked.exit_code, "401" in asked.output) == (3, True)
+        mine = run(path, "--recompute-url", keyed, *options[2:], "--recompute-api-key", "s3cret")
+        assert mine.exit_code == 0, mine.output
+        # The key of the one node is nothing for the other.
+        source = run(keyed, *options, "--api-key", "s3cre")
+        assert (source.exit_code, "401" in source.output) == (3, True)
     gone = run(path, "--recompute-url", url, *CLOSE, "--seq-len", "32")
     assert gone.exit_code == 3
     assert url in gone.output

@@ -12,6 +12,7 @@ from support.node import ServedNode, until
 
 pytestmark = pytest.mark.engine
 
+
 # The requirement's own commands, one after the other, and what each answers.
 COMMANDS = """
 curl -X POST http://localhost:8765/api/v1/pow/init/generate \

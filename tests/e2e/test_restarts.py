@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -15,6 +16,7 @@ from support.node import ServedNode, serve, until
 pytestmark = pytest.mark.engine
 
 API_PROCESS, WORKER = 0, -1
+KEY = "key-of-this-test"
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -54,6 +56,18 @@ def is_whole_and_honest(node: ServedNode, rows: list[Any]) -> None:
     assert not answer["fraud_detected"]
 
 
+def asks_for_its_key(node: ServedNode) -> None:
+    """A server with a key says so, answers nobody without it, and never shows it."""
+    for headers in ({}, {"Authorization": f"Bearer {KEY}x"}):
+        refused = httpx.get(f"{node.server.url}/api/v1/pow/status", headers=headers)
+        assert refused.status_code == 401
+    log = node.server.log.read_text()
+    assert "keys of operator-1 (operator)" in log
+    assert KEY not in log
+    # Chat is vLLM's own, and has another key, or none.
+    assert node.chat("Hello")
+
+
 async def stored_in(path: Path) -> list[int]:
     """The nonces in an outbox that nobody serves, in the order of their storing."""
     async with await SqliteOutbox.open(path) as outbox:
@@ -71,7 +85,8 @@ def test_a_round_goes_on_after_every_end_and_nothing_reported_is_lost(
         log = node.server.log
     # Told to end, the server ends the round before the engine. The round itself was told nothing.
     assert re.search(r"round [\w-]+ ended after \d+ nonces: stopped", log.read_text())
-    with serve(tiny, tmp_path, POC_RESUME="1") as node:
+    with serve(tiny, tmp_path, POC_RESUME="1", POC_API_KEY=KEY) as node:
+        asks_for_its_key(node)
         goes_on(node, reported)
         node.call("POST", "/phase/validate")
         is_whole_and_honest(node, node.results())

@@ -30,6 +30,8 @@ OPTIONS = [
     *("--max-model-len", "1024"),
     *("--dtype", "bfloat16"),
     "--enforce-eager",
+    # Nobody listens there; without a key the proof endpoints refuse any address but this machine's.
+    *("--host", "127.0.0.1"),
 ]
 
 

@@ -10,12 +10,13 @@ from proofserve.gateway.records import BackendSpec, GatewayPlan
 BACKEND = BackendSpec("http://127.0.0.1:1")
 
 
-def asked(plan: GatewayPlan, host: str, key: str | None = None) -> int:
+def asked(plan: GatewayPlan, host: str, key: str | None = None, path: str = "/tokenize") -> int:
     app = FastAPI()
     app.add_api_route("/tokenize", lambda: {"tokens": [1]})
+    app.add_api_route("/api/own/status", lambda: {"asks": "for a key of its own"})
     client = TestClient(OperatorsOnly(app, plan), client=(host, 50_000))
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    response = client.get("/tokenize", headers=headers)
+    response = client.get(path, headers=headers)
     if response.status_code != 200:
         assert response.json()["error"]["code"] == "admin_only"
     return response.status_code
@@ -36,3 +37,19 @@ def test_with_an_admin_key_it_alone_counts() -> None:
     assert asked(plan, "10.0.0.1", "secret") == 200
     assert asked(plan, "10.0.0.1", "secre") == 403
     assert asked(plan, "127.0.0.1") == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/own/status", 200),
+        ("/api%2fown/status", 200),
+        ("/api/own/../../tokenize", 403),
+        ("//api/own/status", 403),
+        ("/tokenize?/api/own/", 403),
+    ],
+)
+def test_what_asks_for_a_key_of_its_own_is_left_to_it(path: str, status: int) -> None:
+    plan = GatewayPlan((BACKEND,), admin_key="secret", self_guarded=("/api/own/",))
+    assert asked(plan, "10.0.0.1", "another-key", path) == status
+    assert asked(GatewayPlan((BACKEND,), admin_key="secret"), "10.0.0.1", "other", path) == 403

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 
 from proofserve.protocol.codec import encode
 from proofserve.rounds.records import EngineGauges
@@ -45,6 +45,7 @@ class Habits:
     finish_reason: str = "length"
     failing_nonce: int | None = None
     gauges: dict[str, Any] = field(default_factory=dict)
+    api_key: str | None = None
 
 
 class StubNode:
@@ -52,7 +53,7 @@ class StubNode:
 
     def __init__(self, habits: Habits) -> None:
         self.habits = habits
-        self.app = FastAPI()
+        self.app = FastAPI(dependencies=[Depends(self.guard)])
         self.rows: list[dict[str, Any]] = []
         self.state = "IDLE"
         self.rounds = 0
@@ -122,6 +123,12 @@ class StubNode:
         self._closing.set()
 
     # -- HTTP --------------------------------------------------------------------------------
+
+    async def guard(self, request: Request) -> None:
+        key = self.habits.api_key
+        asks = key is not None and request.url.path.startswith(P)
+        if asks and request.headers.get("authorization") != f"Bearer {key}":
+            raise HTTPException(401, "this server asks for a key")
 
     def _routes(self) -> None:
         for method, path, handler in (

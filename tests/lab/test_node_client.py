@@ -53,6 +53,16 @@ def test_a_refusal_keeps_the_nodes_own_words() -> None:
             node.start_round(WORK)
 
 
+def test_a_node_may_ask_for_a_key() -> None:
+    with stub_node(Habits(api_key="s3cret")) as (_, url):
+        with NodeClient(url, "s3cret") as node:
+            assert node.status().state == "IDLE"
+        for wrong in (None, "s3cre"):
+            with NodeClient(url, wrong) as node, pytest.raises(NodeError, match="401 ") as caught:
+                node.status()
+            assert "s3cre" not in str(caught.value)
+
+
 def test_a_node_that_is_not_there_is_named() -> None:
     named = r"GET http://127\.0\.0\.1:9/v1/models"
     with NodeClient("http://127.0.0.1:9") as node, pytest.raises(NodeError, match=named):

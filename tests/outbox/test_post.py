@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.post import new_client, post
+from proofserve.outbox.post import Outward, new_client, post
 
 from .support import Target
 
@@ -13,8 +13,10 @@ pytestmark = pytest.mark.anyio
 
 
 async def _post(url: str, timeout_s: float = 5.0, body: bytes = b'{"n_total":3}') -> str | None:
-    async with new_client() as client:
-        return await post(client, Delivery(1, "validated", url, "k3y", 9, 0, None), body, timeout_s)
+    outward = Outward()
+    delivery = Delivery(1, "validated", url, "k3y", 9, 0, None)
+    async with new_client(outward) as client:
+        return await post(client, outward, delivery, body, timeout_s)
 
 
 async def test_the_request_is_as_promised(target: Target) -> None:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 
 from proofserve.plugin.endpoint import ProofEndpoints
+from proofserve.wiring.access import OpenToStrangers
 
 pytestmark = pytest.mark.anyio
 
@@ -37,3 +38,12 @@ def test_measure_is_closed_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert "/api/v1/pow/measure" not in paths()
     monkeypatch.setenv("POC_MEASURE", "1")
     assert "/api/v1/pow/measure" in paths()
+
+
+async def test_a_server_that_strangers_could_call_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POC_ENABLED", "1")
+    monkeypatch.delenv("POC_API_KEY", raising=False)
+    with pytest.raises(OpenToStrangers, match="--poc-api-key"):
+        await ProofEndpoints().init_state(None, State(), Namespace(host=None, uds=None))

@@ -35,7 +35,7 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
 
 async def test_every_line_of_a_round_has_its_id_and_none_a_key(written: io.StringIO) -> None:
     async with serving() as server:
-        order = {**ORDER, "public_key": "k3y-of-the-node", "url": "http://u:s3cret@127.0.0.1:1"}
+        order = {**ORDER, "public_key": "k3y-of-the-node", "url": "http://127.0.0.1:1"}
         headers = {"Authorization": "Bearer s3cret", "X-Request-Id": "from-the-client"}
         answer = await server.client.post(START, json=order, headers=headers)
         assert answer.headers["X-Request-Id"] == "from-the-client"

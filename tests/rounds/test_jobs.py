@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -217,4 +218,49 @@ async def test_expired_results_are_forgotten_although_nobody_asks() -> None:
     # The clock of the double stands still, so it was the timer that forgot.
     with pytest.raises(UnknownJob):
         bench.queue.result(request_id)
+    await bench.assert_idle()
+
+
+async def test_the_oldest_results_make_room_by_jobs() -> None:
+    bench = JobBench(replace(QUICK.jobs, max_kept_jobs=3))
+    ids = []
+    for nonce in range(5):
+        ids.append(bench.queue.submit(job(nonce)))
+        assert await bench.ended(ids[-1]) is JobState.COMPLETED
+    for gone in ids[:2]:
+        with pytest.raises(UnknownJob):
+            bench.queue.result(gone)
+    assert [bench.state(kept) for kept in ids[2:]] == [JobState.COMPLETED] * 3
+    await bench.assert_idle()
+
+
+async def test_the_oldest_results_make_room_by_nonces() -> None:
+    bench = JobBench(replace(QUICK.jobs, max_kept_nonces=10))
+    first, second, third, large = (
+        bench.queue.submit(job(*range(count))) for count in (4, 4, 4, 20)
+    )
+    assert await bench.ended(third) is JobState.COMPLETED
+    with pytest.raises(UnknownJob):
+        bench.queue.result(first)
+    assert bench.state(second) is JobState.COMPLETED
+    # The newest stays, however large: nobody has had the time to read it.
+    assert await bench.ended(large) is JobState.COMPLETED
+    for gone in (second, third):
+        with pytest.raises(UnknownJob):
+            bench.queue.result(gone)
+    await bench.assert_idle()
+
+
+async def test_cancelled_jobs_do_not_pile_up() -> None:
+    bench = JobBench(replace(QUICK.jobs, max_kept_jobs=3))
+    bench.no_round.clear()
+    ids = []
+    for _ in range(50):
+        ids += [bench.queue.submit(job(1, 2)) for _ in range(4)]
+        await bench.queue.cancel(0.5)
+    known = 0
+    for request_id in ids:
+        with suppress(UnknownJob):
+            known += bench.state(request_id) is JobState.CANCELLED
+    assert known == 3
     await bench.assert_idle()

@@ -42,9 +42,10 @@ DISTANCE_ROUND = {
 class ServedNode:
     """A running server; ``call`` speaks to the proof API, ``chat`` to vLLM's own."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, api_key: str | None = None) -> None:
         self.server = server
-        self._http = httpx.Client(base_url=server.url, timeout=120.0)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.Client(base_url=server.url, timeout=120.0, headers=headers)
 
     def close(self) -> None:
         self._http.close()
@@ -123,7 +124,7 @@ def serve(model: Path, folder: Path, **poc: str) -> Iterator[ServedNode]:
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:
         command = replace(command, env={**command.env, "TMPDIR": sockets})
         with running_server(command, free_port(), folder / "server.log") as server:
-            node = ServedNode(server)
+            node = ServedNode(server, poc.get("POC_API_KEY"))
             try:
                 yield node
             finally:

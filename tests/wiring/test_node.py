@@ -1,9 +1,13 @@
 """A node is put together, goes down, and comes back: what becomes of its round."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
+from proofserve.api.access import LOCAL
+from proofserve.api.errors import TooMany
 from proofserve.api.node import Node
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.nonces import NonceLane
@@ -103,3 +107,56 @@ async def test_a_round_of_another_deployment_does_not_go_on(
     async with running_node(engine(), settings(tmp_path, resume=True)) as node:
         assert node.manager.status().state is State.IDLE
         assert "cannot go on and is over" in caplog.text
+
+
+async def test_callbacks_go_where_the_settings_say_signed_as_they_say(tmp_path: Path) -> None:
+    chosen = NodeSettings(
+        enabled=True,
+        outbox=tmp_path / "outbox.sqlite",
+        callback_allow=("127.0.0.2/32",),
+        callback_secret=SecretStr("shared"),
+    )
+    heads: list[bytes] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with (
+        await asyncio.start_server(take, "127.0.0.2", 0) as target,
+        running_node(engine(), chosen) as node,
+    ):
+        port = target.sockets[0].getsockname()[1]
+        assert node.deployment.url_refusal(f"http://127.0.0.1:{port}")
+        assert node.deployment.url_refusal(f"http://127.0.0.2:{port}") is None
+        await node.outbox.enqueue("validated", f"http://127.0.0.2:{port}", {})
+        await until(lambda: bool(heads))
+    assert b"x-proofserve-signature: v1=" in heads[0].lower()
+
+
+async def test_an_entry_that_cannot_be_meant_stops_the_node(tmp_path: Path) -> None:
+    chosen = NodeSettings(outbox=tmp_path / "outbox.sqlite", callback_allow=("everywhere",))
+    with pytest.raises(ValueError, match="POC_CALLBACK_ALLOW: 'everywhere' is neither"):
+        async with running_node(engine(), chosen):
+            pass
+
+
+async def test_limits_are_those_of_the_settings(tmp_path: Path) -> None:
+    chosen = NodeSettings(
+        enabled=True,
+        outbox=tmp_path / "outbox.sqlite",
+        max_body_bytes=7,
+        max_open_waits=1,
+        requests_per_minute=2,
+        api_key=(SecretStr("one"),),
+    )
+    async with running_node(engine(), chosen) as node:
+        assert node.deployment.max_body_bytes == 7
+        assert node.access.names == ["operator-1 (operator)"]
+        with node.waits.one(), pytest.raises(TooMany), node.waits.one():
+            pass
+        for _ in range(2):
+            node.rates.count(LOCAL)
+        with pytest.raises(TooMany):
+            node.rates.count(LOCAL)

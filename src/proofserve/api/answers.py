@@ -175,18 +175,25 @@ class Problem(Answer):
 
 _REASONS = {
     400: "the node has no round for this call, or the claims are about other nonces",
+    401: "the server asks for a key, and this is none of its keys",
+    403: "the key is a viewer's, or there are no keys and the client is on another machine",
     404: "unknown or expired",
     409: "not in this state, or for another deployment or block",
     422: "a field is wrong; its name is in the detail",
-    429: "too much is queued",
+    413: "the body is larger than this server reads",
+    429: "too much is queued, or too many requests came; Retry-After says when to come again",
     503: "proofs are off, engine or outbox cannot serve, or the server goes down",
 }
+_ALWAYS = (401, 403, 413, 429)
 
 
 def documented(answer: type[Answer], *refusals: int) -> dict[str, Any]:
     """Arguments of a route that answers ``answer`` or one of ``refusals``.
 
-    Answers are not passed through the models, which would cost and could change them.
+    Every route may answer 401, 403, 413 and 429. Answers are not passed through the models, which
+    would cost and could change them.
     """
-    problems = {code: {"model": Problem, "description": _REASONS[code]} for code in refusals}
+    problems = {
+        code: {"model": Problem, "description": _REASONS[code]} for code in (*_ALWAYS, *refusals)
+    }
     return {"response_model": None, "responses": {200: {"model": answer}, **problems}}

@@ -30,7 +30,7 @@ class ArtifactRoutes:
             "/generate",
             self.generate,
             methods=["POST"],
-            **documented(JobAnswer, 400, 409, 422, 429, 503),
+            **documented(JobAnswer, 400, 409, 422, 503),
         )
         router.add_api_route(
             "/generate/{request_id}",
@@ -52,7 +52,8 @@ class ArtifactRoutes:
                 "request_id": request_id,
                 "queued_count": len(job.nonces),
             }
-        outcome = await while_connected(request, node.manager.run(job))
+        with node.waits.one():
+            outcome = await while_connected(request, node.manager.run(job))
         return {
             "status": "completed",
             "request_id": str(uuid.uuid4()),

@@ -25,7 +25,7 @@ class DistanceRoutes:
         """Add the endpoints to ``router``."""
         configures = documented(PowAnswer, 409, 422, 503)
         moves = documented(PowAnswer, 400, 409, 503)
-        judges = documented(JudgeAnswer, 400, 409, 422, 429, 503)
+        judges = documented(JudgeAnswer, 400, 409, 422, 503)
         router.add_api_route("/init", self.init, methods=["POST"], **configures)
         router.add_api_route("/init/validate", self.init_validate, methods=["POST"], **configures)
         router.add_api_route("/phase/generate", self.phase_generate, methods=["POST"], **moves)
@@ -73,7 +73,8 @@ class DistanceRoutes:
         node = self._get_node(request)
         claims = distance_translate.claims(batch, node.deployment)
         await require_engine(node)
-        verdict = await while_connected(request, node.manager.judge(claims))
+        with node.waits.one():
+            verdict = await while_connected(request, node.manager.judge(claims))
         return {
             "status": "OK",
             "fraud_detected": verdict.fraud_detected,

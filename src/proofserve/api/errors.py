@@ -1,15 +1,46 @@
 """How a request can disagree with this server, one name each."""
 
+import math
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 
 class ApiError(Exception):
-    """Root of this layer's errors. ``detail`` is what the client reads."""
+    """Root of this layer's errors. ``detail`` is what the client reads, ``headers`` go with it."""
+
+    headers: Mapping[str, str] = {}
 
     def __init__(self, detail: str | Mapping[str, Any]) -> None:
         super().__init__(detail)
         self.detail = detail
+
+
+class KeyMissing(ApiError):
+    """The server asks for a key, and the request came without one or with a wrong one."""
+
+    headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
+
+
+class NotAllowed(ApiError):
+    """This caller may not do that, or may not call at all."""
+
+
+class BodyTooLarge(ApiError):
+    """The body is larger than this server reads."""
+
+
+class TooMany(ApiError):
+    """A limit is reached that is not always so; ``retry_after_s`` is when to try again."""
+
+    def __init__(self, detail: str, retry_after_s: float) -> None:
+        super().__init__(detail)
+        self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+
+    @classmethod
+    def until(cls, at: float, detail: str) -> Self:
+        """What to answer until ``at``, in seconds of the wall clock."""
+        return cls(detail, at - time.time())
 
 
 class NotEnabled(ApiError):

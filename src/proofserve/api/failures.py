@@ -14,16 +14,22 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from proofserve.api.access import Role
 from proofserve.api.accounts import account, reason_of
+from proofserve.api.bounds import with_body
 from proofserve.api.distance_schemas import ARTIFACT, DISTANCE
 from proofserve.api.errors import (
     ApiError,
+    BodyTooLarge,
     ClaimsMismatch,
     ClientGone,
+    KeyMissing,
     LaneMissing,
     Mismatch,
+    NotAllowed,
     NotEnabled,
     NotReady,
+    TooMany,
 )
 from proofserve.api.node import Node
 from proofserve.protocol.errors import ProtocolError
@@ -50,10 +56,14 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (LaneUnset, 400),
     (NotInitialised, 400),
     (NoRound, 400),
+    (KeyMissing, 401),
+    (NotAllowed, 403),
     (UnknownJob, 404),
     (Mismatch, 409),
+    (BodyTooLarge, 413),
     (RequestValidationError, 422),
     (ProtocolError, 422),
+    (TooMany, 429),
     (QueueFull, 429),
     (ShuttingDown, 503),
     (Refused, 409),
@@ -71,22 +81,34 @@ _MAX_ERRORS = 20
 _MAX_TEXT = 200
 # Where a body may be of either protocol, pydantic adds the one it took to the way to the field.
 _PROTOCOLS = (ARTIFACT, DISTANCE)
+# A full queue has moved by then, most likely. Seconds.
+_QUEUE_MOVES_S = "5"
+# Whoever may only look may use these.
+_LOOKING = {"GET", "HEAD"}
 
 
 def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
-    """A route class that answers every failure itself, and 503 while proofs are not enabled."""
+    """A route class that lets in who may, and answers every failure itself.
+
+    Everything that does not merely look is for operators. 503 while proofs are not enabled.
+    """
 
     class GuardedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Any]:
             handle = super().get_route_handler()
+            role = Role.VIEWER if self.methods <= _LOOKING else Role.OPERATOR
 
             async def answer(request: Request) -> Response:
                 node = reason = None
                 try:
-                    # Before the body is looked at: a disabled server has no opinion about it.
+                    # Before the body is looked at: neither a stranger nor a disabled server has
+                    # anything to do with it.
                     node = get_node(request)
+                    caller = node.access.admit(request, role)
                     _require_enabled(node)
-                    response: Response = await handle(request)
+                    node.rates.count(caller)
+                    whole = await with_body(request, node.deployment.max_body_bytes)
+                    response: Response = await handle(whole)
                 except _KNOWN as error:
                     response, reason = explained(error), reason_of(error)
                 except Exception:
@@ -106,7 +128,10 @@ def explained(error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    return JSONResponse({"detail": _detail(error)}, status)
+    headers = error.headers if isinstance(error, ApiError) else None
+    if isinstance(error, QueueFull):
+        headers = {"Retry-After": _QUEUE_MOVES_S}
+    return JSONResponse({"detail": _detail(error)}, status, headers)
 
 
 def _require_enabled(node: Node) -> None:

@@ -7,9 +7,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from proofserve.api.failures import guarded
 from proofserve.api.node import Deployment, Node
-from proofserve.api.routes import PREFIX
+from proofserve.api.routes import empty_router
 from proofserve.api.schemas import Body, Count, Params, Text
 from proofserve.protocol import schemes
 from proofserve.protocol.distance import DistanceScheme
@@ -52,7 +51,7 @@ def router(
             "sequences": measured.nonces // order.forwards,
         }
 
-    made = APIRouter(prefix=PREFIX, tags=["proofs"], route_class=guarded(get_node))
+    made = empty_router(get_node)
     made.add_api_route("/measure", measure, methods=["POST"])
     return made
 

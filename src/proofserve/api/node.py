@@ -1,8 +1,11 @@
 """What the routes are given: one deployed server and the objects that do the work."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from proofserve.api.access import Access
+from proofserve.api.bounds import Rates, Waits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import EngineFacts
@@ -14,8 +17,9 @@ class Deployment:
 
     ``enabled`` is false when the server was started without proofs. ``seq_len`` and ``k_dim`` are
     the only values that the server allows, None where it allows any that fit the model.
-    ``max_nonces`` bounds the nonces of one request, ``max_callbacks`` the callbacks that may wait
-    when a job asks for another.
+    ``max_body_bytes`` and ``max_nonces`` bound one request, ``max_callbacks`` the callbacks that
+    may wait when a job asks for another. ``url_refusal`` says why callbacks may not go to a URL,
+    as far as that is known before it is dialled; None if they may.
     """
 
     facts: EngineFacts
@@ -26,11 +30,13 @@ class Deployment:
     default_batch_size: int = 32
     max_nonces: int = 100_000
     max_callbacks: int = 10_000
+    max_body_bytes: int = 32 * 1024 * 1024
+    url_refusal: Callable[[str], str | None] = lambda _url: None
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One server's deployment and its owners of rounds and results.
+    """One server's deployment, its owners of rounds and results, who may call and how much.
 
     ``refusals`` counts the requests that were not served, by status and reason.
     """
@@ -38,4 +44,7 @@ class Node:
     deployment: Deployment
     manager: RoundManager
     outbox: Outbox
+    access: Access = field(default_factory=Access)
+    rates: Rates = field(default_factory=Rates)
+    waits: Waits = field(default_factory=Waits)
     refusals: Counter[tuple[int, str]] = field(default_factory=Counter)

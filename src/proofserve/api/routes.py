@@ -4,7 +4,8 @@ import uuid
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query, Request
+from fastapi import APIRouter, Body, Query, Request, Security
+from fastapi.security import HTTPBearer
 
 from proofserve.api import distance_translate, health_routes, translate
 from proofserve.api.answers import (
@@ -35,11 +36,20 @@ _EXAMPLES = {
 
 def router(get_node: Callable[[Request], Node]) -> APIRouter:
     """All routes, for an application whose requests lead ``get_node`` to their node."""
-    made = APIRouter(prefix=PREFIX, tags=["proofs"], route_class=guarded(get_node))
+    made = empty_router(get_node)
     for routes in (_SharedRoutes(get_node), ArtifactRoutes(get_node), DistanceRoutes(get_node)):
         routes.add_to(made)
     made.include_router(health_routes.router(get_node))
     return made
+
+
+def empty_router(get_node: Callable[[Request], Node]) -> APIRouter:
+    """A router whose routes let in only who may call them; the OpenAPI pages say by what."""
+    # The route class looks at the key itself, and earlier: this is for the pages alone.
+    shown = Security(HTTPBearer(auto_error=False, description="A key of POC_API_KEY, if any."))
+    return APIRouter(
+        prefix=PREFIX, tags=["proofs"], route_class=guarded(get_node), dependencies=[shown]
+    )
 
 
 class _SharedRoutes:

@@ -35,6 +35,8 @@ def _callback_base(url: str) -> str:
         usable = False
     if not usable or not url.isascii():
         raise PydanticCustomError("url", "url must be an http or https address in ASCII")
+    if parts.username is not None or parts.password is not None:
+        raise PydanticCustomError("url", "url must not hold a user name or a password")
     if "?" in url or "#" in url:
         raise PydanticCustomError("url", "url must end in a path: /generated is appended to it")
     return url

@@ -20,6 +20,7 @@ def round_spec(order: RoundOrder, deployment: Deployment, round_id: str) -> Roun
         ProtocolError: a number is out of the range that this deployment or the order itself sets.
     """
     work = _workload(order, deployment)
+    check_url("url", order.url, deployment)
     lane = NonceLane(order.node_id, order.node_count, order.group_id, order.n_groups)
     batch_size = order.batch_size or deployment.default_batch_size
     check_lane(lane, batch_size)
@@ -42,6 +43,7 @@ def job(order: JobOrder, deployment: Deployment) -> Job:
         ProtocolError: a number is out of the range that this deployment or the order itself sets.
     """
     work = _workload(order, deployment)
+    check_url("url", order.url, deployment)
     # Nonces are given, not taken from the lane; only the node's numbers must make sense.
     NonceLane(order.node_id, order.node_count)
     check_list(order.nonces, deployment)
@@ -52,7 +54,7 @@ def job(order: JobOrder, deployment: Deployment) -> Job:
         block_height=order.block_height,
         node_id=order.node_id,
         url=order.url,
-        validation=_validation(order),
+        validation=_validation(order, deployment),
     )
 
 
@@ -113,11 +115,24 @@ def check_lane(lane: NonceLane, batch_size: int) -> None:
 
 def check_list(nonces: Sequence[int], deployment: Deployment) -> None:
     """Raise ProtocolError for more nonces than one request may have, and for repeated ones."""
-    if len(nonces) > deployment.max_nonces:
-        raise ProtocolError(
-            "nonces", f"{len(nonces)} are more than the {deployment.max_nonces} of a request"
-        )
+    check_length("nonces", nonces, deployment)
     check_nonces("nonces", nonces)
+
+
+def check_length(field: str, values: Sequence[object], deployment: Deployment) -> None:
+    """Raise ProtocolError for a list longer than the nonces of one request may be."""
+    if len(values) > deployment.max_nonces:
+        raise ProtocolError(
+            field,
+            f"{len(values)} are more than the {deployment.max_nonces} of a request"
+            " (POC_MAX_QUEUED_NONCES)",
+        )
+
+
+def check_url(field: str, url: str | None, deployment: Deployment) -> None:
+    """Raise ProtocolError for an address to which callbacks may not go."""
+    if url is not None and (reason := deployment.url_refusal(url)):
+        raise ProtocolError(field, reason)
 
 
 def check_fits(field: str, value: int, limit: int, what: str) -> None:
@@ -136,10 +151,11 @@ def _scheme(order: Order, deployment: Deployment) -> Scheme:
         raise ProtocolError("poc_stronger_rng", error.message) from None
 
 
-def _validation(order: JobOrder) -> Validation | None:
+def _validation(order: JobOrder, deployment: Deployment) -> Validation | None:
     if order.validation is None:
         return None
     artifacts = order.validation.artifacts
+    check_length("validation.artifacts", artifacts, deployment)
     if {claim.nonce for claim in artifacts} != set(order.nonces):
         raise ClaimsMismatch("validation.artifacts nonces must match nonces field")
     claims = tuple(comparison.Claim(claim.nonce, claim.vector_b64) for claim in artifacts)

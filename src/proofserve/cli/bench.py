@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,7 @@ import typer
 
 from proofserve.cli.bench_reference import reference
 from proofserve.cli.checkpoints import SmallModel, checkpoint
-from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
+from proofserve.cli.desk import BROKEN, ApiKey, Desk, Name, SeqLen, Url, open_desk
 from proofserve.cli.protocols import Protocol, order
 from proofserve.cli.servers import Deployment, serving, somebody_elses
 from proofserve.lab import bench_chat, bench_generation
@@ -59,6 +59,7 @@ class Subject:
     """The server to measure: the one at ``url``, or our own with a small model."""
 
     url: str | None
+    api_key: str | None = field(repr=False)
     name: str | None
     model: SmallModel
     forward_batch: int | None
@@ -80,6 +81,7 @@ def generation(
         float | None, typer.Option(help="Of each kind of work; 20 on tiny, 40 on small.", min=1.0)
     ] = None,
     url: Url = None,
+    api_key: ApiKey = None,
     model: Name = None,
     json: Json = None,
 ) -> None:
@@ -97,7 +99,7 @@ def generation(
         plan = bench_generation.Plan(work, seconds or habit.seconds, busy=habit.busy)
         return bench_generation.bench_generation(node, plan, progress)
 
-    _run(Subject(url, model, SmallModel(arch, size), forward_batch), measure, json)
+    _run(Subject(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
 
 
 @app.command("chat-priority")
@@ -114,6 +116,7 @@ def chat_priority(
     batch_size: BatchSize = None,
     forward_batch: ForwardBatch = None,
     url: Url = None,
+    api_key: ApiKey = None,
     model: Name = None,
     json: Json = None,
 ) -> None:
@@ -131,7 +134,7 @@ def chat_priority(
         plan = bench_chat.Plan(work, chats, max_tokens, load)
         return bench_chat.bench_chat(node, plan, progress)
 
-    _run(Subject(url, model, SmallModel(arch, size), forward_batch), measure, json)
+    _run(Subject(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
 
 
 def _run(
@@ -158,7 +161,7 @@ def _habit(size: str, url: str | None) -> Habit:
 def _served(subject: Subject, desk: Desk) -> Iterator[tuple[NodeClient, str]]:
     """The node to measure and the name of its model."""
     if subject.url is not None:
-        with somebody_elses(subject.url, desk) as node:
+        with somebody_elses(subject.url, subject.api_key, desk) as node:
             yield node, subject.name or node.models()[0]
         return
     model = subject.model

@@ -13,7 +13,7 @@ import typer
 
 from proofserve.cli.checkpoints import SmallModel, checkpoint, independent
 from proofserve.cli.choice import SEVERAL, Models, chosen
-from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
+from proofserve.cli.desk import BROKEN, ApiKey, Desk, Name, SeqLen, Url, open_desk
 from proofserve.cli.noise import noise
 from proofserve.cli.servers import Deployment, serving, somebody_elses
 from proofserve.lab.calibrate import calibrate, interval_ranks
@@ -68,6 +68,7 @@ def r_target(
         str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")
     ] = "small",
     url: Url = None,
+    api_key: ApiKey = None,
     model: Name = None,
     nonces: Annotated[
         int, typer.Option(help="Per block and method, split over the keys.", min=1)
@@ -106,7 +107,7 @@ def r_target(
     with open_desk() as desk:
         # Too few nonces are refused now rather than after they were computed.
         interval_ranks(sample.total, rate)
-        subjects = _somebody_elses(url, model, desk) if url else _ours(ours, desk)
+        subjects = _somebody_elses(url, api_key, model, desk) if url else _ours(ours, desk)
         results = {each.name: _measure(each, sample, rate, desk) for each in subjects}
         _write(results, json, png, desk)
     if not _passed(results):
@@ -119,10 +120,10 @@ def _ours(models: Sequence[SmallModel], desk: Desk) -> list[Subject]:
     return [Subject(each.name, partial(serving, each, desk)) for each in deployments]
 
 
-def _somebody_elses(url: str, model: str | None, desk: Desk) -> list[Subject]:
-    with NodeClient(url) as node:
+def _somebody_elses(url: str, api_key: str | None, model: str | None, desk: Desk) -> list[Subject]:
+    with NodeClient(url, api_key) as node:
         name = model or node.models()[0]
-    return [Subject(name, partial(somebody_elses, url, desk))]
+    return [Subject(name, partial(somebody_elses, url, api_key, desk))]
 
 
 def _measure(subject: Subject, sample: Sample, rate: float, desk: Desk) -> list[Result]:

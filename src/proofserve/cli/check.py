@@ -1,7 +1,7 @@
 """``proofserve check``: does a server keep its promises?"""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import typer
@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from proofserve.cli.checkpoints import SmallModel, checkpoint
 from proofserve.cli.choice import SEVERAL, Models, chosen
-from proofserve.cli.desk import BROKEN, Desk, Name, SeqLen, Url, open_desk
+from proofserve.cli.desk import BROKEN, ApiKey, Desk, Name, SeqLen, Url, open_desk
 from proofserve.cli.outsider import claims_of_model
 from proofserve.cli.protocols import Protocols, orders
 from proofserve.cli.servers import Deployment, serving, somebody_elses
@@ -36,6 +36,7 @@ class Target:
     models: Sequence[str]
     url: str | None
     name: str | None
+    api_key: str | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def smoke(
     models: Models = None,
     protocol: Protocols = "both",
     url: Url = None,
+    api_key: ApiKey = None,
     model: Name = None,
     seq_len: SeqLen = 256,
 ) -> None:
@@ -68,7 +70,7 @@ def smoke(
         with subject.start() as node:
             smoke_checks(node, orders(protocol, subject.name, seq_len), tell)
 
-    _run(check, Target(chosen(ctx, models, url, ["qwen"]), url, model))
+    _run(check, Target(chosen(ctx, models, url, ["qwen"]), url, model, api_key))
 
 
 @app.command("coexist", context_settings=SEVERAL)
@@ -76,6 +78,7 @@ def coexist(
     ctx: typer.Context,
     models: Models = None,
     url: Url = None,
+    api_key: ApiKey = None,
     model: Name = None,
     seq_len: SeqLen = 256,
 ) -> None:
@@ -85,7 +88,7 @@ def coexist(
         with subject.start() as node:
             coexist_checks(node, Work(subject.name, seq_len=seq_len), tell)
 
-    _run(check, Target(chosen(ctx, models, url, ["qwen"]), url, model))
+    _run(check, Target(chosen(ctx, models, url, ["qwen"]), url, model, api_key))
 
 
 @app.command("e2e", context_settings=SEVERAL)
@@ -94,6 +97,7 @@ def e2e(
     models: Models = None,
     protocol: Protocols = "both",
     url: Url = None,
+    api_key: ApiKey = None,
     model: Name = None,
     seq_len: SeqLen = 256,
 ) -> None:
@@ -104,7 +108,7 @@ def e2e(
         trials = [_trial(work, subject.model) for work in works]
         end_to_end(Stage(subject.start, subject.model is not None), trials, tell)
 
-    _run(check, Target(chosen(ctx, models, url, ["qwen", "llama"]), url, model))
+    _run(check, Target(chosen(ctx, models, url, ["qwen", "llama"]), url, model, api_key))
 
 
 def _trial(work: AnyWork, model: SmallModel | None) -> Trial:
@@ -139,9 +143,9 @@ def _run(check: Callable[[Subject, Tell], None], target: Target) -> None:
 
 def _subjects(target: Target, desk: Desk) -> Iterator[Subject]:
     if target.url is not None:
-        with NodeClient(target.url) as node:
+        with NodeClient(target.url, target.api_key) as node:
             name = target.name or node.models()[0]
-        yield Subject(name, partial(somebody_elses, target.url, desk), None)
+        yield Subject(name, partial(somebody_elses, target.url, target.api_key, desk), None)
         return
     for arch in target.models:
         model = SmallModel(arch)

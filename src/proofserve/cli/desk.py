@@ -23,6 +23,15 @@ Url = Annotated[str | None, typer.Option(help="A server that runs already, inste
 Name = Annotated[
     str | None, typer.Option("--model", help="With --url: the model's name, if not its first.")
 ]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="POC_API_KEY",
+        # A server's variable may list several keys.
+        callback=lambda keys: keys and keys.partition(",")[0],
+        help="A key of the node that runs already, if it asks for one.",
+    ),
+]
 SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
 
 

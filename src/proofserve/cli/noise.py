@@ -10,7 +10,7 @@ import typer
 
 from proofserve.cli.agreement import completed, workload
 from proofserve.cli.checkpoints import Model, named
-from proofserve.cli.desk import BROKEN, Desk, open_desk
+from proofserve.cli.desk import BROKEN, ApiKey, Desk, open_desk
 from proofserve.cli.sides import Saved, Side, Task, side_of
 from proofserve.lab.claimed import Claimed, to_file
 from proofserve.lab.errors import LabError
@@ -81,6 +81,7 @@ def noise(
         str | None, typer.Option(help="artifact-v1, or artifact-v1-layers, or the file's.")
     ] = None,
     stronger_rng: Annotated[bool, typer.Option(help="With artifact-v1-layers.")] = False,
+    api_key: ApiKey = None,
     device: Annotated[str, typer.Option(help="Of a reference engine: cpu or cuda.")] = "cpu",
     forward_batch: Annotated[int, typer.Option(help="Nonces per forward.", min=1)] = 8,
     json: Annotated[
@@ -114,7 +115,7 @@ def noise(
             raise LabError("--json and --png are about two engines; name the --other")
         work, results = workload(claimed, stronger_rng), []
         for model in _models(models, size, sides, save, desk):
-            task = Task(work, claimed.nonces, model, device, forward_batch)
+            task = Task(work, claimed.nonces, model, device, forward_batch, api_key)
             computed = [side.artifacts(task, desk) for side in sides]
             if save is not None:
                 to_file(save, claimed, computed[0])

@@ -11,6 +11,7 @@ from rich.live import Live
 
 from proofserve.receiver.app import create_app
 from proofserve.receiver.book import Book
+from proofserve.receiver.seal import Seal
 from proofserve.receiver.summary import render
 
 app = typer.Typer()
@@ -23,6 +24,13 @@ def receive(
     database: Annotated[Path, typer.Option(help="SQLite file for what arrives.")] = Path(
         "proofserve-received.sqlite"
     ),
+    secret: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POC_CALLBACK_SECRET",
+            help="Take only callbacks signed with it, at most five minutes old.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option(help="No live summary on the terminal.")] = False,
 ) -> None:
     """Receive /generated and /validated callbacks, store them, and show a live summary.
@@ -30,14 +38,18 @@ def receive(
     \b
     proofserve receive --port 9000
     and in a round: "url": "http://127.0.0.1:9000"
+
+    Other machines: listen with --host, give node and receiver the same
+    POC_CALLBACK_SECRET, and the node --poc-callback-allow http://RECEIVER:9000.
     """
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_receive(host, port, database, quiet))
-
-
-async def _receive(host: str, port: int, database: Path, quiet: bool) -> None:
+    seal = Seal(secret.encode()) if secret else None
     book = Book.open(database)
-    config = uvicorn.Config(create_app(book), host=host, port=port, log_level="warning")
+    config = uvicorn.Config(create_app(book, seal), host=host, port=port, log_level="warning")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_receive(config, book, quiet))
+
+
+async def _receive(config: uvicorn.Config, book: Book, quiet: bool) -> None:
     server = uvicorn.Server(config)
     try:
         if quiet:

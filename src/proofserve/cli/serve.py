@@ -1,10 +1,14 @@
 """``proofserve serve``: the ordinary vLLM server, with proofs."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
+from proofserve.settings import node_settings
+from proofserve.wiring.access import allowlist_of, require_known_callers_of
 from proofserve.wiring.launch import become, server_command
 
 app = typer.Typer()
@@ -43,6 +47,32 @@ def serve(
         bool,
         typer.Option("--resume", help="Go on with the round that ran when the server went down."),
     ] = False,
+    poc_api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that may do everything; may be repeated. Better: POC_API_KEY."),
+    ] = None,
+    poc_viewer_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that may only look; may be repeated. Better: POC_VIEWER_KEY."),
+    ] = None,
+    poc_api_keys_file: Annotated[
+        Path | None, typer.Option(help="TOML file of [[key]]: name, key, role.")
+    ] = None,
+    poc_allow_anonymous: Annotated[
+        bool,
+        typer.Option("--poc-allow-anonymous", help="Let everybody operate, without a key."),
+    ] = False,
+    poc_callback_allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where callbacks may go: https://host[:port], a network like 10.0.0.0/8, or"
+            " loopback, which is the default. May be repeated."
+        ),
+    ] = None,
+    poc_callback_secret: Annotated[
+        str | None,
+        typer.Option(help="Sign callbacks with it. Better: POC_CALLBACK_SECRET."),
+    ] = None,
     poc_measure: Annotated[
         bool, typer.Option(help="Open POST /api/v1/pow/measure, the yardstick of `bench`.")
     ] = False,
@@ -50,12 +80,13 @@ def serve(
     """Start vLLM's own server for MODEL; every option not listed here goes to vLLM.
 
     \b
-    proofserve serve Qwen/Qwen3-0.6B --enable-poc --port 8000
-    proofserve serve ./model --enable-poc -tp 2 --max-model-len 4096
+    proofserve serve Qwen/Qwen3-0.6B --enable-poc --host 127.0.0.1 --port 8000
+    POC_API_KEY=$(openssl rand -hex 32) proofserve serve ./model --enable-poc -tp 2
 
-    Put MODEL first. Times and limits of the proof endpoints come from POC_ variables; the README
-    lists them. Where vLLM's own command works, `VLLM_PLUGINS=proofserve POC_ENABLED=1 vllm serve
-    MODEL` is the same.
+    Without a key the proof endpoints answer to this machine alone. Put MODEL
+    first. Times and limits of the proof endpoints come from POC_ variables;
+    docs/operations.md lists them. Where vLLM's own command works,
+    `VLLM_PLUGINS=proofserve POC_ENABLED=1 vllm serve MODEL` is the same.
     """
     poc = {
         "POC_ENABLED": "1" if enable_poc else "0",
@@ -70,4 +101,32 @@ def serve(
         poc["POC_SEQ_LEN"] = str(poc_seq_len)
     if poc_k_dim is not None:
         poc["POC_K_DIM"] = str(poc_k_dim)
+    several = {
+        "POC_API_KEY": poc_api_key,
+        "POC_VIEWER_KEY": poc_viewer_key,
+        "POC_CALLBACK_ALLOW": poc_callback_allow,
+    }
+    poc |= {name: ",".join(values) for name, values in several.items() if values}
+    if poc_callback_secret is not None:
+        poc["POC_CALLBACK_SECRET"] = poc_callback_secret
+    if poc_api_keys_file is not None:
+        poc["POC_API_KEYS_FILE"] = str(poc_api_keys_file.absolute())
+    if poc_allow_anonymous:
+        poc["POC_ALLOW_ANONYMOUS"] = "1"
+    _check(poc, ctx.args)
     become(server_command(model, ctx.args, poc))
+
+
+def _check(poc: Mapping[str, str], vllm_options: Sequence[str]) -> None:
+    """Refuse now what would be refused minutes later, when the model is loaded."""
+    try:
+        chosen = node_settings(poc)
+        require_known_callers_of(chosen, vllm_options)
+        allowlist_of(chosen)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        hint = f"--poc-{name.replace('_', '-')} / POC_{name.upper()}"
+        raise typer.BadParameter(first["msg"], param_hint=hint) from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

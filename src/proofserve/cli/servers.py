@@ -61,8 +61,10 @@ def small_server(deployment: Deployment, folder: Path) -> ServerCommand:
     command = server_command(str(deployment.checkpoint), options, poc)
     wanted = {**SMALL_MACHINE, **_a_core_each(deployment.ranks)}
     ours = {name: text for name, text in wanted.items() if not settings.has_variable(name)}
+    # It listens to this machine alone, and its only client is us.
+    theirs = {n: text for n, text in command.env.items() if n not in settings.ACCESS_VARIABLES}
     # vLLM leaves its sockets behind when it is stopped; in our folder they go with it.
-    return replace(command, env={**command.env, **ours, "TMPDIR": str(folder)})
+    return replace(command, env={**theirs, **ours, "TMPDIR": str(folder)})
 
 
 def _a_core_each(ranks: int) -> dict[str, str]:
@@ -99,9 +101,9 @@ def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
 
 
 @contextmanager
-def somebody_elses(url: str, desk: Desk) -> Iterator[NodeClient]:
+def somebody_elses(url: str, api_key: str | None, desk: Desk) -> Iterator[NodeClient]:
     """A server that runs already and is left running."""
-    with NodeClient(url) as node, desk.interrupts.allowed():
+    with NodeClient(url, api_key) as node, desk.interrupts.allowed():
         yield node
 
 

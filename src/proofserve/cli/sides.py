@@ -1,7 +1,7 @@
 """The engines whose noise can be measured, by the words that name them on the command line."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -24,13 +24,17 @@ AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a side shall compute, and for those that we run ourselves: by what and how."""
+    """What a side shall compute, and for those that we run ourselves: by what and how.
+
+    ``api_key`` is for a node that runs already and asks for one.
+    """
 
     work: Workload
     nonces: Sequence[int]
     model: Model | None
     device: str
     forward_batch: int
+    api_key: str | None = field(default=None, repr=False)
 
     def checkpoint(self, side: str) -> Model:
         """The model. Raises LabError if none was named."""
@@ -115,7 +119,7 @@ class RunningNode:
 
     def artifacts(self, task: Task, desk: Desk) -> list[Claim]:
         """See ``Side``."""
-        with somebody_elses(self.name, desk) as node:
+        with somebody_elses(self.name, task.api_key, desk) as node:
             compute = by_node(task.work, node, node.models()[0])
             return _in_steps(self.name, compute, task, desk)
 

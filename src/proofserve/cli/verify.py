@@ -3,7 +3,7 @@
 import json as json_format
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from proofserve.cli.agreement import completed, workload
+from proofserve.cli.desk import ApiKey
 from proofserve.cli.judging import NO_VERDICT, Judging
 from proofserve.cli.progress import Line
 from proofserve.cli.recompute import by_checkpoint, by_node
@@ -38,6 +39,18 @@ COLOURS = {Finding.HONEST: "green", Finding.FRAUD: "red", Finding.UNDECIDED: "ye
 SHOWN = 10
 
 
+@dataclass(frozen=True, slots=True)
+class Means:
+    """With what to recompute: a checkpoint, or the node at ``url``; exactly one of the two."""
+
+    model: Path | None
+    url: str | None
+    api_key: str | None = field(repr=False)
+    dtype: str | None
+    device: str
+    forward_batch: int
+
+
 @app.command("verify", cls=Judging)
 def command(
     source: Annotated[
@@ -53,6 +66,10 @@ def command(
     ] = None,
     recompute_url: Annotated[
         str | None, typer.Option(help="Recompute on this node of your own instead.")
+    ] = None,
+    api_key: ApiKey = None,
+    recompute_api_key: Annotated[
+        str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY", help="Of --recompute-url.")
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32; the checkpoint's if unset.")
@@ -109,15 +126,15 @@ def command(
     try:
         test = SequentialTest(p_mismatch, p_fraud, alpha, beta)
         rule = Rule(test, dist_threshold, sequential, at_once=forward_batch)
-        _require_one(model, recompute_url)
+        means = Means(model, recompute_url, recompute_api_key, dtype, device, forward_batch)
+        _require_one(means)
         with Line(console) as line:
             line.step(f"reading {source}")
-            claimed = _read(source, Wanted(block_hash, public_key))
+            claimed = _read(source, api_key, Wanted(block_hash, public_key))
             claimed = completed(claimed, seq_len, k_dim, scheme)
             work = workload(claimed, stronger_rng)
             line.step(f"loading {model}" if model else f"asking {recompute_url}")
-            how = (dtype, device, forward_batch)
-            with _recompute(work, model, recompute_url, how) as recompute:
+            with _recompute(work, means) as recompute:
                 sample = draw(claimed.nonces, seed, nonces)
                 outcome = verify(claimed, sample, recompute, rule, line)
         _show(console, outcome, rule, len(claimed.nonces), seed)
@@ -130,33 +147,32 @@ def command(
     raise typer.Exit(EXIT_CODES[outcome.finding])
 
 
-def _read(source: str, wanted: Wanted) -> Claimed:
+def _read(source: str, api_key: str | None, wanted: Wanted) -> Claimed:
     if not source.startswith(("http://", "https://")):
         return from_file(Path(source), wanted)
-    with NodeClient(source) as node:
+    with NodeClient(source, api_key) as node:
         claimed = from_node(node)
     if not wanted.fits(claimed.block_hash, claimed.public_key):
         raise LabError(f"{source} is at block {claimed.block_hash}, key {claimed.public_key}")
     return claimed
 
 
-def _require_one(model: Path | None, url: str | None) -> None:
-    if (model is None) == (url is None):
+def _require_one(means: Means) -> None:
+    if (means.model is None) == (means.url is None):
         raise LabError("say with what to recompute: --model CHECKPOINT or --recompute-url NODE")
 
 
 @contextmanager
-def _recompute(
-    work: Workload, model: Path | None, url: str | None, how: tuple[str | None, str, int]
-) -> Iterator[Recompute]:
+def _recompute(work: Workload, means: Means) -> Iterator[Recompute]:
     def ours(nonces: Sequence[int]) -> Vectors:
         return vectors_of(compute(nonces), work.scheme.width)
 
-    if model is not None:
-        compute = by_checkpoint(work, model, *how)
+    if means.model is not None:
+        how = (means.dtype, means.device, means.forward_batch)
+        compute = by_checkpoint(work, means.model, *how)
         yield ours
         return
-    with NodeClient(str(url)) as node:
+    with NodeClient(str(means.url), means.api_key) as node:
         compute = by_node(work, node, node.models()[0])
         yield ours
 

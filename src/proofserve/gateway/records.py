@@ -42,7 +42,11 @@ class ClientSpec:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
-    """The whole configuration of a gateway."""
+    """The whole configuration of a gateway.
+
+    What begins with one of ``self_guarded`` is a path of the embedded engine's that asks for keys
+    of its own.
+    """
 
     backends: tuple[BackendSpec, ...]
     clients: tuple[ClientSpec, ...] = ()
@@ -56,3 +60,4 @@ class GatewayPlan:
     backend_key: str | None = None
     admin_key: str | None = None
     cors_origins: tuple[str, ...] = ()
+    self_guarded: tuple[str, ...] = ()

@@ -27,12 +27,16 @@ LONGEST_TEXT = 500
 
 
 class NodeClient:
-    """Blocking calls to the node at ``url``. Every failure is a NodeError with the node's text."""
+    """Blocking calls to the node at ``url``. Every failure is a NodeError with the node's text.
 
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+    ``api_key`` is for a node that asks for one.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
-        self._http = httpx.Client(base_url=self.url, timeout=timeout)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers)
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Self, TypeVar
 
+from proofserve.outbox import damage
 from proofserve.rounds.errors import OutboxUnavailable
 
 SCHEMA_VERSION = 2
@@ -35,6 +36,8 @@ class Database:
     @classmethod
     async def open(cls, path: Path) -> Self:
         """Open ``path``, or create it with the present schema.
+
+        One that is damaged is put aside, and a new one begun.
 
         Raises:
             NotAnOutbox: the file belongs to something else or to a newer version.
@@ -97,15 +100,22 @@ def _transact(connection: sqlite3.Connection, begin: str, work: Work[T]) -> T:
 
 def _connect(path: Path) -> sqlite3.Connection:
     try:
-        # Transactions are begun and ended by hand: Python's own begin too late for reads.
-        connection = sqlite3.connect(path, isolation_level=None)
+        return _opened(path)
+    except sqlite3.Error as error:
+        if not damage.is_damage(path, error):
+            raise _unavailable(path, error) from error
+        damage.put_aside(path, error)
+    try:
+        return _opened(path)
     except sqlite3.Error as error:
         raise _unavailable(path, error) from error
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    # Transactions are begun and ended by hand: Python's own begin too late for reads.
+    connection = sqlite3.connect(path, isolation_level=None)
     try:
         _prepare(path, connection)
-    except sqlite3.Error as error:
-        connection.close()
-        raise _unavailable(path, error) from error
     except BaseException:
         connection.close()
         raise
@@ -122,6 +132,7 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version == 0 and tables:
         raise NotAnOutbox(f"{path} is a database of something else: choose another file")
+    damage.require_sound(connection)
     connection.execute("PRAGMA journal_mode = WAL")
     # WAL alone may lose the last commits with the power; a result counts only once it is on disk.
     connection.execute("PRAGMA synchronous = FULL")

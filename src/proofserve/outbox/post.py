@@ -2,10 +2,16 @@
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import httpx
 
+from proofserve.outbox.allowlist import Allowlist
 from proofserve.outbox.deliveries import Delivery
+from proofserve.outbox.dial import CheckedTransport, Resolve, resolve
+from proofserve.protocol.signature import Envelope
 
 # A million artifacts are some 65 MB: a target gets this much more time for a large body. Bytes
 # per second.
@@ -15,14 +21,37 @@ _SLOWEST_UPLOAD = 1_000_000
 _EXCERPT = 300
 
 
-def new_client() -> httpx.AsyncClient:
-    """A client that follows neither redirects nor the environment's proxies."""
+@dataclass(frozen=True, slots=True)
+class Outward:
+    """Where callbacks may go, and how they are signed: not at all while ``secret`` is None.
+
+    ``clock`` gives wall-clock seconds.
+    """
+
+    allowlist: Allowlist = field(default_factory=Allowlist)
+    secret: bytes | None = field(default=None, repr=False)
+    resolve: Resolve = resolve
+    clock: Callable[[], float] = time.time
+
+
+def new_client(outward: Outward) -> httpx.AsyncClient:
+    """A client that goes where it may, and follows neither redirects nor proxies."""
+    transport = CheckedTransport(outward.allowlist, outward.resolve)
     # Its own timeout would start anew with every byte; each post has one for all of it.
-    return httpx.AsyncClient(timeout=None, follow_redirects=False, trust_env=False)  # noqa: S113
+    return httpx.AsyncClient(
+        transport=transport,
+        timeout=None,  # noqa: S113
+        follow_redirects=False,
+        trust_env=False,
+    )
 
 
 async def post(
-    client: httpx.AsyncClient, delivery: Delivery, body: bytes, timeout_s: float
+    client: httpx.AsyncClient,
+    outward: Outward,
+    delivery: Delivery,
+    body: bytes,
+    timeout_s: float,
 ) -> str | None:
     """POST ``body``; what went wrong, None when the target took it with a status below 400.
 
@@ -32,6 +61,7 @@ async def post(
         "Content-Type": "application/json",
         "Idempotency-Key": delivery.key,
         "X-Proofserve-Sequence": str(delivery.sequence),
+        **await _signature(outward, delivery, body),
     }
     url = f"{delivery.url}/{delivery.endpoint}"
     allowed_s = timeout_s + len(body) / _SLOWEST_UPLOAD
@@ -51,6 +81,17 @@ async def post(
         error = f"{type(problem).__name__}: {problem}"
     # Once the status said yes, trouble with the rest of the answer changes nothing.
     return None if accepted else error
+
+
+async def _signature(outward: Outward, delivery: Delivery, body: bytes) -> dict[str, str]:
+    """Headers that say when this attempt was made, and prove by whom."""
+    if outward.secret is None:
+        return {}
+    now = int(outward.clock())
+    envelope = Envelope(delivery.endpoint, delivery.key, delivery.sequence, now)
+    # On a thread: a body of a million artifacts would hold the loop for a tenth of a second.
+    signature = await asyncio.to_thread(envelope.sign, outward.secret, body)
+    return {"X-Proofserve-Timestamp": str(now), "X-Proofserve-Signature": signature}
 
 
 async def _excerpt(response: httpx.Response) -> str:

@@ -9,7 +9,7 @@ import httpx
 
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.post import new_client, post
+from proofserve.outbox.post import Outward, new_client, post
 from proofserve.outbox.schedule import Plan, Situation
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
@@ -24,7 +24,8 @@ class CallbackSender:
 
     Delivery is at least once: a callback whose acknowledgement was not stored is sent again under
     the same key. Each target has one post in flight and never waits for another target; a round's
-    callbacks arrive in order. ``sleep`` waits seconds of the outbox's clock.
+    callbacks arrive in order. ``sleep`` waits seconds of the outbox's clock. Without ``outward``
+    they go to this machine alone, unsigned.
     """
 
     def __init__(
@@ -32,9 +33,11 @@ class CallbackSender:
         store: SqliteOutbox,
         policy: CallbackPolicy,
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+        outward: Outward | None = None,
     ) -> None:
         self._store = store
         self._policy = policy
+        self._outward = outward or Outward()
         self._sleep = sleep
         self._busy: set[str] = set()
         self._flushing = False
@@ -43,7 +46,7 @@ class CallbackSender:
 
     async def run(self) -> None:
         """Send until cancelled. What is in flight then is sent again after a restart."""
-        async with new_client() as client, asyncio.TaskGroup() as posts:
+        async with new_client(self._outward) as client, asyncio.TaskGroup() as posts:
             while True:
                 self._store.news.clear()
                 plan = await self._insist(self._plan)
@@ -94,7 +97,7 @@ class CallbackSender:
     async def _deliver(self, client: httpx.AsyncClient, delivery: Delivery) -> None:
         try:
             body = await self._insist(lambda: self._store.body(delivery))
-            error = await post(client, delivery, body, self._policy.timeout_s)
+            error = await post(client, self._outward, delivery, body, self._policy.timeout_s)
             # The target stays busy until this is stored, so nothing is posted twice meanwhile.
             await self._insist(lambda: self._settle(delivery, error))
         finally:

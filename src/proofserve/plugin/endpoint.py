@@ -18,6 +18,7 @@ from proofserve.plugin.logs import log_as
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.records import EngineFacts
 from proofserve.settings import NodeSettings, has_variable
+from proofserve.wiring.access import access_of, require_known_callers, words
 from proofserve.wiring.node import running_node, versions
 
 _logger = logging.getLogger(__name__)
@@ -57,11 +58,17 @@ class ProofEndpoints:
         app.router.lifespan_context = lifespan
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
-        """Build the node. Raises UnsupportedEngine, which stops the server with the reason."""
+        """Build the node.
+
+        Raises UnsupportedEngine, or ValueError for settings by which nobody can tell who may
+        call; either stops the server with the reason.
+        """
         log_as("vllm")
         if not self._settings.enabled:
             _logger.info("proofs are off; start with --enable-poc to open /api/v1/pow")
             return
+        access = access_of(self._settings)
+        require_known_callers(access, args.host, args.uds is not None)
         version = vetting.require_vetted_version()
         config = engine_client.vllm_config
         vetting.require_one_owner(config)
@@ -93,6 +100,7 @@ class ProofEndpoints:
             self._settings.scheme,
             self._settings.outbox.absolute(),
         )
+        _logger.info("proof endpoints: %s", words(access))
 
 
 def _node(request: Request) -> Node:

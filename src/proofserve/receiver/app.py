@@ -12,6 +12,7 @@ from proofserve.protocol.errors import MalformedVector
 from proofserve.receiver.book import Book, Summary
 from proofserve.receiver.distance_messages import ARTIFACT, DISTANCE, AnyGenerated, AnyValidated
 from proofserve.receiver.messages import Generated, Stamp, Whole
+from proofserve.receiver.seal import Seal, sealed
 
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
 SequenceHeader = Annotated[Whole | None, Header(alias="X-Proofserve-Sequence")]
@@ -22,13 +23,18 @@ _SHOWN = 20
 _PROTOCOLS = (ARTIFACT, DISTANCE)
 
 
-def create_app(book: Book) -> FastAPI:
+def create_app(book: Book, seal: Seal | None = None) -> FastAPI:
     """The receiver: POST /generated and /validated of either protocol, GET /summary.
+
+    With a ``seal`` a callback that is not signed as it asks is answered with 401, and nothing of it
+    is looked at.
 
     A callback is on disk before it is answered with 200; one that came before is answered so
     too, and not stored again. 422 names the field at fault, 503 asks for another try.
     """
     app = FastAPI(title="proofserve receive")
+    if seal is not None:
+        app.router.route_class = sealed(seal)
     app.add_exception_handler(sqlite3.Error, _try_again)
     app.add_exception_handler(RequestValidationError, _refuse)
 

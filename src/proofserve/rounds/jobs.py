@@ -21,6 +21,8 @@ _logger = logging.getLogger(__name__)
 class JobQueue:
     """Owns the tasks of submitted jobs, and their results until these expire.
 
+    The oldest results go earlier if there are too many.
+
     ``clock`` gives monotonic seconds.
     """
 
@@ -39,6 +41,9 @@ class JobQueue:
         self._line = Line()
         self._admission = admission
         self._entries: dict[str, _Entry] = {}
+        # Those of them that have ended, the oldest first, and how many nonces they have.
+        self._ended: dict[str, _Entry] = {}
+        self._ended_nonces = 0
 
     def submit(self, job: Job) -> str:
         """Queue ``job`` and return its id, under which ``result`` finds it.
@@ -93,6 +98,8 @@ class JobQueue:
         for entry in self._entries.values():
             entry.forget_expiry()
         self._entries.clear()
+        self._ended.clear()
+        self._ended_nonces = 0
 
     async def _carry_out(self, entry: "_Entry") -> Outcome:
         await entry.place.wait()
@@ -121,14 +128,29 @@ class JobQueue:
         self._line.leave(entry.place)
         self._admission.leave(len(entry.job.nonces))
         ttl = self._limits.result_ttl_s
-        timer = asyncio.get_running_loop().call_later(
-            ttl, self._entries.pop, entry.request_id, None
-        )
+        timer = asyncio.get_running_loop().call_later(ttl, self._forget, entry.request_id)
         entry.settle(task, self._clock() + ttl, timer)
+        self._ended[entry.request_id] = entry
+        self._ended_nonces += len(entry.job.nonces)
+        while self._too_many_ended():
+            self._forget(next(iter(self._ended)))
         view = entry.view()
         text = "job %s of %d nonces: %s"
         known = {"request_id": view.request_id}
         _logger.info(text, view.request_id, len(view.job.nonces), _end_of(view), extra=known)
+
+    def _too_many_ended(self) -> bool:
+        """Whether the oldest result must go. Never the newest: nobody could have read it."""
+        few = len(self._ended) <= self._limits.max_kept_jobs
+        small = self._ended_nonces <= self._limits.max_kept_nonces
+        return len(self._ended) > 1 and not (few and small)
+
+    def _forget(self, request_id: str) -> None:
+        entry = self._ended.pop(request_id, None)
+        if entry is not None:
+            self._entries.pop(request_id, None)
+            self._ended_nonces -= len(entry.job.nonces)
+            entry.forget_expiry()
 
 
 def _end_of(view: JobView) -> str:

@@ -23,11 +23,16 @@ class RoundLimits:
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """How much may queue, how long chat may hold a chunk back, how long a result is kept."""
+    """How much may queue, how long chat may hold a chunk back, how long results are kept.
+
+    And how many: of jobs and of their nonces, all results together.
+    """
 
     max_queued_nonces: int = 100_000
     chunk_timeout_s: float = 60.0
     result_ttl_s: float = 300.0
+    max_kept_jobs: int = 10_000
+    max_kept_nonces: int = 1_000_000
     callback_retry_s: float = 1.0
 
 

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -108,14 +109,19 @@ def _is_backend(url: str) -> bool:
 def application() -> FastAPI:
     """The application of this process's environment; uvicorn calls it in every worker."""
     chosen = GatewaySettings()
-    engine = partial(_engine, chosen) if chosen.use_embedded_engine else None
-    return build(plan_of(chosen), engine)
+    plan = plan_of(chosen)
+    if not chosen.use_embedded_engine:
+        return build(plan)
+    # Two seconds of imports that a gateway in front of other machines can do without.
+    from proofserve.api.routes import PREFIX as PROOFS  # noqa: PLC0415
+
+    return build(replace(plan, self_guarded=(f"{PROOFS}/",)), partial(_engine, chosen))
 
 
 @asynccontextmanager
 async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, ASGIApp]]:
     """vLLM's own application in this process and loop, behind a private socket."""
-    # Two seconds of imports that a gateway in front of other machines can do without.
+    # As above.
     from proofserve.engines.vllm.embedded_app import vllm_app  # noqa: PLC0415
     from proofserve.wiring.unix_server import on_unix_socket  # noqa: PLC0415
 
@@ -126,7 +132,12 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
     settings.export(changes, drop=chosen.variables())
     # An interrupt at a terminal reaches the engine core too, and it must not end before us.
     drain = math.ceil(chosen.drain_timeout_seconds)
-    options = ["--shutdown-timeout", str(drain), *shlex.split(chosen.engine_options)]
+    options = [
+        *("--shutdown-timeout", str(drain)),
+        *shlex.split(chosen.engine_options),
+        # vLLM listens nowhere; its plugins may ask how far its endpoints can be reached from.
+        *("--host", chosen.host),
+    ]
     async with vllm_app(chosen.model or "", options) as app, on_unix_socket(app) as socket:
         yield BackendSpec(f"unix:{socket}"), app
 

@@ -6,8 +6,11 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from proofserve.api.bounds import Rates, Waits
 from proofserve.api.node import Deployment, Node
+from proofserve.outbox.allowlist import Allowlist
 from proofserve.outbox.policy import CallbackPolicy
+from proofserve.outbox.post import Outward
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
@@ -16,6 +19,7 @@ from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
 from proofserve.rounds.records import EngineFacts, RoundSpec
 from proofserve.settings import NodeSettings
+from proofserve.wiring.access import access_of, allowlist_of
 
 _logger = logging.getLogger(__name__)
 
@@ -29,17 +33,20 @@ def versions(**engine: str) -> dict[str, str]:
 async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIterator[Node]:
     """A node that works until the context ends, and then leaves nothing undone that it can do.
 
-    Raises NotAnOutbox or OutboxUnavailable if the outbox file cannot be used.
+    Raises NotAnOutbox or OutboxUnavailable if the outbox file cannot be used, and ValueError if
+    the settings of keys or callbacks cannot.
     """
+    access, outward = access_of(settings), _outward(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
-        sender = CallbackSender(outbox, _policy(settings))
+        sender = CallbackSender(outbox, _policy(settings), outward=outward)
         sending = asyncio.create_task(sender.run(), name="proofserve-callbacks")
         sending.add_done_callback(_report)
         manager = RoundManager(engine, outbox, _limits(settings))
-        deployment = _deployment(engine.facts, settings)
+        deployment = _deployment(engine.facts, settings, outward.allowlist)
         try:
             await _take_up(manager, outbox, deployment, resume=settings.resume)
-            yield Node(deployment, manager, outbox)
+            rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
+            yield Node(deployment, manager, outbox, access, rates, waits)
         finally:
             await manager.aclose()
             await _flush(sender, outbox, settings.shutdown_flush_sec)
@@ -93,7 +100,13 @@ def _report(sending: "asyncio.Task[None]") -> None:
         _logger.critical("callbacks have stopped; restart the server", exc_info=error)
 
 
-def _deployment(facts: EngineFacts, settings: NodeSettings) -> Deployment:
+def _outward(settings: NodeSettings) -> Outward:
+    secret = settings.callback_secret
+    key = None if secret is None else secret.get_secret_value().encode()
+    return Outward(allowlist_of(settings), key)
+
+
+def _deployment(facts: EngineFacts, settings: NodeSettings, allowlist: Allowlist) -> Deployment:
     return Deployment(
         facts=facts,
         enabled=settings.enabled,
@@ -103,6 +116,8 @@ def _deployment(facts: EngineFacts, settings: NodeSettings) -> Deployment:
         default_batch_size=settings.batch_size_default,
         max_nonces=settings.max_queued_nonces,
         max_callbacks=settings.callback_queue_size,
+        max_body_bytes=settings.max_body_bytes,
+        url_refusal=allowlist.refusal,
     )
 
 

@@ -1,0 +1,94 @@
+"""How much of the API one request, one caller and all waiting calls together may take."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastapi import Request
+from limits import RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import FixedWindowRateLimiter
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from proofserve.api.access import Caller
+from proofserve.api.errors import BodyTooLarge, ClientGone, TooMany
+
+# What waits has hardly ended sooner; it may well take longer. Seconds.
+_WAIT_ENDS_S = 5.0
+# Digits of a length that any request could have.
+_DIGITS = 19
+
+
+class Rates:
+    """Counts the requests of each caller in windows of a minute, which begin with the first."""
+
+    def __init__(self, per_minute: int = 6000) -> None:
+        self._per_minute = per_minute
+        self._limiter = FixedWindowRateLimiter(MemoryStorage())
+
+    def count(self, caller: Caller) -> None:
+        """Count one request. Raises TooMany for one beyond the caller's limit."""
+        most = caller.requests_per_minute or self._per_minute
+        item = RateLimitItemPerMinute(most)
+        if self._limiter.hit(item, caller.name):
+            return
+        window = self._limiter.get_window_stats(item, caller.name)
+        raise TooMany.until(
+            window.reset_time,
+            f"{caller.name} may send {most} requests a minute"
+            " (POC_REQUESTS_PER_MINUTE, or the key's own limit)",
+        )
+
+
+class Waits:
+    """Counts the calls that wait for the engine with their connection open."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._open = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Wait for the length of a context. Raises TooMany if as many wait as may."""
+        if self._open >= self._most:
+            raise TooMany(
+                f"{self._open} calls wait for their answer, limit is {self._most}"
+                " (POC_MAX_OPEN_WAITS); without wait a job needs no open connection",
+                _WAIT_ENDS_S,
+            )
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+
+async def with_body(request: Request, most: int) -> Request:
+    """The same request with its body read, which is at most ``most`` bytes.
+
+    Raises BodyTooLarge as soon as that is known, and ClientGone.
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and (len(announced) > _DIGITS or int(announced) > most):
+        raise _too_large(most)
+    came = 0
+
+    async def receive() -> Message:
+        nonlocal came
+        message = await request.receive()
+        came += len(message.get("body", b""))
+        if came > most:
+            raise _too_large(most)
+        return message
+
+    counted = Request(request.scope, receive)
+    try:
+        # Kept by the request, whoever asks it for its body later.
+        await counted.body()
+    except ClientDisconnect:
+        raise ClientGone("Client closed request") from None
+    return counted
+
+
+def _too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body has more than {most} bytes (POC_MAX_BODY_BYTES)")

@@ -1,0 +1,225 @@
+"""Who may call: every route, by every kind of caller."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+
+from api.support import JOB, ORDER, Server, serving
+from proofserve.api import measure_routes
+from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.errors import NotAllowed
+from proofserve.api.routes import PREFIX
+
+pytestmark = pytest.mark.anyio
+
+OPERATORS_KEY, VIEWERS_KEY = "operators-secret", "viewers-secret"
+ACCESS = Access(
+    [
+        ApiKey(OPERATORS_KEY, Caller("desk", Role.OPERATOR)),
+        ApiKey(VIEWERS_KEY, Caller("screen", Role.VIEWER)),
+    ]
+)
+FOR_VIEWERS = {
+    ("GET", "/health/deep"),
+    ("GET", "/health/ready"),
+    ("GET", "/status"),
+    ("GET", "/results"),
+    ("GET", "/versions"),
+    ("GET", "/generate/{request_id}"),
+}
+# What restarts a process that does not live has no key.
+FOR_ALL = {("GET", "/health/live")}
+FOR_OPERATORS = {
+    ("POST", "/init"),
+    ("POST", "/init/generate"),
+    ("POST", "/init/validate"),
+    ("POST", "/phase/generate"),
+    ("POST", "/phase/validate"),
+    ("POST", "/generate"),
+    ("POST", "/validate"),
+    ("POST", "/stop"),
+    ("POST", "/measure"),
+}
+EVERYTHING = sorted(FOR_VIEWERS | FOR_OPERATORS)
+HEADERS = {
+    "no key": {},
+    "wrong key": {"Authorization": "Bearer operators-secreT"},
+    "viewer": {"Authorization": f"Bearer {VIEWERS_KEY}"},
+    "operator": {"Authorization": f"bearer {OPERATORS_KEY}"},
+}
+
+
+def whole(**deployed: Any) -> Server:
+    """A server with all routes, the measuring one among them."""
+    made = Server(**deployed)
+
+    def no_engine(_request: Request) -> Any:
+        raise ZeroDivisionError
+
+    made.app.include_router(measure_routes.router(lambda _: made.node, no_engine))
+    return made
+
+
+def at(server: Server, host: str | None = "127.0.0.1") -> httpx.AsyncClient:
+    """A client of the server on a machine of this address; None for one on a unix socket."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if host is None:
+            scope = {**scope, "client": None, "server": ("/run/http.sock", None)}
+        await server.app(scope, receive, send)
+
+    transport = httpx.ASGITransport(app, client=(host or "", 50_000))
+    return httpx.AsyncClient(transport=transport, base_url=f"http://node{PREFIX}")
+
+
+def test_the_lists_name_every_route_there_is() -> None:
+    server = whole()
+    # What FastAPI itself adds is not below our prefix.
+    paths = server.app.openapi()["paths"].items()
+    found = {
+        (method.upper(), path.removeprefix(PREFIX)) for path, methods in paths for method in methods
+    }
+    assert found == FOR_ALL | set(EVERYTHING)
+
+
+@pytest.mark.parametrize("who", HEADERS)
+async def test_every_route_by_every_caller(who: str) -> None:
+    server = whole(access=ACCESS)
+    async with at(server) as client:
+        for _, path in FOR_ALL:
+            assert (await client.get(path, headers=HEADERS[who])).status_code == 200
+        for method, path in EVERYTHING:
+            place = path.format(request_id="x")
+            response = await client.request(method, place, headers=HEADERS[who], json={"n": 1})
+            if who in {"no key", "wrong key"}:
+                assert response.status_code == 401, path
+                assert response.headers["www-authenticate"] == "Bearer"
+                assert "Authorization: Bearer" in response.json()["detail"]
+            elif who == "viewer" and (method, path) in FOR_OPERATORS:
+                assert response.status_code == 403, path
+                assert "operator" in response.json()["detail"]
+            else:
+                assert response.status_code not in (401, 403), path
+    # Only an operator's /stop has changed anything.
+    state = server.node.manager.status().state
+    assert state == ("STOPPED" if who == "operator" else "IDLE")
+    await server.node.manager.aclose()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        OPERATORS_KEY,
+        f"Basic {OPERATORS_KEY}",
+        "Bearer",
+        "Bearer ",
+        f"Bearer {OPERATORS_KEY} {OPERATORS_KEY}",
+        f"Bearer {OPERATORS_KEY[:-1]}",
+        "Bearer \xff\xfe",
+    ],
+)
+async def test_what_is_no_bearer_key_is_401(header: str) -> None:
+    async with serving(access=ACCESS) as server:
+        headers = [(b"authorization", header.encode("latin-1"))]
+        assert (await server.client.get("/status", headers=headers)).status_code == 401
+
+
+async def test_two_keys_at_once_are_none() -> None:
+    async with serving(access=ACCESS) as server:
+        twice = [("authorization", f"Bearer {OPERATORS_KEY}")] * 2
+        assert (await server.client.get("/status", headers=twice)).status_code == 401
+
+
+async def test_a_refused_caller_learns_nothing_about_the_body() -> None:
+    async with serving(access=ACCESS) as server:
+        for body in (b"{", b"x" * 1000, json.dumps(JOB).encode()):
+            response = await server.client.post("/generate", content=body)
+            assert response.status_code == 401
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", None])
+async def test_without_keys_this_machine_may_do_everything(host: str | None) -> None:
+    async with serving() as server, at(server, host) as client:
+        assert (await client.get("/status")).status_code == 200
+        assert (await client.post("/init/generate", json=ORDER)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "8.8.8.8", "::ffff:8.8.8.8", "fe80::1", "::", "node"])
+async def test_without_keys_other_machines_may_nothing(host: str) -> None:
+    async with serving() as server, at(server, host) as client:
+        for method, path in (("GET", "/status"), ("POST", "/stop")):
+            for headers in HEADERS.values():
+                response = await client.request(method, path, headers=headers)
+                assert response.status_code == 403
+                assert "--poc-api-key" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Forwarded-For": "127.0.0.1"},
+        {"X-Forwarded-Host": "localhost"},
+        {"X-Real-IP": "127.0.0.1"},
+        {"Forwarded": "for=127.0.0.1"},
+        {"Via": "1.1 proxy"},
+        {"Origin": "https://somewhere.example"},
+        {"Origin": "http://127.0.0.1.somewhere.example"},
+        {"Origin": "http://["},
+        {"Origin": "null"},
+    ],
+)
+async def test_neither_a_proxy_nor_a_web_page_is_this_machine(headers: dict[str, str]) -> None:
+    async with serving() as server:
+        for host in ("127.0.0.1", None):
+            async with at(server, host) as client:
+                assert (await client.post("/stop", headers=headers)).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:8000", "http://127.0.0.1", "http://[::1]:8"])
+async def test_a_page_of_this_machine_may(origin: str) -> None:
+    async with serving() as server, at(server) as client:
+        assert (await client.post("/stop", headers={"Origin": origin})).status_code == 200
+
+
+async def test_a_caller_without_any_address_is_a_stranger() -> None:
+    scope = {"type": "http", "headers": [], "client": None, "server": ("node", 80)}
+    with pytest.raises(NotAllowed):
+        Access().admit(Request(scope), Role.VIEWER)
+    with pytest.raises(NotAllowed):
+        Access().admit(Request({**scope, "server": None}), Role.VIEWER)
+
+
+async def test_open_to_all_is_open_to_all() -> None:
+    async with serving(access=Access(open_to_all=True)) as server, at(server, "8.8.8.8") as client:
+        assert (await client.post("/stop", headers={"X-Forwarded-For": "9.9.9.9"})).is_success
+
+
+async def test_with_keys_this_machine_needs_one_too() -> None:
+    async with serving(access=ACCESS) as server, at(server, None) as client:
+        assert (await client.get("/status")).status_code == 401
+
+
+def test_keys_that_cannot_be_meant_are_refused() -> None:
+    twins = [ApiKey("same", Caller("a", Role.VIEWER)), ApiKey("same", Caller("b", Role.OPERATOR))]
+    with pytest.raises(ValueError, match="equal"):
+        Access(twins)
+    with pytest.raises(ValueError, match="contradict"):
+        Access(twins[:1], open_to_all=True)
+
+
+def test_no_key_is_shown() -> None:
+    keys = [ApiKey(OPERATORS_KEY, Caller("desk", Role.OPERATOR))]
+    access = Access(keys)
+    assert OPERATORS_KEY not in f"{keys} {access!r} {vars(access)} {access.names}"
+
+
+async def test_the_pages_say_that_a_key_may_be_needed() -> None:
+    app = whole().app
+    for path, methods in app.openapi()["paths"].items():
+        for operation in methods.values():
+            assert operation["security"] == [{"HTTPBearer": []}], path
+            if not path.endswith("/measure"):
+                assert {"401", "403"} <= operation["responses"].keys()

@@ -1,0 +1,147 @@
+"""What a request may weigh, how many may come, and how many may wait."""
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from api.distance_bodies import CLAIMS
+from api.distance_bodies import ROUND as DISTANCE
+from api.support import GENERATE, JOB, ORDER, RAW, START, Server, said, serving
+from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.bounds import Rates, Waits
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_body_above_the_limit_is_413_announced_or_not() -> None:
+    text = json.dumps(ORDER).encode()
+
+    async def pieces(body: bytes) -> Any:
+        for start in range(0, len(body), 10):
+            yield body[start : start + 10]
+
+    async with serving(max_body_bytes=len(text)) as server:
+        for body in (text + b" ", b"x" * 100_000):
+            for content in (body, pieces(body)):
+                response = await server.client.post(START, content=content, headers=RAW)
+                assert response.status_code == 413
+                assert response.json() == {
+                    "detail": f"the body has more than {len(text)} bytes (POC_MAX_BODY_BYTES)"
+                }
+        lying = {**RAW, "content-length": "9" * 5000}
+        assert (await server.client.post(START, content=b"", headers=lying)).status_code == 413
+        assert (await server.status())["status"] == "IDLE"
+        response = await server.client.post(START, content=pieces(text), headers=RAW)
+        assert response.status_code == 200
+
+
+async def test_of_a_body_above_the_limit_no_more_is_read() -> None:
+    read = 0
+
+    async def endless() -> Any:
+        nonlocal read
+        while True:
+            read += 1000
+            yield b" " * 1000
+
+    async with serving(max_body_bytes=5000) as server:
+        response = await server.client.post(START, content=endless(), headers=RAW)
+        assert response.status_code == 413
+    assert read <= 10_000
+
+
+async def test_a_compressed_body_is_not_unpacked(server: Server) -> None:
+    bomb = gzip.compress(b" " * 50_000_000 + json.dumps(ORDER).encode())
+    for headers in ({**RAW, "content-encoding": "gzip"}, RAW):
+        response = await server.client.post(START, content=bomb, headers=headers)
+        assert response.status_code in (400, 422)
+    assert (await server.status())["status"] == "IDLE"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (GENERATE, {**JOB, "nonces": list(range(51))}, "nonces"),
+        (
+            GENERATE,
+            {**JOB, "validation": {"artifacts": [{"nonce": 1, "vector_b64": ""}] * 51}},
+            "validation.artifacts",
+        ),
+        ("/validate", {**CLAIMS, "nonces": list(range(51)), "dist": [1.0] * 51}, "nonces"),
+    ],
+)
+async def test_a_list_above_the_limit_is_422(
+    server: Server, path: str, body: dict[str, Any], field: str
+) -> None:
+    await server.post("/init/validate", DISTANCE)
+    response = await server.post(path, body)
+    assert response.status_code == 422
+    assert f"body.{field}: " in said(response)
+    assert "51 are more than the 50 of a request (POC_MAX_QUEUED_NONCES)" in said(response)
+
+
+async def test_no_more_calls_wait_than_may() -> None:
+    async with serving(waits=Waits(2)) as server:
+        server.engine.latency_s = 0.2
+        await server.post("/init/validate", DISTANCE)
+        waiting = [
+            asyncio.create_task(server.post(GENERATE, {**JOB, "wait": True})),
+            asyncio.create_task(server.post("/validate", CLAIMS)),
+        ]
+        await asyncio.sleep(0.05)
+        for path, body in ((GENERATE, {**JOB, "wait": True}), ("/validate", CLAIMS)):
+            response = await server.post(path, body)
+            assert response.status_code == 429
+            assert response.headers["retry-after"] == "5"
+            assert "limit is 2 (POC_MAX_OPEN_WAITS)" in response.json()["detail"]
+        # What does not wait is none of them.
+        assert (await server.post(GENERATE, JOB)).status_code == 200
+        assert [each.status_code for each in await asyncio.gather(*waiting)] == [200, 200]
+        assert (await server.post(GENERATE, {**JOB, "wait": True})).status_code == 200
+
+
+async def test_a_wait_that_its_client_leaves_is_over() -> None:
+    async with serving(waits=Waits(1)) as server:
+        server.engine.latency_s = 0.2
+        leaving = asyncio.create_task(server.post(GENERATE, {**JOB, "wait": True}))
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert (await server.post(GENERATE, {**JOB, "wait": True})).status_code == 200
+
+
+async def test_each_key_has_its_own_requests() -> None:
+    keys = [
+        ApiKey("one", Caller("first", Role.OPERATOR)),
+        ApiKey("two", Caller("second", Role.VIEWER, requests_per_minute=5)),
+    ]
+    async with serving(access=Access(keys), rates=Rates(3)) as server:
+
+        async def statuses(key: str, requests: int) -> list[int]:
+            headers = {"Authorization": f"Bearer {key}"}
+            return [
+                (await server.client.get("/versions", headers=headers)).status_code
+                for _ in range(requests)
+            ]
+
+        assert await statuses("one", 4) == [200, 200, 200, 429]
+        assert await statuses("two", 6) == [200, 200, 200, 200, 200, 429]
+        # Who has no key counts for nobody.
+        assert await statuses("three", 10) == [401] * 10
+        refused = await server.client.get("/status", headers={"Authorization": "Bearer one"})
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert "first may send 3 requests a minute" in refused.json()["detail"]
+        assert "POC_REQUESTS_PER_MINUTE" in refused.json()["detail"]
+
+
+async def test_a_full_queue_says_when_to_come_again() -> None:
+    async with serving() as server:
+        await server.post(START, ORDER)
+        for _ in range(2):
+            await server.post(GENERATE, {**JOB, "nonces": list(range(50))})
+        response = await server.post(GENERATE, JOB)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "5")
