@@ -27,7 +27,7 @@ app = typer.Typer()
 FAILED = 1
 NO_VERDICT = 3
 # By attack.
-NONCES, QUICK_NONCES = 128, 24
+NONCES, QUICK_NONCES = 96, 24
 
 
 @app.command("audit")
@@ -113,11 +113,12 @@ def command(
             deployment = CheckpointDeployment(setup)
             found = audit(deployment, rule, count, line)
         report = AuditReport(found, deployment.price, _facts(setup, count, began), machine())
+        # Shown before it is written: a file that cannot be written loses nothing.
+        _show(console, report)
         _write(report, json, html)
     except (LabError, CheckpointError, RoundsError, ValueError, OSError) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(NO_VERDICT) from error
-    _show(console, report)
     raise typer.Exit(0 if found.passed else FAILED)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from proofserve.lab.audit_plots import distances_plot, power_plot
-from proofserve.lab.audit_report import ASSUMPTIONS, COLUMNS, AuditReport, honest_row, row
+from proofserve.lab.audit_report import ASSUMPTIONS, COLUMNS, AuditReport
 
 TEMPLATE = "audit_page.html"
 
@@ -21,7 +21,6 @@ def page(report: AuditReport) -> str:
     return environment.get_template(TEMPLATE).render(
         report=report,
         columns=COLUMNS,
-        rows=[honest_row(report.audit), *map(row, report.audit.findings)],
         distances=distances_plot(report.audit),
         power=power_plot(report.audit),
         assumptions=ASSUMPTIONS,

@@ -15,7 +15,7 @@ COLUMNS = (
     *("attack", "saves", "distance", "beyond", "fixed"),
     *("sequential", "on average", "p_fraud", "verdict"),
 )
-COLOURS = {"CAUGHT": "green", "NOT CAUGHT": "red"}
+COLOURS = {"CAUGHT": "green", "honest": "green", "NOT CAUGHT": "red", "UNFIT": "red"}
 PASSED_COLOURS = {True: "green", False: "red"}
 
 ASSUMPTIONS = (
@@ -40,18 +40,23 @@ class AuditReport:
     machine: Mapping[str, str | int]
 
     def table(self) -> Table:
-        """One row per attack, honest nodes first."""
+        """One row per attack, honest nodes first; the sequential test as "nonces @ p_fraud"."""
         title = f"audit of {self.setup['model']}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
         table.add_column(COLUMNS[0])
-        for heading in COLUMNS[1:]:
-            table.add_column(heading, justify="right", no_wrap=heading in {"distance", "verdict"})
-        table.add_row(*honest_row(self.audit))
-        table.add_section()
-        for found in self.audit.findings:
-            *cells, verdict = row(found)
-            table.add_row(*cells, f"[{COLOURS[verdict]}]{verdict}[/]")
+        for heading in (*COLUMNS[1:6], COLUMNS[-1]):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for *cells, sequential, _, p_fraud, verdict in self.rows:
+            setting = f"{sequential} @ {p_fraud}" if p_fraud else sequential
+            table.add_row(*cells, setting, f"[{COLOURS[verdict]}]{verdict}[/]")
         return table
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of ``COLUMNS``, honest nodes first."""
+        verdict = "UNFIT" if self.audit.convicts_honest else "honest"
+        honest = (*_measured(self.audit.honest), "", "", "", "", verdict)
+        return [honest, *map(_row, self.audit.findings)]
 
     @property
     def missed(self) -> list[str]:
@@ -109,23 +114,15 @@ def rule_in_words(rule: Rule) -> str:
         f" binomial test over at most {rule.max_nonces} nonces convicts with a chance of"
         f" {rule.power:g} or more, while it convicts an honest node with {rule.alpha:g} or less."
         " The rate of mismatches is taken at the lower end of its 95 % interval. The sequential"
-        " test has the same two chances; shown is the largest p_fraud that convicts, after how many"
-        " nonces it has with that chance, and after how many on average. The audit fails on an"
-        " attack that saves"
+        " test has the same two chances; shown is the largest p_fraud that convicts, and after how"
+        " many nonces it has with that chance. The audit fails on an attack that saves"
         f" {WORTHWHILE:.0%} or more and is not caught, and where honest nodes would be convicted."
     )
 
 
-def honest_row(audit: Audit) -> tuple[str, ...]:
-    """The cells of ``COLUMNS`` for the model as deployed."""
-    verdict = "UNFIT" if audit.convicts_honest else "honest"
-    return (*_measured(audit.honest), "", "", "", "", verdict)
-
-
-def row(found: Finding) -> tuple[str, ...]:
-    """The cells of ``COLUMNS`` for an attack."""
+def _row(found: Finding) -> tuple[str, ...]:
     fixed, quickest = found.conviction.fixed, found.conviction.sequential
-    sequential = ("-", "-", "-")
+    sequential = ("-", "", "")
     if quickest is not None:
         sequential = (str(quickest.nonces), f"{quickest.expected:.0f}", f"{quickest.p_fraud:g}")
     verdict = "CAUGHT" if found.caught else "NOT CAUGHT"

@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 
 from proofserve.protocol.sequential import SequentialTest
-from proofserve.protocol.statistics import check_inside, power, rate_interval, sample_size
+from proofserve.protocol.statistics import (
+    check_inside,
+    convicting_count,
+    power,
+    rate_interval,
+    sample_size,
+)
 
 # Rates of fraud that a sequential test may be set to, from the quickest test to the most patient.
 # The first is the default of ``proofserve verify``.
@@ -68,11 +74,14 @@ class Court:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self._known: dict[float, Conviction] = {}
+        self._sizes = _strongest_sizes(rule)
+        self.least_rate = self._least_rate()
 
     def conviction(self, rate: float) -> Conviction:
         """What convicts a node that mismatches at ``rate``."""
         if rate not in self._known:
-            self._known[rate] = self._judge(rate)
+            default, sequential = self._sequential(rate)
+            self._known[rate] = Conviction(self._fixed(rate), sequential, default)
         return self._known[rate]
 
     def nonces_beyond(self, rate: float) -> int | None:
@@ -80,52 +89,76 @@ class Court:
 
         None if not even many times more do.
         """
-        rule = self.rule
-        sizes = (times * rule.max_nonces for times in FURTHER)
-        return next((n for n in sizes if self._power(n, rate) >= rule.power), None)
-
-    def least_rate(self) -> float | None:
-        """The lowest rate of mismatches that ``max_nonces`` convict; None if none does."""
-        rule = self.rule
-        if self._power(rule.max_nonces, 1.0) < rule.power:
-            return None
-        low, high = 0.0, 1.0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2.0
-            if self._power(rule.max_nonces, middle) >= rule.power:
-                high = middle
-            else:
-                low = middle
-        return high
+        sizes = (times * self.rule.max_nonces for times in FURTHER)
+        return next((n for n in sizes if self._convicts(n, rate)), None)
 
     def mismatches_needed(self, trials: int) -> int | None:
         """The fewest mismatches among ``trials`` that show a rate which is convicted.
 
         That is one whose interval lies above ``least_rate``. None if not even all are enough.
         """
-        least = self.least_rate()
+        least = self.least_rate
         if least is None:
             return None
         counts = range(1, trials + 1)
         return next((k for k in counts if rate_interval(k, trials)[0] >= least), None)
 
-    def _power(self, nonces: int, rate: float) -> float:
-        return power(nonces, self.rule.p_mismatch, self.rule.alpha, rate)
+    def _least_rate(self) -> float | None:
+        """The lowest rate of mismatches that ``max_nonces`` or fewer convict; None if none is."""
+        if not self._some_size_convicts(1.0):
+            return None
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            if self._some_size_convicts(middle):
+                high = middle
+            else:
+                low = middle
+        return high
 
-    def _judge(self, rate: float) -> Conviction:
+    def _some_size_convicts(self, rate: float) -> bool:
+        return any(self._convicts(n, rate) for n in self._sizes)
+
+    def _convicts(self, nonces: int, rate: float) -> bool:
         rule = self.rule
-        fixed = sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
-        quickest: Sequential | None = None
-        default_convicts = 0.0
+        return power(nonces, rule.p_mismatch, rule.alpha, rate) >= rule.power
+
+    def _fixed(self, rate: float) -> int | None:
+        rule = self.rule
+        if self.least_rate is None or rate < self.least_rate:
+            return None
+        return sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
+
+    def _sequential(self, rate: float) -> tuple[float, Sequential | None]:
+        """The chance that the default setting convicts, and the quickest setting that does."""
+        rule = self.rule
+        default = 0.0
         for p_fraud in P_FRAUDS:
             if p_fraud <= rule.p_mismatch:
                 break
             test = SequentialTest(rule.p_mismatch, p_fraud, rule.alpha, 1.0 - rule.power)
             course = test.course(rate, rule.max_nonces)
             if p_fraud == P_FRAUDS[0]:
-                default_convicts = course.convicted
+                default = course.convicted
             nonces = course.nonces_to_convict(rule.power)
             if nonces is not None:
-                quickest = Sequential(p_fraud, nonces, course.expected_nonces)
+                return default, Sequential(p_fraud, nonces, course.expected_nonces)
+            if rate <= rule.p_mismatch:
+                # No setting may convict an honest node.
                 break
-        return Conviction(fixed, quickest, default_convicts)
+        return default, None
+
+
+def _strongest_sizes(rule: Rule) -> tuple[int, ...]:
+    """The numbers of nonces up to ``max_nonces`` of which one is the most powerful.
+
+    Power is a saw-tooth: it falls where one more mismatch becomes necessary. So it is greatest at
+    the end, or just before it fell for the last time.
+    """
+
+    def needed(n: int) -> int | None:
+        return convicting_count(n, rule.p_mismatch, rule.alpha)
+
+    most = rule.max_nonces
+    before = next((n for n in range(most, 0, -1) if needed(n) != needed(most)), most)
+    return most, before
