@@ -28,7 +28,9 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
     assert not rounded["weights of 8 bits"]
     assert list(subtle.values()) == [True, True, False]
     assert result.exit_code == 1, result.output
-    assert "NOT CAUGHT within 1000 nonces: weights of 8 bits" in result.output
+    verdict = result.output.splitlines()[-1]
+    assert verdict.startswith("NOT CAUGHT within 1000 nonces: ")
+    assert "weights of 8 bits (saves 49%)" in verdict
     assert found["honest"]["mismatch_rate"] == 0.0
     assert found["setup"]["nonces_per_attack"] == 12
     assert found["setup"]["model"] == tiny.name
