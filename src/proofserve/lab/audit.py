@@ -16,8 +16,8 @@ from proofserve.protocol.codec import to_float16
 from proofserve.protocol.statistics import rate_interval
 from proofserve.rounds.calls import chunks
 
-# Shares of the nonces that a cautious cheat computes as it should.
-HONEST_SHARES = (0.90, 0.95, 0.98)
+# Shares of the nonces that a cautious cheat forges; the others it computes as it should.
+FORGED_SHARES = (0.10, 0.05, 0.02)
 # A cheat that saves less than this share of the compute is told of, but fails no deployment.
 WORTHWHILE = 0.10
 # What is forged on the other nonces saves nearly everything.
@@ -152,7 +152,7 @@ def mixtures(honest: Evidence, forged: Sequence[Evidence]) -> list[Evidence]:
     if not cheap:
         return []
     best = min(cheap, key=lambda each: (each.interval[0], each.mean))
-    return [_mixture(honest, best, share) for share in HONEST_SHARES]
+    return [_mixture(honest, best, share) for share in FORGED_SHARES]
 
 
 def finding(evidence: Evidence, honest: Evidence, court: Court) -> Finding:
@@ -172,13 +172,13 @@ def _named(missed: Sequence[Evidence]) -> str:
 
 def _mixture(honest: Evidence, forged: Evidence, share: float) -> Evidence:
     def mixed(of_honest: float, of_forged: float) -> float:
-        return share * of_honest + (1.0 - share) * of_forged
+        return (1.0 - share) * of_honest + share * of_forged
 
     mean = mixed(honest.mean, forged.mean)
     square = mixed(honest.mean**2 + honest.sd**2, forged.mean**2 + forged.sd**2)
     return Evidence(
-        name=f"honest on {share:.0%}, else {forged.name}",
-        saving=(1.0 - share) * forged.saving,
+        name=f"honest on {1.0 - share:.0%}, else {forged.name}",
+        saving=share * forged.saving,
         mean=mean,
         sd=math.sqrt(max(0.0, square - mean**2)),
         rate=mixed(honest.rate, forged.rate),
