@@ -1,11 +1,14 @@
 """Small checkpoints for the tests, written when first asked for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from proofserve.models import write_model
+from proofserve.models.architectures import architecture, shape
 
 
 class SmallModels:
@@ -19,6 +22,18 @@ class SmallModels:
         path = self._root / f"{arch}-{seed}"
         if not path.exists():
             write_model(path, arch, "tiny", seed)
+        return path
+
+    def flat(self) -> Path:
+        """Four layers of N(0, 0.02), as a model is born: a proof hardly feels any of them."""
+        path = self._root / "flat"
+        if not path.exists():
+            config = architecture("qwen3").config(replace(shape("tiny"), layers=4))
+            config.initializer_range = 0.02
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+            model.save_pretrained(path)
         return path
 
     def broken(self) -> Path:

@@ -1,0 +1,161 @@
+"""``proofserve audit``: would validators notice a node that saves work?"""
+
+import json as json_format
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from proofserve.cli.progress import Line
+from proofserve.engines.reference.errors import CheckpointError
+from proofserve.lab.audit import audit
+from proofserve.lab.audit_page import write_page
+from proofserve.lab.audit_report import PASSED_COLOURS, AuditReport
+from proofserve.lab.conviction import Rule
+from proofserve.lab.errors import LabError
+from proofserve.lab.machine import machine
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.schemes import scheme as scheme_named
+from proofserve.rounds.errors import RoundsError
+from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
+
+app = typer.Typer()
+
+FAILED = 1
+NO_VERDICT = 3
+# By attack.
+NONCES, QUICK_NONCES = 96, 24
+
+
+@app.command("audit")
+def command(
+    model: Annotated[Path, typer.Argument(help="The checkpoint that is deployed; needs no vLLM.")],
+    dist_threshold: Annotated[
+        float,
+        typer.Option(help="The deployed threshold; it belongs to the model.", min=0.0, max=2.0),
+    ] = 0.1,
+    p_mismatch: Annotated[
+        float, typer.Option(help="How often an honest vector may be beyond the threshold.")
+    ] = 0.001,
+    alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
+    power: Annotated[float, typer.Option(help="Wanted chance to convict a cheat.")] = 0.999,
+    max_nonces: Annotated[
+        int, typer.Option(help="The most that a validator recomputes of one node.", min=1)
+    ] = 1000,
+    nonces: Annotated[
+        int | None,
+        typer.Option(help=f"To measure each attack by; {NONCES}, quick {QUICK_NONCES}.", min=1),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer nonces, so wider intervals.")
+    ] = False,
+    other: Annotated[
+        Path | None,
+        typer.Option(help="Another checkpoint of the same shape; one drawn at random if unset."),
+    ] = None,
+    seq_len: Annotated[int, typer.Option(help="Tokens per nonce.", min=2)] = 256,
+    k_dim: Annotated[int, typer.Option(help="Values per vector.", min=1)] = 12,
+    scheme: Annotated[str, typer.Option(help="artifact-v1 or artifact-v1-layers.")] = "artifact-v1",
+    stronger_rng: Annotated[bool, typer.Option(help="With artifact-v1-layers.")] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="The prover's: bfloat16, ...; the checkpoint's if unset.")
+    ] = None,
+    validator_dtype: Annotated[
+        str, typer.Option(help="The validator's; another than the prover's shows rounding.")
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    forward_batch: Annotated[int, typer.Option(help="Nonces per forward.", min=1)] = 8,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page to publish to this file.")
+    ] = None,
+) -> None:
+    """Attack a deployment in every known way, and say what its validators would catch.
+
+    Rounds weights, skips layers, cuts the context, swaps the checkpoint,
+    reuses and forges vectors, and is honest on most nonces only. Measures
+    how far each is from the recomputed vectors, and counts what it saves.
+
+    An attack is CAUGHT if the exact binomial test over at most --max-nonces
+    convicts with a chance of --power, at the lower end of the 95 % interval
+    of its rate of mismatches. Which sequential test does it is shown beside.
+
+    Exit code 0: every attack that saves 10 % of the compute or more is
+    caught. 1: one is not, or honest nodes would be convicted. 3: no verdict.
+
+    \b
+    proofserve audit ./model --dist-threshold 0.05 --html audit.html
+    proofserve audit ./model --quick
+    """
+    console = Console()
+    began = time.monotonic()
+    try:
+        rule = Rule(dist_threshold, p_mismatch, alpha, power, max_nonces)
+        made_by = _artifact_scheme(scheme, k_dim, stronger_rng)
+        setup = AuditSetup(
+            model=model,
+            scheme=made_by,
+            seq_len=seq_len,
+            dtype=dtype,
+            validator_dtype=validator_dtype,
+            device=device,
+            forward_batch=forward_batch,
+            other=other,
+        )
+        count = nonces or (QUICK_NONCES if quick else NONCES)
+        with Line(console) as line:
+            line.step(f"loading {model}")
+            deployment = CheckpointDeployment(setup)
+            found = audit(deployment, rule, count, line)
+        report = AuditReport(found, deployment.price, _facts(setup, count, began), machine())
+        # Shown before it is written: a file that cannot be written loses nothing.
+        _show(console, report)
+        _write(report, json, html)
+    except (LabError, CheckpointError, RoundsError, ValueError, OSError) as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(NO_VERDICT) from error
+    raise typer.Exit(0 if found.passed else FAILED)
+
+
+def _artifact_scheme(name: str, k_dim: int, stronger_rng: bool) -> ArtifactScheme:
+    made_by = scheme_named(name, k_dim=k_dim, stronger_rng=stronger_rng)
+    if not isinstance(made_by, ArtifactScheme):
+        raise LabError(f"{name} has no vectors to hold against each other")
+    return made_by
+
+
+def _facts(setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:
+    """What was audited and how, for the report."""
+    return {
+        "model": setup.model.resolve().name,
+        "scheme": setup.scheme.name,
+        "k_dim": setup.scheme.k_dim,
+        "seq_len": setup.seq_len,
+        "prover": setup.dtype or "the checkpoint's dtype",
+        "validator": setup.validator_dtype,
+        "device": setup.device,
+        "other_checkpoint": setup.other.name if setup.other else "drawn at random",
+        "nonces_per_attack": nonces,
+        "seconds": round(time.monotonic() - began),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _write(report: AuditReport, json: Path | None, html: Path | None) -> None:
+    if json is not None:
+        json.write_text(json_format.dumps(report.json(), indent=2) + "\n", encoding="utf-8")
+    if html is not None:
+        write_page(report, html)
+
+
+def _show(console: Console, report: AuditReport) -> None:
+    console.print(report.table())
+    for sentence in (*report.missed, report.rule, report.shortcuts):
+        console.print(sentence, markup=False, soft_wrap=True)
+    colour = PASSED_COLOURS[report.audit.passed]
+    console.print(report.audit.verdict, style=f"bold {colour}", markup=False, soft_wrap=True)

@@ -1,0 +1,130 @@
+"""A checkpoint as the deployment of an audit: the reference engine, honest and tampered with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.precision import redrawn, to_bits, to_fp8
+from proofserve.engines.reference.variants import last_tokens_only, with_matrices, without_layers
+from proofserve.lab.attacks import FP8
+from proofserve.lab.compute_share import ModelShape, Price
+from proofserve.lab.verification import Recompute, Vectors
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.rounds.records import Workload
+
+BLOCK, OTHER_BLOCK = "audit-block", "audit-other-block"
+KEY, OTHER_KEY = "audit-key", "audit-other-key"
+# Of the weights that are drawn where no other checkpoint was named.
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSetup:
+    """What is audited, and how it is computed.
+
+    The prover computes in ``dtype`` (None: the checkpoint's own), the validator in
+    ``validator_dtype``; names as in ``engines.reference.network.DTYPES``. ``other`` is another
+    checkpoint of the same shape, None for weights drawn at random. ``seq_len`` is in tokens,
+    ``forward_batch`` in nonces.
+    """
+
+    model: Path
+    scheme: ArtifactScheme
+    seq_len: int
+    dtype: str | None = None
+    validator_dtype: str = "float32"
+    device: str = "cpu"
+    forward_batch: int = 8
+    other: Path | None = None
+
+
+class CheckpointDeployment:
+    """See ``lab.attacks.Deployment``; provers are prepared when they are asked for.
+
+    Raises CheckpointError if the checkpoint cannot be used, its answers EngineFault if a forward
+    fails.
+    """
+
+    def __init__(self, setup: AuditSetup) -> None:
+        self._setup = setup
+        self._network = load(setup.model, setup.dtype, setup.device)
+        self._work = Workload(setup.scheme, BLOCK, KEY, setup.seq_len)
+        self.k_dim = setup.scheme.k_dim
+        self.price = Price(shape_of(self._network), setup.seq_len)
+
+    def validator(self) -> Recompute:
+        """The checkpoint in the validator's dtype."""
+        setup = self._setup
+        return self._answers(load(setup.model, setup.validator_dtype, setup.device))
+
+    def honest(self) -> Recompute:
+        """The checkpoint in the prover's dtype."""
+        return self._answers(self._network)
+
+    def rounded(self, precision: int | str) -> Recompute:
+        """Its matrices rounded, and multiplied in the prover's dtype."""
+        change = to_fp8 if precision == FP8 else partial(to_bits, bits=int(precision))
+        return self._answers(with_matrices(self._network, change))
+
+    def without_layers(self, left_out: Sequence[int]) -> Recompute:
+        """Some of its layers left out; the final norm and the scheme's transforms stay."""
+        return self._answers(without_layers(self._network, left_out))
+
+    def last_tokens(self, count: int) -> Recompute:
+        """Its forward over the last tokens alone."""
+        return self._answers(last_tokens_only(self._network, count))
+
+    def other_checkpoint(self) -> Recompute:
+        """The other checkpoint, or matrices drawn at random with each matrix's deviation."""
+        setup = self._setup
+        if setup.other is not None:
+            other = load(setup.other, setup.dtype, setup.device)
+            if shape_of(other) != self.price.shape:
+                raise CheckpointError(f"{setup.other} is not of the shape of {setup.model}")
+            return self._answers(other)
+        generator = torch.Generator().manual_seed(SEED)
+        change: Callable[..., torch.Tensor] = partial(redrawn, generator=generator)
+        return self._answers(with_matrices(self._network, change))
+
+    def other_key(self) -> Recompute:
+        """The checkpoint at another key."""
+        return self._answers(self._network, replace(self._work, public_key=OTHER_KEY))
+
+    def other_block(self) -> Recompute:
+        """The checkpoint at another block."""
+        return self._answers(self._network, replace(self._work, block_hash=OTHER_BLOCK))
+
+    def _answers(self, network: Network, work: Workload | None = None) -> Recompute:
+        setup = self._setup
+        engine = ReferenceEngine(network, setup.model.name, setup.forward_batch)
+        work = work or self._work
+
+        def answer(nonces: Sequence[int]) -> Vectors:
+            batch = engine.compute(work, nonces)
+            return dict(zip(batch.nonces, batch.values, strict=True))
+
+        return answer
+
+
+def shape_of(network: Network) -> ModelShape:
+    """The dimensions of a decoder, from its configuration in transformers' names."""
+    config: Any = network.decoder.config
+    heads = config.num_attention_heads
+    # A mixture's tokens visit a few experts each, which some families give a width of their own.
+    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    visited = getattr(config, "num_experts_per_tok", None) or 1
+    return ModelShape(
+        hidden=config.hidden_size,
+        layers=len(network.layers),
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        intermediate=width * visited,
+    )

@@ -1,0 +1,139 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.variants import last_tokens_only, with_matrices, without_layers
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.distance import DistanceScheme
+from proofserve.protocol.scheme import Scheme
+from proofserve.rounds.records import ProofBatch, Workload
+from support.models import SmallModels
+
+SEQ_LEN = 32
+PLAIN = ArtifactScheme()
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama", "gemma3"])
+def network(request: pytest.FixtureRequest, small_models: SmallModels) -> Network:
+    return load(small_models.get(request.param), None, "cpu")
+
+
+def batch(network: Network, scheme: Scheme = PLAIN) -> ProofBatch:
+    work = Workload(scheme, "0xabc", "node-key", SEQ_LEN)
+    return ReferenceEngine(network, "tiny", 4).compute(work, range(4))
+
+
+def vectors(network: Network) -> NDArray[np.float32]:
+    return batch(network).values
+
+
+def apart(network: Network, variant: Network) -> float:
+    return float(np.linalg.norm(vectors(network) - vectors(variant), axis=1).min())
+
+
+def test_a_skipped_layer_is_missed_and_only_in_the_variant(network: Network) -> None:
+    before = vectors(network)
+    for index in (0, 3, 5):
+        assert apart(network, without_layers(network, [index])) > 0.05
+    assert np.array_equal(vectors(without_layers(network, [])), before)
+    assert np.array_equal(vectors(network), before)
+
+
+@torch.inference_mode()
+def test_without_any_layer_the_norm_remains(network: Network) -> None:
+    block = PLAIN.for_block("0xabc", network.hidden_size, network.device)
+    inputs = block.inputs("node-key", range(4), SEQ_LEN, network.dtype)
+    norm = network.decoder.norm
+    assert isinstance(norm, nn.Module)
+    expected = block.finish("node-key", range(4), norm(inputs)[:, -1])
+    assert np.array_equal(vectors(without_layers(network, range(6))), expected.numpy())
+
+
+@pytest.mark.parametrize("index", [-1, 6])
+def test_a_layer_that_is_none_is_named(network: Network, index: int) -> None:
+    with pytest.raises(ValueError, match=f"no layer {index} among 6"):
+        without_layers(network, [index])
+
+
+def test_the_last_tokens_of_all_are_all(network: Network) -> None:
+    assert np.array_equal(vectors(last_tokens_only(network, SEQ_LEN)), vectors(network))
+    for count in (1, SEQ_LEN // 2):
+        assert apart(network, last_tokens_only(network, count)) > 0.05
+    with pytest.raises(ValueError, match="0 tokens have no last one"):
+        last_tokens_only(network, 0)
+
+
+def test_layer_transforms_reach_a_network_that_reads_less(network: Network) -> None:
+    scheme = ArtifactScheme(layer_reflections=True)
+    reflected = batch(last_tokens_only(network, SEQ_LEN), scheme).values
+    assert np.array_equal(reflected, batch(network, scheme).values)
+
+
+def test_matrices_change_and_norms_do_not(network: Network) -> None:
+    changed: list[tuple[int, ...]] = []
+
+    def halved(weight: Tensor) -> Tensor:
+        changed.append(tuple(weight.shape))
+        return weight / 2
+
+    variant = with_matrices(network, halved)
+    # Four projections of attention and three of the MLP.
+    assert len(changed) == 7 * len(network.layers)
+    assert apart(network, variant) > 0.05
+    before, after = (dict(each.decoder.named_parameters()) for each in (network, variant))
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        halves = weight.ndim == 2 and "layers" in name
+        assert torch.equal(after[name], weight / 2 if halves else weight), name
+        # What stays is not stored twice.
+        assert halves != (after[name].data_ptr() == weight.data_ptr()), name
+
+
+def test_matrices_that_stay_give_the_same_vectors(network: Network) -> None:
+    assert np.array_equal(vectors(with_matrices(network, lambda w: w)), vectors(network))
+
+
+def spoils_unread(network: Network, modules: Callable[[nn.Module], list[nn.Module]]) -> Network:
+    """A network whose last layer computes no numbers at all at the positions nobody reads."""
+    twin = without_layers(network, [])
+
+    def spoil(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        spoiled = output.clone()
+        spoiled[:, :-1] = float("nan")
+        return spoiled
+
+    for module in modules(twin.layers[-1]):
+        module.register_forward_hook(spoil)
+    return twin
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [PLAIN, ArtifactScheme(layer_reflections=True), DistanceScheme(layer_hooks=True)],
+    ids=lambda scheme: scheme.name,
+)
+def test_the_last_layer_needs_queries_and_mlp_at_the_last_position_only(
+    network: Network, scheme: Scheme
+) -> None:
+    def unread(layer: nn.Module) -> list[nn.Module]:
+        named = dict(layer.named_modules())
+        return [named["self_attn.q_proj"], named["self_attn.o_proj"], named["mlp"]]
+
+    # Whatever those numbers are: one that reached the vector would make it no number.
+    spoiled = batch(spoils_unread(network, unread), scheme)
+    assert spoiled.failed == ()
+    assert np.array_equal(spoiled.values, batch(network, scheme).values)
+
+
+@pytest.mark.parametrize("name", ["self_attn.k_proj", "self_attn.v_proj"])
+def test_keys_and_values_of_every_position_are_read(network: Network, name: str) -> None:
+    def read(layer: nn.Module) -> list[nn.Module]:
+        return [dict(layer.named_modules())[name]]
+
+    assert batch(spoils_unread(network, read)).failed == (0, 1, 2, 3)

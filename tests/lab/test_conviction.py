@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+
+from proofserve.lab.conviction import Court, Rule
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.sequential import Finding, SequentialTest
+from proofserve.protocol.statistics import judge, power, rate_interval
+
+RULE = Rule(0.1)
+
+
+@pytest.fixture
+def court() -> Court:
+    return Court(RULE)
+
+
+def test_what_always_mismatches_needs_three(court: Court) -> None:
+    # 0.001 ** 2 is not below 1e-6, 0.001 ** 3 is.
+    found = court.conviction(1.0)
+    assert found.fixed == 3
+    assert found.sequential is not None
+    assert (found.sequential.nonces, found.sequential.p_fraud) == (3, 0.5)
+    assert found.default_convicts == 1.0
+
+
+def test_what_never_mismatches_is_never_convicted(court: Court) -> None:
+    found = court.conviction(0.0)
+    assert (found.fixed, found.sequential, found.default_convicts) == (None, None, 0.0)
+    assert court.conviction(0.001).default_convicts <= 1e-6
+    assert court.nonces_beyond(0.0) is None
+
+
+@pytest.mark.parametrize("rate", [0.8, 0.3, 0.1, 0.05])
+def test_the_fixed_test_convicts_as_often_as_it_says(court: Court, rate: float) -> None:
+    n = court.conviction(rate).fixed
+    assert n is not None
+    assert power(n, 0.001, 1e-6, rate) >= 0.999
+    seen = np.random.default_rng(1).binomial(n, rate, 4000)
+    convicted = np.mean([judge(int(m), n, 0.001, 1e-6).fraud_detected for m in seen])
+    assert convicted > 0.995
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.10])
+def test_the_sequential_test_convicts_as_often_as_it_says(court: Court, rate: float) -> None:
+    found = court.conviction(rate).sequential
+    assert found is not None
+    test = SequentialTest(0.001, found.p_fraud)
+    random = np.random.default_rng(2)
+    took = []
+    for _ in range(1000):
+        mismatches = np.cumsum(random.random(found.nonces) < rate)
+        ends = (n for n, m in enumerate(mismatches, 1) if test.finding(int(m), n) is Finding.FRAUD)
+        took.append(next(ends, None))
+    ended = [n for n in took if n is not None]
+    assert len(ended) >= 990
+    assert np.mean(ended) == pytest.approx(found.expected, rel=0.1)
+
+
+def test_a_patient_setting_catches_what_the_default_clears(court: Court) -> None:
+    found = court.conviction(0.05)
+    assert found.sequential is not None
+    assert found.sequential.p_fraud == 0.05
+    assert found.default_convicts < 0.1
+
+
+def test_the_least_rate_is_just_enough(court: Court) -> None:
+    least = court.least_rate
+    assert least is not None
+    sizes = range(1, 1001)
+    assert max(power(n, 0.001, 1e-6, least) for n in sizes) >= 0.999
+    assert max(power(n, 0.001, 1e-6, least - 1e-5) for n in sizes) < 0.999
+    assert court.conviction(least).fixed is not None
+    assert court.conviction(least - 1e-5).fixed is None
+    needed = court.mismatches_needed(128)
+    assert needed is not None
+    assert rate_interval(needed, 128)[0] >= least > rate_interval(needed - 1, 128)[0]
+
+
+def test_more_nonces_than_allowed_would_do(court: Court) -> None:
+    assert court.conviction(0.02).fixed is None
+    assert court.nonces_beyond(0.02) == 2000
+    assert power(2000, 0.001, 1e-6, 0.02) >= 0.999
+
+
+def test_so_few_nonces_that_nothing_convicts() -> None:
+    court = Court(Rule(0.1, max_nonces=2))
+    assert court.least_rate is None
+    assert court.mismatches_needed(100) is None
+    assert court.conviction(1.0).fixed is None
+
+
+@pytest.mark.parametrize("field", ["p_mismatch", "alpha", "power"])
+def test_a_chance_that_is_none_is_named(field: str) -> None:
+    with pytest.raises(ProtocolError, match=field):
+        Rule(0.1, **{field: 1.0})
