@@ -16,17 +16,21 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    """What a server that was told to write JSON writes; our logger is as new afterwards."""
+    """What a server that was told to write JSON writes, and our logger as new meanwhile."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter("%(levelname)s %(name)s %(message)s"))
     server, ours = logging.getLogger("a server"), logging.getLogger(ROOT)
     server.handlers, server.propagate = [handler], False
     server.setLevel("INFO")
-    log_as("a server")
-    yield stream
+    # An engine of another test in this process may have left it its own handlers.
+    before = ours.handlers, ours.level, ours.propagate
     ours.handlers, ours.propagate = [], True
     ours.setLevel(logging.NOTSET)
+    log_as("a server")
+    yield stream
+    ours.handlers, level, ours.propagate = before
+    ours.setLevel(level)
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
