@@ -15,22 +15,28 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def written() -> Iterator[io.StringIO]:
-    """What a server that was told to write JSON writes, and our logger as new meanwhile."""
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter("%(levelname)s %(name)s %(message)s"))
-    server, ours = logging.getLogger("a server"), logging.getLogger(ROOT)
-    server.handlers, server.propagate = [handler], False
-    server.setLevel("INFO")
-    # An engine of another test in this process may have left it its own handlers.
+def ours() -> Iterator[logging.Logger]:
+    """Our logger as new: an engine of another test in this process may have configured it."""
+    ours = logging.getLogger(ROOT)
     before = ours.handlers, ours.level, ours.propagate
     ours.handlers, ours.propagate = [], True
     ours.setLevel(logging.NOTSET)
-    log_as("a server")
-    yield stream
+    yield ours
     ours.handlers, level, ours.propagate = before
     ours.setLevel(level)
+
+
+@pytest.fixture
+def written(ours: logging.Logger) -> io.StringIO:
+    """What a server that was told to write JSON writes, our lines among them."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter("%(levelname)s %(name)s %(message)s"))
+    server = logging.getLogger("a server")
+    server.handlers, server.propagate = [handler], False
+    server.setLevel("INFO")
+    log_as("a server")
+    return stream
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -85,11 +91,7 @@ async def test_who_only_looks_leaves_no_line(written: io.StringIO) -> None:
     assert written.getvalue() == ""
 
 
-def test_a_logger_that_somebody_configured_is_left_alone() -> None:
-    ours = logging.getLogger(ROOT)
+def test_a_logger_that_somebody_configured_is_left_alone(ours: logging.Logger) -> None:
     ours.setLevel("ERROR")
-    try:
-        log_as("another server")
-        assert (ours.handlers, ours.level) == ([], logging.ERROR)
-    finally:
-        ours.setLevel(logging.NOTSET)
+    log_as("another server")
+    assert (ours.handlers, ours.level) == ([], logging.ERROR)
