@@ -46,6 +46,13 @@ async def test_a_fresh_node_shows_zeros(registry: CollectorRegistry) -> None:
     assert (seen["up", "engine"], seen["up", "outbox"]) == (1, 1)
 
 
+async def test_a_task_that_is_never_done_shows(registry: CollectorRegistry) -> None:
+    before = (await scrape(registry))["tasks", ""]
+    leaked = asyncio.create_task(asyncio.Event().wait())
+    assert (await scrape(registry))["tasks", ""] == before + 1
+    leaked.cancel()
+
+
 async def test_nonces_count_on_over_rounds_and_jobs(
     server: Server, registry: CollectorRegistry
 ) -> None:

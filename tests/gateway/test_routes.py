@@ -232,6 +232,7 @@ async def test_metrics_can_be_read_by_prometheus(desk: Desk) -> None:
     }
     assert samples["gateway_permits",] == 100
     assert samples["gateway_in_flight",] == samples["gateway_queued",] == 0
+    assert samples["gateway_tasks",] >= 1
     assert samples["gateway_client_in_flight", "anonymous"] == 0
     assert samples["gateway_backend_in_flight", first.name] == 1
     assert samples["gateway_backend_connections", first.name] == 0

@@ -88,6 +88,7 @@ def _families(reading: Reading, node: Node) -> Iterator[Metric]:
     yield from _round(reading)
     parts = {("engine",): reading.engine is not None, ("outbox",): reading.outbox is not None}
     yield _gauge("up", "Whether a part of the node answered this scrape.", parts, ["part"])
+    yield _gauge("tasks", "Tasks of the event loop; at rest always the same.", {(): reading.tasks})
     if reading.engine is not None:
         yield from _engine(reading.engine)
     if reading.outbox is not None:

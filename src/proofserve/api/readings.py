@@ -16,7 +16,10 @@ OUTBOX_ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A node at one moment. ``engine`` and ``outbox`` are None while they cannot be read."""
+    """A node at one moment. ``engine`` and ``outbox`` are None while they cannot be read.
+
+    ``tasks`` are those of the whole event loop, vLLM's among them.
+    """
 
     status: Status
     nonces: Mapping[tuple[Work, str], int]
@@ -25,6 +28,7 @@ class Reading:
     refusals: Mapping[tuple[int, str], int]
     engine: EngineGauges | None
     outbox: OutboxGauges | None
+    tasks: int
 
 
 async def read(node: Node) -> Reading:
@@ -39,6 +43,7 @@ async def read(node: Node) -> Reading:
         refusals=dict(node.refusals),
         engine=engine,
         outbox=outbox,
+        tasks=len(asyncio.all_tasks()),
     )
 
 

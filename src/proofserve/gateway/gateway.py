@@ -57,6 +57,7 @@ class Gateway:
             ("in_flight", "Permits in use.", [], lambda: {(): admission.in_use}),
             ("permits", "Permits in all.", [], lambda: {(): admission.limit}),
             ("queued", "Requests that wait for a permit.", [], lambda: {(): admission.queued}),
+            ("tasks", "Tasks of the event loop; at rest always the same.", [], self._tasks),
             (
                 "client_in_flight",
                 "Requests of a key, queued ones included.",
@@ -85,3 +86,6 @@ class Gateway:
                 },
             ),
         ]
+
+    def _tasks(self) -> dict[tuple[str, ...], float]:
+        return {(): len(asyncio.all_tasks(self.loop))}
