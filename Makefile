@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Long installs and engine starts are worth a line of progress even in a log file.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTHON_FILES := src tests benchmarks run_vllm_gateway.py
+PYTHON_FILES := src tests benchmarks endurance run_vllm_gateway.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow wheel check golden bench bench-gateway lock clean
+.PHONY: help setup demo test slow wheel chaos soak check golden bench bench-gateway lock clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,12 @@ slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves ou
 
 wheel: $(READY) ## Verify from the wheel alone, in a fresh environment that pip fills (minutes).
 	$(BIN)/python -m pytest -m slow tests/test_wheel.py
+
+chaos: $(READY) ## Kill servers at random, account for every proof (50 kills, 20 minutes; CHAOS=options).
+	$(BIN)/python -m endurance chaos $(CHAOS)
+
+soak: $(READY) ## Chat and rounds for ten minutes: nothing may fail, grow or leak (SOAK=options).
+	$(BIN)/python -m endurance soak $(SOAK)
 
 check: $(READY) ## Lint, types, layers. Seconds.
 	$(BIN)/ruff check $(PYTHON_FILES)

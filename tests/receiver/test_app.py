@@ -45,6 +45,10 @@ def test_callbacks_are_taken_and_summed_up(client: httpx.Client) -> None:
     }
 
 
+def test_it_says_that_it_serves(client: httpx.Client) -> None:
+    assert client.get("/health").json() == {"status": "ok"}
+
+
 def _post(client: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
     """POST what httpx itself would refuse to encode, NaN say."""
     headers = {"Content-Type": "application/json"}

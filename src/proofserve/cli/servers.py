@@ -86,7 +86,7 @@ def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
         desk.interrupts.check()
         desk.line.seconds(seconds)
 
-    with _scratch_folder() as folder:
+    with scratch_folder() as folder:
         command, log = small_server(deployment, folder), folder / "server.log"
         try:
             with (
@@ -108,7 +108,8 @@ def somebody_elses(url: str, api_key: str | None, desk: Desk) -> Iterator[NodeCl
 
 
 @contextmanager
-def _scratch_folder() -> Iterator[Path]:
+def scratch_folder() -> Iterator[Path]:
+    """A folder that goes with everything in it, its path short enough for vLLM's sockets."""
     base = tempfile.gettempdir()
     # vLLM binds sockets in here, and the system allows their paths 107 bytes.
     short = len(base.encode()) <= SOCKET_PATH - len(f"/{PREFIX}12345678/{uuid.UUID(int=0)}")

@@ -9,17 +9,22 @@ from proofserve.rounds.records import EngineGauges
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an order for proofs says in either protocol. ``seq_len`` is in tokens per nonce."""
+    """What an order for proofs says in either protocol. ``seq_len`` is in tokens per nonce.
+
+    With a ``callback_url`` the node posts there what a round finds.
+    """
 
     model: str
     block_hash: str = "lab-block"
     public_key: str = "lab-key"
     seq_len: int = 256
     batch_size: int = 32
+    callback_url: str | None = None
 
     @property
     def alone(self) -> dict[str, Any]:
         """The part of a request that tells a node it is alone on its network, and what to do."""
+        callbacks = {"url": self.callback_url} if self.callback_url is not None else {}
         return {
             "block_hash": self.block_hash,
             "block_height": 1,
@@ -27,6 +32,7 @@ class Order:
             "node_id": 0,
             "node_count": 1,
             "batch_size": self.batch_size,
+            **callbacks,
         }
 
 

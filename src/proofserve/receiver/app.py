@@ -24,7 +24,7 @@ _PROTOCOLS = (ARTIFACT, DISTANCE)
 
 
 def create_app(book: Book, seal: Seal | None = None) -> FastAPI:
-    """The receiver: POST /generated and /validated of either protocol, GET /summary.
+    """The receiver: POST /generated and /validated of either protocol, GET /summary and /health.
 
     With a ``seal`` a callback that is not signed as it asks is answered with 401, and nothing of it
     is looked at.
@@ -52,6 +52,10 @@ def create_app(book: Book, seal: Seal | None = None) -> FastAPI:
         body: AnyValidated, key: KeyHeader = None, sequence: SequenceHeader = None
     ) -> dict[str, str]:
         return _answer(book.add_validated(body, Stamp(key=key, sequence=sequence)))
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
 
     @app.get("/summary")
     def summary() -> Summary:

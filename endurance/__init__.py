@@ -1,0 +1,1 @@
+"""Long trials of a whole deployment on one machine: servers killed at random, hours of load."""

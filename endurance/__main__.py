@@ -1,0 +1,62 @@
+"""The command line: ``python -m endurance``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from endurance import chaos as killing
+from endurance import soak as soaking
+from proofserve.cli.desk import BROKEN, Desk, open_desk
+from proofserve.cli.servers import scratch_folder
+from proofserve.lab.report import Report
+
+app = typer.Typer(help="Long trials of node, receiver and gateway on this machine.")
+
+Json = Annotated[Path | None, typer.Option(help="Write every figure there, too.")]
+
+
+@app.command()
+def chaos(
+    kills: Annotated[int, typer.Option(help="How many, in all.", min=1)] = 50,
+    seed: Annotated[int, typer.Option(help="Another one kills others at other moments.")] = 0,
+    json: Json = None,
+) -> None:
+    """Kill API server, engine core and receiver at random during rounds with chat.
+
+    \b
+    Afterwards every proof that anybody was shown must be there and at the receiver, once.
+    A kill of the node costs a start of vLLM: 50 kills take about twenty minutes.
+    """
+    _run(lambda folder, desk: killing.chaos(folder, kills, seed, desk.line), json)
+
+
+@app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(help="How long, in all.", min=1.5)] = 10.0,
+    seed: Annotated[int, typer.Option(help="Another one starts and stops at other moments.")] = 0,
+    json: Json = None,
+) -> None:
+    """Four clients that chat without a pause, rounds that start and stop every few seconds.
+
+    \b
+    Nothing may fail, and nothing may be held that was not held after the first minute.
+    """
+    _run(lambda folder, desk: soaking.soak(folder, minutes, seed, desk.line), json)
+
+
+def _run(trial: Callable[[Path, Desk], Report], json: Path | None) -> None:
+    """Show what came of a trial. Ends with exit code 1 if a limit is broken."""
+    with open_desk() as desk:
+        with scratch_folder() as folder, desk.interrupts.allowed():
+            report = trial(folder, desk)
+        desk.console.print(report.table())
+        if json is not None:
+            report.write(json)
+    if not report.passed:
+        raise typer.Exit(BROKEN)
+
+
+if __name__ == "__main__":
+    app()

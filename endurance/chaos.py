@@ -1,0 +1,175 @@
+"""Servers killed at random moments of a round, and an account of every proof afterwards."""
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from endurance import files
+from endurance.load import endless_chat, order
+from endurance.servers import Node, Receiver
+from endurance.witness import Comparison, Witness
+from proofserve.lab.figures import Figure, Limit, median
+from proofserve.lab.load import ClosedLoop
+from proofserve.lab.machine import machine
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import Report
+from proofserve.lab.telling import Progress
+from proofserve.lab.waiting import wait_until
+
+VICTIMS = ("api", "engine", "receiver")
+CHAT_CLIENTS = 2
+KILLS_PER_ROUND = 5
+# A kill comes this long after the round has shown that it gets on, seconds.
+SOONEST_S, LATEST_S = 0.1, 3.0
+RECEIVER_AWAY_S = 2.0
+PROGRESS_S = 60.0
+DELIVERY_S = 120.0
+# Starts without a kill before them tell the usual time; a restart may take half as long again.
+CLEAN_STARTS = 3
+USUAL = 1.5
+NODE = {
+    "POC_RESUME": "1",
+    # Proofs and callbacks at every moment, so that a kill finds some of each.
+    "POC_SHARE": "0.3",
+    "POC_CALLBACK_INTERVAL_SEC": "1",
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened. Times in seconds; a chat that met a kill is in neither count."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    clean_starts: list[float] = field(default_factory=list)
+    restarts: list[float] = field(default_factory=list)
+    answered: int = 0
+    failed: list[str] = field(default_factory=list)
+
+
+def chaos(folder: Path, kills: int, seed: int, progress: Progress) -> Report:
+    """Kill a process ``kills`` times, then compare what was shown, stored and received.
+
+    Raises:
+        LabError, ServerFailed: a server did not do what a trial needs to go on.
+    """
+    draw = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    with Receiver(folder) as receiver, Node(folder, **NODE) as node:
+        trial = _Trial(node, receiver, draw, progress)
+        with Witness(node.url) as witness:
+            trial.run(kills)
+    books = files.compare(node.outbox, receiver.database, receiver.url)
+    seen = witness.compare(files.results(node.outbox))
+    setup = {"kills": kills, "seed": seed, "failed_chats": trial.tally.failed}
+    return _report(trial.tally, books, seen, setup)
+
+
+class _Trial:
+    """One run; ``tally`` says how it went."""
+
+    def __init__(
+        self, node: Node, receiver: Receiver, draw: random.Random, progress: Progress
+    ) -> None:
+        self._node = node
+        self._receiver = receiver
+        self._draw = draw
+        self._progress = progress
+        self.tally = Tally()
+
+    def run(self, kills: int) -> None:
+        self._start()
+        self._chats = self._chat()
+        try:
+            with NodeClient(self._node.url) as client:
+                self._progress.step("killing at random", kills)
+                for number in range(kills):
+                    if number % KILLS_PER_ROUND == 0:
+                        self._begin(client, number // KILLS_PER_ROUND)
+                    _gets_on(client)
+                    time.sleep(self._draw.uniform(SOONEST_S, LATEST_S))
+                    self._kill(self._draw.choice(VICTIMS))
+                    self._progress.advance()
+                self._progress.step("delivering what is left")
+                _gets_on(client)
+                client.stop()
+                wait_until(lambda: _pending(client) == 0, "the last callbacks", DELIVERY_S)
+        finally:
+            self._chats.abandon()
+            self._count(time.monotonic())
+
+    def _start(self) -> None:
+        self._progress.step("starting, without a kill before", CLEAN_STARTS)
+        self._receiver.start()
+        for _ in range(CLEAN_STARTS):
+            self._node.stop()
+            self.tally.clean_starts.append(self._node.start())
+            self._progress.advance()
+
+    def _begin(self, client: NodeClient, number: int) -> None:
+        client.stop()
+        client.start_round(order(number, self._node.model, self._receiver.url))
+
+    def _kill(self, victim: str) -> None:
+        self.tally.kills[victim] += 1
+        if victim == "receiver":
+            self._receiver.kill(victim)
+            self._receiver.bury()
+            time.sleep(self._draw.uniform(0.0, RECEIVER_AWAY_S))
+            self._receiver.start()
+            return
+        killed = time.monotonic()
+        self._node.kill(victim)
+        self._chats.abandon()
+        self._count(killed)
+        self._node.bury()
+        self.tally.restarts.append(self._node.start())
+        self._chats = self._chat()
+
+    def _chat(self) -> ClosedLoop:
+        loop = ClosedLoop(self._node.url, endless_chat(self._node.model), CHAT_CLIENTS)
+        loop.start()
+        return loop
+
+    def _count(self, killed: float) -> None:
+        """Count the chats of a node's life, which ended when it was ``killed``."""
+        for reply in self._chats.replies:
+            if reply.error is None:
+                self.tally.answered += 1
+            elif reply.ended < killed:
+                self.tally.failed.append(reply.error)
+
+
+def _gets_on(client: NodeClient) -> None:
+    before = client.status().processed
+    wait_until(lambda: client.status().processed > before, "new proofs", PROGRESS_S)
+
+
+def _pending(client: NodeClient) -> int:
+    return int(client.describe()["outbox"]["pending"])
+
+
+def _report(tally: Tally, books: files.Books, seen: Comparison, setup: dict[str, object]) -> Report:
+    usual, none = median(tally.clean_starts), Limit(0, at_most=True)
+    slowest = max(tally.restarts, default=None)
+    ratio = slowest / usual if slowest is not None and usual else None
+    figures = (
+        *(Figure(f"kills_{name}", tally.kills[name], "kill -9 of it") for name in VICTIMS),
+        Figure("proofs", books.produced, "artifacts and winners of all rounds"),
+        Figure("shown", seen.seen, "of them seen under /results by somebody who watched"),
+        Figure("lost", seen.lost, "shown once, and gone or different in the end", none),
+        Figure("overstated", seen.overstated, "rounds that counted more than they had", none),
+        Figure("not_received", books.missing, "proofs that the receiver has not", none),
+        Figure("foreign", books.foreign, "proofs that only the receiver has", none),
+        Figure("duplicates", books.duplicates, "nonces that count twice", none),
+        Figure("repeats", books.repeats, "callbacks that came twice, told by their key"),
+        Figure("strays", books.strays, "rows undelivered, still open, or of nothing", none),
+        Figure("damaged", len(books.damaged), "files that SQLite's check complains of", none),
+        Figure("start_s", usual, "until it serves, without a kill before; the median"),
+        Figure("restart_s", median(tally.restarts), "the same after a kill; the median"),
+        Figure("slowest_restart", ratio, "longest restart / usual start", Limit(USUAL, True)),
+        Figure("chats", tally.answered, "answered"),
+        Figure("chats_failed", len(tally.failed), "while their server lived", none),
+    )
+    windows = {"clean_starts_s": tally.clean_starts, "restarts_s": tally.restarts}
+    return Report("chaos", figures, setup, windows, machine())

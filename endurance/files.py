@@ -1,0 +1,107 @@
+"""What the files of a deployment hold in the end, read without the code that wrote them."""
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from proofserve.rounds.records import StoredResult
+
+# Nothing may refer to what is not there, be left undelivered or still be open.
+_STRAYS = """
+    SELECT (SELECT count(*) FROM results WHERE round NOT IN (SELECT number FROM rounds))
+         + (SELECT count(*) FROM deliveries
+            WHERE round IS NOT NULL AND round NOT IN (SELECT number FROM rounds))
+         + (SELECT count(*) FROM deliveries WHERE state <> 'done')
+         + (SELECT count(*) FROM rounds WHERE NOT closed)
+"""
+# The nonces of both protocols, with their values as the outbox holds them.
+_RECEIVED = """
+    SELECT block_hash, nonce, vector_b64 FROM artifacts
+    UNION ALL SELECT block_hash, nonce, distance FROM winners
+"""
+_PRODUCED = """
+    SELECT block_hash, nonce, value, r_target IS NOT NULL
+    FROM results JOIN rounds ON rounds.number = results.round
+    WHERE value IS NOT NULL AND url = ?
+"""
+_AGAIN = "SELECT coalesce(sum(received - artifacts - winners), 0) FROM sources"
+_REPEATS = "SELECT coalesce(sum(repeats), 0) FROM callbacks"
+
+Proof = tuple[str, int, str | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The sender's and the receiver's files side by side; a proof is (block, nonce, value).
+
+    ``duplicates`` are nonces that came in a callback of another key, or are twice in the outbox;
+    ``repeats`` callbacks that were sent again under their key. ``strays`` are rows of the outbox
+    that nothing needs any more, ``damaged`` says what SQLite's own check found.
+    """
+
+    produced: int
+    missing: int
+    foreign: int
+    duplicates: int
+    repeats: int
+    rounds: int
+    strays: int
+    damaged: tuple[str, ...]
+
+
+def compare(outbox: Path, received: Path, url: str) -> Books:
+    """What an outbox has for ``url``, and what arrived there; nobody may be writing any more."""
+    with closing(_open(outbox)) as ours, closing(_open(received)) as theirs:
+        rows = ours.execute(_PRODUCED, (url,)).fetchall()
+        produced = [(block, nonce, float(v) if winner else v) for block, nonce, v, winner in rows]
+        arrived: set[Proof] = set(theirs.execute(_RECEIVED))
+        sent = set(produced)
+        return Books(
+            produced=len(produced),
+            missing=len(sent - arrived),
+            foreign=len(arrived - sent),
+            duplicates=_one(theirs, _AGAIN) + len(produced) - len({row[:2] for row in produced}),
+            repeats=_one(theirs, _REPEATS),
+            rounds=_one(ours, "SELECT count(*) FROM rounds"),
+            strays=_one(ours, _STRAYS),
+            damaged=(*_check(ours), *_check(theirs)),
+        )
+
+
+def results(outbox: Path) -> list[StoredResult]:
+    """Every result in the order of its number."""
+    with closing(_open(outbox)) as file:
+        found = file.execute(
+            "SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL"
+            " FROM results JOIN rounds ON rounds.number = results.round ORDER BY seq"
+        )
+        return [_result(row) for row in found]
+
+
+def _result(row: Sequence[object]) -> StoredResult:
+    seq, round_id, nonce, value, error, winner = row
+    distance = float(str(value)) if winner and value is not None else None
+    return StoredResult(
+        seq=int(str(seq)),
+        round_id=str(round_id),
+        nonce=int(str(nonce)),
+        value=None if winner or value is None else str(value),
+        error=None if error is None else str(error),
+        distance=distance,
+    )
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+
+
+def _one(file: sqlite3.Connection, query: str) -> int:
+    (count,) = file.execute(query).fetchone()
+    return int(count)
+
+
+def _check(file: sqlite3.Connection) -> list[str]:
+    (said,) = file.execute("PRAGMA integrity_check").fetchone()
+    return [] if said == "ok" else [str(said)]

@@ -1,0 +1,23 @@
+"""What the servers of a trial have to do: chat, and rounds of both protocols in turn."""
+
+from collections.abc import Callable
+
+from proofserve.lab.chats import chat, prompt
+from proofserve.lab.load import Call
+from proofserve.lab.records import AnyWork, DistanceWork, Work
+
+ANSWER_TOKENS = 16
+SEQ_LEN = 64
+BATCH = 16
+
+
+def endless_chat(model: str) -> Callable[[int], Call]:
+    """Short chats, all different."""
+    return lambda number: chat(model, prompt(number), ANSWER_TOKENS)
+
+
+def order(number: int, model: str, callback_url: str) -> AnyWork:
+    """Round ``number``; every nonce of it is a result."""
+    block = f"block-{number}"
+    kind = DistanceWork if number % 2 else Work
+    return kind(model, block, seq_len=SEQ_LEN, batch_size=BATCH, callback_url=callback_url)

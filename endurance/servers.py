@@ -1,0 +1,146 @@
+"""The servers of a trial, each a process that may be killed and started again where it was."""
+
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from proofserve import settings
+from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.cli.servers import Deployment, small_server
+from proofserve.wiring.launch import (
+    Server,
+    ServerCommand,
+    ServerFailed,
+    free_port,
+    running_server,
+)
+
+MODEL = SmallModel("qwen3", "tiny")
+FORWARD_BATCH = 8
+# A supervisor sees the end of a server when its first process has ended. Seconds.
+END_S = 60.0
+
+
+class Killable(ABC):
+    """A server on one port, with one set of files, in as many lives as it takes."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._log = folder / f"{name}.log"
+        self._port = free_port()
+        self._life = ExitStack()
+        self._server: Server | None = None
+        self.logs: list[str] = []
+
+    @property
+    def url(self) -> str:
+        """Where it listens, in every life."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @abstractmethod
+    def command(self) -> ServerCommand:
+        """How it is started."""
+
+    def start(self) -> float:
+        """Begin a life; the seconds until it serves. Raises ServerFailed."""
+        began = time.monotonic()
+        running = running_server(self.command(), self._port, self._log)
+        self._server = self._life.enter_context(running)
+        return time.monotonic() - began
+
+    def processes(self) -> dict[str, psutil.Process]:
+        """Its processes of now, by what they are."""
+        return {self._log.stem: psutil.Process(self._running().process.pid)}
+
+    def kill(self, which: str) -> None:
+        """Kill one of its processes, and do not wait for what comes of it."""
+        self.processes()[which].send_signal(signal.SIGKILL)
+
+    def bury(self) -> None:
+        """Wait until a server has ended of what was killed, and clear up after it.
+
+        Raises:
+            ServerFailed: it lived on for a minute.
+        """
+        try:
+            self._running().process.wait(END_S)
+        except subprocess.TimeoutExpired as error:
+            text = f"{self._log.stem} lives on, {END_S:.0f} s after a process of it was killed"
+            raise ServerFailed(text) from error
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End a life in order."""
+        self._life.close()
+        if self._server is not None:
+            self.logs.append(self._log.read_text(errors="replace"))
+            self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def _running(self) -> Server:
+        if self._server is None:
+            raise ServerFailed(f"{self._log.stem} is not running")
+        return self._server
+
+
+class Receiver(Killable):
+    """``proofserve receive``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "receiver")
+        self.database = folder / "received.sqlite"
+
+    def command(self) -> ServerCommand:
+        """Without the live summary."""
+        argv = (settings.python(), "-m", "proofserve", "receive", "--quiet")
+        return ServerCommand((*argv, "--database", str(self.database)), settings.environment({}))
+
+
+class Node(Killable):
+    """vLLM with the plugin, serving a tiny model; ``poc`` holds its POC_ variables."""
+
+    def __init__(self, folder: Path, **poc: str) -> None:
+        super().__init__(folder, "api")
+        self.outbox = folder / "outbox.sqlite"
+        self.model = MODEL.name
+        deployment = Deployment(checkpoint(MODEL), self.model, FORWARD_BATCH)
+        served = small_server(deployment, folder)
+        self._command = ServerCommand(served.argv, {**served.env, **poc})
+
+    def command(self) -> ServerCommand:
+        """As every small server, with the variables of this trial."""
+        return self._command
+
+    def processes(self) -> dict[str, psutil.Process]:
+        """The API server and the engine core that it started."""
+        family = super().processes()
+        children = family["api"].children(recursive=True)
+        cores = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
+        if len(cores) != 1:
+            raise ServerFailed(f"there should be one engine core, and there are {len(cores)}")
+        return {**family, "engine": cores[0]}
+
+
+class Gateway(Killable):
+    """``proofserve gateway`` in front of a backend."""
+
+    def __init__(self, folder: Path, backend_url: str) -> None:
+        super().__init__(folder, "gateway")
+        self._backend_url = backend_url
+
+    def command(self) -> ServerCommand:
+        """With nothing set but the backend."""
+        argv = (settings.python(), "-m", "proofserve", "gateway")
+        env = settings.environment({"VLLM_BACKEND_URL": self._backend_url})
+        return ServerCommand(argv, env)

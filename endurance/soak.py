@@ -1,0 +1,145 @@
+"""Chat without a pause and rounds that come and go, for as long as one likes to wait."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from endurance import files
+from endurance.footprint import Footprint, counted, footprint
+from endurance.load import endless_chat, order
+from endurance.servers import Gateway, Node, Receiver
+from proofserve.lab.figures import Figure, Limit
+from proofserve.lab.load import Reply, closed_loop
+from proofserve.lab.machine import machine
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import Report
+from proofserve.lab.telling import Progress
+from proofserve.lab.waiting import wait_until
+
+CHAT_CLIENTS = 4
+WARM_S = 60.0
+# A round lasts this long, and what follows it comes after as long a pause at the most. Seconds.
+SHORTEST_S, LONGEST_S, PAUSE_S = 2.0, 5.0, 1.0
+DELIVERY_S = 60.0
+# By then idle connections have been closed by either end and leases are back in the pool.
+REST_S = 15.0
+GROWTH = 0.05
+NODE = {"POC_SHARE": "0.2", "POC_CALLBACK_INTERVAL_SEC": "1", "POC_LEASE_IDLE_SEC": "2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What became of a span of load."""
+
+    rounds: int
+    replies: Sequence[Reply]
+
+
+def soak(folder: Path, minutes: float, seed: int, progress: Progress) -> Report:
+    """Warm up for a minute, rest, look; the same load until the end, rest, look again.
+
+    Raises:
+        LabError, ServerFailed: a server did not do what the trial needs to go on.
+    """
+    draw = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    receiver, node = Receiver(folder), Node(folder, **NODE)
+    with receiver, node, Gateway(folder, node.url) as gateway:
+        progress.step("starting receiver, vLLM and gateway, about half a minute")
+        for server in (receiver, node, gateway):
+            server.start()
+        deployment = _Deployment(receiver, node, gateway, draw, progress)
+        warm = deployment.load("warming up", WARM_S, first=0)
+        before = deployment.at_rest()
+        rest = minutes * 60 - WARM_S
+        long = deployment.load("chat and rounds", rest, first=warm.rounds)
+        after = deployment.at_rest()
+        stored = counted(f"{node.url}/metrics", "proofserve_nonces_total")
+    books = files.compare(node.outbox, receiver.database, receiver.url)
+    spans = (warm, long)
+    return _report(spans, (before, after), books, stored, {"minutes": minutes, "seed": seed})
+
+
+class _Deployment:
+    """A receiver, a node and the gateway in front of it, all running."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        node: Node,
+        gateway: Gateway,
+        draw: random.Random,
+        progress: Progress,
+    ) -> None:
+        self._receiver = receiver
+        self._node = node
+        self._gateway = gateway
+        self._draw = draw
+        self._progress = progress
+
+    def load(self, what: str, seconds: float, first: int) -> Span:
+        """Chat through the gateway, and rounds from number ``first`` on."""
+        self._progress.step(f"{what}, {seconds:.0f} s")
+        calls, until, number = endless_chat(self._node.model), time.monotonic() + seconds, first
+        with (
+            closed_loop(self._gateway.url, calls, CHAT_CLIENTS) as loop,
+            NodeClient(self._node.url) as client,
+        ):
+            while time.monotonic() < until:
+                with client.round(order(number, self._node.model, self._receiver.url)):
+                    time.sleep(self._draw.uniform(SHORTEST_S, LONGEST_S))
+                number += 1
+                time.sleep(self._draw.uniform(0.0, PAUSE_S))
+        return Span(number - first, loop.replies)
+
+    def at_rest(self) -> Footprint:
+        """What is held when nobody has asked for anything for a while."""
+        self._progress.step("letting everything come to rest")
+        with NodeClient(self._node.url) as client:
+            wait_until(
+                lambda: client.describe()["outbox"]["pending"] == 0, "the callbacks", DELIVERY_S
+            )
+        time.sleep(REST_S)
+        pages = [f"{server.url}/metrics" for server in (self._node, self._gateway)]
+        return footprint((self._receiver, self._node, self._gateway), pages)
+
+
+def _report(
+    spans: Sequence[Span],
+    at_rest: tuple[Footprint, Footprint],
+    books: files.Books,
+    counted_nonces: float,
+    setup: dict[str, object],
+) -> Report:
+    before, after = at_rest
+    replies = [reply for span in spans for reply in span.replies]
+    errors = [reply.error for reply in replies if reply.error is not None]
+    rounds, leaks, none = sum(span.rounds for span in spans), after.leaks(before), Limit(0, True)
+    figures = (
+        Figure("chats", len(replies), f"asked by {CHAT_CLIENTS} clients through the gateway"),
+        Figure("chats_failed", len(errors), "refused, broken off or aborted", none),
+        Figure("rounds", rounds, "started and stopped"),
+        Figure("proofs", books.produced, "artifacts and winners"),
+        *(
+            Figure(f"{name}_mib", now, f"resident at the end, {now / before.resident[name]:.3f} x")
+            for name, now in after.resident.items()
+        ),
+        Figure(
+            "growth", after.growth(before), "of the process that grew most", Limit(GROWTH, True)
+        ),
+        Figure("leaks", len(leaks), "kinds of things held beyond those of the first minute", none),
+        Figure("uncounted", abs(counted_nonces - books.produced), "rows no metric tells of", none),
+        Figure("rows_of_rounds", abs(books.rounds - rounds), "rounds too many or too few", none),
+        Figure("strays", books.strays, "rows undelivered, still open, or of nothing", none),
+        Figure("not_received", books.missing, "proofs that the receiver has not", none),
+        Figure("duplicates", books.duplicates, "nonces that count twice", none),
+        Figure("damaged", len(books.damaged), "files that SQLite's check complains of", none),
+    )
+    windows = {
+        "leaks": leaks,
+        "errors": errors,
+        "before": asdict(before),
+        "after": asdict(after),
+    }
+    return Report("soak", figures, setup, windows, machine())

@@ -1,0 +1,77 @@
+"""Somebody who looks at the results all the time, and remembers every one that was ever shown."""
+
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from proofserve.lab.errors import NodeError
+from proofserve.lab.node_client import NodeClient
+from proofserve.rounds.records import StoredResult
+
+LOOK_S = 0.05
+ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the witness saw, against what is there in the end.
+
+    ``lost`` were shown once and are gone or different; ``overstated`` rounds once counted more
+    than they have.
+    """
+
+    seen: int
+    lost: int
+    overstated: int
+
+
+class Witness:
+    """Polls a node from a thread of its own; a node that is down is asked again."""
+
+    def __init__(self, url: str) -> None:
+        self._node = NodeClient(url, timeout_s=ANSWER_S)
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="witness")
+        self._seen: dict[int, StoredResult] = {}
+        self._counted: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._enough.set()
+        self._thread.join()
+        self._node.__exit__(kind, error, traceback)
+
+    def compare(self, final: list[StoredResult]) -> Comparison:
+        """Once the context has ended: ``final`` are all results that there are."""
+        by_seq = {row.seq: row for row in final}
+        lost = sum(by_seq.get(seq) != row for seq, row in self._seen.items())
+        rows: dict[str, int] = {}
+        for row in final:
+            rows[row.round_id] = rows.get(row.round_id, 0) + 1
+        overstated = sum(rows.get(name, 0) < count for name, count in self._counted.items())
+        return Comparison(len(self._seen), lost, overstated)
+
+    def _look(self) -> None:
+        newest = 0
+        while not self._enough.wait(LOOK_S):
+            try:
+                status = self._node.status()
+                rows = self._node.results(newest)
+            except NodeError:
+                continue
+            if status.round_id is not None:
+                before = self._counted.get(status.round_id, 0)
+                self._counted[status.round_id] = max(before, status.processed)
+            for row in rows:
+                # By its number: were one of them used twice, ``compare`` would see it.
+                self._seen.setdefault(row.seq, row)
+                newest = row.seq
