@@ -24,7 +24,6 @@ class Order:
     @property
     def alone(self) -> dict[str, Any]:
         """The part of a request that tells a node it is alone on its network, and what to do."""
-        callbacks = {"url": self.callback_url} if self.callback_url is not None else {}
         return {
             "block_hash": self.block_hash,
             "block_height": 1,
@@ -32,8 +31,11 @@ class Order:
             "node_id": 0,
             "node_count": 1,
             "batch_size": self.batch_size,
-            **callbacks,
         }
+
+    def told(self, name: str) -> dict[str, Any]:
+        """The part of a request that says where callbacks go, under the protocol's name for it."""
+        return {} if self.callback_url is None else {name: self.callback_url}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Work(Order):
         # Nodes of other makers know neither; they are sent where they say something.
         scheme = {"scheme": self.scheme} if self.scheme is not None else {}
         stronger = {"poc_stronger_rng": True} if self.stronger_rng else {}
-        return {**self.alone, **scheme, **stronger, "params": self.params}
+        told = self.told("url")
+        return {**self.alone, **scheme, **stronger, **told, "params": self.params}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class DistanceWork(Order):
         """The request that starts a round."""
         return {
             **self.alone,
+            **self.told("callback_url"),
             "seq_len": self.seq_len,
             "r_target": self.r_target,
             "use_sign_flips": self.sign_flips,
