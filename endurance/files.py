@@ -15,6 +15,7 @@ _STRAYS = """
             WHERE round IS NOT NULL AND round NOT IN (SELECT number FROM rounds))
          + (SELECT count(*) FROM deliveries WHERE state <> 'done')
          + (SELECT count(*) FROM rounds WHERE NOT closed)
+         + (SELECT count(*) FROM rounds WHERE url IS NOT NULL AND last_seq > cut_seq)
 """
 # The nonces of both protocols, with their values as the outbox holds them.
 _RECEIVED = """
@@ -56,13 +57,14 @@ def compare(outbox: Path, received: Path, url: str) -> Books:
     with closing(_open(outbox)) as ours, closing(_open(received)) as theirs:
         rows = ours.execute(_PRODUCED, (url,)).fetchall()
         produced = [(block, nonce, float(v) if winner else v) for block, nonce, v, winner in rows]
+        once = {(block, nonce, winner) for block, nonce, _, winner in rows}
         arrived: set[Proof] = set(theirs.execute(_RECEIVED))
         sent = set(produced)
         return Books(
             produced=len(produced),
             missing=len(sent - arrived),
             foreign=len(arrived - sent),
-            duplicates=_one(theirs, _AGAIN) + len(produced) - len({row[:2] for row in produced}),
+            duplicates=_one(theirs, _AGAIN) + len(rows) - len(once),
             repeats=_one(theirs, _REPEATS),
             rounds=_one(ours, "SELECT count(*) FROM rounds"),
             strays=_one(ours, _STRAYS),

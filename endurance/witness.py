@@ -60,6 +60,14 @@ class Witness:
         overstated = sum(rows.get(name, 0) < count for name, count in self._counted.items())
         return Comparison(len(self._seen), lost, overstated)
 
+    def saw(self, round_id: str | None, counted: int, rows: list[StoredResult]) -> None:
+        """Remember a look: what the round counted, and results that were shown."""
+        if round_id is not None:
+            self._counted[round_id] = max(self._counted.get(round_id, 0), counted)
+        for row in rows:
+            # By its number: were one of them used twice, ``compare`` would see it.
+            self._seen.setdefault(row.seq, row)
+
     def _look(self) -> None:
         newest = 0
         while not self._enough.wait(LOOK_S):
@@ -68,10 +76,5 @@ class Witness:
                 rows = self._node.results(newest)
             except NodeError:
                 continue
-            if status.round_id is not None:
-                before = self._counted.get(status.round_id, 0)
-                self._counted[status.round_id] = max(before, status.processed)
-            for row in rows:
-                # By its number: were one of them used twice, ``compare`` would see it.
-                self._seen.setdefault(row.seq, row)
-                newest = row.seq
+            self.saw(status.round_id, status.processed, rows)
+            newest = rows[-1].seq if rows else newest

@@ -1,0 +1,125 @@
+"""An account of proofs that would not notice a lost one would be worth nothing."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from endurance.files import Books
+from endurance.witness import Witness
+
+from endurance import files
+from outbox.support import a_distance_spec, a_spec, winners
+from proofserve.outbox.store import SqliteOutbox
+from proofserve.receiver.book import Book
+from proofserve.receiver.distance_messages import GeneratedWinners
+from proofserve.receiver.messages import Generated, Stamp
+from proofserve.rounds.records import Artifact
+from receiver.support import generated, vector
+
+URL = "http://127.0.0.1:1"
+NONCES = (3, 7, 11)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A sender's file and a receiver's, of the same proofs."""
+
+    outbox: Path
+    received: Path
+
+    def compared(self) -> Books:
+        return files.compare(self.outbox, self.received, URL)
+
+    def change(self, file: Path, statement: str) -> None:
+        with closing(sqlite3.connect(file)) as opened, opened:
+            assert opened.execute(statement).rowcount > 0
+
+
+async def fill(path: Path) -> None:
+    async with await SqliteOutbox.open(path) as outbox:
+        await outbox.open_round(a_spec("r1", URL, k_dim=4))
+        await outbox.record(
+            "r1", 3, [Artifact(nonce, vector(nonce)) for nonce in NONCES], {15: "x"}
+        )
+        await outbox.close_round("r1")
+        await outbox.open_round(a_distance_spec("d1", URL))
+        await outbox.record("d1", 3, winners(*NONCES), {})
+        await outbox.close_round("d1")
+        # Another receiver's round is none of this one's business.
+        await outbox.open_round(a_spec("r2", "http://127.0.0.1:2", k_dim=4))
+        await outbox.record("r2", 1, [Artifact(3, vector(3))], {})
+        await outbox.close_round("r2")
+
+
+def receive(path: Path) -> None:
+    book = Book.open(path)
+    book.add_generated(Generated(**generated(*NONCES)), Stamp(key="a", sequence=1))
+    won = winners(*NONCES)
+    body = GeneratedWinners(
+        public_key="k3y",
+        block_hash="b10c",
+        block_height=77,
+        node_id=3,
+        nonces=[one.nonce for one in won],
+        dist=[one.distance for one in won],
+        r_target=1.4,
+    )
+    for _ in range(2):
+        book.add_generated(body, Stamp(key="b", sequence=2))
+    book.close()
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> Sides:
+    outbox, received = tmp_path / "outbox.sqlite", tmp_path / "received.sqlite"
+    asyncio.run(fill(outbox))
+    receive(received)
+    return Sides(outbox, received)
+
+
+def test_what_arrived_whole_is_told_so(sides: Sides) -> None:
+    books = sides.compared()
+    assert (books.produced, books.rounds, books.repeats) == (6, 3, 1)
+    assert (books.missing, books.foreign, books.duplicates, books.damaged) == (0, 0, 0, ())
+
+
+@pytest.mark.parametrize(
+    "loss", ["DELETE FROM artifacts WHERE nonce = 7", "DELETE FROM winners WHERE nonce = 7"]
+)
+def test_a_proof_that_did_not_arrive_is_missing(sides: Sides, loss: str) -> None:
+    sides.change(sides.received, loss)
+    assert (sides.compared().missing, sides.compared().foreign) == (1, 0)
+
+
+def test_a_proof_that_arrived_as_another_is_both(sides: Sides) -> None:
+    sides.change(sides.received, "UPDATE winners SET distance = distance + 1e-9 WHERE nonce = 7")
+    assert (sides.compared().missing, sides.compared().foreign) == (1, 1)
+
+
+def test_a_nonce_that_came_under_two_keys_is_a_duplicate(sides: Sides) -> None:
+    book = Book.open(sides.received)
+    book.add_generated(Generated(**generated(7)), Stamp(key="c", sequence=3))
+    book.close()
+    assert sides.compared().duplicates == 1
+
+
+def test_what_is_left_to_deliver_is_a_stray(sides: Sides) -> None:
+    # Nobody has sent anything from this outbox.
+    assert (before := sides.compared().strays) == 3
+    sides.change(sides.outbox, "UPDATE rounds SET closed = 0 WHERE round_id = 'r2'")
+    assert sides.compared().strays == before + 1
+
+
+def test_a_result_that_was_shown_must_stay(sides: Sides) -> None:
+    witness = Witness(URL)
+    rows = files.results(sides.outbox)
+    assert [row.nonce for row in rows] == [*NONCES, 15, *NONCES, 3]
+    witness.saw("r1", 4, rows)
+    assert witness.compare(rows).lost == 0
+    assert witness.compare(rows[1:]).lost == 1
+    assert witness.compare(rows).overstated == 0
+    witness.saw("r1", 5, [])
+    assert witness.compare(rows).overstated == 1
