@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON_FILES := src tests benchmarks endurance run_vllm_gateway.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow wheel chaos soak check golden bench bench-gateway lock clean
+.PHONY: help setup demo test slow wheel chaos soak auth ssrf disk check golden bench bench-gateway lock clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,15 @@ chaos: $(READY) ## Kill servers at random, account for every proof (50 kills, 20
 
 soak: $(READY) ## Chat and rounds for ten minutes: nothing may fail, grow or leak (SOAK=options).
 	$(BIN)/python -m endurance soak $(SOAK)
+
+auth: $(READY) ## Every route of the proof API, by every kind of caller. Seconds.
+	$(BIN)/python -m pytest tests/api/test_access.py tests/wiring/test_access.py
+
+ssrf: $(READY) ## Callbacks that try to reach what they may not. Seconds.
+	$(BIN)/python -m pytest tests/outbox/test_allowlist.py tests/outbox/test_forbidden_targets.py
+
+disk: $(READY) ## A real disk that fills up during a round of a real server (needs root; a minute).
+	$(BIN)/python -m pytest tests/e2e/test_faults.py -k full_disk
 
 check: $(READY) ## Lint, types, layers. Seconds.
 	$(BIN)/ruff check $(PYTHON_FILES)
