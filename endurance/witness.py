@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from proofserve.lab.errors import NodeError
@@ -30,7 +29,7 @@ class Witness:
     """Polls a node from a thread of its own; a node that is down is asked again."""
 
     def __init__(self, url: str) -> None:
-        self._node = NodeClient(url, timeout_s=ANSWER_S)
+        self._url = url
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._look, name="witness")
         self._seen: dict[int, StoredResult] = {}
@@ -40,15 +39,9 @@ class Witness:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._enough.set()
         self._thread.join()
-        self._node.__exit__(kind, error, traceback)
 
     def compare(self, final: list[StoredResult]) -> Comparison:
         """Once the context has ended: ``final`` are all results that there are."""
@@ -70,11 +63,12 @@ class Witness:
 
     def _look(self) -> None:
         newest = 0
-        while not self._enough.wait(LOOK_S):
-            try:
-                status = self._node.status()
-                rows = self._node.results(newest)
-            except NodeError:
-                continue
-            self.saw(status.round_id, status.processed, rows)
-            newest = rows[-1].seq if rows else newest
+        with NodeClient(self._url, timeout_s=ANSWER_S) as node:
+            while not self._enough.wait(LOOK_S):
+                try:
+                    status = node.status()
+                    rows = node.results(newest)
+                except NodeError:
+                    continue
+                self.saw(status.round_id, status.processed, rows)
+                newest = rows[-1].seq if rows else newest
