@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
@@ -162,19 +163,18 @@ def _outbox(outbox: OutboxGauges) -> Iterator[Metric]:
     )
 
 
-def _counter(
-    name: str, text: str, values: Mapping[Labels, float], labels: Iterable[str] = ()
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    values: Mapping[Labels, float],
+    labels: Iterable[str] = (),
 ) -> Metric:
-    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
+    family = kind(f"{PREFIX}_{name}", text, labels=list(labels))
     for label, value in values.items():
         family.add_metric(list(label), value)
     return family
 
 
-def _gauge(
-    name: str, text: str, values: Mapping[Labels, float], labels: Iterable[str] = ()
-) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
-    for label, value in values.items():
-        family.add_metric(list(label), value)
-    return family
+_counter = partial(_family, CounterMetricFamily)
+_gauge = partial(_family, GaugeMetricFamily)
