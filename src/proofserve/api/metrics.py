@@ -150,7 +150,9 @@ def _engine(engine: EngineGauges) -> Iterator[Metric]:
 
 
 def _outbox(outbox: OutboxGauges) -> Iterator[Metric]:
-    ended = {("delivered",): outbox.delivered, ("expired",): outbox.expired}
+    # A counter never goes down: what was asked for again has expired all the same.
+    expired = outbox.expired + outbox.revived
+    ended = {("delivered",): outbox.delivered, ("expired",): expired}
     yield _counter("callbacks", "Callbacks of the file by how they ended.", ended, ["outcome"])
     failed = {(): outbox.failed_attempts}
     yield _counter("callback_failures", "Attempts to deliver a callback that failed.", failed)
