@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from proofserve.cli import calibrate, sides
 from proofserve.cli.desk import Desk
 from proofserve.cli.servers import Deployment
 from proofserve.lab.node_client import NodeClient
+
+from . import outbox_files
 
 
 @pytest.fixture
@@ -24,3 +27,11 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
     for starter in (calibrate, sides):
         monkeypatch.setattr(starter, "serving", serving)
     return started
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An outbox as a server left it that was stopped."""
+    made = tmp_path / "outbox.sqlite"
+    outbox_files.fill(made)
+    return made
