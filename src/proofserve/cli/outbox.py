@@ -45,7 +45,7 @@ def status(
 
     \b
     proofserve outbox status
-    proofserve outbox status --outbox /var/lib/proofserve/outbox.sqlite --json
+    proofserve outbox status --outbox outbox.sqlite --json
 
     pending: not delivered yet; failing: of these, tried without success.
     expired: given up, `proofserve outbox retry --expired` sends them again.
