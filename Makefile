@@ -4,26 +4,33 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What resolves and audits the lock files, apart from what they install.
+TOOLS := $(VENV)/tools
+TOOLS_READY := $(TOOLS)/.ready
+TORCH := requirements/torch.lock
+HASHED := requirements/cpu.lock requirements/cpu-nodeps.lock
 # Long installs and engine starts are worth a line of progress even in a log file.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON_FILES := src tests benchmarks endurance run_vllm_gateway.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow wheel chaos soak auth ssrf disk check golden bench bench-gateway lock clean
+.PHONY: help setup demo test slow wheel chaos soak auth ssrf disk check golden bench bench-gateway
+.PHONY: lock audit-deps clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Install everything into .venv (about two minutes, once).
 
-$(READY): requirements/cpu.lock requirements/cpu-nodeps.lock pyproject.toml
+$(READY): $(TORCH) $(HASHED) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
 	  f"proofserve needs Python 3.11 or newer, this is {v.major}.{v.minor}; try make PYTHON=python3.11")'
 	@echo "Installing the CPU build of vLLM and its requirements into $(VENV) (about two minutes) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --requirement requirements/cpu.lock
-	$(PIP) install --no-deps --requirement requirements/cpu-nodeps.lock
-	$(PIP) install --no-deps --editable .
+	# Torch has no hash, and finds here all that it needs, but for the CUDA libraries of a CUDA build.
+	$(PIP) install --no-deps --require-hashes $(HASHED:%=--requirement %)
+	$(PIP) install --requirement $(TORCH)
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
 demo: $(READY) ## Serve a small model, chat, prove, and tell an honest proof from a forged one.
@@ -73,12 +80,31 @@ bench: $(READY) ## Measure generation and chat priority on the small models.
 bench-gateway: $(READY) ## Measure the gateway beside nginx, the Rust routers and others.
 	$(BIN)/python -m benchmarks.gateway
 
-lock: ## Resolve requirements/*.in anew (needs pip-tools in .venv).
-	$(BIN)/pip-compile --quiet --no-annotate --strip-extras --no-header --allow-unsafe \
-	  --no-emit-find-links --no-emit-index-url --no-emit-trusted-host \
-	  --output-file requirements/cpu.lock requirements/cpu.in requirements/dev.in
-	# A local build tag is a property of this machine's index, not of the release.
-	sed -i 's/+cpu$$//' requirements/cpu.lock
+# Adds hashes of every build, for other machines and Pythons too. Options of the index are a
+# property of this machine.
+COMPILE := $(TOOLS)/bin/pip-compile --quiet --no-annotate --strip-extras --no-header --allow-unsafe \
+  --generate-hashes --no-emit-find-links --no-emit-index-url --no-emit-trusted-host
+
+lock: $(TOOLS_READY) ## Resolve requirements/*.in anew, with hashes (minutes). Keeps what still fits.
+	$(COMPILE) --output-file requirements/cpu.lock requirements/cpu.in requirements/dev.in
+	$(COMPILE) --output-file requirements/tools.lock requirements/tools.in
+	# Torch has a lock of its own: see there.
+	sed -i '/^torch==/,/[^\\]$$/d' requirements/cpu.lock
+
+# Strict, for what the service does not know would pass for clean otherwise.
+AUDIT := $(TOOLS)/bin/pip-audit --strict --disable-pip --progress-spinner off
+
+audit-deps: $(TOOLS_READY) ## Ask PyPI for known vulnerabilities in what the locks install.
+	@$(AUDIT) --require-hashes $(HASHED:%=--requirement %) \
+	  && $(AUDIT) --no-deps --requirement $(TORCH) \
+	  || { echo "audit-deps: not clean. Above stands a table of vulnerabilities; or none, and then" \
+	  "the service could not be asked, or lacks a package, and nothing was found out." >&2; exit 1; }
+
+$(TOOLS_READY): requirements/tools.lock
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip --disable-pip-version-check install --no-deps --require-hashes \
+	  --requirement requirements/tools.lock
+	@touch $(TOOLS_READY)
 
 clean: ## Remove what was built and installed here.
 	rm -rf $(VENV) build dist .cache src/*.egg-info

@@ -129,6 +129,18 @@ async def test_a_part_that_does_not_answer_is_down_and_shows_nothing(
     assert seen["nonces_total", "proved,job"] == 0
 
 
+async def test_what_was_revived_stays_counted_as_expired(
+    server: Server, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = replace(await server.outbox.gauges(), expired=2, revived=3)
+
+    async def gauges() -> object:
+        return read
+
+    monkeypatch.setattr(server.outbox, "gauges", gauges)
+    assert (await scrape(registry))["callbacks_total", "expired"] == 5
+
+
 async def test_a_pause_shows(server: Server, registry: CollectorRegistry) -> None:
     await server.post(START, ORDER)
     assert (await scrape(registry))["round_paused", ""] == 0

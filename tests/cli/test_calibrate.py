@@ -1,6 +1,4 @@
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ from typer.testing import CliRunner
 from lab.stub_node import StubNode, stub_node
 from proofserve.cli import calibrate
 from proofserve.cli.checkpoints import SmallModel
-from proofserve.cli.desk import Desk
 from proofserve.cli.main import app
 from proofserve.cli.servers import Deployment
 from proofserve.lab.node_client import NodeClient
@@ -37,22 +34,14 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def deployments(monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
-    """What would have been started; a stub answers instead."""
-    started: list[Deployment] = []
-
-    @contextmanager
-    def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
-        started.append(deployment)
-        with stub_node() as (_, url), NodeClient(url) as node:
-            yield node
+def deployments(deployments: list[Deployment], monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
+    """Of checkpoints that nobody writes."""
 
     def checkpoint(model: SmallModel) -> Path:
         return Path(f"/models/{model.family}-{model.size}-{model.seed}")
 
-    monkeypatch.setattr(calibrate, "serving", serving)
     monkeypatch.setattr(calibrate, "checkpoint", checkpoint)
-    return started
+    return deployments
 
 
 def test_help_teaches_with_an_example() -> None:

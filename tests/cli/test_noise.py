@@ -1,6 +1,4 @@
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,12 +6,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from lab.stub_node import stub_node
-from proofserve.cli import sides
-from proofserve.cli.desk import Desk
 from proofserve.cli.main import app
 from proofserve.cli.servers import Deployment
 from proofserve.lab.claimed import Wanted, from_file
-from proofserve.lab.node_client import NodeClient
 from support.four_bits import one_thread
 
 # As few as can tell the rate.
@@ -24,21 +19,6 @@ REFERENCES = ("--one", "reference:float32", "--other", "reference:bfloat16")
 def run(*args: str | Path) -> Result:
     with one_thread():
         return CliRunner().invoke(app, ["calibrate", "noise", *map(str, args)])
-
-
-@pytest.fixture
-def deployments(monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
-    """What would have been started; a stub answers instead."""
-    started: list[Deployment] = []
-
-    @contextmanager
-    def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
-        started.append(deployment)
-        with stub_node() as (_, url), NodeClient(url) as node:
-            yield node
-
-    monkeypatch.setattr(sides, "serving", serving)
-    return started
 
 
 def test_help_teaches_with_an_example() -> None:

@@ -23,6 +23,7 @@ def test_expiry_counts_failures_and_zero_is_never() -> None:
         {"timeout_s": float("nan")},
         {"backoff_first_s": 0.0},
         {"backoff_longest_s": -1.0},
+        {"look_again_s": 0.0},
         {"max_artifacts": 0},
         {"max_concurrent": 0},
     ],

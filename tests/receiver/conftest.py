@@ -10,6 +10,7 @@ import uvicorn
 
 from proofserve.receiver.app import create_app
 from proofserve.receiver.book import Book
+from proofserve.receiver.seal import Seal
 
 
 @pytest.fixture
@@ -30,10 +31,16 @@ def book(path: Path) -> Iterator[Book]:
 
 
 @pytest.fixture
-def url(book: Book) -> Iterator[str]:
+def seal() -> Seal | None:
+    """What the receiver takes; everything, if a file of tests does not say otherwise."""
+    return None
+
+
+@pytest.fixture
+def url(book: Book, seal: Seal | None) -> Iterator[str]:
     """A receiver on a real port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(book), log_config=None, ws="none", http="h11")
+    config = uvicorn.Config(create_app(book, seal), log_config=None, ws="none", http="h11")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -2,24 +2,18 @@
 
 import asyncio
 import json
-import socket
-import threading
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.post import Outward
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.signature import Envelope
-from proofserve.receiver.app import create_app
 from proofserve.receiver.book import Book
 from proofserve.receiver.seal import Seal
 
@@ -32,19 +26,9 @@ NOW = 1_700_000_000
 
 
 @pytest.fixture
-def url(book: Book) -> Iterator[str]:
-    """A receiver on a real port, in which it is ``NOW``."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    app = create_app(book, Seal(SECRET, lambda: NOW))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", http="h11"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
-    listener.close()
+def seal() -> Seal:
+    """Of a receiver in which it is ``NOW``."""
+    return Seal(SECRET, lambda: NOW)
 
 
 def headers(body: bytes, endpoint: str = "generated", **changes: Any) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Environments that hold the wheel of this checkout and what its ``reference`` extra asks for."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-LOCK = ROOT / "requirements" / "cpu.lock"
+LOCKS = [ROOT / "requirements" / name for name in ("torch.lock", "cpu.lock")]
 INSTALL_S = 1500
 EXTRA = "reference"
 
@@ -58,10 +59,18 @@ def build_wheel(folder: Path) -> Path:
 def downloaded(folder: Path, wheel: Path) -> Environment:
     """As a validator gets it: by pip. Minutes."""
     made = Environment(folder, with_pip=True)
-    wanted = ("--constraint", LOCK, f"{wheel}[{EXTRA}]")
+    pins = folder / "pins.txt"
+    pins.write_text("\n".join(_pins()))
+    wanted = ("--constraint", pins, f"{wheel}[{EXTRA}]")
     done = made.run("-m", "pip", "install", *wanted, timeout=INSTALL_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return made
+
+
+def _pins() -> list[str]:
+    """The versions of the locks. With their hashes, pip would ask for one of the wheel as well."""
+    lines = [line for lock in LOCKS for line in lock.read_text().splitlines()]
+    return [line.removesuffix(" \\") for line in lines if re.match(r"[\w.-]+==", line)]
 
 
 def linked(folder: Path, wheel: Path) -> Environment:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
@@ -150,7 +151,9 @@ def _engine(engine: EngineGauges) -> Iterator[Metric]:
 
 
 def _outbox(outbox: OutboxGauges) -> Iterator[Metric]:
-    ended = {("delivered",): outbox.delivered, ("expired",): outbox.expired}
+    # A counter never goes down: what was asked for again has expired all the same.
+    expired = outbox.expired + outbox.revived
+    ended = {("delivered",): outbox.delivered, ("expired",): expired}
     yield _counter("callbacks", "Callbacks of the file by how they ended.", ended, ["outcome"])
     failed = {(): outbox.failed_attempts}
     yield _counter("callback_failures", "Attempts to deliver a callback that failed.", failed)
@@ -163,19 +166,18 @@ def _outbox(outbox: OutboxGauges) -> Iterator[Metric]:
     )
 
 
-def _counter(
-    name: str, text: str, values: Mapping[Labels, float], labels: Iterable[str] = ()
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    values: Mapping[Labels, float],
+    labels: Iterable[str] = (),
 ) -> Metric:
-    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
+    family = kind(f"{PREFIX}_{name}", text, labels=list(labels))
     for label, value in values.items():
         family.add_metric(list(label), value)
     return family
 
 
-def _gauge(
-    name: str, text: str, values: Mapping[Labels, float], labels: Iterable[str] = ()
-) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
-    for label, value in values.items():
-        family.add_metric(list(label), value)
-    return family
+_counter = partial(_family, CounterMetricFamily)
+_gauge = partial(_family, GaugeMetricFamily)

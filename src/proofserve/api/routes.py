@@ -25,7 +25,6 @@ from proofserve.api.failures import guarded
 from proofserve.api.node import Node
 from proofserve.api.status import pow_status, status_body, stopped_body
 from proofserve.protocol.nonces import MAX_NONCE
-from proofserve.rounds.records import StoredResult
 
 PREFIX = "/api/v1/pow"
 _EXAMPLES = {
@@ -115,7 +114,7 @@ class _SharedRoutes:
         """
         rows = await self._get_node(request).outbox.results(after, limit)
         return {
-            "results": [_row(row) for row in rows],
+            "results": [row.to_wire() for row in rows],
             "next_after": rows[-1].seq if rows else after,
         }
 
@@ -127,12 +126,3 @@ class _SharedRoutes:
             "poc_validation_inference": True,
             "versions": versions,
         }
-
-
-def _row(row: StoredResult) -> dict[str, Any]:
-    known = {"seq": row.seq, "round_id": row.round_id, "nonce": row.nonce}
-    if row.error is not None:
-        return {**known, "error": row.error}
-    if row.distance is not None:
-        return {**known, "dist": row.distance}
-    return {**known, "vector_b64": row.value}

@@ -12,7 +12,7 @@ from typer.main import get_command
 COMMANDS = {
     name: f"proofserve.cli.{name}"
     for name in (
-        *("serve", "gateway", "demo", "receive", "verify", "audit"),
+        *("serve", "gateway", "demo", "receive", "outbox", "verify", "audit"),
         *("model", "check", "bench", "calibrate"),
     )
 }

@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from proofserve.outbox import damage
 from proofserve.rounds.errors import OutboxUnavailable
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -82,7 +82,7 @@ class Database:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, job)
         except sqlite3.Error as error:
-            raise _unavailable(self._path, error) from error
+            raise unavailable(self._path, error) from error
 
 
 def _transact(connection: sqlite3.Connection, begin: str, work: Work[T]) -> T:
@@ -103,12 +103,12 @@ def _connect(path: Path) -> sqlite3.Connection:
         return _opened(path)
     except sqlite3.Error as error:
         if not damage.is_damage(path, error):
-            raise _unavailable(path, error) from error
+            raise unavailable(path, error) from error
         damage.put_aside(path, error)
     try:
         return _opened(path)
     except sqlite3.Error as error:
-        raise _unavailable(path, error) from error
+        raise unavailable(path, error) from error
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -122,7 +122,8 @@ def _opened(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _prepare(path: Path, connection: sqlite3.Connection) -> None:
+def version_of(path: Path, connection: sqlite3.Connection) -> int:
+    """The version of the schema in ``path``, 0 for a file without tables. Raises NotAnOutbox."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise NotAnOutbox(
@@ -132,6 +133,17 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version == 0 and tables:
         raise NotAnOutbox(f"{path} is a database of something else: choose another file")
+    return int(version)
+
+
+def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
+    """What SQLite says of ``path``, as our own error."""
+    code = getattr(error, "sqlite_errorname", type(error).__name__)
+    return OutboxUnavailable(f"the outbox {path} failed: {error} ({code})")
+
+
+def _prepare(path: Path, connection: sqlite3.Connection) -> None:
+    version = version_of(path, connection)
     damage.require_sound(connection)
     connection.execute("PRAGMA journal_mode = WAL")
     # WAL alone may lose the last commits with the power; a result counts only once it is on disk.
@@ -141,8 +153,3 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     for step in range(version + 1, SCHEMA_VERSION + 1):
         script = resources.files(__package__).joinpath(f"schema/{step}.sql").read_text("utf-8")
         connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nCOMMIT;")
-
-
-def _unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
-    code = getattr(error, "sqlite_errorname", type(error).__name__)
-    return OutboxUnavailable(f"the outbox {path} failed: {error} ({code})")

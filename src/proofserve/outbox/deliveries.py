@@ -39,7 +39,8 @@ _GAUGES = """
            (SELECT min(created_at) FROM deliveries WHERE state = 'pending'),
            (SELECT last_error FROM deliveries
             WHERE state IN ('pending', 'expired') AND failed_at IS NOT NULL
-            ORDER BY failed_at DESC, id DESC LIMIT 1)
+            ORDER BY failed_at DESC, id DESC LIMIT 1),
+           (SELECT coalesce(sum(revived), 0) FROM deliveries WHERE revived > 0)
 """
 
 
@@ -135,9 +136,9 @@ def fail(
 
 def gauges(connection: sqlite3.Connection, now: float) -> OutboxGauges:
     """The counters; ``last_error`` is the newest among the callbacks that were not delivered."""
-    results, pending, done, expired, oldest, error = connection.execute(_GAUGES).fetchone()
+    results, pending, done, expired, oldest, error, revived = connection.execute(_GAUGES).fetchone()
     age = 0.0 if oldest is None else max(0.0, now - oldest)
-    return OutboxGauges(results, pending, done, expired, age, error)
+    return OutboxGauges(results, pending, done, expired, age, error, revived)
 
 
 def _add(

@@ -14,6 +14,8 @@ class CallbackPolicy:
     ``interval_s`` from then on, of at most ``max_artifacts``. A delivery that failed
     ``max_retries`` times expires; 0 keeps trying for ever. ``timeout_s`` is what a target has to
     answer. The pause after a failure doubles from ``backoff_first_s`` to ``backoff_longest_s``.
+    Every ``look_again_s`` at the latest the file is read anew: another process may have made
+    something due.
 
     Raises ValueError for a number outside its range.
     """
@@ -25,12 +27,13 @@ class CallbackPolicy:
     timeout_s: float = 10.0
     backoff_first_s: float = 1.0
     backoff_longest_s: float = 30.0
+    look_again_s: float = 5.0
 
     def __post_init__(self) -> None:
         for field in ("interval_s", "max_retries"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} is negative")
-        for field in ("timeout_s", "backoff_first_s", "backoff_longest_s"):
+        for field in ("timeout_s", "backoff_first_s", "backoff_longest_s", "look_again_s"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is not above 0")
         for field in ("max_artifacts", "max_concurrent"):

@@ -41,6 +41,18 @@ _NEWEST_WINNERS = """
       AND seq > after_seq AND seq <= rounds.last_seq AND value IS NOT NULL
     ORDER BY seq DESC LIMIT ?
 """
+_AFTER = """
+    SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL
+    FROM results JOIN rounds ON rounds.number = results.round
+    WHERE seq > :seq ORDER BY seq LIMIT :limit
+"""
+# From the round's first row to its last, with a plus for the same reason.
+_AFTER_IN_ROUND = """
+    SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL
+    FROM results JOIN rounds ON +results.round = rounds.number
+    WHERE rounds.number = :number AND seq > max(:seq, after_seq) AND seq <= rounds.last_seq
+    ORDER BY seq LIMIT :limit
+"""
 _ADVANCE = """
     UPDATE rounds SET
         next_index = max(next_index, :next_index),
@@ -129,14 +141,12 @@ def rows_of(
     return rows
 
 
-def after(connection: sqlite3.Connection, seq: int, limit: int) -> list[StoredResult]:
-    """Rows above ``seq`` in order, at most ``limit``."""
-    found = connection.execute(
-        "SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL"
-        " FROM results JOIN rounds ON rounds.number = results.round"
-        " WHERE seq > ? ORDER BY seq LIMIT ?",
-        (seq, limit),
-    )
+def after(
+    connection: sqlite3.Connection, seq: int, limit: int, number: int | None = None
+) -> list[StoredResult]:
+    """Rows above ``seq`` in order, at most ``limit``; only those of round ``number`` if given."""
+    which = _AFTER if number is None else _AFTER_IN_ROUND
+    found = connection.execute(which, {"seq": seq, "limit": limit, "number": number})
     return [_stored(*row) for row in found]
 
 

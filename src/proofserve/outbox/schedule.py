@@ -15,7 +15,7 @@ _UNCUT = """
     SELECT number, url, closed OR r_target IS NOT NULL, cut_seq, last_seq, interval_from
     FROM rounds
     WHERE url IS NOT NULL AND last_seq > cut_seq AND NOT EXISTS (
-        SELECT 1 FROM deliveries WHERE state = 'pending' AND round = rounds.number)
+        SELECT 1 FROM deliveries WHERE state = 'pending' AND round = rounds.number AND NOT revived)
 """
 # The plus keeps SQLite off the index by nonce, which would walk through the whole round each time.
 _NTH_VALUE = """

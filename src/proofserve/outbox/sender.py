@@ -83,11 +83,14 @@ class CallbackSender:
         situation = Situation(frozenset(self._busy), self._flushing)
         return await self._store.plan(self._policy, situation)
 
-    async def _nap(self, seconds: float | None) -> None:
-        """Wait for news, or for ``seconds`` at most."""
-        waits: set[asyncio.Future[object]] = {asyncio.ensure_future(self._store.news.wait())}
-        if seconds is not None:
-            waits.add(asyncio.ensure_future(self._sleep(seconds)))
+    async def _nap(self, foreseen_s: float | None) -> None:
+        """Wait for news, or until more is due or might be by the hand of another process."""
+        longest_s = self._policy.look_again_s
+        seconds = longest_s if foreseen_s is None else min(foreseen_s, longest_s)
+        waits: set[asyncio.Future[object]] = {
+            asyncio.ensure_future(self._store.news.wait()),
+            asyncio.ensure_future(self._sleep(seconds)),
+        }
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -144,6 +144,15 @@ class StoredResult:
     error: str | None = None
     distance: float | None = None
 
+    def to_wire(self) -> dict[str, object]:
+        """The row as ``GET /results`` and ``proofserve outbox export`` show it."""
+        known: dict[str, object] = {"seq": self.seq, "round_id": self.round_id, "nonce": self.nonce}
+        if self.error is not None:
+            return {**known, "error": self.error}
+        if self.distance is not None:
+            return {**known, "dist": self.distance}
+        return {**known, "vector_b64": self.value}
+
 
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
@@ -158,7 +167,8 @@ class RoundProgress:
 class OutboxGauges:
     """How full the outbox is: results kept, callbacks waiting, delivered and given up.
 
-    ``failed_attempts`` since this process began; the others are of the whole file.
+    ``revived`` counts those that were given up and then asked for again. ``failed_attempts`` since
+    this process began; the others are of the whole file.
     """
 
     results: int
@@ -167,6 +177,7 @@ class OutboxGauges:
     expired: int
     oldest_pending_s: float
     last_error: str | None
+    revived: int = 0
     failed_attempts: int = 0
 
 

@@ -1,0 +1,161 @@
+"""``proofserve outbox``: a node's results and callbacks, beside the node or without it."""
+
+import json as json_format
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from rich.console import Console
+
+from proofserve.cli.outbox_table import render
+from proofserve.outbox.naming import origin_of
+from proofserve.outbox.retry import Choice
+from proofserve.outbox.retry import retry as make_due
+from proofserve.outbox.survey import survey
+from proofserve.outbox.visit import reading, writing
+from proofserve.rounds.errors import RoundsError
+from proofserve.settings import NodeSettings
+
+# As in every command that asks: it could not be found out, or not be done.
+FAILED = 2
+
+File = Annotated[
+    Path, typer.Option("--outbox", envvar="POC_OUTBOX", help="The file, as the server has it.")
+]
+DEFAULT = NodeSettings.model_fields["outbox"].default
+Round = Annotated[str | None, typer.Option("--round", help="Of this round only, by its id.")]
+
+app = typer.Typer(
+    help="See, send again and take out what a node keeps; while it runs, too.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def status(
+    outbox: File = DEFAULT,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Show what the outbox holds: results, rounds, and callbacks by where they go.
+
+    \b
+    proofserve outbox status
+    proofserve outbox status --outbox outbox.sqlite --json
+
+    pending: not delivered yet; failing: of these, tried without success.
+    expired: given up, `proofserve outbox retry --expired` sends them again.
+    Reads all of the file to find damage: a second or so per gigabyte.
+    """
+    with _explained(), reading(outbox) as connection:
+        connection.execute("BEGIN")
+        found = survey(connection, time.time())
+    if json:
+        typer.echo(json_format.dumps(asdict(found), indent=2))
+        return
+    console = Console()
+    for part in render(found):
+        console.print(part)
+
+
+@app.command()
+def retry(
+    outbox: File = DEFAULT,
+    target: Annotated[
+        str | None, typer.Option(help="To this target only, like http://10.0.0.5:9000.")
+    ] = None,
+    round_: Round = None,
+    expired: Annotated[
+        bool, typer.Option("--expired", help="Also what was given up, from its first attempt on.")
+    ] = False,
+) -> None:
+    """Make callbacks due now, whatever pause they are in; all, or those chosen.
+
+    \b
+    proofserve outbox retry
+    proofserve outbox retry --expired --target http://10.0.0.5:9000
+
+    A running server sends them within 5 s, a stopped one when it starts.
+    Key, sequence and body stay: a receiver that has one already can tell.
+    Their failures so far are forgotten: each has all of its attempts again.
+    """
+    origin = None if target is None else origin_of(target)
+    if target is not None and origin is None:
+        raise typer.BadParameter(
+            f"{target!r} is no address like http://10.0.0.5:9000", param_hint="--target"
+        )
+    choice = Choice(origin, round_, expired)
+    with _explained(), writing(outbox) as connection:
+        done = make_due(connection, choice, time.time())
+    typer.echo(f"{done.pending + done.revived} callbacks are due now, {done.revived} had expired")
+
+
+@app.command()
+def export(
+    outbox: File = DEFAULT,
+    output: Annotated[
+        Path | None, typer.Option(help="A file that does not exist yet; stdout if unset.")
+    ] = None,
+    round_: Round = None,
+    after: Annotated[int, typer.Option(help="Only results above this seq.", min=0)] = 0,
+    for_verify: Annotated[
+        bool,
+        typer.Option(
+            "--for-verify", help="One JSON document, which `proofserve verify` reads; with --round."
+        ),
+    ] = False,
+) -> None:
+    """Write the kept results as JSON, one to a line, in the form of GET /results.
+
+    \b
+    proofserve outbox export --after 12000 > results.jsonl
+    proofserve outbox export --round ID --for-verify --output artifacts.json
+    proofserve verify artifacts.json --model ./model --dist-threshold 0.1
+
+    Delivered and expired ones, too: nothing is ever deleted.
+    """
+    # Torch costs seconds, which the other commands do without.
+    from proofserve.outbox.export import document, rows  # noqa: PLC0415
+
+    if for_verify and round_ is None:
+        raise typer.BadParameter("needs the --round to write", param_hint="--for-verify")
+    with _explained(), reading(outbox) as connection, _sink(output) as sink:
+        if for_verify and round_ is not None:
+            sink.writelines(document(connection, round_, after))
+            return
+        count = 0
+        for row in rows(connection, after, round_):
+            sink.write(f"{json_format.dumps(row.to_wire())}\n")
+            count, after = count + 1, row.seq
+        typer.echo(f"{count} results; go on later with --after {after}", err=True)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors that a person can act on become their text and an exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Whoever reads our output has seen enough.
+        raise
+    except (RoundsError, ValueError, OSError) as error:
+        Console(stderr=True).print(str(error), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(FAILED) from error
+
+
+@contextmanager
+def _sink(output: Path | None) -> Iterator[TextIO]:
+    """Where to write; a file that cannot be finished does not stay."""
+    if output is None:
+        yield sys.stdout
+        return
+    with output.open("x", encoding="utf-8") as file:
+        try:
+            yield file
+        except BaseException:
+            output.unlink()
+            raise

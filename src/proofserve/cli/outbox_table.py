@@ -1,0 +1,76 @@
+"""What an outbox holds, as tables for a terminal."""
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from proofserve.outbox.survey import RoundSurvey, Survey, TargetSurvey
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def render(survey: Survey) -> Iterator[RenderableType]:
+    """A line about the file, its targets, its newest rounds."""
+    yield Text(
+        f"{survey.results:,} results of {survey.rounds:,} rounds"
+        f" ({survey.bytes:,} bytes, schema version {survey.schema_version})"
+    )
+    if survey.uncut_rounds:
+        yield Text(f"{survey.uncut_rounds:,} rounds have results that are in no callback yet")
+    if survey.targets:
+        yield _targets(survey.targets)
+    else:
+        yield Text("no callbacks")
+    if survey.newest_rounds:
+        yield _rounds(survey.newest_rounds)
+
+
+def _targets(targets: tuple[TargetSurvey, ...]) -> Table:
+    table = _table("callbacks to")
+    for name in ("pending", "failing", "delivered", "expired"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for one in targets:
+        table.add_row(
+            escape(one.origin),
+            *(f"{count:,}" for count in (one.pending, one.failing, one.delivered, one.expired)),
+            escape("\n".join(_remarks(one))),
+            style="red" if one.expired else "",
+        )
+    return table
+
+
+def _rounds(rounds: tuple[RoundSurvey, ...]) -> Table:
+    table = _table("newest rounds")
+    table.add_column("scheme", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("results", justify="right", no_wrap=True)
+    for one in rounds:
+        state = "open" if one.open else "closed"
+        table.add_row(escape(one.round_id), one.scheme, state, f"{one.results:,}")
+    return table
+
+
+def _table(first: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    # Names are for the next command: folded where there is no room, never cut.
+    table.add_column(first, overflow="fold")
+    return table
+
+
+def _remarks(target: TargetSurvey) -> Iterator[str]:
+    if target.oldest_pending_s is not None and target.next_attempt_s is not None:
+        yield f"oldest {_span(target.oldest_pending_s)}"
+        yield f"next in {_span(target.next_attempt_s)}"
+    if target.last_error is not None:
+        yield target.last_error
+
+
+def _span(seconds: float) -> str:
+    for unit_s, unit in _UNITS:
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,76 @@
+"""Results on their way out of the file, a page at a time, while a server may add to it."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+
+from proofserve.outbox import results
+from proofserve.outbox.naming import round_number
+from proofserve.rounds.records import StoredResult
+
+# Rows that are in memory at a time.
+_PAGE = 4096
+
+_FIND = """
+    SELECT last_seq, r_target IS NOT NULL, block_hash, public_key, seq_len, scheme, width
+    FROM rounds WHERE number = ?
+"""
+
+
+def rows(
+    connection: sqlite3.Connection, after: int = 0, round_id: str | None = None
+) -> Iterator[StoredResult]:
+    """Results with ``seq > after`` in order, of one round or of all; each page as it is by then.
+
+    Raises ValueError for a round that the outbox does not have.
+    """
+    number = None if round_id is None else round_number(connection, round_id)
+    while page := results.after(connection, after, _PAGE, number):
+        yield from page
+        after = page[-1].seq
+
+
+def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> Iterator[str]:
+    """The same of an artifact round, as pieces of the JSON that ``proofserve verify`` reads.
+
+    It answers for every nonce that the round has a row of now; one that failed has no artifact.
+    Raises ValueError for a round that the outbox does not have, and for one of the distance
+    protocol.
+    """
+    number = round_number(connection, round_id)
+    last_seq, of_distance, *order = connection.execute(_FIND, (number,)).fetchone()
+    if of_distance:
+        raise ValueError(
+            f"round {round_id!r} is of the distance protocol: POST /validate judges its winners"
+        )
+    block_hash, public_key, seq_len, scheme, width = order
+    head = {
+        "block_hash": block_hash,
+        "public_key": public_key,
+        "params": {"seq_len": seq_len},
+        "scheme": json.loads(scheme)["name"],
+        "encoding": {"dtype": "f16", "k_dim": width, "endian": "le"},
+    }
+
+    def known() -> Iterator[StoredResult]:
+        # Both lists are of the same rows, whatever has come since.
+        return takewhile(lambda row: row.seq <= last_seq, rows(connection, after, round_id))
+
+    yield f'{json.dumps(head)[:-1]}, "nonces": ['
+    yield from _listed(str(row.nonce) for row in known())
+    yield '], "artifacts": ['
+    yield from _listed(
+        json.dumps({"nonce": row.nonce, "vector_b64": row.value})
+        for row in known()
+        if row.value is not None
+    )
+    yield "]}\n"
+
+
+def _listed(items: Iterable[str]) -> Iterator[str]:
+    """The inside of a JSON list, piece by piece."""
+    between = ""
+    for item in items:
+        yield f"{between}{item}"
+        between = ","

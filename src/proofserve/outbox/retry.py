@@ -1,0 +1,62 @@
+"""Callbacks that shall be tried at once. Runs inside a transaction of the caller."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from proofserve.outbox.naming import origin_of, round_number
+
+_WHICH = "state = :state AND url = coalesce(:url, url) AND (:round IS NULL OR round = :round)"
+_DUE = f"""
+    UPDATE deliveries SET next_attempt_at = :now, attempts = 0 WHERE {_WHICH}
+"""  # noqa: S608 - only our own column names
+_REVIVE = f"""
+    UPDATE deliveries SET state = 'pending', revived = revived + 1, next_attempt_at = :now,
+                          attempts = 0
+    WHERE {_WHICH}
+"""  # noqa: S608 - as above
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which callbacks: of one target (its origin), of one round, or of all where that is None.
+
+    With ``expired`` also those that were given up.
+    """
+
+    origin: str | None = None
+    round_id: str | None = None
+    expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """How many callbacks are due now that were pending anyway, and that had expired."""
+
+    pending: int
+    revived: int
+
+
+def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried:
+    """Make callbacks due at ``now``, each with all of its attempts before it.
+
+    Key, sequence and body stay. Raises ValueError for a round or a target that the outbox does not
+    have.
+    """
+    number = None if choice.round_id is None else round_number(connection, choice.round_id)
+    urls = [None] if choice.origin is None else _urls(connection, choice.origin)
+    which = [{"url": url, "round": number, "now": now} for url in urls]
+    # First: what is revived here would be counted as pending otherwise.
+    pending = connection.executemany(_DUE, [{**each, "state": "pending"} for each in which])
+    revived = None
+    if choice.expired:
+        revived = connection.executemany(_REVIVE, [{**each, "state": "expired"} for each in which])
+    return Retried(pending.rowcount, 0 if revived is None else revived.rowcount)
+
+
+def _urls(connection: sqlite3.Connection, origin: str) -> list[str]:
+    known = [url for (url,) in connection.execute("SELECT DISTINCT url FROM deliveries")]
+    urls = [url for url in known if origin_of(url) == origin]
+    if not urls:
+        origins = ", ".join(sorted({str(origin_of(url)) for url in known})) or "none"
+        raise ValueError(f"no callback goes to {origin}; targets of the outbox: {origins}")
+    return urls
