@@ -44,7 +44,7 @@ def head(content: bytes) -> bytes:
 
 def middle(content: bytes) -> bytes:
     """So is a page among the results."""
-    return content[: 30 * PAGE] + b"\xff" * PAGE + content[31 * PAGE :]
+    return content[: 20 * PAGE] + b"\xff" * PAGE + content[21 * PAGE :]
 
 
 def tail(content: bytes) -> bytes:
@@ -72,6 +72,23 @@ async def test_a_damaged_file_is_put_aside_as_it_was(
     assert str(kept) in message
     async with await SqliteOutbox.open(path, clock) as store:
         assert [row.nonce for row in await store.results(0, 10)] == [3]
+
+
+async def test_what_a_killed_server_had_not_put_into_the_file_is_kept_beside_it(
+    path: Path, clock: FastClock
+) -> None:
+    killed = path.with_name("killed.sqlite")
+    await filled(path, clock)
+    async with await SqliteOutbox.open(path, clock) as store:
+        await store.record("r1", 2001, artifacts(2000), {})
+        # What is on disk now is what is left when this process is killed now.
+        write(killed, middle(read(path)))
+        write(killed.with_name("killed.sqlite-wal"), read(path.with_name(f"{path.name}-wal")))
+    parts = [killed, killed.with_name("killed.sqlite-wal")]
+    broken, changes = map(read, parts)
+    await (await SqliteOutbox.open(killed, clock)).close()
+    assert read(path.with_name("killed.sqlite.damaged-1")) == broken
+    assert read(path.with_name("killed.sqlite.damaged-1-wal")) == changes
 
 
 async def test_a_second_one_does_not_overwrite_the_first(path: Path, clock: FastClock) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -100,7 +101,7 @@ def _transact(connection: sqlite3.Connection, begin: str, work: Work[T]) -> T:
 
 def _connect(path: Path) -> sqlite3.Connection:
     try:
-        return _opened(path)
+        _examine(path)
     except sqlite3.Error as error:
         if not damage.is_damage(path, error):
             raise unavailable(path, error) from error
@@ -109,6 +110,18 @@ def _connect(path: Path) -> sqlite3.Connection:
         return _opened(path)
     except sqlite3.Error as error:
         raise unavailable(path, error) from error
+
+
+def _examine(path: Path) -> None:
+    """Raise what is wrong with a file that is there already."""
+    if not path.is_file():
+        return
+    # Read-only: the end of an ordinary connection would write what a killed server had left in
+    # the WAL into a file that is damaged.
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True)) as connection:
+        version_of(path, connection)
+        damage.require_sound(connection)
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -144,7 +157,6 @@ def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
 
 def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     version = version_of(path, connection)
-    damage.require_sound(connection)
     connection.execute("PRAGMA journal_mode = WAL")
     # WAL alone may lose the last commits with the power; a result counts only once it is on disk.
     connection.execute("PRAGMA synchronous = FULL")
