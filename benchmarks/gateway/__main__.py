@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from benchmarks.gateway import contestants, report, scenarios
 from benchmarks.gateway.acceptance import judge
 from benchmarks.gateway.errors import Unusable
 from benchmarks.gateway.programs import build
 from benchmarks.gateway.rounds import Bench, Plan, starts_missing
-from rich.console import Console
-
 from proofserve.cli.progress import Line
 
 CACHE = Path(__file__).parents[2] / ".cache" / "gateway-bench"

@@ -11,7 +11,6 @@ from typing import Literal
 
 from benchmarks.gateway.contestants import NAIVE, NGINX, PROOFSERVE, VLLM_ROUTER
 from benchmarks.gateway.readings import Results
-
 from proofserve.lab.figures import Limit
 
 Verdict = Literal["PASS", "FAIL", "not run", "reached", "missed"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from benchmarks.gateway.contestants import KEYS
 from benchmarks.gateway.errors import Skipped, Unusable
 from benchmarks.gateway.processes import Service, Usage, pinned

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.table import Table
+
 from benchmarks.gateway.acceptance import Judged
 from benchmarks.gateway.contestants import NAIVE, NGINX, PROOFSERVE, VLLM_ROUTER
 from benchmarks.gateway.readings import Results
 from benchmarks.gateway.rounds import Plan
 from benchmarks.gateway.scenarios import Mode, Scenario
-from rich.table import Table
-
 from proofserve.lab.machine import machine
 from proofserve.lab.report import readable
 

@@ -13,7 +13,6 @@ from benchmarks.gateway.processes import Service, Usage, running
 from benchmarks.gateway.programs import Programs
 from benchmarks.gateway.readings import Reading, Results, figures
 from benchmarks.gateway.scenarios import Scenario
-
 from proofserve.cli.progress import Line
 from proofserve.wiring.launch import free_port
 

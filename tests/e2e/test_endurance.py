@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 
 import pytest
+
 from endurance import files
 from endurance.footprint import counted
 from endurance.load import endless_chat, order
 from endurance.servers import Receiver
 from endurance.witness import Witness
-
 from proofserve.lab.load import closed_loop
 from support.node import NAME, ServedNode, until
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from endurance.files import Books
-from endurance.witness import Witness
 
 from endurance import files
+from endurance.files import Books
+from endurance.witness import Witness
 from outbox.support import a_distance_spec, a_spec, winners
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.receiver.book import Book

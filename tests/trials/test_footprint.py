@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from endurance.footprint import Footprint
 
 AT_FIRST = Footprint(
