@@ -83,6 +83,47 @@ async def test_a_list_above_the_limit_is_422(
     assert "51 are more than the 50 of a request (POC_MAX_QUEUED_NONCES)" in said(response)
 
 
+@pytest.mark.parametrize("item", ["7", '"x"', "[]", '{"a":1}', "[[[[]]]]"])
+async def test_a_body_of_more_values_than_nonces_need_is_not_parsed(
+    server: Server, item: str
+) -> None:
+    order = json.dumps({**JOB, "nonces": ["@"]}).replace('"@"', ",".join([item] * 2000))
+    response = await server.client.post(GENERATE, content=order, headers=RAW)
+    assert response.status_code == 413
+    assert response.json() == {
+        "detail": "the body has more values than 50 nonces need (POC_MAX_QUEUED_NONCES)"
+    }
+
+
+async def test_what_a_claim_says_is_no_number_of_values(server: Server) -> None:
+    odd = "[,{" * 20_000
+    body = {**JOB, "nonces": [1], "validation": {"artifacts": [{"nonce": 1, "vector_b64": odd}]}}
+    response = await server.post(GENERATE, {**body, "wait": True})
+    assert response.status_code == 200
+    assert response.json()["n_mismatch"] == 1
+
+
+async def test_a_body_of_very_many_keys_is_refused_without_naming_them(server: Server) -> None:
+    many = {f"k{number}": 1 for number in range(257)}
+    claim = {"nonce": 1, "vector_b64": "", **many}
+    for body, where in (
+        ({**JOB, **many}, "body: "),
+        ({**JOB, "validation": {"artifacts": [claim]}}, "body.validation.artifacts.0: "),
+    ):
+        response = await server.post(GENERATE, body)
+        assert response.status_code == 422
+        assert len(response.json()["detail"]) == 1
+        assert said(response).startswith(where)
+        assert "keys are more than any body has" in said(response)
+
+
+@pytest.mark.parametrize("field", ["nonces", "dist"])
+async def test_of_wrong_claims_the_first_is_named(server: Server, field: str) -> None:
+    response = await server.post("/validate", {**CLAIMS, field: ["x"] * 40})
+    assert response.status_code == 422
+    assert said(response).count(f"body.{field}") == 1
+
+
 async def test_no_more_calls_wait_than_may() -> None:
     async with serving(waits=Waits(2)) as server:
         server.engine.latency_s = 0.2

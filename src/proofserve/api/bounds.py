@@ -12,11 +12,16 @@ from starlette.types import Message
 
 from proofserve.api.access import Caller
 from proofserve.api.errors import BodyTooLarge, ClientGone, TooMany
+from proofserve.api.strict import StrictRequest, holds_more_values
 
 # What waits has hardly ended sooner; it may well take longer. Seconds.
 _WAIT_ENDS_S = 5.0
 # Digits of a length that any request could have.
 _DIGITS = 19
+# Of each nonce: itself, and a claim of two fields in braces.
+_VALUES_OF_NONCE = 4
+# Of everything else in a body, with room for what is refused by name.
+_VALUES_BESIDES = 1024
 
 
 class Rates:
@@ -63,8 +68,8 @@ class Waits:
             self._open -= 1
 
 
-async def with_body(request: Request, most: int) -> Request:
-    """The same request with its body read, which is at most ``most`` bytes.
+async def with_body(request: Request, most: int, nonces: int) -> StrictRequest:
+    """The same request with its body read: at most ``most`` bytes, and what ``nonces`` need.
 
     Raises BodyTooLarge as soon as that is known, and ClientGone.
     """
@@ -81,12 +86,16 @@ async def with_body(request: Request, most: int) -> Request:
             raise _too_large(most)
         return message
 
-    counted = Request(request.scope, receive)
+    counted = StrictRequest(request.scope, receive)
     try:
         # Kept by the request, whoever asks it for its body later.
-        await counted.body()
+        body = await counted.body()
     except ClientDisconnect:
         raise ClientGone("Client closed request") from None
+    if holds_more_values(body, nonces * _VALUES_OF_NONCE + _VALUES_BESIDES):
+        raise BodyTooLarge(
+            f"the body has more values than {nonces} nonces need (POC_MAX_QUEUED_NONCES)"
+        )
     return counted
 
 

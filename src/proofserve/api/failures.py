@@ -107,7 +107,8 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
                     caller = node.access.admit(request, role)
                     _require_enabled(node)
                     node.rates.count(caller)
-                    whole = await with_body(request, node.deployment.max_body_bytes)
+                    most = node.deployment
+                    whole = await with_body(request, most.max_body_bytes, most.max_nonces)
                     response: Response = await handle(whole)
                 except _KNOWN as error:
                     response, reason = explained(error), reason_of(error)
@@ -160,7 +161,14 @@ def _plain(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 for part in error["loc"]
                 if part not in _PROTOCOLS
             ],
-            "msg": str(error["msg"])[:_MAX_TEXT],
+            "msg": _message(error)[:_MAX_TEXT],
         }
         for error in list(errors)[:_MAX_ERRORS]
     ]
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    # Of a body that is no JSON, FastAPI says why and where somewhere else.
+    if error["type"] == "json_invalid":
+        return f"{error['msg']}: {error['ctx']['error']}"
+    return str(error["msg"])
