@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from api.distance_bodies import CLAIMS
 from api.distance_bodies import ROUND as DISTANCE
 from api.support import GENERATE, JOB, ORDER, RAW, START, Server, said, serving
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.bounds import Rates, Waits
+from proofserve.api.strict import holds_more_values
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +96,49 @@ async def test_a_body_of_more_values_than_nonces_need_is_not_parsed(
     assert response.json() == {
         "detail": "the body has more values than 50 nonces need (POC_MAX_QUEUED_NONCES)"
     }
+
+
+async def test_a_call_without_a_list_takes_few_values(server: Server) -> None:
+    for path in (START, "/init", "/init/validate", "/stop"):
+        response = await server.post(path, {"nonces": [0] * 1100})
+        assert response.status_code == 413
+        assert response.json() == {"detail": "the body has more values than this call takes"}
+
+
+async def test_a_call_without_a_list_takes_few_bytes(server: Server) -> None:
+    for path in (START, "/init", "/init/validate", "/stop"):
+        response = await server.client.post(path, content=b" " * (2**18 + 1), headers=RAW)
+        assert response.status_code == 413
+        assert response.json() == {
+            "detail": "the body has more than 262144 bytes (this call takes no list)"
+        }
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text('",[{\\a', max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.text('",[{\\a', max_size=8), inner, max_size=4)
+        ),
+        max_leaves=40,
+    )
+)
+def test_values_are_told_without_parsing(value: Any) -> None:
+    body = json.dumps(value).encode()
+    many = separators(value)
+    assert not many or holds_more_values(body, many - 1)
+    assert not holds_more_values(body, many + body.count(b'"'))
+
+
+def separators(value: Any) -> int:
+    """Commas, and brackets and braces that open."""
+    if isinstance(value, dict):
+        inner = sum(map(separators, value.values()))
+        return 1 + max(0, len(value) - 1) + inner
+    if isinstance(value, list):
+        return 1 + max(0, len(value) - 1) + sum(map(separators, value))
+    return 0
 
 
 async def test_what_a_claim_says_is_no_number_of_values(server: Server) -> None:

@@ -169,6 +169,9 @@ async def test_a_backend_that_is_none_is_refused_with_those_that_are(desk: Desk)
     assert (error["code"], error["param"]) == ("unknown_backend", "backend")
     for backend in desk.gateway.fleet.backends:
         assert backend.name in error["message"]
+    answer = await desk.ask("POST", "/admin/drain", json={"backend": "b" * 60_000})
+    assert answer.status_code == 404
+    assert len(answer.content) < 1000
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ _DIGITS = 19
 _VALUES_OF_NONCE = 4
 # Of everything else in a body, with room for what is refused by name.
 _VALUES_BESIDES = 1024
+# Of a body without a list of nonces: several times its longest texts, in whatever spelling.
+_BYTES_BESIDES = 256 * 1024
 
 
 class Rates:
@@ -69,13 +71,17 @@ class Waits:
 
 
 async def with_body(request: Request, most: int, nonces: int) -> StrictRequest:
-    """The same request with its body read: at most ``most`` bytes, and what ``nonces`` need.
+    """The same request with its body read: at most ``most`` bytes, and values for ``nonces``.
 
     Raises BodyTooLarge as soon as that is known, and ClientGone.
     """
+    named = "POC_MAX_BODY_BYTES"
+    if not nonces and most > _BYTES_BESIDES:
+        most, named = _BYTES_BESIDES, "this call takes no list"
+    too_large = BodyTooLarge(f"the body has more than {most} bytes ({named})")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and (len(announced) > _DIGITS or int(announced) > most):
-        raise _too_large(most)
+        raise too_large
     came = 0
 
     async def receive() -> Message:
@@ -83,7 +89,7 @@ async def with_body(request: Request, most: int, nonces: int) -> StrictRequest:
         message = await request.receive()
         came += len(message.get("body", b""))
         if came > most:
-            raise _too_large(most)
+            raise too_large
         return message
 
     counted = StrictRequest(request.scope, receive)
@@ -93,11 +99,6 @@ async def with_body(request: Request, most: int, nonces: int) -> StrictRequest:
     except ClientDisconnect:
         raise ClientGone("Client closed request") from None
     if holds_more_values(body, nonces * _VALUES_OF_NONCE + _VALUES_BESIDES):
-        raise BodyTooLarge(
-            f"the body has more values than {nonces} nonces need (POC_MAX_QUEUED_NONCES)"
-        )
+        need = f"{nonces} nonces need (POC_MAX_QUEUED_NONCES)" if nonces else "this call takes"
+        raise BodyTooLarge(f"the body has more values than {need}")
     return counted
-
-
-def _too_large(most: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body has more than {most} bytes (POC_MAX_BODY_BYTES)")

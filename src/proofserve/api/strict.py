@@ -5,16 +5,16 @@ event loop up for seconds while it makes millions of small objects.
 """
 
 import json
-import re
 from typing import Any
 
+import numpy as np
 from fastapi import Request
 from pydantic_core import from_json
 
 # Every value but the first of its list or object has a comma before it.
-_BEGINNINGS = (b",", b"[", b"{")
-# One that does not end goes on to the end: to look for its end from within would take for ever.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_COMMA, _LIST, _OBJECT, _QUOTE = b',[{"'
+# So many bytes at a time: temporary arrays stay small, and what is too much is soon known.
+_SLICE = 2**20
 
 
 class StrictRequest(Request):
@@ -29,13 +29,26 @@ class StrictRequest(Request):
 
 
 def holds_more_values(body: bytes, most: int) -> bool:
-    """Whether ``body`` holds more than ``most`` values as JSON; told without parsing it."""
-    if _values(body) <= most:
+    """Whether ``body`` holds more than ``most`` values as JSON; told without parsing it.
+
+    What its strings say does not count: a claim may be of any text.
+    """
+    if len(body) <= most:
         return False
-    # A claim may be of any text: what its strings say must not decide on a request.
-    bare, strings = _STRING.subn(b"", body, most + 1)
-    return strings > most or _values(bare) > most
-
-
-def _values(text: bytes) -> int:
-    return sum(map(text.count, _BEGINNINGS))
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    data = np.frombuffer(body, np.uint8)
+    values = quotes = 0
+    for start in range(0, data.size, _SLICE):
+        part = data[start : start + _SLICE]
+        begins = (part == _COMMA) | (part == _LIST) | (part == _OBJECT)
+        borders = np.flatnonzero(part == _QUOTE)
+        if borders.size:
+            quotes_before = np.searchsorted(borders, np.flatnonzero(begins)) + quotes
+            values += int(np.count_nonzero(quotes_before % 2 == 0))
+            quotes += borders.size
+        elif quotes % 2 == 0:
+            values += int(np.count_nonzero(begins))
+        if values > most or quotes > 2 * most:
+            return True
+    return False

@@ -123,7 +123,7 @@ def relaying(prompt: str, example: Any) -> Arguments:
     }
     answers = {
         "application/json": {"schema": {"type": "object"}},
-        "text/event-stream": {"schema": {"type": "string"}},
+        "text/event-stream": {},
     }
     passed = {"description": "Of the backend, as it came.", "content": {"application/json": {}}}
     return {

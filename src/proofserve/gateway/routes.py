@@ -124,7 +124,7 @@ def _set_draining(gateway: Gateway, which: BackendName, draining: bool) -> Backe
     backend = gateway.fleet.named(which.backend)
     if backend is None:
         names = ", ".join(each.name for each in gateway.fleet.backends)
-        message = f"There is no backend {which.backend!r}; there are {names}."
+        message = f"There is no backend {which.backend!r:.200}; there are {names}."
         raise Refused(Failure(404, "unknown_backend", message, param="backend"))
     backend.draining = draining
     return backend
