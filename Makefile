@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON_FILES := src tests benchmarks run_vllm_gateway.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow wheel check golden bench bench-gateway lock clean
+.PHONY: help setup demo test slow fuzz wheel check golden bench bench-gateway lock clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test: check ## Run every check and every test (under 15 minutes on two cores).
 
 slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(READY) ## Thousands of odd requests and every hostile body, at a real node and gateway (10 minutes).
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz --capture=no tests/fuzz
 
 wheel: $(READY) ## Verify from the wheel alone, in a fresh environment that pip fills (minutes).
 	$(BIN)/python -m pytest -m slow tests/test_wheel.py
