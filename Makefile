@@ -38,7 +38,7 @@ test: check ## Run every check and every test (under 15 minutes on two cores).
 slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.
 	$(BIN)/python -m pytest -m slow
 
-fuzz: $(READY) ## Thousands of odd requests and every hostile body, at a real node and gateway (10 minutes).
+fuzz: $(READY) ## Send odd requests and hostile bodies to a real node and gateway (five minutes).
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz --capture=no tests/fuzz
 
 wheel: $(READY) ## Verify from the wheel alone, in a fresh environment that pip fills (minutes).

@@ -1,12 +1,15 @@
 """Sends what is hostile, and tells what became of it and how soon."""
 
+import socket
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 from typing import NamedTuple
 
 from fuzz.framing import Framed
 from fuzz.hostile import Hostile
-from gateway.serving import wire
+from fuzz.targets import PATIENCE_S
 
 # Beyond the bound on time another try is made: a machine that stood still is no slow server.
 TRIES = 3
@@ -32,23 +35,30 @@ def whole(path: str, hostile: Hostile) -> Framed:
     return Framed(f"{path}: {hostile.name}", head + hostile.body)
 
 
-async def refused(port: int, request: Framed, within_s: float) -> Refusal:
+def refused(port: int, request: Framed, within_s: float) -> Refusal:
     """What became of a request: it is refused, at one of a few tries ``within_s`` if it can be."""
     for _ in range(TRIES - 1):
-        refusal = await _refusal(port, request)
+        refusal = _refusal(port, request)
         if refusal.seconds < within_s:
             return refusal
-    return await _refusal(port, request)
+    return _refusal(port, request)
 
 
-async def _refusal(port: int, sent: Framed) -> Refusal:
-    async with wire(port) as client:
+def _refusal(port: int, sent: Framed) -> Refusal:
+    with (
+        ThreadPoolExecutor(1) as sender,
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client,
+        HTTPResponse(client) as answer,
+    ):
         began = time.perf_counter()
-        answer = await client.ask(sent.request)
+        # The answer may come before everything was sent.
+        sender.submit(client.sendall, sent.request)
+        answer.begin()
+        said = answer.read()
         seconds = time.perf_counter() - began
-    assert 400 <= answer.status < 500, (sent.name, answer.status, answer.raw[:1000])
-    assert answer.complete, sent.name
-    assert 0 < len(answer.raw) < MOST_SAID, (sent.name, answer.raw[:1000])
+        client.shutdown(socket.SHUT_RDWR)
+    assert 400 <= answer.status < 500, (sent.name, answer.status, said[:1000])
+    assert 0 < len(said) < MOST_SAID, (sent.name, said[:1000])
     return Refusal(sent.name, len(sent.request), answer.status, seconds)
 
 

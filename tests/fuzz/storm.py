@@ -12,10 +12,10 @@ from fuzz.refusals import refused, told, whole
 BODIES = 200
 
 
-async def storm(port: int, doors: Sequence[Door], within_s: float = math.inf) -> None:
+def storm(port: int, doors: Sequence[Door], within_s: float = math.inf) -> None:
     """Every hostile request at each door is refused ``within_s``; the slowest are printed."""
     bodies: set[int] = set()
-    found = [await refused(port, each, within_s) for each in _requests(doors, bodies)]
+    found = [refused(port, each, within_s) for each in _requests(doors, bodies)]
     print(f"{len(bodies)} bodies at {len(doors)} doors: {told(found)}", flush=True)
     assert len(bodies) >= BODIES
     late = [each for each in found if each.seconds >= within_s]

@@ -56,10 +56,9 @@ def test_a_gateway_answers_as_its_page_says(gateway: tuple[Target, list[Backend]
     gateway[0].is_sound()
 
 
-@pytest.mark.anyio
-async def test_a_node_refuses_what_is_hostile_at_once(node: Target) -> None:
+def test_a_node_refuses_what_is_hostile_at_once(node: Target) -> None:
     node.is_sound()
-    await storm(node.port, doors_of_node(ROUND, DISTANCE_ROUND), REFUSED_WITHIN_S)
+    storm(node.port, doors_of_node(ROUND, DISTANCE_ROUND), REFUSED_WITHIN_S)
     node.is_sound()
 
 
@@ -70,13 +69,12 @@ def test_a_node_convicts_who_claims_garbage(node: Target) -> None:
     assert max(took.values()) < REFUSED_WITHIN_S
 
 
-@pytest.mark.anyio
-async def test_a_gateway_refuses_what_is_hostile_at_once(
+def test_a_gateway_refuses_what_is_hostile_at_once(
     gateway: tuple[Target, list[Backend]],
 ) -> None:
     target, backends = gateway
     target.is_sound()
     before = [len(backend.calls) for backend in backends]
-    await storm(target.port, doors_of_gateway(backends[1].url), REFUSED_WITHIN_S)
+    storm(target.port, doors_of_gateway(backends[1].url), REFUSED_WITHIN_S)
     assert [len(backend.calls) for backend in backends] == before
     target.is_sound()

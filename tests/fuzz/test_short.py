@@ -44,20 +44,18 @@ def test_a_gateway_answers_as_its_page_says(gateway: tuple[Target, list[Backend]
     assert seen.total() >= CASES
 
 
-@pytest.mark.anyio
-async def test_a_node_refuses_what_is_hostile(node: Target) -> None:
-    await storm(node.port, NODE_DOORS[:2])
+def test_a_node_refuses_what_is_hostile(node: Target) -> None:
+    storm(node.port, NODE_DOORS[:2])
 
 
 def test_a_node_convicts_who_claims_garbage(node: Target) -> None:
     convicted(node.url, ALONE)
 
 
-@pytest.mark.anyio
-async def test_a_gateway_refuses_what_is_hostile(gateway: tuple[Target, list[Backend]]) -> None:
+def test_a_gateway_refuses_what_is_hostile(gateway: tuple[Target, list[Backend]]) -> None:
     target, backends = gateway
     doors = doors_of_gateway(backends[1].url)
     before = [len(backend.calls) for backend in backends]
-    await storm(target.port, [doors[0], doors[-1]])
+    storm(target.port, [doors[0], doors[-1]])
     # None of it was passed on.
     assert [len(backend.calls) for backend in backends] == before

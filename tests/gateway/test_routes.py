@@ -11,8 +11,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.asked import asked, listing
+from proofserve.gateway import failures
 from proofserve.gateway.app import build
+from proofserve.gateway.failures import Failure
 from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.protocol import RELAYED
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
 
 pytestmark = pytest.mark.anyio
@@ -295,6 +298,29 @@ async def test_the_relay_needs_our_own_server_and_says_so(path: str, desk: Desk)
     answer = await desk.ask("POST", path, json={})
     assert answer.status_code == 501
     assert "proofserve gateway" in error_of(answer)["message"]
+
+
+async def test_the_page_describes_what_every_route_takes_and_answers(desk: Desk) -> None:
+    page = (await desk.get("/openapi.json")).json()
+    routes = {
+        (method, path): described
+        for path, methods in page["paths"].items()
+        for method, described in methods.items()
+    }
+    for (method, path), described in routes.items():
+        assert ("requestBody" in described) is (method == "post"), path
+        for status, answer in described["responses"].items():
+            schemas = [each.get("schema") for each in answer["content"].values()]
+            assert schemas[0] or status in ("4XX", "5XX"), (path, status)
+    refusals = [each for each in vars(failures).values() if isinstance(each, Failure)]
+    statuses = {str(each.status) for each in refusals}
+    for path in RELAYED:
+        relayed = routes["post", path.decode()]
+        assert list(relayed["responses"]["200"]["content"]) == [
+            "application/json",
+            "text/event-stream",
+        ]
+        assert statuses <= relayed["responses"].keys()
 
 
 async def test_what_is_not_there_is_told_in_openais_shape(desk: Desk) -> None:
