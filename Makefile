@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON_FILES := src tests benchmarks endurance run_vllm_gateway.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow wheel chaos soak auth ssrf disk check golden bench bench-gateway
+.PHONY: help setup demo test slow wheel chaos soak fuzz auth ssrf disk check golden bench bench-gateway
 .PHONY: lock audit-deps clean
 
 help: ## List these targets.
@@ -44,6 +44,9 @@ test: check ## Run every check and every test (under 15 minutes on two cores).
 
 slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(READY) ## Send odd requests and hostile bodies to a real node and gateway (five minutes).
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz --capture=no tests/fuzz
 
 wheel: $(READY) ## Verify from the wheel alone, in a fresh environment that pip fills (minutes).
 	$(BIN)/python -m pytest -m slow tests/test_wheel.py

@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from api.distance_bodies import CLAIMS
 from api.distance_bodies import ROUND as DISTANCE
 from api.support import GENERATE, JOB, ORDER, RAW, START, Server, said, serving
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.bounds import Rates, Waits
+from proofserve.api.strict import holds_more_values
 
 pytestmark = pytest.mark.anyio
 
@@ -81,6 +84,90 @@ async def test_a_list_above_the_limit_is_422(
     assert response.status_code == 422
     assert f"body.{field}: " in said(response)
     assert "51 are more than the 50 of a request (POC_MAX_QUEUED_NONCES)" in said(response)
+
+
+@pytest.mark.parametrize("item", ["7", '"x"', "[]", '{"a":1}', "[[[[]]]]"])
+async def test_a_body_of_more_values_than_nonces_need_is_not_parsed(
+    server: Server, item: str
+) -> None:
+    order = json.dumps({**JOB, "nonces": ["@"]}).replace('"@"', ",".join([item] * 2000))
+    response = await server.client.post(GENERATE, content=order, headers=RAW)
+    assert response.status_code == 413
+    assert response.json() == {
+        "detail": "the body has more values than 50 nonces need (POC_MAX_QUEUED_NONCES)"
+    }
+
+
+async def test_a_call_without_a_list_takes_few_values(server: Server) -> None:
+    for path in (START, "/init", "/init/validate", "/stop"):
+        response = await server.post(path, {"nonces": [0] * 1100})
+        assert response.status_code == 413
+        assert response.json() == {"detail": "the body has more values than this call takes"}
+
+
+async def test_a_call_without_a_list_takes_few_bytes(server: Server) -> None:
+    for path in (START, "/init", "/init/validate", "/stop"):
+        response = await server.client.post(path, content=b" " * (2**18 + 1), headers=RAW)
+        assert response.status_code == 413
+        assert response.json() == {
+            "detail": "the body has more than 262144 bytes (this call takes no list)"
+        }
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text('",[{\\a', max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.text('",[{\\a', max_size=8), inner, max_size=4)
+        ),
+        max_leaves=40,
+    )
+)
+def test_values_are_told_without_parsing(value: Any) -> None:
+    body = json.dumps(value).encode()
+    many = separators(value)
+    assert not many or holds_more_values(body, many - 1)
+    assert not holds_more_values(body, many + body.count(b'"'))
+
+
+def separators(value: Any) -> int:
+    """Commas, and brackets and braces that open."""
+    if isinstance(value, dict):
+        inner = sum(map(separators, value.values()))
+        return 1 + max(0, len(value) - 1) + inner
+    if isinstance(value, list):
+        return 1 + max(0, len(value) - 1) + sum(map(separators, value))
+    return 0
+
+
+async def test_what_a_claim_says_is_no_number_of_values(server: Server) -> None:
+    odd = "[,{" * 20_000
+    body = {**JOB, "nonces": [1], "validation": {"artifacts": [{"nonce": 1, "vector_b64": odd}]}}
+    response = await server.post(GENERATE, {**body, "wait": True})
+    assert response.status_code == 200
+    assert response.json()["n_mismatch"] == 1
+
+
+async def test_a_body_of_very_many_keys_is_refused_without_naming_them(server: Server) -> None:
+    many = {f"k{number}": 1 for number in range(257)}
+    claim = {"nonce": 1, "vector_b64": "", **many}
+    for body, where in (
+        ({**JOB, **many}, "body: "),
+        ({**JOB, "validation": {"artifacts": [claim]}}, "body.validation.artifacts.0: "),
+    ):
+        response = await server.post(GENERATE, body)
+        assert response.status_code == 422
+        assert len(response.json()["detail"]) == 1
+        assert said(response).startswith(where)
+        assert "keys are more than any body has" in said(response)
+
+
+@pytest.mark.parametrize("field", ["nonces", "dist"])
+async def test_of_wrong_claims_the_first_is_named(server: Server, field: str) -> None:
+    response = await server.post("/validate", {**CLAIMS, field: ["x"] * 40})
+    assert response.status_code == 422
+    assert said(response).count(f"body.{field}") == 1
 
 
 async def test_no_more_calls_wait_than_may() -> None:

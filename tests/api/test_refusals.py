@@ -1,5 +1,7 @@
 """Every other refusal: its status, and a message that says what was wrong."""
 
+import gzip
+import json
 from typing import Any
 
 import pytest
@@ -32,11 +34,24 @@ async def test_a_body_that_is_no_order_is_422(server: Server, path: str, text: s
     assert "detail" in response.json()
 
 
-async def test_a_body_beyond_the_parser_is_400(server: Server) -> None:
-    for text in ('{"a":' + "9" * 5000 + "}", "[" * 100_000):
-        response = await server.client.post(START, content=text, headers=RAW)
-        assert response.status_code == 400
-        assert response.json() == {"detail": "There was an error parsing the body"}
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":' + b"9" * 5000 + b"}",
+        b"[" * 1000,
+        json.dumps(ORDER).encode("utf-16"),
+        b"\xef\xbb\xbf" + json.dumps(ORDER).encode(),
+        b'{"\\ud800": 1}',
+        json.dumps({**ORDER, "block_hash": "\ud800"}).encode(),
+        b'{"a": "\xed\xa0\x80"}',
+        gzip.compress(json.dumps(ORDER).encode()),
+    ],
+)
+async def test_a_body_that_is_no_json_of_the_standard_is_422(server: Server, body: bytes) -> None:
+    response = await server.client.post(START, content=body, headers=RAW)
+    assert response.status_code == 422
+    assert "body.0: JSON decode error: " in said(response)
+    assert " at line 1 column " in said(response)
 
 
 async def test_a_refusal_does_not_echo_what_it_refuses(server: Server) -> None:

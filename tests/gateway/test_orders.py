@@ -98,6 +98,10 @@ def test_unknown_fields_are_the_backends_business() -> None:
         ("max_completion_tokens", {}),
         ("max_output_tokens", []),
         ("n", True),
+        ("n", 2**31),
+        ("max_tokens", 10**30),
+        ("max_tokens", -(10**30)),
+        ("max_completion_tokens", 10**4000),
     ],
 )
 def test_a_field_of_the_wrong_type_is_named(field: str, value: Any) -> None:

@@ -11,13 +11,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.asked import asked, listing
+from proofserve.gateway import failures
 from proofserve.gateway.app import build
+from proofserve.gateway.failures import Failure
 from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.protocol import RELAYED
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
 
 pytestmark = pytest.mark.anyio
 LOCAL = "127.0.0.1"
 ELSEWHERE = "192.0.2.7"
+JSON = {"content-type": "application/json"}
 
 
 class Desk:
@@ -168,6 +172,9 @@ async def test_a_backend_that_is_none_is_refused_with_those_that_are(desk: Desk)
     assert (error["code"], error["param"]) == ("unknown_backend", "backend")
     for backend in desk.gateway.fleet.backends:
         assert backend.name in error["message"]
+    answer = await desk.ask("POST", "/admin/drain", json={"backend": "b" * 60_000})
+    assert answer.status_code == 404
+    assert len(answer.content) < 1000
 
 
 @pytest.mark.parametrize(
@@ -175,7 +182,8 @@ async def test_a_backend_that_is_none_is_refused_with_those_that_are(desk: Desk)
     [
         ({"json": {}}, "body.backend"),
         ({"json": {"backend": 7}}, "body.backend"),
-        ({"content": b"{", "headers": {"content-type": "application/json"}}, "body.1"),
+        ({"content": b"{", "headers": JSON}, "body"),
+        ({"json": {"backend": "http://a", "more": 1}}, "body.more"),
         ({}, "body"),
     ],
 )
@@ -187,6 +195,49 @@ async def test_a_body_that_cannot_be_meant_names_the_field(
     error = error_of(answer)
     assert (error["type"], error["param"]) == ("invalid_request_error", field)
     assert error["message"].startswith(field)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"backend": "http://a"}'.encode("utf-16"),
+        b'\xef\xbb\xbf{"backend": "http://a"}',
+        b'{"backend": "\\ud800"}',
+        b'{"backend": "http://a", "backend": NaN}',
+        b'{"backend": "http://a", "more": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+    ],
+)
+async def test_what_only_python_calls_json_is_refused(body: bytes, desk: Desk) -> None:
+    answer = await desk.ask("POST", "/admin/drain", content=body, headers=JSON)
+    assert answer.status_code == 422
+    assert error_of(answer)["code"] == "invalid_body"
+    assert not any(backend.draining for backend in desk.gateway.fleet.backends)
+
+
+async def test_of_a_body_without_end_little_is_read_and_nothing_for_a_stranger(desk: Desk) -> None:
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1000
+            yield b" " * 1000
+
+    answer = await desk.ask("POST", "/admin/drain", ELSEWHERE, content=endless(), headers=JSON)
+    assert (answer.status_code, read) == (403, 0)
+    answer = await desk.ask("POST", "/admin/drain", content=endless(), headers=JSON)
+    assert (answer.status_code, error_of(answer)["code"]) == (413, "body_too_large")
+    assert read <= 100_000
+
+
+async def test_a_form_of_another_page_is_no_order(desk: Desk) -> None:
+    # A browser sends it without asking.
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        content = b'{"backend": "http://a"}'
+        answer = await desk.ask(
+            "POST", "/admin/drain", content=content, headers={"content-type": kind}
+        )
+        assert answer.status_code == 422
 
 
 ADMIN = [("GET", "/admin/backends"), ("POST", "/admin/drain"), ("POST", "/admin/undrain")]
@@ -248,6 +299,29 @@ async def test_the_relay_needs_our_own_server_and_says_so(path: str, desk: Desk)
     answer = await desk.ask("POST", path, json={})
     assert answer.status_code == 501
     assert "proofserve gateway" in error_of(answer)["message"]
+
+
+async def test_the_page_describes_what_every_route_takes_and_answers(desk: Desk) -> None:
+    page = (await desk.get("/openapi.json")).json()
+    routes = {
+        (method, path): described
+        for path, methods in page["paths"].items()
+        for method, described in methods.items()
+    }
+    for (method, path), described in routes.items():
+        assert ("requestBody" in described) is (method == "post"), path
+        for status, answer in described["responses"].items():
+            schemas = [each.get("schema") for each in answer["content"].values()]
+            assert schemas[0] or status in ("4XX", "5XX"), (path, status)
+    refusals = [each for each in vars(failures).values() if isinstance(each, Failure)]
+    statuses = {str(each.status) for each in refusals}
+    for path in RELAYED:
+        relayed = routes["post", path.decode()]
+        assert list(relayed["responses"]["200"]["content"]) == [
+            "application/json",
+            "text/event-stream",
+        ]
+        assert statuses <= relayed["responses"].keys()
 
 
 async def test_what_is_not_there_is_told_in_openais_shape(desk: Desk) -> None:

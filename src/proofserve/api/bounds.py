@@ -12,11 +12,18 @@ from starlette.types import Message
 
 from proofserve.api.access import Caller
 from proofserve.api.errors import BodyTooLarge, ClientGone, TooMany
+from proofserve.api.strict import StrictRequest, holds_more_values
 
 # What waits has hardly ended sooner; it may well take longer. Seconds.
 _WAIT_ENDS_S = 5.0
 # Digits of a length that any request could have.
 _DIGITS = 19
+# Of each nonce: itself, and a claim of two fields in braces.
+_VALUES_OF_NONCE = 4
+# Of everything else in a body, with room for what is refused by name.
+_VALUES_BESIDES = 1024
+# Of a body without a list of nonces: several times its longest texts, in whatever spelling.
+_BYTES_BESIDES = 256 * 1024
 
 
 class Rates:
@@ -63,14 +70,18 @@ class Waits:
             self._open -= 1
 
 
-async def with_body(request: Request, most: int) -> Request:
-    """The same request with its body read, which is at most ``most`` bytes.
+async def with_body(request: Request, most: int, nonces: int) -> StrictRequest:
+    """The same request with its body read: at most ``most`` bytes, and values for ``nonces``.
 
     Raises BodyTooLarge as soon as that is known, and ClientGone.
     """
+    named = "POC_MAX_BODY_BYTES"
+    if not nonces and most > _BYTES_BESIDES:
+        most, named = _BYTES_BESIDES, "this call takes no list"
+    too_large = BodyTooLarge(f"the body has more than {most} bytes ({named})")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and (len(announced) > _DIGITS or int(announced) > most):
-        raise _too_large(most)
+        raise too_large
     came = 0
 
     async def receive() -> Message:
@@ -78,17 +89,16 @@ async def with_body(request: Request, most: int) -> Request:
         message = await request.receive()
         came += len(message.get("body", b""))
         if came > most:
-            raise _too_large(most)
+            raise too_large
         return message
 
-    counted = Request(request.scope, receive)
+    counted = StrictRequest(request.scope, receive)
     try:
         # Kept by the request, whoever asks it for its body later.
-        await counted.body()
+        body = await counted.body()
     except ClientDisconnect:
         raise ClientGone("Client closed request") from None
+    if holds_more_values(body, nonces * _VALUES_OF_NONCE + _VALUES_BESIDES):
+        need = f"{nonces} nonces need (POC_MAX_QUEUED_NONCES)" if nonces else "this call takes"
+        raise BodyTooLarge(f"the body has more values than {need}")
     return counted
-
-
-def _too_large(most: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body has more than {most} bytes (POC_MAX_BODY_BYTES)")

@@ -2,7 +2,16 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    FiniteFloat,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from proofserve.api.examples import DISTANCE_CLAIMS, DISTANCE_ROUND
@@ -69,8 +78,8 @@ class DistanceBatch(Body):
     public_key: Text = Field(description="Key of the node that claims them.")
     block_hash: Text = Field(description="Must be the configured round's.")
     block_height: Height = Field(description="Must be the configured round's.")
-    nonces: Annotated[list[Nonce], Field(min_length=1)]
-    dist: list[float] = Field(description="One distance for each nonce.")
+    nonces: Annotated[list[Nonce], FailFast(), Field(min_length=1)]
+    dist: Annotated[list[float], FailFast()] = Field(description="One distance for each nonce.")
     node_id: Annotated[int, Field(ge=UNSET, le=_MAX_COUNT)] = Field(
         description="Number of the node that claims them; not part of the numbers."
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -97,6 +98,7 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
         def get_route_handler(self) -> Callable[[Request], Any]:
             handle = super().get_route_handler()
             role = Role.VIEWER if self.methods <= _LOOKING else Role.OPERATOR
+            lists = _takes_nonces(self.dependant)
 
             async def answer(request: Request) -> Response:
                 node = reason = None
@@ -107,7 +109,9 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
                     caller = node.access.admit(request, role)
                     _require_enabled(node)
                     node.rates.count(caller)
-                    whole = await with_body(request, node.deployment.max_body_bytes)
+                    most = node.deployment
+                    nonces = most.max_nonces if lists else 0
+                    whole = await with_body(request, most.max_body_bytes, nonces)
                     response: Response = await handle(whole)
                 except _KNOWN as error:
                     response, reason = explained(error), reason_of(error)
@@ -132,6 +136,11 @@ def explained(error: Exception) -> JSONResponse:
     if isinstance(error, QueueFull):
         headers = {"Retry-After": _QUEUE_MOVES_S}
     return JSONResponse({"detail": _detail(error)}, status, headers)
+
+
+def _takes_nonces(dependant: Dependant) -> bool:
+    bodies = (each.field_info.annotation for each in dependant.body_params)
+    return any("nonces" in getattr(body, "model_fields", ()) for body in bodies)
 
 
 def _require_enabled(node: Node) -> None:
@@ -160,7 +169,14 @@ def _plain(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 for part in error["loc"]
                 if part not in _PROTOCOLS
             ],
-            "msg": str(error["msg"])[:_MAX_TEXT],
+            "msg": _message(error)[:_MAX_TEXT],
         }
         for error in list(errors)[:_MAX_ERRORS]
     ]
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    # Of a body that is no JSON, FastAPI says why and where somewhere else.
+    if error["type"] == "json_invalid":
+        return f"{error['msg']}: {error['ctx']['error']}"
+    return str(error["msg"])

@@ -25,6 +25,8 @@ from proofserve.rounds.records import StatTest
 # Node and group numbers: generous, and small enough that a node's first nonces stay in range.
 _MAX_COUNT = 2**31 - 1
 _DEFAULT_TEST = StatTest()
+# More keys than any body has: to name a million that nobody knows takes seconds.
+_TOO_MANY_KEYS = 256
 
 
 def _callback_base(url: str) -> str:
@@ -56,6 +58,15 @@ class Body(BaseModel):
     """What all bodies have in common."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, body: Any) -> Any:
+        if isinstance(body, dict) and len(body) > _TOO_MANY_KEYS:
+            raise PydanticCustomError(
+                "keys", "{keys} keys are more than any body has", {"keys": len(body)}
+            )
+        return body
 
 
 class Params(Body):

@@ -18,16 +18,18 @@ from starlette.types import ASGIApp
 
 from proofserve.gateway.backends import Backend
 from proofserve.gateway.drain import draining_on_signals
-from proofserve.gateway.failures import Failure
+from proofserve.gateway.failures import Failure, Refused
 from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.operators import OperatorsOnly
 from proofserve.gateway.prober import Prober
 from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.routes import Refused, router
+from proofserve.gateway.routes import router
 
 log = logging.getLogger(__name__)
 # An engine in this process that was not healthy for so long does not come back, seconds.
 DEAD_S = 10.0
+# Characters of a field's name in an answer: it is the client's.
+MAX_FIELD = 200
 
 
 class State(TypedDict):
@@ -139,8 +141,12 @@ def _invalid(_request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
-    return _response(Failure(422, "invalid_body", f"{field}: {first['msg']}", param=field))
+    if first["type"] == "json_invalid":
+        # FastAPI has a number in the place of a field here, and the reason elsewhere.
+        field, message = "body", first["ctx"]["error"]
+    else:
+        field, message = ".".join(str(part) for part in first["loc"])[:MAX_FIELD], first["msg"]
+    return _response(Failure(422, "invalid_body", f"{field}: {message}", param=field))
 
 
 def _not_ours(_request: Request, error: Exception) -> Response:

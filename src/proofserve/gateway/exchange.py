@@ -153,7 +153,9 @@ class Exchange:
         except ValueError as error:
             return failures.INVALID_BODY.saying(f"The body cannot be meant: {error}")
         if not gateway.fleet.knows(order.model):
-            return failures.UNKNOWN_MODEL.saying(f"No backend serves the model {order.model!r}.")
+            return failures.UNKNOWN_MODEL.saying(
+                f"No backend serves the model {order.model!r:.200}."
+            )
         charge = client.admit(order, len(self._body))
         if isinstance(charge, Failure):
             return charge

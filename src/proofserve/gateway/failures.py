@@ -65,6 +65,14 @@ class Failure:
         return b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
 
 
+class Refused(Exception):
+    """A request that ends with ``failure``."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 INVALID_BODY = Failure(400, "invalid_body", "The body is not a JSON object.")
 BEYOND_BUDGET = Failure(
     400, "beyond_token_budget", "This request may cost more than this key's minute in all."

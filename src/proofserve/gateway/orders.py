@@ -1,9 +1,13 @@
 """What the gateway needs to know of a request body; everything else is the backend's business."""
 
+from typing import Annotated
+
 import msgspec
 
 # Set aside for an answer whose length the client left to the backend, tokens.
 USUAL_ANSWER = 1024
+# No backend has so many. Two numbers of thousands of digits could be multiplied, but not printed.
+Count = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class Order(msgspec.Struct, gc=False):
@@ -14,10 +18,10 @@ class Order(msgspec.Struct, gc=False):
 
     model: str | None = None
     stream: bool | None = False
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = 1
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    n: Count | None = 1
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()

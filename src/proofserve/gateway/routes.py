@@ -4,26 +4,32 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from proofserve.gateway.backends import Backend
-from proofserve.gateway.failures import Failure
+from proofserve.gateway.documents import (
+    ADMIN,
+    CLIENTS,
+    Draining,
+    Health,
+    Models,
+    NotReady,
+    Ready,
+    ShownBackend,
+    answering,
+    relaying,
+)
+from proofserve.gateway.failures import Failure, Refused
 from proofserve.gateway.gateway import Gateway
-from proofserve.gateway.operators import OPERATORS_ONLY, is_operator
-
-
-class Refused(Exception):
-    """A request that ends with ``failure``."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
+from proofserve.gateway.operator_route import OperatorRoute
 
 
 class BackendName(BaseModel):
     """Which backend is meant."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     backend: str = Field(description="Its URL, as GET /admin/backends shows it.")
 
@@ -37,17 +43,14 @@ def gateway_of(request: Request) -> Gateway:
 Shared = Annotated[Gateway, Depends(gateway_of)]
 
 
-def admin(request: Request, gateway: Shared) -> None:
-    """Let operators in."""
-    if not is_operator(gateway.plan, request):
-        raise Refused(OPERATORS_ONLY)
-
-
 router = APIRouter()
+operators = APIRouter(
+    prefix="/admin", tags=["operations"], route_class=OperatorRoute, dependencies=[ADMIN]
+)
 
 
-@router.get("/v1/health", tags=["health"])
-@router.get("/health", tags=["health"])
+@router.get("/v1/health", tags=["health"], **answering(Health, unavailable=Draining))
+@router.get("/health", tags=["health"], **answering(Health, unavailable=Draining))
 def health(gateway: Shared) -> JSONResponse:
     """Whether new requests are accepted: 503 from the moment on in which a shutdown begins."""
     if gateway.draining:
@@ -55,7 +58,7 @@ def health(gateway: Shared) -> JSONResponse:
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/health/ready", tags=["health"])
+@router.get("/health/ready", tags=["health"], **answering(Ready, unavailable=NotReady))
 def ready(gateway: Shared) -> JSONResponse:
     """Whether a request would find a backend; 503 if not."""
     usable = [b.name for b in gateway.fleet.backends if b.healthy and not b.draining]
@@ -65,7 +68,7 @@ def ready(gateway: Shared) -> JSONResponse:
     return JSONResponse({"status": "ok", "backends": usable})
 
 
-@router.get("/v1/models", tags=["openai"])
+@router.get("/v1/models", tags=["openai"], dependencies=[CLIENTS], **answering(Models, 401))
 def models(gateway: Shared, request: Request) -> JSONResponse:
     """The models of all backends that are up, each once."""
     if gateway.clients.find(request.headers.get("authorization", "").encode("latin-1")) is None:
@@ -77,35 +80,39 @@ def models(gateway: Shared, request: Request) -> JSONResponse:
     return JSONResponse({"object": "list", "data": list(merged.values())})
 
 
-@router.get("/metrics", tags=["operations"])
+@router.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
 def metrics(gateway: Shared) -> Response:
     """Prometheus' text format: the gateway's, the process's, and those of an engine in it."""
     text = generate_latest(gateway.metrics) + generate_latest(REGISTRY)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/admin/backends", tags=["operations"], dependencies=[Depends(admin)])
+@operators.get("/backends", **answering(list[ShownBackend], 403))
 def backends(gateway: Shared) -> list[dict[str, Any]]:
     """Every backend as the gateway sees it."""
     return [_shown(backend) for backend in gateway.fleet.backends]
 
 
-@router.post("/admin/drain", tags=["operations"], dependencies=[Depends(admin)])
+@operators.post("/drain", **answering(ShownBackend, 403, 404, 413, 422))
 def drain(gateway: Shared, which: BackendName) -> dict[str, Any]:
     """Send nothing new to a backend; what it has goes on. It is idle at ``in_flight`` 0."""
     return _shown(_set_draining(gateway, which, True))
 
 
-@router.post("/admin/undrain", tags=["operations"], dependencies=[Depends(admin)])
+@operators.post("/undrain", **answering(ShownBackend, 403, 404, 413, 422))
 def undrain(gateway: Shared, which: BackendName) -> dict[str, Any]:
     """Let a backend take requests again."""
     return _shown(_set_draining(gateway, which, False))
 
 
-@router.post("/v1/chat/completions", tags=["openai"])
-@router.post("/v1/completions", tags=["openai"])
-@router.post("/v1/embeddings", tags=["openai"])
-@router.post("/v1/responses", tags=["openai"])
+router.include_router(operators)
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@router.post("/v1/chat/completions", tags=["openai"], **relaying("messages", HELLO))
+@router.post("/v1/completions", tags=["openai"], **relaying("prompt", "Hello"))
+@router.post("/v1/embeddings", tags=["openai"], **relaying("input", "Hello"))
+@router.post("/v1/responses", tags=["openai"], **relaying("input", "Hello"))
 def relayed() -> Response:
     """Relayed to a backend as it comes, JSON or server-sent events; see vLLM for the fields."""
     raise Refused(
@@ -117,7 +124,7 @@ def _set_draining(gateway: Gateway, which: BackendName, draining: bool) -> Backe
     backend = gateway.fleet.named(which.backend)
     if backend is None:
         names = ", ".join(each.name for each in gateway.fleet.backends)
-        message = f"There is no backend {which.backend!r}; there are {names}."
+        message = f"There is no backend {which.backend!r:.200}; there are {names}."
         raise Refused(Failure(404, "unknown_backend", message, param="backend"))
     backend.draining = draining
     return backend

@@ -1,0 +1,47 @@
+"""A gateway under fire: the real process in front of two backends that answer everything."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from anyio.from_thread import start_blocking_portal
+
+from fuzz.targets import Json, Target
+from gateway.scripted import END, MODEL, OK, SSE_HEAD, Backend, Call, backends, event
+from proofserve import settings
+from support.gateway import gateway_process
+from support.gateway_requests import CHAT
+
+STREAM = b'"stream":true'
+
+
+async def obliging(call: Call) -> None:
+    """Answer whatever was asked, as a stream where one was."""
+    if STREAM in call.body.replace(b" ", b""):
+        await call.send(SSE_HEAD, event("a"), event("b"), END)
+    else:
+        await call.send(OK)
+
+
+@contextmanager
+def real_gateway(folder: Path) -> Iterator[tuple[Target, list[Backend]]]:
+    """A gateway, and its backends: of these only the second may be drained.
+
+    With both drained, 503 would be the right answer to chat.
+    """
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(backends(obliging, obliging)) as made,
+    ):
+        urls = ",".join(backend.url for backend in made)
+        with gateway_process(folder, settings.environment({}), backend_url=urls) as server:
+            known = {"model": MODEL, "backend": made[1].url}
+
+            def aim(body: Json) -> Json:
+                return {**body, **{name: known[name] for name in known.keys() & body.keys()}}
+
+            def work(http: httpx.Client) -> httpx.Response:
+                return http.post(CHAT, json={"model": MODEL, "messages": []})
+
+            yield Target(server.url, "^/", server.log.read_text, work, aim), made
