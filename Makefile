@@ -27,9 +27,10 @@ $(READY): $(TORCH) $(HASHED) pyproject.toml
 	  f"proofserve needs Python 3.11 or newer, this is {v.major}.{v.minor}; try make PYTHON=python3.11")'
 	@echo "Installing the CPU build of vLLM and its requirements into $(VENV) (about two minutes) ..."
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --no-deps --require-hashes --requirement requirements/cpu.lock
 	# Torch has no hash, and finds here all that it needs, but for the CUDA libraries of a CUDA build.
-	$(PIP) install --no-deps --require-hashes $(HASHED:%=--requirement %)
 	$(PIP) install --requirement $(TORCH)
+	$(PIP) install --no-deps --require-hashes --requirement requirements/cpu-nodeps.lock
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 

@@ -17,7 +17,7 @@ class Comparison:
     """What the witness saw, against what is there in the end.
 
     ``lost`` were shown once and are gone or different; ``overstated`` rounds once counted more
-    than they have.
+    than they have. (A round that judges counts that, too: do not let one in.)
     """
 
     seen: int

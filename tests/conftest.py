@@ -8,14 +8,13 @@ from support.models import SmallModels
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file share its engine, and those of the served node share one start of it.
+    """A group runs in one process, and shares what was started there (xdist's --dist loadgroup).
 
-    Each such group runs in one process (xdist's --dist loadgroup).
+    Every file is one, unless it says that it shares an engine with others.
     """
     for item in items:
-        uses = getattr(item, "fixturenames", ())
-        group = "served" if "served" in uses else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session")

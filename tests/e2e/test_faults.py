@@ -16,6 +16,7 @@ from support.node import NAME, ServedNode, serve, until
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.xdist_group("served node")
 def test_callbacks_reach_a_receiver_that_comes_late(node: ServedNode, tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"

@@ -1,6 +1,7 @@
-"""One real engine for all tests of the adapter that do not need another shape."""
+"""One real engine for all of the group "engine" that do not need another shape."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ CPU_ENVIRONMENT = {
 }
 
 
-@pytest.fixture(scope="module")
-def cpu_environment() -> Iterator[pytest.MonkeyPatch]:
+@contextmanager
+def patched_environment() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CPU_ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -29,14 +30,23 @@ def cpu_environment() -> Iterator[pytest.MonkeyPatch]:
 
 
 @pytest.fixture(scope="module")
-def engine(tiny: Path, cpu_environment: pytest.MonkeyPatch) -> Iterator[EmbeddedEngine]:
-    # float32, so that a difference between two deployments is a mistake and not a rounding.
-    embedded = EmbeddedEngine(tiny, dtype="float32")
+def cpu_environment() -> Iterator[pytest.MonkeyPatch]:
+    """For tests that start engines of their own."""
+    with patched_environment() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="session")
+def engine(tiny: Path) -> Iterator[EmbeddedEngine]:
+    # Its processes have the environment from their start; tests of other things must not.
+    with patched_environment():
+        # float32, so that a difference between two deployments is a mistake and not a rounding.
+        embedded = EmbeddedEngine(tiny, dtype="float32")
     yield embedded
     embedded.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def vectors(engine: EmbeddedEngine) -> NDArray[np.float32]:
     """Nonces 0..31 on one rank, float32 [32, 12]."""
     return engine.run(engine.prove(workload(), range(32))).values
