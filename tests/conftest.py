@@ -1,20 +1,35 @@
 """What every test may use."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.models import SmallModels
 
+# Files that use one start of an engine, and which.
+SHARED_ENGINE = {
+    "tests/e2e/test_distance.py": "the served node",
+    "tests/e2e/test_endurance.py": "the served node",
+    "tests/e2e/test_rounds.py": "the served node",
+    "tests/e2e/test_watching.py": "the served node",
+    "tests/engine/test_embedded.py": "the embedded engine",
+    "tests/engine/test_shapes.py": "the embedded engine",
+    "tests/engine/test_sync.py": "the embedded engine",
+}
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A group runs in one process, and shares what was started there (xdist's --dist loadgroup).
 
-    Every file is one, unless it says that it shares an engine with others.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file share its engine in one process; so do files that share an engine."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class SharingEngines(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return SHARED_ENGINE.get(file, file)
+
+    return SharingEngines(config, log)
 
 
 @pytest.fixture(scope="session")

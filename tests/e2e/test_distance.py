@@ -10,7 +10,7 @@ import pytest
 from proofserve.protocol.statistics import DISTANCE_P_MISMATCH
 from support.node import ServedNode, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("served node")]
+pytestmark = pytest.mark.engine
 
 
 # The requirement's own commands, one after the other, and what each answers.

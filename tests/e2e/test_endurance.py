@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from endurance import files
@@ -13,7 +14,7 @@ from endurance.witness import Witness
 from proofserve.lab.load import closed_loop
 from support.node import NAME, ServedNode, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("served node")]
+pytestmark = pytest.mark.engine
 
 HELD = ("proofserve_tasks", "proofserve_leased_blocks", "proofserve_outbox_pending")
 CLOSED_S = 6.0
@@ -44,6 +45,22 @@ def test_a_receiver_killed_again_and_again_has_every_proof_once(
     assert seen.seen > 64
     assert (seen.lost, seen.overstated) == (0, 0)
     assert (books.missing, books.foreign, books.duplicates, books.damaged) == (0, 0, 0, ())
+
+
+def test_a_receiver_that_comes_late_has_every_proof_too(node: ServedNode, tmp_path: Path) -> None:
+    with Receiver(tmp_path) as receiver:
+        node.call("POST", "/init/generate", order(0, NAME, receiver.url).body)
+        until(lambda: node.status()["outbox"]["last_error"] is not None)
+        assert node.chat("Chat goes on.")
+        # The pauses between tries have doubled to half a minute by the time it listens.
+        receiver.start()
+        until(lambda: node.status()["outbox"]["delivered"] > 0, seconds=120)
+        node.stop()
+        until(lambda: node.status()["outbox"]["pending"] == 0, seconds=60)
+        produced = node.processed()
+        summary = httpx.get(f"{receiver.url}/summary").json()
+    assert produced > 0
+    assert sum(source["artifacts"] for source in summary["sources"]) == produced
 
 
 def held(node: ServedNode) -> list[float]:

@@ -5,40 +5,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from proofserve import settings
 from proofserve.cli.servers import Deployment, small_server
 from proofserve.wiring.launch import ServerFailed, free_port, running_server
-from support.node import NAME, ServedNode, serve, until
+from support.node import NAME, serve, until
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.mark.xdist_group("served node")
-def test_callbacks_reach_a_receiver_that_comes_late(node: ServedNode, tmp_path: Path) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [
-        *(settings.python(), "-m", "proofserve", "receive", "--quiet"),
-        *("--port", str(port), "--database", str(tmp_path / "received.sqlite")),
-    ]
-    node.start_round(url=url)
-    until(lambda: node.status()["outbox"]["last_error"] is not None)
-    assert node.chat("Chat goes on.")
-    with subprocess.Popen(command) as receiver:
-        try:
-            # The pauses between tries have doubled to half a minute by the time it listens.
-            until(lambda: node.status()["outbox"]["delivered"] > 0, seconds=120)
-            node.stop()
-            until(lambda: node.status()["outbox"]["pending"] == 0, seconds=60)
-            produced = node.processed()
-            summary = httpx.get(f"{url}/summary").json()
-        finally:
-            receiver.terminate()
-    assert produced > 0
-    assert str(produced) in str(summary)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from support.four_bits import one_thread
 from support.models import SmallModels
 from support.node import ROUND, ServedNode, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("served node")]
+pytestmark = pytest.mark.engine
 
 
 def validate(node: ServedNode, artifacts: list[Any], **changes: Any) -> Any:

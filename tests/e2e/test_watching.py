@@ -4,7 +4,7 @@ import pytest
 
 from support.node import ServedNode, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("served node")]
+pytestmark = pytest.mark.engine
 
 
 def test_the_node_is_on_vllms_page_and_computes_when_asked(node: ServedNode) -> None:

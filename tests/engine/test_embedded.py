@@ -16,7 +16,7 @@ from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, EngineGauges, ProofBatch
 from support.engines import EmbeddedEngine, workload
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
+pytestmark = pytest.mark.engine
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:

@@ -19,7 +19,7 @@ from support.engines import EmbeddedEngine, workload
 from support.models import SmallModels
 from support.reference import reference_vectors
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
+pytestmark = pytest.mark.engine
 
 DISTANCES = (DistanceScheme(), DistanceScheme(sign_flips=False, layer_hooks=True))
 Start = Callable[..., AbstractContextManager[EmbeddedEngine]]

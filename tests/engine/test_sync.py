@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from proofserve import settings
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
+pytestmark = pytest.mark.engine
 
 TESTS = Path(__file__).parent.parent
 
