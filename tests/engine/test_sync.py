@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent.parent
 
 
 def test_a_synchronous_engine_defers_while_requests_are_unfinished(
-    tiny: Path, vectors: NDArray[np.float32]
+    tiny: Path, vectors: NDArray[np.float32], cpu_environment: pytest.MonkeyPatch
 ) -> None:
     environment = settings.environment(
         {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(TESTS)}
