@@ -123,13 +123,18 @@ class Node(Killable):
         return self._command
 
     def processes(self) -> dict[str, psutil.Process]:
-        """The API server and the engine core that it started."""
+        """The API server, the engine core that it started, and the worker that this started.
+
+        A worker is a process of its own on vLLM's CPU build, and part of the core on one GPU.
+        """
         family = super().processes()
-        children = family["api"].children(recursive=True)
-        cores = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
-        if len(cores) != 1:
-            raise ServerFailed(f"there should be one engine core, and there are {len(cores)}")
-        return {**family, "engine": cores[0]}
+        titles = {" ".join(p.cmdline()).strip(): p for p in family["api"].children(recursive=True)}
+        for name, title in (("engine", "VLLM::EngineCore"), ("worker", "VLLM::Worker")):
+            if title in titles:
+                family[name] = titles[title]
+        if "engine" not in family:
+            raise ServerFailed(f"the server has no engine core, only {sorted(titles)}")
+        return family
 
 
 class Gateway(Killable):
