@@ -41,8 +41,8 @@ async def test_a_body_that_is_no_order_is_422(server: Server, path: str, text: s
         b"[" * 1000,
         json.dumps(ORDER).encode("utf-16"),
         b"\xef\xbb\xbf" + json.dumps(ORDER).encode(),
-        b'{"\\ud800": 1}',
-        json.dumps({**ORDER, "block_hash": "\ud800"}).encode(),
+        b'{"\\ud800": ' + b"9" * 5000 + b"}",
+        b'{"\\ud800": ' + b"[" * 1000,
         b'{"a": "\xed\xa0\x80"}',
         gzip.compress(json.dumps(ORDER).encode()),
     ],
@@ -52,6 +52,11 @@ async def test_a_body_that_is_no_json_of_the_standard_is_422(server: Server, bod
     assert response.status_code == 422
     assert "body.0: JSON decode error: " in said(response)
     assert " at line 1 column " in said(response)
+
+
+async def test_a_key_of_half_a_surrogate_pair_is_refused_as_unknown(server: Server) -> None:
+    response = await server.client.post(START, content=b'{"\\ud800": 1}', headers=RAW)
+    assert response.status_code == 422
 
 
 async def test_a_refusal_does_not_echo_what_it_refuses(server: Server) -> None:
