@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from support.gateway import (
     CONNECTIONS,
     ENDED,
+    ENDLESS,
     GRANTED,
     IN_FLIGHT,
     QUEUED,
@@ -232,7 +233,7 @@ async def test_who_comes_first_is_served_first(served: ServedGateway, tmp_path: 
 async def late_replies(url: str) -> tuple[list[Reply], float]:
     """What 50 users are told who find no place, and for how long the machine stood still."""
     async with Users(url) as users, asyncio.TaskGroup() as group, Heartbeat() as heart:
-        early = [group.create_task(users.ask(chat(400, i))) for i in range(PERMITS)]
+        early = [group.create_task(users.ask(chat(ENDLESS, i))) for i in range(PERMITS)]
 
         async def full() -> bool:
             return await users.metrics(IN_FLIGHT) == (PERMITS,)
@@ -281,7 +282,7 @@ async def test_clients_that_leave_free_everything(served: ServedGateway) -> None
 
         async def leave(number: int) -> Reply:
             reply = Reply()
-            body = chat(1500, about=number, stream=number % 3 == 0)
+            body = chat(ENDLESS, about=number, stream=number % 3 == 0)
             asking = asyncio.create_task(users.ask(body, reply))
 
             async def begun() -> bool:

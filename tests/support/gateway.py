@@ -25,6 +25,12 @@ from support.node import NAME
 
 # Enough seats for everybody: whoever waits, waits at the gateway.
 SEATS = ("--max-num-seqs", "256")
+# An answer of so many tokens is at work for longer than any test, on the fastest machine too.
+ENDLESS = 15_000
+ROOM = (
+    *("--max-model-len", "16384"),
+    *("--hf-overrides", '{"max_position_embeddings": 16384}'),
+)
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 # Left free, a small model would write blanks between two tokens of JSON for ever.
 DENSE_JSON = (
@@ -126,7 +132,7 @@ def embedded(model: Path, folder: Path) -> Iterator[ServedGateway]:
 @contextmanager
 def _server_of(model: Path, folder: Path) -> Iterator[ServerCommand]:
     command = small_server(Deployment(model, NAME, forward_batch=8), folder)
-    argv = (*command.argv, *SEATS, *TOOLS, *DENSE_JSON)
+    argv = (*command.argv, *SEATS, *ROOM, *TOOLS, *DENSE_JSON)
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:
         yield replace(command, argv=argv, env={**command.env, "TMPDIR": sockets})
