@@ -3,6 +3,7 @@
 import pytest
 
 from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.headers import STAYS_BEHIND
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
 
 pytestmark = pytest.mark.anyio
@@ -37,10 +38,10 @@ async def test_every_part_is_told_the_plan() -> None:
 
 async def test_the_clients_keys_stay_here_and_the_backends_key_goes_there() -> None:
     gateway = Gateway(PLAN)
-    assert gateway.hides_keys
+    assert b"authorization" in gateway.held_back
     assert gateway.backend_lines == b"authorization: Bearer secret\r\n"
     plain = Gateway(GatewayPlan(PLAN.backends))
-    assert (plain.hides_keys, plain.backend_lines) == (False, b"")
+    assert (plain.held_back, plain.backend_lines) == (STAYS_BEHIND, b"")
 
 
 async def test_gauges_show_what_is_now() -> None:

@@ -44,7 +44,7 @@ CONNECTIONS = "gateway_backend_connections"
 ENDED, GRANTED = "gateway_requests_total", "gateway_queue_wait_seconds_count"
 WAITED = "gateway_queue_wait_seconds_sum"
 # The engine has workers that take their time on a busy machine.
-END_S = 90.0
+END_S = 240.0
 
 
 @dataclass(frozen=True)

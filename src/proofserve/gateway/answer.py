@@ -1,7 +1,7 @@
 """What is known of an answer that is passing by: its status, its pace, and its last bytes."""
 
 from proofserve.gateway.metrics import Series
-from proofserve.gateway.usage import Usage, read_usage, tail_of
+from proofserve.gateway.usage import TAIL_BYTES, Usage, read_usage, tail_of
 
 # The end of an event that is also the end of a chunk: only here another event may be put in.
 BETWEEN_EVENTS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
@@ -18,7 +18,7 @@ class Answer:
         self._series = series
         self._stream = b"text/event-stream" in head
         self._chunked = b"chunked" in head
-        self._tail = tail_of(b"", data)
+        self._tail = data[-TAIL_BYTES:]
 
     def goes_on(self, data: bytes, now: float) -> None:
         """Another part, framing included."""

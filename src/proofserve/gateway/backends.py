@@ -98,7 +98,10 @@ class Fleet:
 
     def knows(self, model: str | None) -> bool:
         """Whether any backend may serve ``model``."""
-        return any(backend.serves(model) for backend in self.backends)
+        for backend in self.backends:  # noqa: SIM110 - a generator costs as much as all the rest
+            if backend.serves(model):
+                return True
+        return False
 
     def choose(
         self, model: str | None, prefix: bytes, tried: Collection[Backend]

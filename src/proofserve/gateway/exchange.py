@@ -16,7 +16,7 @@ from proofserve.gateway.clients import NOTHING, Client, total
 from proofserve.gateway.connection import Connection
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.gateway import Gateway
-from proofserve.gateway.headers import Header, request_head, response_head, without
+from proofserve.gateway.headers import Header, request_head, response_head
 from proofserve.gateway.orders import Order
 from proofserve.gateway.upstream import Upstream
 
@@ -214,12 +214,10 @@ class Exchange:
         self._stage = Stage.WAITING
         first_byte = gateway.loop.time() + gateway.plan.timeouts.first_byte
         self._deadline = min(first_byte, self._began + gateway.plan.timeouts.total)
-        headers = self._headers
-        if gateway.hides_keys or gateway.backend_lines:
-            headers = without(headers, b"authorization")
+        host, body = self._backend.pool.host, self._body
         own = self._id_line + gateway.backend_lines
-        head = request_head(self._target, self._backend.pool.host, headers, len(self._body), own)
-        upstream.send(self, head, self._body)
+        head = request_head(self._target, host, self._headers, gateway.held_back, len(body), own)
+        upstream.send(self, head, body)
 
     def connect_failed(self, failure: Failure) -> None:
         """Try another backend."""

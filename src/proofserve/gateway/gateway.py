@@ -8,7 +8,7 @@ from proofserve.gateway.admission import Admission
 from proofserve.gateway.backends import Backend, Fleet
 from proofserve.gateway.clients import Clients
 from proofserve.gateway.connection import Connection
-from proofserve.gateway.headers import CrossOrigin, RequestIds
+from proofserve.gateway.headers import STAYS_BEHIND, CrossOrigin, RequestIds
 from proofserve.gateway.metrics import GatewayCollector, Gauge, Tally
 from proofserve.gateway.orders import OrderReader
 from proofserve.gateway.records import BackendSpec, GatewayPlan
@@ -32,10 +32,11 @@ class Gateway:
         self.watch = Watch(self.loop)
         self.draining = False
         self.connections: set[Connection] = set()
-        # Where the gateway has keys of its own, a client's key is none of the backend's business.
-        self.hides_keys = bool(plan.clients)
         key = plan.backend_key
         self.backend_lines = f"authorization: Bearer {key}\r\n".encode() if key else b""
+        # Where the gateway has keys of its own, a client's key is none of the backend's business.
+        hidden = {b"authorization"} if plan.clients or key else set()
+        self.held_back = STAYS_BEHIND | hidden
         self.metrics = CollectorRegistry()
         self.metrics.register(GatewayCollector(self.tally, self._gauges()))
 

@@ -3,10 +3,10 @@
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 # Of one hop (RFC 9110, section 7.6.1), or rewritten here.
-_OURS = frozenset(
+STAYS_BEHIND = frozenset(
     {
         b"connection",
         b"content-length",
@@ -45,10 +45,18 @@ class RequestIds:
 
 
 def request_head(
-    target: bytes, host: bytes, headers: Sequence[Header], length: int, own: bytes
+    target: bytes,
+    host: bytes,
+    headers: Sequence[Header],
+    dropped: Collection[bytes],
+    length: int,
+    own: bytes,
 ) -> bytes:
-    """The head of a POST to a backend. ``own`` are header lines of ours, ending with CRLF."""
-    kept = b"".join([b"%s: %s\r\n" % header for header in headers if header[0] not in _OURS])
+    """The head of a POST to a backend: ``headers`` less those ``dropped`` by name.
+
+    ``own`` are header lines of ours, ending with CRLF.
+    """
+    kept = b"".join([b"%s: %s\r\n" % header for header in headers if header[0] not in dropped])
     return b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: %d\r\n%s\r\n" % (
         target,
         host,
@@ -56,11 +64,6 @@ def request_head(
         length,
         own,
     )
-
-
-def without(headers: Sequence[Header], name: bytes) -> list[Header]:
-    """``headers`` less all of one name."""
-    return [header for header in headers if header[0] != name]
 
 
 def response_head(head: bytes, own: bytes, keep_alive: bool) -> bytes:

@@ -35,16 +35,15 @@ class Order(msgspec.Struct, gc=False):
         """
         limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
         given = [limit for limit in limits if limit is not None]
-        return size + (max(0, *given) if given else USUAL_ANSWER) * self._answers()
+        longest = max(0, *given) if given else USUAL_ANSWER
+        return size + longest * max(1, self.n or 1) * (self._prompts() if self.prompt else 1)
 
-    def _answers(self) -> int:
-        prompts = 1
-        if bytes(memoryview(self.prompt)[:1]) == b"[":
-            parts = msgspec.json.decode(self.prompt, type=list[msgspec.Raw])
-            # A list of numbers is one prompt in tokens.
-            if parts and bytes(parts[0])[:1] in {b'"', b"["}:
-                prompts = len(parts)
-        return max(1, self.n or 1) * prompts
+    def _prompts(self) -> int:
+        if bytes(memoryview(self.prompt)[:1]) != b"[":
+            return 1
+        parts = msgspec.json.decode(self.prompt, type=list[msgspec.Raw])
+        # A list of numbers is one prompt in tokens.
+        return len(parts) if parts and bytes(parts[0])[:1] in {b'"', b"["} else 1
 
     def beginning(self, length: int) -> bytes:
         """The first bytes of the conversation: requests that share them share a prefix cache."""

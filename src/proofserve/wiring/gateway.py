@@ -27,6 +27,9 @@ SCHEMES = {"http", "https"}
 KEEP_ALIVE_S = 75
 # For the last connections to close once everything is answered, seconds.
 GOODBYE_S = 5
+# After which a worker counts as dead, seconds. One that has just begun says nothing while it imports,
+# which takes a busy machine longer than uvicorn's five seconds.
+WORKER_SILENCE_S = 60
 # Files that a process may have open; two for each request in flight are connections.
 OPEN_FILES = 65_536
 # The exit code of a gateway that did not start, or that has lost the engine in its process.
@@ -166,6 +169,7 @@ def run_gateway(chosen: GatewaySettings) -> None:
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GOODBYE_S,
+        timeout_worker_healthcheck=WORKER_SILENCE_S,
     )
     _allow_open_files()
     if config.workers > 1:
