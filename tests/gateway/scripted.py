@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 
 MODEL = "tiny"
 # Far above what anything takes on a busy machine.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 JSON_BODY = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}'
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 OK = JSON_HEAD + b"content-length: %d\r\n\r\n%s" % (len(JSON_BODY), JSON_BODY)

@@ -27,8 +27,8 @@ SCHEMES = {"http", "https"}
 KEEP_ALIVE_S = 75
 # For the last connections to close once everything is answered, seconds.
 GOODBYE_S = 5
-# After which a worker counts as dead, seconds. One that has just begun says nothing while it imports,
-# which takes a busy machine longer than uvicorn's five seconds.
+# After which a worker counts as dead, seconds. One that has just begun says nothing while it
+# imports, which takes a busy machine longer than uvicorn's five seconds.
 WORKER_SILENCE_S = 60
 # Files that a process may have open; two for each request in flight are connections.
 OPEN_FILES = 65_536
