@@ -112,7 +112,7 @@ def test_retry_makes_due_what_was_chosen(
     total = pending + revived
     assert result.stdout == f"{total} callbacks are due now, {revived} had expired\n"
     assert counts(path) == after
-    assert sorted(files_of(path)) == [path.name]
+    assert sorted(files_of(path)) == [path.name, f"{path.name}.lock"]
 
 
 def test_what_was_retried_is_due_with_all_its_attempts_and_its_old_key(path: Path) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -41,9 +42,10 @@ async def test_a_database_of_something_else_is_refused(path: Path) -> None:
         await Database.open(path)
 
 
-async def test_what_is_no_database_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(OutboxUnavailable, match=r"\.py failed: file is not a database"):
-        await Database.open(Path(__file__))
+async def test_what_is_no_database_is_unavailable(path: Path, tmp_path: Path) -> None:
+    shutil.copyfile(__file__, path)
+    with pytest.raises(OutboxUnavailable, match=r"\.sqlite failed: file is not a database"):
+        await Database.open(path)
     with pytest.raises(OutboxUnavailable, match="unable to open database file"):
         await Database.open(tmp_path)
 

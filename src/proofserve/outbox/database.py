@@ -8,9 +8,10 @@ from contextlib import closing
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import BinaryIO, Self, TypeVar
 
 from proofserve.outbox import damage
+from proofserve.outbox.claim import claim
 from proofserve.rounds.errors import OutboxUnavailable
 
 SCHEMA_VERSION = 3
@@ -27,10 +28,15 @@ class Database:
     """Runs transactions one after another on a thread of its own."""
 
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, thread: ThreadPoolExecutor
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        claimed: BinaryIO,
+        thread: ThreadPoolExecutor,
     ) -> None:
         self._path = path
         self._connection = connection
+        self._claimed = claimed
         self._thread = thread
         self._closed = False
 
@@ -42,16 +48,17 @@ class Database:
 
         Raises:
             NotAnOutbox: the file belongs to something else or to a newer version.
+            OutboxInUse: another server works with it.
             OutboxUnavailable: it cannot be opened or created.
         """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
         loop = asyncio.get_running_loop()
         try:
-            connection = await loop.run_in_executor(thread, _connect, path)
+            connection, claimed = await loop.run_in_executor(thread, _claimed, path)
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(path, connection, thread)
+        return cls(path, connection, claimed, thread)
 
     async def read(self, work: Work[T]) -> T:
         """What ``work`` returns for the connection, seen at one moment. Raises OutboxUnavailable.
@@ -73,8 +80,12 @@ class Database:
         if self._closed:
             return
         self._closed = True
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._let_go)
         self._thread.shutdown(wait=True)
+
+    def _let_go(self) -> None:
+        with self._claimed:
+            self._connection.close()
 
     async def _run(self, begin: str, work: Work[T]) -> T:
         if self._closed:
@@ -97,6 +108,15 @@ def _transact(connection: sqlite3.Connection, begin: str, work: Work[T]) -> T:
         connection.rollback()
         raise
     return result
+
+
+def _claimed(path: Path) -> tuple[sqlite3.Connection, BinaryIO]:
+    claimed = claim(path)
+    try:
+        return _connect(path), claimed
+    except BaseException:
+        claimed.close()
+        raise
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -44,6 +44,7 @@ class SqliteOutbox(Outbox):
 
         Raises:
             NotAnOutbox: the file belongs to something else or to a newer version.
+            OutboxInUse: another server works with it.
             OutboxUnavailable: it cannot be opened or created.
         """
         return cls(await Database.open(path), clock)

@@ -33,8 +33,8 @@ def versions(**engine: str) -> dict[str, str]:
 async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIterator[Node]:
     """A node that works until the context ends, and then leaves nothing undone that it can do.
 
-    Raises NotAnOutbox or OutboxUnavailable if the outbox file cannot be used, and ValueError if
-    the settings of keys or callbacks cannot.
+    Raises NotAnOutbox, OutboxInUse or OutboxUnavailable if the outbox file cannot be used, and
+    ValueError if the settings of keys or callbacks cannot.
     """
     access, outward = access_of(settings), _outward(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
