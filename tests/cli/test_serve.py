@@ -1,11 +1,14 @@
 """``proofserve serve`` as a person runs it, up to the moment at which vLLM would start."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from proofserve.cli import serve
 from proofserve.cli.main import app
+from proofserve.outbox.claim import claim
 from proofserve.wiring.launch import ServerCommand
 
 KEY, OTHER, VIEWERS = "first-secret", "second-secret", "third-secret"
@@ -13,8 +16,9 @@ OPEN = ("--host", "0.0.0.0")  # noqa: S104
 
 
 @pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerCommand]:
-    """What would have been started."""
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ServerCommand]:
+    """What would have been started, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
     for name in ("POC_API_KEY", "POC_VIEWER_KEY", "POC_API_KEYS_FILE", "POC_ALLOW_ANONYMOUS"):
         monkeypatch.delenv(name, raising=False)
     commands: list[ServerCommand] = []
@@ -92,4 +96,24 @@ def test_what_cannot_be_meant_is_refused_without_showing_a_key(
     assert complaint in said(result)
     assert "secret" not in said(result)
     assert "se cret" not in said(result)
+    assert started == []
+
+
+def test_an_outbox_of_another_server_is_refused_before_vllm_starts(
+    started: list[ServerCommand], tmp_path: Path
+) -> None:
+    with claim(tmp_path / "proofserve-outbox.sqlite"):
+        result = run("--host", "127.0.0.1")
+        assert result.exit_code == 2
+        assert "belongs to another server that runs" in said(result)
+        assert started == []
+        assert run("--host", "127.0.0.1", "--poc-outbox", "mine.sqlite").exit_code == 0
+    assert run("--host", "127.0.0.1").exit_code == 0
+    assert len(started) == 2
+
+
+def test_an_outbox_in_a_folder_that_is_not_there_is_refused(started: list[ServerCommand]) -> None:
+    result = run("--host", "127.0.0.1", "--poc-outbox", "nowhere/outbox.sqlite")
+    assert result.exit_code == 2
+    assert "No such file or directory" in said(result)
     assert started == []

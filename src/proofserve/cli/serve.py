@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from proofserve.outbox.claim import claim
+from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings import node_settings
 from proofserve.wiring.access import allowlist_of, require_known_callers_of
 from proofserve.wiring.launch import become, server_command
@@ -123,10 +125,12 @@ def _check(poc: Mapping[str, str], vllm_options: Sequence[str]) -> None:
         chosen = node_settings(poc)
         require_known_callers_of(chosen, vllm_options)
         allowlist_of(chosen)
+        if chosen.enabled:
+            claim(chosen.outbox).close()
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
         hint = f"--poc-{name.replace('_', '-')} / POC_{name.upper()}"
         raise typer.BadParameter(first["msg"], param_hint=hint) from error
-    except ValueError as error:
+    except (ValueError, OutboxUnavailable) as error:
         raise typer.BadParameter(str(error)) from error
