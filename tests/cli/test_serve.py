@@ -27,7 +27,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ServerComma
 
 
 def run(*args: str, **variables: str) -> Result:
-    return CliRunner().invoke(app, ["serve", "model", "--enable-poc", *args], env=variables)
+    # Wide enough that no path is cut in two.
+    wide = {"COLUMNS": "400", "TERMINAL_WIDTH": "400"}
+    return CliRunner().invoke(app, ["serve", "model", "--enable-poc", *args], env=wide | variables)
 
 
 def said(result: Result) -> str:

@@ -1,8 +1,10 @@
 """Whether chat answers stay what they are while a round runs."""
 
+import statistics
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations, product
 
 from proofserve.lab.chats import chats
 from proofserve.lab.figures import median
@@ -13,6 +15,9 @@ from proofserve.lab.telling import Progress
 from proofserve.lab.waiting import computing_round
 
 AT_ONCE = 8
+# Eight at a time are batched as they come, and some answers are another batch's: how many differ
+# from run to run by a factor of two. So there are several runs of a kind, in turns.
+RUNS_WITH_A_ROUND = 2
 # A first answer costs a server things that no later one does.
 WARM_UPS = 8
 FIRST_SEED = 1_000
@@ -20,12 +25,16 @@ FIRST_SEED = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How the runs of the same chats compare. Latencies are medians in seconds."""
+    """How the runs of the same chats compare. Latencies are medians in seconds.
+
+    Of eight at a time: the most answers that differ between two runs without proofs, and the
+    median of those that differ between one with a round and one without.
+    """
 
     asked: int
     identical: int
     differing_plain: int
-    differing_round: int
+    differing_round: float
     errors: tuple[str, ...]
     plain_latency_s: float | None
     round_latency_s: float | None
@@ -34,7 +43,7 @@ class Answers:
 def measure_answers(
     node: NodeClient, work: Work, chats_per_run: int, max_tokens: int, progress: Progress
 ) -> Answers:
-    """Ask one at a time (without, with a round), then eight at a time (twice without, with)."""
+    """Ask one at a time (without, with a round), then eight at a time (in turns)."""
     asker = _Asker(node, work, max_tokens, progress)
     asker.ask("warming up", range(WARM_UPS), AT_ONCE)
     one = range(FIRST_SEED, FIRST_SEED + chats_per_run)
@@ -42,29 +51,33 @@ def measure_answers(
     one_plain = asker.ask("one at a time, no proofs", one, 1)
     with computing_round(node, work):
         one_round = asker.ask("one at a time, a round running", one, 1)
-    eight_plain = asker.ask("eight at a time, no proofs", eight, AT_ONCE)
-    eight_again = asker.ask("eight at a time, no proofs, again", eight, AT_ONCE)
-    with computing_round(node, work):
-        eight_round = asker.ask("eight at a time, a round running", eight, AT_ONCE)
-    return compare_answers((one_plain, one_round), (eight_plain, eight_again, eight_round))
+    eight_plain = [asker.ask("eight at a time, no proofs", eight, AT_ONCE)]
+    eight_round = []
+    for _ in range(RUNS_WITH_A_ROUND):
+        with computing_round(node, work):
+            eight_round.append(asker.ask("eight at a time, a round running", eight, AT_ONCE))
+        eight_plain.append(asker.ask("eight at a time, no proofs, again", eight, AT_ONCE))
+    return compare_answers((one_plain, one_round), eight_plain, eight_round)
 
 
 def compare_answers(
     one: tuple[Sequence[Reply], Sequence[Reply]],
-    eight: tuple[Sequence[Reply], Sequence[Reply], Sequence[Reply]],
+    eight_plain: Sequence[Sequence[Reply]],
+    eight_round: Sequence[Sequence[Reply]],
 ) -> Answers:
     """Byte for byte. A reply that failed is identical to nothing.
 
-    ``one`` holds the runs without and with a round; ``eight`` two runs without, then one with.
+    ``one`` holds the runs without and with a round. Raises ValueError for a run of another length.
     """
     plain, with_round = one
-    first, second, third = eight
-    replies = (*plain, *with_round, *first, *second, *third)
+    replies = [*plain, *with_round, *chain(*eight_plain, *eight_round)]
+    between_plain = [differing(*pair) for pair in combinations(eight_plain, 2)]
+    across = [differing(*pair) for pair in product(eight_plain, eight_round)]
     return Answers(
         asked=len(plain),
         identical=len(plain) - differing(plain, with_round),
-        differing_plain=differing(first, second),
-        differing_round=differing(first, third),
+        differing_plain=max(between_plain),
+        differing_round=statistics.median(across),
         errors=tuple(reply.error for reply in replies if reply.error),
         plain_latency_s=median([reply.seconds for reply in plain]),
         round_latency_s=median([reply.seconds for reply in with_round]),
