@@ -117,7 +117,7 @@ def embedded(
     yield running
     assert running.close() == set()
     # vLLM waits a moment, kills what is left, and does not look back.
-    _, alive = psutil.wait_procs(family | (engine_processes() - before), timeout=30.0)
+    _, alive = psutil.wait_procs(family | (engine_processes() - before), timeout=5.0)
     assert alive == []
 
 

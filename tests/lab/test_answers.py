@@ -19,13 +19,13 @@ def failed(error: str) -> Reply:
 def test_each_run_is_compared_with_the_right_ones() -> None:
     answers = compare_answers(
         (said("a", "b", "c", "d"), said("a", "b", "C", "d")),
-        # They differ by 1, 1 and 2.
+        # They differ by 1, 1 and 2: in the middle by 1.
         [said("a", "b", "c", "d"), said("a", "B", "c", "d"), said("a", "b", "c", "D")],
         # From each of these by 3, 4 and 2, and by 1, 2 and 2.
         [said("A", "b", "C", "D"), said("a", "b", "C", "d")],
     )
     assert (answers.asked, answers.identical) == (4, 3)
-    assert (answers.differing_plain, answers.differing_round) == (2, 2.0)
+    assert (answers.differing_plain, answers.differing_round) == (1, 2.0)
     assert answers.errors == ()
     assert answers.plain_latency_s == 2.0
 

@@ -27,13 +27,13 @@ FIRST_SEED = 1_000
 class Answers:
     """How the runs of the same chats compare. Latencies are medians in seconds.
 
-    Of eight at a time: the most answers that differ between two runs without proofs, and the
-    median of those that differ between one with a round and one without.
+    Of eight at a time, in the median of all pairs of runs: answers that differ between two without
+    proofs, and between one with a round and one without.
     """
 
     asked: int
     identical: int
-    differing_plain: int
+    differing_plain: float
     differing_round: float
     errors: tuple[str, ...]
     plain_latency_s: float | None
@@ -76,7 +76,7 @@ def compare_answers(
     return Answers(
         asked=len(plain),
         identical=len(plain) - differing(plain, with_round),
-        differing_plain=max(between_plain),
+        differing_plain=statistics.median(between_plain),
         differing_round=statistics.median(across),
         errors=tuple(reply.error for reply in replies if reply.error),
         plain_latency_s=median([reply.seconds for reply in plain]),

@@ -86,12 +86,12 @@ def _answer_figures(answers: Answers) -> tuple[Figure, ...]:
         Figure(
             "differing_without_proofs",
             answers.differing_plain,
-            "eight at a time: most answers that differ between two of three runs without proofs",
+            "eight at a time: answers that differ between two runs without proofs, median of three",
         ),
         Figure(
             "differing_with_proofs",
             answers.differing_round,
-            "eight at a time: answers that differ with a round from without, median of six pairs",
+            "eight at a time: answers that differ with a round from without, median of six",
             at_most(answers.differing_plain),
         ),
         Figure("latency_s_plain", answers.plain_latency_s, "median of a chat, no proofs"),
