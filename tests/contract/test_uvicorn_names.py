@@ -33,6 +33,9 @@ async def protocol() -> HttpToolsProtocol:
     ("name", "takes"),
     [
         ("__init__", ["self", "config", "server_state", "app_state", "_loop"]),
+        ("on_message_begin", ["self"]),
+        ("on_url", ["self", "url"]),
+        ("on_header", ["self", "name", "value"]),
         ("on_headers_complete", ["self"]),
         ("on_body", ["self", "body"]),
         ("on_message_complete", ["self"]),
@@ -74,6 +77,20 @@ async def test_names_of_headers_come_in_lower_case_and_the_url_as_it_was_sent(
     assert protocol.url == b"/v1/completions?a=b"
     assert protocol.headers == [(b"x-request-id", b"Mine"), (b"expect", b"100-Continue")]
     assert protocol.expect_100_continue
+
+
+def test_what_follows_an_answer_when_nothing_is_pipelined() -> None:
+    # The protocol does the same, but for the timer.
+    lines = inspect.getsource(HttpToolsProtocol.on_response_complete)
+    done = [line.strip() for line in lines.splitlines()[1:] if "#" not in line and line.strip()]
+    assert done[:5] == [
+        "self.server_state.total_requests += 1",
+        "if self.transport.is_closing():",
+        "return",
+        "self._unset_keepalive_if_required()",
+        "self.flow.resume_reading()",
+    ]
+    assert "self.timeout_keep_alive, self.timeout_keep_alive_handler" in lines
 
 
 def test_flow_control() -> None:

@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 from proofserve.gateway.backends import Backend
+from proofserve.gateway.batching import WriteBatch
 from proofserve.gateway.records import BackendSpec
 from proofserve.gateway.upstream import Pool
 
@@ -24,4 +25,6 @@ def backend(name: str = "a", weight: float = 1.0, clock: Clock | None = None) ->
     """A backend that nobody connects to."""
     url = f"http://{name}"
     no_loop = cast("Any", None)
-    return Backend(BackendSpec(url, weight), Pool(url, 1.0, no_loop), clock or Clock())
+    return Backend(
+        BackendSpec(url, weight), Pool(url, 1.0, no_loop, WriteBatch(no_loop)), clock or Clock()
+    )

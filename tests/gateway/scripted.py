@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -118,14 +119,18 @@ class Backend:
         self.port = 0
         # Whether connections are reset as soon as they are accepted.
         self.hostile = False
+        # With one it speaks TLS.
+        self.tls: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=512)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, backlog=512, ssl=self.tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:
@@ -180,9 +185,12 @@ def _probed(head: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def _running(*scripts: Script) -> AsyncIterator[list[Backend]]:
+async def _running(
+    *scripts: Script, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[list[Backend]]:
     made = [Backend(script) for script in scripts]
     for backend in made:
+        backend.tls = tls
         await backend.start()
     try:
         yield made
@@ -193,9 +201,11 @@ async def _running(*scripts: Script) -> AsyncIterator[list[Backend]]:
         await until(lambda: not any(backend.connections for backend in made))
 
 
-def backends(*scripts: Script) -> AbstractAsyncContextManager[list[Backend]]:
+def backends(
+    *scripts: Script, tls: ssl.SSLContext | None = None
+) -> AbstractAsyncContextManager[list[Backend]]:
     """One backend for each script, listening."""
-    return _running(*scripts)
+    return _running(*scripts, tls=tls)
 
 
 @contextmanager

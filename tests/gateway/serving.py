@@ -25,7 +25,7 @@ KINDS_OF_LOOP = ["uvloop", pytest.param("asyncio", marks=pytest.mark.slow)]
 class Server:
     """A gateway under uvicorn in a thread of its own."""
 
-    def __init__(self, plan: GatewayPlan, loop: Any = "uvloop") -> None:
+    def __init__(self, plan: GatewayPlan, loop: Any, keep_alive: float) -> None:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
@@ -38,6 +38,7 @@ class Server:
             access_log=False,
             server_header=False,
             log_level="critical",
+            timeout_keep_alive=keep_alive,  # type: ignore[arg-type] # whole seconds are long
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
@@ -102,9 +103,11 @@ def plan_for(*targets: Backend | str, **changes: Any) -> GatewayPlan:
 
 
 @asynccontextmanager
-async def serving(plan: GatewayPlan, loop: Any = "uvloop") -> AsyncIterator[Server]:
+async def serving(
+    plan: GatewayPlan, loop: Any = "uvloop", keep_alive: float = 60.0
+) -> AsyncIterator[Server]:
     """A running gateway; afterwards nothing may be held for anybody."""
-    server = Server(plan, loop)
+    server = Server(plan, loop, keep_alive)
     await server.start()
     try:
         yield server

@@ -10,6 +10,7 @@ import pytest
 from gateway.asked import Asked, asked, listing
 from proofserve.gateway import prober as module
 from proofserve.gateway.backends import Backend
+from proofserve.gateway.batching import WriteBatch
 from proofserve.gateway.prober import Prober
 from proofserve.gateway.records import BackendSpec
 from proofserve.gateway.upstream import Pool
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 def backend_at(url: str) -> Backend:
     loop = asyncio.get_running_loop()
-    return Backend(BackendSpec(url), Pool(url, 1.0, loop), loop.time)
+    return Backend(BackendSpec(url), Pool(url, 1.0, loop, WriteBatch(loop)), loop.time)
 
 
 @pytest.fixture

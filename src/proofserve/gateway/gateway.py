@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from proofserve.gateway.admission import Admission
 from proofserve.gateway.backends import Backend, Fleet
+from proofserve.gateway.batching import WriteBatch
 from proofserve.gateway.clients import Clients
 from proofserve.gateway.connection import Connection
 from proofserve.gateway.headers import STAYS_BEHIND, CrossOrigin, RequestIds
@@ -22,6 +23,7 @@ class Gateway:
     def __init__(self, plan: GatewayPlan) -> None:
         self.plan = plan
         self.loop = asyncio.get_running_loop()
+        self.writes = WriteBatch(self.loop)
         self.admission = Admission(plan.max_concurrent, plan.queue_limit)
         self.clients = Clients(plan.clients)
         self.fleet = Fleet([self._backend(spec) for spec in plan.backends], plan.affinity)
@@ -41,7 +43,7 @@ class Gateway:
         self.metrics.register(GatewayCollector(self.tally, self._gauges()))
 
     def _backend(self, spec: BackendSpec) -> Backend:
-        pool = Pool(spec.url, self.plan.timeouts.connect, self.loop)
+        pool = Pool(spec.url, self.plan.timeouts.connect, self.loop, self.writes)
         return Backend(spec, pool, self.loop.time)
 
     def close(self) -> None:

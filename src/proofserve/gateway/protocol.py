@@ -6,7 +6,7 @@ FastAPI application. ASGI middleware does not see the short cut.
 
 import socket
 import struct
-from asyncio import AbstractEventLoop, Transport
+from asyncio import AbstractEventLoop, TimerHandle, Transport
 from typing import Any
 
 from uvicorn.config import Config
@@ -43,6 +43,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._active: Exchange | None = None
         # Those whose body has come; a pipelined one may have to wait for its turn.
         self._received: set[Exchange] = set()
+        self._idle_since = 0.0
+        self._idle_timer: TimerHandle | None = None
 
     # -- what the parser tells ---------------------------------------------------------------
 
@@ -50,7 +52,10 @@ class GatewayProtocol(HttpToolsProtocol):
         """A request begins."""
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A line of its head."""
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Take the short cut, or leave the request to uvicorn."""
@@ -72,14 +77,15 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _leave_to_uvicorn(self) -> None:
         # Only an ASGI application needs the scope that uvicorn makes when a request begins.
-        url, headers, expected = self.url, self.headers, self.expect_100_continue
+        url, headers = self.url, self.headers
         super().on_message_begin()
-        self.url, self.expect_100_continue = url, expected
-        self.headers.extend(headers)
+        super().on_url(url)
+        for name, value in headers:
+            super().on_header(name, value)
         super().on_headers_complete()
 
     def _invite(self, exchange: Exchange) -> None:
-        if not self.expect_100_continue:
+        if not exchange.expects_continue:
             return
         if exchange.refusal is not None:
             # The client has asked before it sends, and may spare itself the body.
@@ -128,7 +134,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override] # as uvicorn
         """A client has come."""
-        super().connection_made(transport)
+        super().connection_made(self._gateway.writes.to_client(transport))
         self._gateway.connections.add(self)
 
     def pause_writing(self) -> None:
@@ -146,6 +152,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left: everything that it asked for is dropped."""
         self._gateway.connections.discard(self)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         for cycle in (self._active, self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if isinstance(cycle, Exchange):
                 cycle.client_gone()
@@ -172,7 +180,26 @@ class GatewayProtocol(HttpToolsProtocol):
         self._active = None
         if not exchange.keep_alive:
             self.transport.close()
-        self.on_response_complete()
+        if self.pipeline or self.transport.is_closing():
+            self.on_response_complete()
+            return
+        # As there, but for a timer that would be set after each answer and unset by each request.
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        self._idle_since = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
+
+    def _look_if_idle(self) -> None:
+        self._idle_timer = None
+        if not isinstance(self.cycle, Exchange) or not self.cycle.response_complete:
+            # Busy; or its latest request was uvicorn's, and so is the clock.
+            return
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._idle_timer = self.loop.call_later(left, self._look_if_idle)
+        else:
+            self.transport.close()
 
     def abort(self) -> None:
         """Cut the connection, by a reset: an orderly end might be the end of the answer."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from proofserve.gateway.batching import WriteBatch
 from proofserve.gateway.failures import (
     BACKEND_BROKE,
     BACKEND_GARBLED,
@@ -19,8 +20,6 @@ from proofserve.gateway.failures import (
 )
 
 HEAD_BYTES = 64 * 1024
-# Up to here a copy costs less than a second system call.
-ONE_WRITE_BYTES = 64 * 1024
 # What the kernel may take of a backend that a client does not read. Left to itself it takes up to
 # 32 MiB for each connection. Answers of models are small: a window of this size slows none down.
 RECEIVE_BYTES = 512 * 1024
@@ -68,6 +67,7 @@ class Upstream(asyncio.Protocol):
         self.until_close = False
         self.used = False
         self.silent = True
+        self._paused = False
         self.idle_since = 0.0
 
     # -- the owner's side --------------------------------------------------------------------
@@ -78,26 +78,26 @@ class Upstream(asyncio.Protocol):
         self._head, self._in_head, self._messages = b"", True, 0
         self._complete = self.until_close = False
         self.silent = True
-        if len(body) < ONE_WRITE_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines([head, body])
+        self._transport.writelines([head, body])
 
     def pause(self) -> None:
         """Read no more until ``resume``: the client takes less than the backend gives."""
+        self._paused = True
         self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
+        self._paused = False
         self._transport.resume_reading()
 
     def release(self) -> None:
         """The answer is complete: somebody else may have the connection, if it still stands."""
         self._owner = None
-        if self._keep_alive and self._complete and not self._transport.is_closing():
+        if self._keep_alive and self._complete:
             self.used = True
-            # Its last bytes may have been more than the client could take.
-            self.resume()
+            if self._paused:
+                # Its last bytes were more than the client could take.
+                self.resume()
             self._pool.put_back(self)
         else:
             self.abort()
@@ -120,7 +120,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands."""
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = self._pool.writes.to_backend(cast("asyncio.Transport", transport))
         self._pool.opened += 1
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -209,7 +209,10 @@ class Upstream(asyncio.Protocol):
 class Pool:
     """The connections to one backend; idle ones are kept for a moment, the latest used first."""
 
-    def __init__(self, url: str, connect_s: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, url: str, connect_s: float, loop: asyncio.AbstractEventLoop, writes: WriteBatch
+    ) -> None:
+        self.writes = writes
         parts = urlsplit(url)
         self.host = parts.netloc.encode() or b"localhost"
         self._unix = parts.path if parts.scheme == "unix" else None

@@ -1,0 +1,236 @@
+"""Writes that wait for the end of a turn, on real sockets and both kinds of loop."""
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.scripted import AT_ONCE, PATIENCE_S, until
+from proofserve.gateway.batching import BatchedTransport, WriteBatch
+
+pytestmark = pytest.mark.anyio
+Batched = Callable[[WriteBatch, asyncio.Transport], asyncio.Transport]
+TO_CLIENT: Batched = WriteBatch.to_client
+TO_BACKEND: Batched = WriteBatch.to_backend
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": request.param == "uvloop"}
+
+
+class Told(asyncio.Protocol):
+    """Keeps what a transport tells."""
+
+    def __init__(self) -> None:
+        self.paused = self.resumed = 0
+        self.lost = asyncio.Event()
+
+    def pause_writing(self) -> None:
+        self.paused += 1
+
+    def resume_writing(self) -> None:
+        self.resumed += 1
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.lost.set()
+
+
+class Line:
+    """A connection: we write to ``transport``, and somebody reads from ``peer``."""
+
+    def __init__(self, transport: asyncio.Transport, told: Told, peer: socket.socket) -> None:
+        self.transport = transport
+        self.told = told
+        self.peer = peer
+
+    def arrived(self) -> bytes:
+        """What has come so far."""
+        try:
+            return self.peer.recv(2**20)
+        except BlockingIOError:
+            return b""
+
+    async def everything(self) -> bytes:
+        """What comes until we close."""
+        loop, found = asyncio.get_running_loop(), bytearray()
+        async with asyncio.timeout(PATIENCE_S):
+            while data := await loop.sock_recv(self.peer, 2**16):
+                found += data
+        return bytes(found)
+
+
+@asynccontextmanager
+async def line(batch: WriteBatch, batched: Batched = TO_CLIENT) -> AsyncIterator[Line]:
+    loop, listener = asyncio.get_running_loop(), socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    peer, _ = listener.accept()
+    listener.close()
+    peer.setblocking(False)
+    raw, told = await loop.create_connection(Told, sock=ours)
+    try:
+        yield Line(batched(batch, cast("asyncio.Transport", raw)), told, peer)
+    finally:
+        if not told.lost.is_set():
+            raw.abort()
+        peer.close()
+        await told.lost.wait()
+
+
+@pytest.fixture
+async def batch() -> WriteBatch:
+    return WriteBatch(asyncio.get_running_loop())
+
+
+@pytest.fixture
+def vectors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bytes]]:
+    """What went to which socket, in order."""
+    seen, writev = [], os.writev
+
+    def watched(number: int, parts: Sequence[bytes]) -> int:
+        seen.append((number, b"".join(parts)))
+        return writev(number, parts)
+
+    monkeypatch.setattr(os, "writev", watched)
+    return seen
+
+
+def number_of(connection: Line) -> int:
+    number: int = connection.transport.get_extra_info("socket").fileno()
+    return number
+
+
+async def test_nothing_leaves_before_the_end_of_the_turn_and_then_all_at_once(
+    batch: WriteBatch, vectors: list[tuple[int, bytes]]
+) -> None:
+    async with line(batch) as one:
+        one.transport.write(b"a")
+        one.transport.writelines([b"b", bytearray(b"c")])
+        one.transport.write(memoryview(b"d"))
+        assert one.arrived() == b""
+        await asyncio.sleep(0)
+        assert one.arrived() == b"abcd"
+        assert vectors == [(number_of(one), b"abcd")]
+        one.transport.write(b"e")
+        await asyncio.sleep(0)
+        assert one.arrived() == b"e"
+
+
+async def test_backends_come_before_clients_and_equals_in_their_order(
+    batch: WriteBatch, vectors: list[tuple[int, bytes]]
+) -> None:
+    async with (
+        line(batch) as client,
+        line(batch) as another,
+        line(batch, TO_BACKEND) as backend,
+        line(batch, TO_BACKEND) as other,
+    ):
+        for number, each in enumerate((client, backend, another, other)):
+            each.transport.write(b"%d" % number)
+        await asyncio.sleep(0)
+        assert [number for number, _ in vectors] == [
+            number_of(each) for each in (backend, other, client, another)
+        ]
+
+
+async def test_a_reader_that_is_slow_gets_everything_and_we_are_told(
+    batch: WriteBatch, vectors: list[tuple[int, bytes]]
+) -> None:
+    pieces = [bytes([number]) * 2**18 for number in range(64)]
+    async with line(batch) as one:
+        for piece in pieces:
+            one.transport.write(piece)
+            await asyncio.sleep(0)
+        assert one.told.paused == 1
+        assert one.transport.get_write_buffer_size() > 0
+        # While the transport has a queue nobody writes past it.
+        assert len(vectors) < len(pieces)
+        one.transport.close()
+        assert await one.everything() == b"".join(pieces)
+        assert one.told.resumed == 1
+
+
+@given(
+    turns=st.lists(st.lists(st.integers(0, 2**17), min_size=1, max_size=4), max_size=12),
+    loop=st.sampled_from([asyncio.new_event_loop, uvloop.new_event_loop]),
+)
+def test_bytes_arrive_once_and_in_order_whatever_their_size(
+    turns: list[list[int]], loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def write_and_read() -> None:
+        said = bytearray()
+        async with line(WriteBatch(asyncio.get_running_loop())) as one:
+            for turn in turns:
+                for size in turn:
+                    part = struct.pack("<I", len(said)) * (size // 4 + 1)
+                    one.transport.write(part)
+                    said += part
+                await asyncio.sleep(0)
+            one.transport.close()
+            assert await one.everything() == said
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(write_and_read())
+
+
+async def test_what_was_written_before_a_close_arrives(batch: WriteBatch) -> None:
+    async with line(batch) as one:
+        one.transport.write(b"goodbye")
+        one.transport.close()
+        assert one.transport.is_closing()
+        assert await one.everything() == b"goodbye"
+
+
+async def test_what_was_written_before_an_abort_does_not(
+    batch: WriteBatch, vectors: list[tuple[int, bytes]]
+) -> None:
+    async with line(batch) as one:
+        one.transport.write(b"never")
+        one.transport.abort()
+        await one.told.lost.wait()
+        assert vectors == []
+
+
+async def test_a_socket_that_is_no_longer_ours_is_not_written_to(
+    batch: WriteBatch, vectors: list[tuple[int, bytes]]
+) -> None:
+    async with line(batch) as one, line(batch) as other:
+        assert isinstance(one.transport, BatchedTransport)
+        one.transport.write(b"for one that left")
+        # As when the loop itself finds that the other side is gone.
+        one.transport._transport.abort()
+        other.transport.write(b"for one that stayed")
+        await asyncio.sleep(0)
+        assert vectors == [(number_of(other), b"for one that stayed")]
+
+
+async def test_a_broken_connection_is_told_and_keeps_nobody_else_waiting(
+    batch: WriteBatch,
+) -> None:
+    async with line(batch) as broken, line(batch) as whole:
+        broken.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+        broken.peer.close()
+        broken.transport.write(b"?")
+        whole.transport.write(b"!")
+        await until(broken.told.lost.is_set)
+        assert whole.arrived() == b"!"
+
+
+async def test_reading_is_the_transports_business(batch: WriteBatch) -> None:
+    async with line(batch) as one:
+        transport = one.transport
+        assert isinstance(transport, BatchedTransport)
+        transport.pause_reading()
+        assert not transport._transport.is_reading()
+        transport.resume_reading()
+        assert transport._transport.is_reading()
+        assert transport.get_extra_info("peername") == one.peer.getsockname()
+        assert transport.get_extra_info("no such thing", 7) == 7

@@ -1,0 +1,81 @@
+"""Connections between two requests: kept for a while, and closed when nothing comes."""
+
+import asyncio
+import time
+
+import pytest
+
+from gateway.scripted import END, SSE_HEAD, Call, answers, backends, event
+from gateway.serving import KINDS_OF_LOOP, order, plan_for, post, serving, wire
+
+pytestmark = pytest.mark.anyio
+LOOPS = pytest.mark.parametrize("loop", KINDS_OF_LOOP)
+KEEP_S = 0.6
+HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: gateway\r\n\r\n"
+
+
+@LOOPS
+async def test_an_idle_connection_is_closed_after_its_time(loop: str) -> None:
+    async with (
+        backends(answers) as (backend,),
+        serving(plan_for(backend), loop, KEEP_S) as server,
+        wire(server.port) as client,
+    ):
+        assert (await client.ask()).status == 200
+        answered = time.monotonic()
+        assert await client.ended()
+        assert time.monotonic() - answered > KEEP_S * 0.9
+
+
+@LOOPS
+async def test_each_answer_gives_it_the_whole_time_again(loop: str) -> None:
+    async with (
+        backends(answers) as (backend,),
+        serving(plan_for(backend), loop, KEEP_S) as server,
+        wire(server.port) as client,
+    ):
+        began = time.monotonic()
+        while time.monotonic() - began < 2.5 * KEEP_S:
+            assert (await client.ask()).status == 200
+            await asyncio.sleep(KEEP_S / 6)
+        asked = time.monotonic()
+        assert (await client.ask()).status == 200
+        assert await client.ended()
+        assert time.monotonic() - asked > KEEP_S * 0.9
+
+
+@LOOPS
+async def test_an_answer_that_takes_longer_is_not_cut(loop: str) -> None:
+    async def slowly(call: Call) -> None:
+        await call.send(SSE_HEAD)
+        for number in range(5):
+            await asyncio.sleep(KEEP_S / 2)
+            await call.send(event(str(number)))
+        await call.send(END)
+
+    async with (
+        backends(slowly) as (backend,),
+        serving(plan_for(backend), loop, KEEP_S) as server,
+        wire(server.port) as client,
+    ):
+        for _ in range(2):
+            got = await client.ask(post(order(stream=True)))
+            assert got.complete
+            assert got.raw.endswith(END)
+        assert await client.ended()
+
+
+@LOOPS
+async def test_other_requests_of_the_connection_count_too(loop: str) -> None:
+    async with (
+        backends(answers) as (backend,),
+        serving(plan_for(backend), loop, KEEP_S) as server,
+        wire(server.port) as client,
+    ):
+        assert (await client.ask()).status == 200
+        for _ in range(5):
+            await asyncio.sleep(KEEP_S / 3)
+            assert (await client.ask(HEALTH)).status == 200
+        asked = time.monotonic()
+        assert await client.ended()
+        assert time.monotonic() - asked > KEEP_S * 0.8
