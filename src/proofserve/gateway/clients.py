@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from proofserve.gateway.budget import Budget, Meter
 from proofserve.gateway.failures import (
@@ -19,7 +20,7 @@ from proofserve.gateway.usage import Usage
 ANONYMOUS = ClientSpec("anonymous", "")
 
 
-class Charge(NamedTuple):
+class Charge(msgspec.Struct, frozen=True, gc=False):
     """Tokens set aside for one request, and the end of the window they were taken from."""
 
     tokens: int

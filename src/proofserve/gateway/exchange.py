@@ -4,7 +4,6 @@ An exchange owns its client's charge, its permit, its place at a backend and the
 All its methods are callbacks of one event loop; none of them waits.
 """
 
-import enum
 import math
 from collections.abc import Sequence
 
@@ -18,6 +17,14 @@ from proofserve.gateway.failures import Failure
 from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.headers import Header, request_head, response_head
 from proofserve.gateway.orders import Order
+from proofserve.gateway.stages import (
+    CONNECTING,
+    ENDED,
+    QUEUED,
+    RECEIVING,
+    RELAYING,
+    WAITING,
+)
 from proofserve.gateway.upstream import Upstream
 
 # Backends that one request may try.
@@ -26,23 +33,14 @@ ATTEMPTS = 3
 PREFIX_BYTES = 1024
 
 
-class Stage(enum.IntEnum):
-    """How far an exchange is."""
-
-    RECEIVING = 0
-    QUEUED = 1
-    CONNECTING = 2
-    WAITING = 3
-    RELAYING = 4
-    ENDED = 5
-
-
 class Exchange:
     """One request of a client."""
 
     # What most exchanges never change is told once, for all of them.
     _body: bytes | bytearray = b""
-    _stage = Stage.RECEIVING
+    _stage = RECEIVING
+    # Whether the client has its answer.
+    response_complete = False
     # It will be answered with this, whatever its body says.
     refusal: Failure | None = None
     _client: Client | None = None
@@ -79,9 +77,9 @@ class Exchange:
         gateway.watch.add(self)
 
     @property
-    def response_complete(self) -> bool:
-        """Whether the client has its answer."""
-        return self._stage is Stage.ENDED
+    def expects_continue(self) -> bool:
+        """Whether the client waits for a word before it sends the body."""
+        return self._value_of(b"expect", b"").lower() == b"100-continue"
 
     # -- the client's side -------------------------------------------------------------------
 
@@ -121,7 +119,7 @@ class Exchange:
 
     def client_gone(self) -> None:
         """Nobody wants the answer any more."""
-        if self._stage is not Stage.ENDED:
+        if self._stage is not ENDED:
             self._end("client_left")
 
     def pause(self) -> None:
@@ -166,13 +164,13 @@ class Exchange:
         gateway = self._gateway
         self._began = gateway.loop.time()
         entry = gateway.admission.enter(self)
-        if entry is Entry.REFUSED:
-            return failures.QUEUE_FULL.after(self._expected_wait())
-        if entry is Entry.QUEUED:
-            self._stage = Stage.QUEUED
+        if entry is Entry.GRANTED:
+            self.permit_granted()
+        elif entry is Entry.QUEUED:
+            self._stage = QUEUED
             self._deadline = self._began + gateway.plan.timeouts.queue
         else:
-            self.permit_granted()
+            return failures.QUEUE_FULL.after(self._expected_wait())
         return None
 
     def _expected_wait(self) -> float:
@@ -185,7 +183,7 @@ class Exchange:
         now = gateway.loop.time()
         gateway.tally.wait.observe(now - self._began)
         self._permit = True
-        self._stage = Stage.CONNECTING
+        self._stage = CONNECTING
         self._began = now
         self._deadline = now + gateway.plan.timeouts.total
         if gateway.plan.affinity:
@@ -199,19 +197,19 @@ class Exchange:
     # -- the backend's side ------------------------------------------------------------------
 
     def _go_to(self, backend: Backend, fresh: bool = False) -> None:
-        self._stage = Stage.CONNECTING
+        self._stage = CONNECTING
         self._backend = backend
         backend.chosen()
         backend.pool.acquire(self, fresh)
 
     def connected(self, upstream: Upstream) -> None:
         """Send the request, if anybody still wants its answer."""
-        if self._stage is not Stage.CONNECTING or self._backend is None:
+        if self._stage is not CONNECTING or self._backend is None:
             upstream.spare()
             return
         gateway = self._gateway
         self._upstream = upstream
-        self._stage = Stage.WAITING
+        self._stage = WAITING
         first_byte = gateway.loop.time() + gateway.plan.timeouts.first_byte
         self._deadline = min(first_byte, self._began + gateway.plan.timeouts.total)
         host, body = self._backend.pool.host, self._body
@@ -221,7 +219,7 @@ class Exchange:
 
     def connect_failed(self, failure: Failure) -> None:
         """Try another backend."""
-        if self._stage is Stage.CONNECTING:
+        if self._stage is CONNECTING:
             self._fail_over(failure)
 
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
@@ -235,7 +233,7 @@ class Exchange:
             backend.failed()
             if self._moved_on("backend_error"):
                 return
-        self._stage = Stage.RELAYING
+        self._stage = RELAYING
         now = gateway.loop.time()
         timeouts = gateway.plan.timeouts
         self._deadline = min(now + timeouts.stall, self._began + timeouts.total)
@@ -267,7 +265,7 @@ class Exchange:
     def answer_broken(self, failure: Failure) -> None:
         """Before the answer has begun somebody else may give it; afterwards nobody can."""
         upstream, self._upstream = self._upstream, None
-        if self._stage is Stage.RELAYING:
+        if self._stage is RELAYING:
             if self._backend is not None:
                 self._backend.failed()
             self._break_off(failure)
@@ -287,14 +285,14 @@ class Exchange:
             return
         timeouts = self._gateway.plan.timeouts
         stage = self._stage
-        if stage is Stage.RECEIVING:
+        if stage is RECEIVING:
             self.keep_alive = False
             self._fail(self.refusal or failures.RECEIVE_TIMEOUT)
-        elif stage is Stage.QUEUED:
+        elif stage is QUEUED:
             self._fail(failures.QUEUE_TIMEOUT.after(self._expected_wait()))
         elif now >= self._began + timeouts.total:
             self._too_late(failures.TOTAL_TIMEOUT)
-        elif stage is Stage.WAITING:
+        elif stage is WAITING:
             self._fail_over(failures.FIRST_BYTE_TIMEOUT)
         elif self._answer is not None:
             silent_since = now if self._paused else self._answer.last
@@ -316,7 +314,7 @@ class Exchange:
             self._too_late(failures.SHUTTING_DOWN)
 
     def _too_late(self, failure: Failure) -> None:
-        if self._stage is Stage.RELAYING:
+        if self._stage is RELAYING:
             self._break_off(failure)
         else:
             self._fail(failure)
@@ -372,9 +370,10 @@ class Exchange:
     def _end(self, outcome: str) -> None:
         """Free everything: the one place where it happens."""
         gateway, stage = self._gateway, self._stage
-        self._stage = Stage.ENDED
+        self._stage = ENDED
+        self.response_complete = True
         gateway.watch.discard(self)
-        if stage is Stage.QUEUED:
+        if stage is QUEUED:
             gateway.admission.abandon(self)
         if self._backend is not None:
             self._leave_backend()

@@ -6,6 +6,7 @@ import msgspec
 
 # Set aside for an answer whose length the client left to the backend, tokens.
 USUAL_ANSWER = 1024
+UNLIMITED = (None, None, None)
 # No backend has so many. Two numbers of thousands of digits could be multiplied, but not printed.
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
@@ -34,8 +35,7 @@ class Order(msgspec.Struct, gc=False):
         nothing.
         """
         limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
-        given = [limit for limit in limits if limit is not None]
-        longest = max(0, *given) if given else USUAL_ANSWER
+        longest = USUAL_ANSWER if limits == UNLIMITED else max((0, *filter(None, limits)))
         return size + longest * max(1, self.n or 1) * (self._prompts() if self.prompt else 1)
 
     def _prompts(self) -> int:

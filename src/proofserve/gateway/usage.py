@@ -1,6 +1,6 @@
 """Tokens of an answer, read from its last bytes: the rest passes by unparsed."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
@@ -23,7 +23,7 @@ class Reported(msgspec.Struct, gc=False):
 _DECODER = msgspec.json.Decoder(Reported)
 
 
-class Usage(NamedTuple):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens that the model read and wrote."""
 
     prompt: int
