@@ -78,6 +78,18 @@ def test_each_of_several_prompts_is_answered(prompt: Any, prompts: int) -> None:
         assert OrderReader().read(body.encode()).most_tokens(0) == 20 * prompts
 
 
+@given(
+    prompts=st.lists(st.text('"\\[],:a\né')) | st.lists(st.lists(st.integers(0, 9))),
+    indent=st.sampled_from([None, 1]),
+    ascii_only=st.booleans(),
+)
+def test_prompts_are_counted_whatever_is_in_them(
+    prompts: list[Any], indent: int | None, ascii_only: bool
+) -> None:
+    body = json.dumps({"prompt": prompts, "max_tokens": 1}, indent=indent, ensure_ascii=ascii_only)
+    assert OrderReader().read(body.encode()).most_tokens(0) == max(1, len(prompts))
+
+
 @pytest.mark.parametrize("which", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
 def test_a_negative_length_is_no_income(which: str) -> None:
     assert read(**{which: -1000}, n=5).most_tokens(7) == 7
