@@ -25,7 +25,7 @@ KINDS_OF_LOOP = ["uvloop", pytest.param("asyncio", marks=pytest.mark.slow)]
 class Server:
     """A gateway under uvicorn in a thread of its own."""
 
-    def __init__(self, plan: GatewayPlan, loop: Any, keep_alive: float) -> None:
+    def __init__(self, plan: GatewayPlan, loop: Any = "uvloop", keep_alive: float = 60.0) -> None:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.scripted import AT_ONCE, PATIENCE_S, until
-from proofserve.gateway.batching import BatchedTransport, WriteBatch
+from proofserve.gateway.batching import LARGE, BatchedTransport, WriteBatch
 
 pytestmark = pytest.mark.anyio
 Batched = Callable[[WriteBatch, asyncio.Transport], asyncio.Transport]
@@ -156,6 +156,16 @@ async def test_a_reader_that_is_slow_gets_everything_and_we_are_told(
         one.transport.close()
         assert await one.everything() == b"".join(pieces)
         assert one.told.resumed == 1
+
+
+async def test_one_that_is_behind_is_known_before_the_turn_has_read_more(batch: WriteBatch) -> None:
+    async with line(batch) as one:
+        for _ in range(1000):
+            one.transport.write(bytes(LARGE + 1))
+            if one.told.paused:
+                break
+        assert one.told.paused == 1
+        assert one.transport.get_write_buffer_size() <= 2 * LARGE
 
 
 @given(

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 # What a vector of writes takes: anything that lies in memory as bytes.
 Data = bytes | bytearray | memoryview
+# From here on a part is written at once: one turn of the loop may read megabytes of a backend, and
+# whether the client takes them has to be known before all of them are here.
+LARGE = 64 * 1024
 # What is none of our business. Bound to each connection: a method that passes a call on costs more
 # than most of what it would call.
 UNCHANGED = (
@@ -89,10 +92,12 @@ class BatchedTransport(asyncio.Transport):
             setattr(self, name, getattr(transport, name))
 
     def write(self, data: Data) -> None:
-        """Write at the end of this turn. ``data`` must not change until then."""
+        """Write at the end of this turn, large ``data`` now. It must not change until then."""
         if not self._parts:
             self._batch.add(self, self._queue)
         self._parts.append(data)
+        if len(data) > LARGE:
+            self.flush()
 
     def writelines(self, list_of_data: Iterable[Data]) -> None:
         """Write all of it at the end of this turn, without a copy."""
@@ -113,10 +118,19 @@ class BatchedTransport(asyncio.Transport):
             except OSError:
                 # A full socket, or a broken one, which the transport finds out by itself.
                 written = 0
-        if written < sum(map(len, parts)):
-            self._transport.write(b"".join(parts)[written:])
+        if rest := _after(written, parts):
+            self._transport.writelines(rest)
 
     def close(self) -> None:
         """Close when everything is written."""
         self.flush()
         self._transport.close()
+
+
+def _after(written: int, parts: list[Data]) -> list[Data]:
+    """What follows the first ``written`` bytes of ``parts``, without a copy."""
+    for number, part in enumerate(parts):
+        if written < len(part):
+            return [memoryview(part)[written:], *parts[number + 1 :]]
+        written -= len(part)
+    return []
