@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.scripted import END, SSE_HEAD, Call, answers, backends, event
-from gateway.serving import KINDS_OF_LOOP, order, plan_for, post, serving, wire
+from gateway.scripted import END, SSE_HEAD, Call, Script, answers, backends, event
+from gateway.serving import KINDS_OF_LOOP, Wire, order, plan_for, post, serving, wire
 
 pytestmark = pytest.mark.anyio
 LOOPS = pytest.mark.parametrize("loop", KINDS_OF_LOOP)
@@ -14,13 +16,20 @@ KEEP_S = 0.6
 HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: gateway\r\n\r\n"
 
 
-@LOOPS
-async def test_an_idle_connection_is_closed_after_its_time(loop: str) -> None:
+@asynccontextmanager
+async def connected(script: Script, loop: str) -> AsyncIterator[Wire]:
+    """A client of a gateway before one backend."""
     async with (
-        backends(answers) as (backend,),
+        backends(script) as (backend,),
         serving(plan_for(backend), loop, KEEP_S) as server,
         wire(server.port) as client,
     ):
+        yield client
+
+
+@LOOPS
+async def test_an_idle_connection_is_closed_after_its_time(loop: str) -> None:
+    async with connected(answers, loop) as client:
         assert (await client.ask()).status == 200
         answered = time.monotonic()
         assert await client.ended()
@@ -29,11 +38,7 @@ async def test_an_idle_connection_is_closed_after_its_time(loop: str) -> None:
 
 @LOOPS
 async def test_each_answer_gives_it_the_whole_time_again(loop: str) -> None:
-    async with (
-        backends(answers) as (backend,),
-        serving(plan_for(backend), loop, KEEP_S) as server,
-        wire(server.port) as client,
-    ):
+    async with connected(answers, loop) as client:
         began = time.monotonic()
         while time.monotonic() - began < 2.5 * KEEP_S:
             assert (await client.ask()).status == 200
@@ -53,11 +58,7 @@ async def test_an_answer_that_takes_longer_is_not_cut(loop: str) -> None:
             await call.send(event(str(number)))
         await call.send(END)
 
-    async with (
-        backends(slowly) as (backend,),
-        serving(plan_for(backend), loop, KEEP_S) as server,
-        wire(server.port) as client,
-    ):
+    async with connected(slowly, loop) as client:
         for _ in range(2):
             got = await client.ask(post(order(stream=True)))
             assert got.complete
@@ -67,11 +68,7 @@ async def test_an_answer_that_takes_longer_is_not_cut(loop: str) -> None:
 
 @LOOPS
 async def test_other_requests_of_the_connection_count_too(loop: str) -> None:
-    async with (
-        backends(answers) as (backend,),
-        serving(plan_for(backend), loop, KEEP_S) as server,
-        wire(server.port) as client,
-    ):
+    async with connected(answers, loop) as client:
         assert (await client.ask()).status == 200
         for _ in range(5):
             await asyncio.sleep(KEEP_S / 3)
