@@ -108,36 +108,37 @@ def number_of(connection: Line) -> int:
     return number
 
 
-async def test_nothing_leaves_before_the_end_of_the_turn_and_then_all_at_once(
+async def test_the_first_write_of_a_turn_leaves_at_once_and_the_others_at_its_end(
     batch: WriteBatch, vectors: list[tuple[int, bytes]]
 ) -> None:
-    async with line(batch) as one:
-        one.transport.write(b"a")
-        one.transport.writelines([b"b", bytearray(b"c")])
-        one.transport.write(memoryview(b"d"))
-        assert one.arrived() == b""
-        await asyncio.sleep(0)
-        assert one.arrived() == b"abcd"
-        assert vectors == [(number_of(one), b"abcd")]
-        one.transport.write(b"e")
-        await asyncio.sleep(0)
-        assert one.arrived() == b"e"
+    async with line(batch) as first, line(batch) as one:
+        for _ in range(2):
+            first.transport.write(b"1")
+            assert first.arrived() == b"1"
+            one.transport.write(b"a")
+            one.transport.writelines([b"b", bytearray(b"c")])
+            one.transport.write(memoryview(b"d"))
+            assert one.arrived() == b""
+            await asyncio.sleep(0)
+            assert one.arrived() == b"abcd"
+        assert vectors == [(number_of(first), b"1"), (number_of(one), b"abcd")] * 2
 
 
 async def test_backends_come_before_clients_and_equals_in_their_order(
     batch: WriteBatch, vectors: list[tuple[int, bytes]]
 ) -> None:
     async with (
+        line(batch) as first,
         line(batch) as client,
         line(batch) as another,
         line(batch, TO_BACKEND) as backend,
         line(batch, TO_BACKEND) as other,
     ):
-        for number, each in enumerate((client, backend, another, other)):
+        for number, each in enumerate((first, client, backend, another, other)):
             each.transport.write(b"%d" % number)
         await asyncio.sleep(0)
         assert [number for number, _ in vectors] == [
-            number_of(each) for each in (backend, other, client, another)
+            number_of(each) for each in (first, backend, other, client, another)
         ]
 
 
@@ -192,7 +193,8 @@ def test_bytes_arrive_once_and_in_order_whatever_their_size(
 
 
 async def test_what_was_written_before_a_close_arrives(batch: WriteBatch) -> None:
-    async with line(batch) as one:
+    async with line(batch) as first, line(batch) as one:
+        first.transport.write(b"hello")
         one.transport.write(b"goodbye")
         one.transport.close()
         assert one.transport.is_closing()
@@ -202,24 +204,27 @@ async def test_what_was_written_before_a_close_arrives(batch: WriteBatch) -> Non
 async def test_what_was_written_before_an_abort_does_not(
     batch: WriteBatch, vectors: list[tuple[int, bytes]]
 ) -> None:
-    async with line(batch) as one:
+    async with line(batch) as first, line(batch) as one:
+        first.transport.write(b"hello")
         one.transport.write(b"never")
         one.transport.abort()
         await one.told.lost.wait()
-        assert vectors == []
+        assert vectors == [(number_of(first), b"hello")]
 
 
 async def test_a_socket_that_is_no_longer_ours_is_not_written_to(
     batch: WriteBatch, vectors: list[tuple[int, bytes]]
 ) -> None:
-    async with line(batch) as one, line(batch) as other:
+    async with line(batch) as other, line(batch) as one:
         assert isinstance(one.transport, BatchedTransport)
+        other.transport.write(b"hello")
         one.transport.write(b"for one that left")
         # As when the loop itself finds that the other side is gone.
         one.transport._transport.abort()
         other.transport.write(b"for one that stayed")
         await asyncio.sleep(0)
-        assert vectors == [(number_of(other), b"for one that stayed")]
+        both = [b"hello", b"for one that stayed"]
+        assert vectors == [(number_of(other), text) for text in both]
 
 
 async def test_a_broken_connection_is_told_and_keeps_nobody_else_waiting(

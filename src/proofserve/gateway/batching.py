@@ -52,12 +52,17 @@ class WriteBatch:
             return transport
         return BatchedTransport(transport, raw.fileno(), queue, self)
 
-    def add(self, transport: "BatchedTransport", queue: "list[BatchedTransport]") -> None:
-        """Flush ``transport`` when the loop has read everything that this turn brought."""
-        queue.append(transport)
-        if not self._due:
-            self._due = True
-            self._loop.call_soon(self._write)
+    def waits(self, transport: "BatchedTransport", queue: "list[BatchedTransport]") -> bool:
+        """Whether ``transport`` is flushed at the end of the turn; the first need not wait.
+
+        Its reader sleeps in any case, and wakes up while the loop reads what else the turn brought.
+        """
+        if self._due:
+            queue.append(transport)
+            return True
+        self._due = True
+        self._loop.call_soon(self._write)
+        return False
 
     def _write(self) -> None:
         self._due = False
@@ -69,7 +74,7 @@ class WriteBatch:
 
 
 class BatchedTransport(asyncio.Transport):
-    """A transport whose writes wait for the end of the turn, and go past its own queue.
+    """A transport whose writes leave with those of the others, and go past its own queue.
 
     That is allowed while its own queue is empty. What the socket does not take goes through the
     transport, and so do its errors: back-pressure and the loss of the connection are told as ever.
@@ -92,18 +97,15 @@ class BatchedTransport(asyncio.Transport):
             setattr(self, name, getattr(transport, name))
 
     def write(self, data: Data) -> None:
-        """Write at the end of this turn, large ``data`` now. It must not change until then."""
-        if not self._parts:
-            self._batch.add(self, self._queue)
-        self._parts.append(data)
-        if len(data) > LARGE:
-            self.flush()
+        """Write as soon as the batch allows, large ``data`` now. It must not change until then."""
+        self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[Data]) -> None:
-        """Write all of it at the end of this turn, without a copy."""
-        if not self._parts:
-            self._batch.add(self, self._queue)
+        """Write all of it as soon as the batch allows, without a copy."""
+        waits = bool(self._parts) or self._batch.waits(self, self._queue)
         self._parts += list_of_data
+        if not waits or (self._parts and len(self._parts[-1]) > LARGE):
+            self.flush()
 
     def flush(self) -> None:
         """Write now what waits."""
