@@ -341,6 +341,7 @@ def test_proofs_docs_and_the_engines_metrics_are_served_beside_chat(
     if not served.embedded:
         assert served.get("/api/v1/pow/status").status_code == 404
         return
+    httpx.post(f"{served.url}/v1/chat/completions", json=chat(4), timeout=60.0).raise_for_status()
     assert served.metric("vllm:request_success_total") > 0
     assert served.get("/api/v1/pow/status").json()["status"] == "IDLE"
     body = {**ROUND, "nonces": [0, 1, 2], "wait": True}
