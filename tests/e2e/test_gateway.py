@@ -332,9 +332,7 @@ async def test_clients_that_leave_free_everything(served: ServedGateway) -> None
 # -- the operator's side ---------------------------------------------------------------------
 
 
-def test_proofs_docs_and_the_engines_metrics_are_served_beside_chat(
-    served: ServedGateway,
-) -> None:
+def test_proofs_docs_and_engine_metrics_are_served_beside_chat(served: ServedGateway) -> None:
     assert served.get("/docs").status_code == 200
     assert served.get("/v1/health").json() == {"status": "ok"}
     assert served.metric("process_open_fds") > 0

@@ -52,8 +52,8 @@ class WriteBatch:
             return transport
         return BatchedTransport(transport, raw.fileno(), queue, self)
 
-    def waits(self, transport: "BatchedTransport", queue: "list[BatchedTransport]") -> bool:
-        """Whether ``transport`` is flushed at the end of the turn; the first need not wait.
+    def put_off(self, transport: "BatchedTransport", queue: "list[BatchedTransport]") -> bool:
+        """Flush ``transport`` at the end of the turn; False for the first one, which need not wait.
 
         Its reader sleeps in any case, and wakes up while the loop reads what else the turn brought.
         """
@@ -102,7 +102,7 @@ class BatchedTransport(asyncio.Transport):
 
     def writelines(self, list_of_data: Iterable[Data]) -> None:
         """Write all of it as soon as the batch allows, without a copy."""
-        waits = bool(self._parts) or self._batch.waits(self, self._queue)
+        waits = bool(self._parts) or self._batch.put_off(self, self._queue)
         self._parts += list_of_data
         if not waits or (self._parts and len(self._parts[-1]) > LARGE):
             self.flush()

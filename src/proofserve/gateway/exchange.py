@@ -17,14 +17,7 @@ from proofserve.gateway.failures import Failure
 from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.headers import Header, request_head, response_head
 from proofserve.gateway.orders import Order
-from proofserve.gateway.stages import (
-    CONNECTING,
-    ENDED,
-    QUEUED,
-    RECEIVING,
-    RELAYING,
-    WAITING,
-)
+from proofserve.gateway.stages import CONNECTING, ENDED, QUEUED, RECEIVING, RELAYING, WAITING
 from proofserve.gateway.upstream import Upstream
 
 # Backends that one request may try.

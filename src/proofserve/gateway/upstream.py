@@ -93,7 +93,7 @@ class Upstream(asyncio.Protocol):
     def release(self) -> None:
         """The answer is complete: somebody else may have the connection, if it still stands."""
         self._owner = None
-        if self._keep_alive and self._complete:
+        if self._keep_alive and self._complete and not self._transport.is_closing():
             self.used = True
             if self._paused:
                 # Its last bytes were more than the client could take.
