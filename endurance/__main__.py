@@ -8,9 +8,9 @@ import typer
 
 from endurance import chaos as killing
 from endurance import soak as soaking
-from proofserve.cli.desk import BROKEN, Desk, open_desk
 from proofserve.cli.servers import scratch_folder
-from proofserve.lab.report import Report
+from proofserve.cli.session import BROKEN, CommandSession, open_desk
+from proofserve.lab.report.report import Report
 
 app = typer.Typer(help="Long trials of node, receiver and gateway on this machine.")
 
@@ -46,7 +46,7 @@ def soak(
     _run(lambda folder, desk: soaking.soak(folder, minutes, seed, desk.line), json)
 
 
-def _run(trial: Callable[[Path, Desk], Report], json: Path | None) -> None:
+def _run(trial: Callable[[Path, CommandSession], Report], json: Path | None) -> None:
     """Show what came of a trial. Ends with exit code 1 if a limit is broken."""
     with open_desk() as desk:
         with scratch_folder() as folder, desk.interrupts.allowed():

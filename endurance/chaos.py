@@ -10,13 +10,13 @@ from endurance import files
 from endurance.load import endless_chat, order
 from endurance.servers import Node, Receiver
 from endurance.witness import Comparison, Witness
-from proofserve.lab.figures import Figure, Limit, median
-from proofserve.lab.load import ClosedLoop
-from proofserve.lab.machine import machine
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import Report
-from proofserve.lab.telling import Progress
-from proofserve.lab.waiting import wait_until
+from proofserve.lab.client.load import ClosedLoop
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.client.waiting import wait_until
+from proofserve.lab.report.figures import Figure, Limit, median
+from proofserve.lab.report.machine import machine
+from proofserve.lab.report.report import Report
 
 VICTIMS = ("api", "engine", "receiver")
 CHAT_CLIENTS = 2

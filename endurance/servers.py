@@ -12,7 +12,7 @@ import psutil
 
 from proofserve import settings
 from proofserve.cli.checkpoints import SmallModel, checkpoint
-from proofserve.cli.servers import Deployment, small_server
+from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.wiring.launch import (
     Server,
     ServerCommand,
@@ -114,7 +114,7 @@ class Node(Killable):
         super().__init__(folder, "api")
         self.outbox = folder / "outbox.sqlite"
         self.model = MODEL.name
-        deployment = Deployment(checkpoint(MODEL), self.model, FORWARD_BATCH)
+        deployment = ServerOptions(checkpoint(MODEL), self.model, FORWARD_BATCH)
         served = small_server(deployment, folder)
         self._command = ServerCommand(served.argv, {**served.env, **poc})
 

@@ -10,13 +10,13 @@ from endurance import files
 from endurance.footprint import Footprint, counted, footprint
 from endurance.load import endless_chat, order
 from endurance.servers import Gateway, Node, Receiver
-from proofserve.lab.figures import Figure, Limit
-from proofserve.lab.load import Reply, closed_loop
-from proofserve.lab.machine import machine
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import Report
-from proofserve.lab.telling import Progress
-from proofserve.lab.waiting import wait_until
+from proofserve.lab.client.load import Reply, closed_loop
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.client.waiting import wait_until
+from proofserve.lab.report.figures import Figure, Limit
+from proofserve.lab.report.machine import machine
+from proofserve.lab.report.report import Report
 
 CHAT_CLIENTS = 4
 WARM_S = 60.0

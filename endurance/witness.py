@@ -4,8 +4,8 @@ import threading
 from dataclasses import dataclass
 from typing import Self
 
-from proofserve.lab.errors import NodeError
-from proofserve.lab.node_client import NodeClient
+from proofserve.lab.client.errors import NodeError
+from proofserve.lab.client.node_client import NodeClient
 from proofserve.rounds.records import StoredResult
 
 LOOK_S = 0.05

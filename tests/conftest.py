@@ -13,9 +13,9 @@ SHARED_ENGINE = {
     "tests/e2e/test_endurance.py": "the served node",
     "tests/e2e/test_rounds.py": "the served node",
     "tests/e2e/test_watching.py": "the served node",
-    "tests/engine/test_embedded.py": "the embedded engine",
-    "tests/engine/test_shapes.py": "the embedded engine",
-    "tests/engine/test_sync.py": "the embedded engine",
+    "tests/embedded_engine/test_embedded.py": "the embedded engine",
+    "tests/embedded_engine/test_shapes.py": "the embedded engine",
+    "tests/embedded_engine/test_sync.py": "the embedded engine",
 }
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
+from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings import PREFIX, EngineSettings, GatewaySettings, NodeSettings
 
 ROOT = Path(__file__).parent.parent

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab.claimed import Wanted, from_file
-from proofserve.lab.vectors import tampered
+from proofserve.lab.client.vectors import tampered
+from proofserve.lab.verify.claimed import Wanted, from_file
 from support.environments import Environment, build_wheel, downloaded, linked
 
 ARTIFACTS = Path(__file__).parent / "data" / "artifacts-tiny-qwen3.json"

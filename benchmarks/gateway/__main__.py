@@ -15,7 +15,7 @@ from benchmarks.gateway.acceptance import judge
 from benchmarks.gateway.errors import Unusable
 from benchmarks.gateway.programs import build
 from benchmarks.gateway.rounds import Bench, Plan, starts_missing
-from proofserve.cli.progress import Line
+from proofserve.cli.progress import ProgressLine
 
 CACHE = Path(__file__).parents[2] / ".cache" / "gateway-bench"
 LOG_WIDTH = 130
@@ -100,7 +100,7 @@ def main() -> int:
     try:
         plan = _plan(options)
         programs = build(plan.cache / "bin")
-        with Line(console) as line:
+        with ProgressLine(console) as line:
             results = Bench(plan, programs, line).run()
     except Unusable as error:
         console.print(f"[red]{error}[/red]", highlight=False)

@@ -13,7 +13,7 @@ from benchmarks.gateway.processes import Service, Usage, running
 from benchmarks.gateway.programs import Programs
 from benchmarks.gateway.readings import Reading, Results, figures
 from benchmarks.gateway.scenarios import Scenario
-from proofserve.cli.progress import Line
+from proofserve.cli.progress import ProgressLine
 from proofserve.wiring.launch import free_port
 
 SELF_CHECK_S = 0.3
@@ -43,7 +43,7 @@ class Entrant:
 class Bench:
     """Carries out a plan."""
 
-    def __init__(self, plan: Plan, programs: Programs, line: Line) -> None:
+    def __init__(self, plan: Plan, programs: Programs, line: ProgressLine) -> None:
         self._plan = plan
         self._programs = programs
         self._line = line

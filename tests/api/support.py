@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from proofserve.api import answers
+from proofserve.api import response_models
 from proofserve.api.node import Deployment, Node
 from proofserve.api.routes import router
 from proofserve.engines.fake import FakeEngine
@@ -30,21 +30,21 @@ ORDER: dict[str, Any] = {
 }
 JOB: dict[str, Any] = {**ORDER, "nonces": [1, 2, 3, 4]}
 START, GENERATE, STOP, STATUS = "/init/generate", "/generate", "/stop", "/status"
-ANSWERS: dict[str, type[answers.Answer]] = {
-    START: answers.StartAnswer,
-    STOP: answers.StopAnswer,
-    STATUS: answers.NodeStatus,
-    GENERATE: answers.JobAnswer,
-    "/results": answers.ResultsPage,
-    "/versions": answers.Versions,
-    "/init": answers.PowAnswer,
-    "/init/validate": answers.PowAnswer,
-    "/phase/generate": answers.PowAnswer,
-    "/phase/validate": answers.PowAnswer,
-    "/validate": answers.JudgeAnswer,
-    "/health/live": answers.HealthAnswer,
-    "/health/ready": answers.HealthAnswer,
-    "/health/deep": answers.DeepAnswer,
+ANSWERS: dict[str, type[response_models.ResponseModel]] = {
+    START: response_models.StartAnswer,
+    STOP: response_models.StopAnswer,
+    STATUS: response_models.NodeStatusResponse,
+    GENERATE: response_models.JobAnswer,
+    "/results": response_models.ResultsPage,
+    "/versions": response_models.Versions,
+    "/init": response_models.PowAnswer,
+    "/init/validate": response_models.PowAnswer,
+    "/phase/generate": response_models.PowAnswer,
+    "/phase/validate": response_models.PowAnswer,
+    "/validate": response_models.JudgeAnswer,
+    "/health/live": response_models.HealthAnswer,
+    "/health/ready": response_models.HealthAnswer,
+    "/health/deep": response_models.DeepAnswer,
 }
 NODES_OWN = {"access", "rates", "waits"}
 # Sent as text: the JSON of Python knows these, the JSON of the standard does not.
@@ -88,7 +88,7 @@ class Server:
         self.engine.latency_s = 0.001
         self.outbox = MemoryOutbox()
         deployment = Deployment(
-            facts=self.engine.facts, enabled=True, scheme="artifact-v1", max_nonces=50
+            engine_info=self.engine.engine_info, enabled=True, scheme="artifact-v1", max_nonces=50
         )
         manager = RoundManager(self.engine, self.outbox, limits)
         self.node = Node(replace(deployment, **deployed), manager, self.outbox, **own)

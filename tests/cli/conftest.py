@@ -5,26 +5,26 @@ from pathlib import Path
 import pytest
 
 from lab.stub_node import stub_node
-from proofserve.cli import calibrate, sides
-from proofserve.cli.desk import Desk
-from proofserve.cli.servers import Deployment
-from proofserve.lab.node_client import NodeClient
+from proofserve.cli import calibrate, engines_compared
+from proofserve.cli.servers import ServerOptions
+from proofserve.cli.session import CommandSession
+from proofserve.lab.client.node_client import NodeClient
 
 from . import outbox_files
 
 
 @pytest.fixture
-def deployments(monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
+def deployments(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
     """What would have been started; a stub answers instead."""
-    started: list[Deployment] = []
+    started: list[ServerOptions] = []
 
     @contextmanager
-    def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
+    def serving(deployment: ServerOptions, desk: CommandSession) -> Iterator[NodeClient]:
         started.append(deployment)
         with stub_node() as (_, url), NodeClient(url) as node:
             yield node
 
-    for starter in (calibrate, sides):
+    for starter in (calibrate, engines_compared):
         monkeypatch.setattr(starter, "serving", serving)
     return started
 

@@ -10,9 +10,9 @@ from lab.stub_node import StubNode, stub_node
 from proofserve.cli import calibrate
 from proofserve.cli.checkpoints import SmallModel
 from proofserve.cli.main import app
-from proofserve.cli.servers import Deployment
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import DistanceWork
+from proofserve.cli.servers import ServerOptions
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import DistanceWork
 
 FEW = ("--nonces", "120", "--blocks", "2", "--keys", "2")
 
@@ -34,7 +34,9 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def deployments(deployments: list[Deployment], monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
+def deployments(
+    deployments: list[ServerOptions], monkeypatch: pytest.MonkeyPatch
+) -> list[ServerOptions]:
     """Of checkpoints that nobody writes."""
 
     def checkpoint(model: SmallModel) -> Path:
@@ -84,7 +86,9 @@ def test_blocks_that_differ_with_sign_flips_are_exit_code_1(tmp_path: Path) -> N
     assert "FAIL" in result.output
 
 
-def test_both_small_models_are_the_default(deployments: list[Deployment], tmp_path: Path) -> None:
+def test_both_small_models_are_the_default(
+    deployments: list[ServerOptions], tmp_path: Path
+) -> None:
     file = tmp_path / "figures.json"
     result = run(*FEW, "--json", str(file))
     assert result.exit_code == 0, result.output
@@ -92,13 +96,13 @@ def test_both_small_models_are_the_default(deployments: list[Deployment], tmp_pa
     assert list(json.loads(file.read_text())["models"]) == ["small-qwen3", "small-llama"]
 
 
-def test_no_two_models_share_their_weights(deployments: list[Deployment]) -> None:
+def test_no_two_models_share_their_weights(deployments: list[ServerOptions]) -> None:
     result = run(*FEW, "--models", "qwen", "llama", "gemma")
     assert result.exit_code == 0, result.output
     assert len({each.checkpoint.name.rpartition("-")[2] for each in deployments}) == 3
 
 
-def test_models_and_size_may_be_chosen(deployments: list[Deployment]) -> None:
+def test_models_and_size_may_be_chosen(deployments: list[ServerOptions]) -> None:
     result = run(*FEW, "--models", "gemma", "--size", "tiny")
     assert result.exit_code == 0, result.output
     assert [each.name for each in deployments] == ["tiny-gemma3"]
@@ -122,7 +126,9 @@ def test_a_node_that_generates_is_left_alone_and_says_so() -> None:
     assert "Traceback" not in result.output
 
 
-def test_too_few_nonces_are_refused_before_a_server_starts(deployments: list[Deployment]) -> None:
+def test_too_few_nonces_are_refused_before_a_server_starts(
+    deployments: list[ServerOptions],
+) -> None:
     result = run("--nonces", "12", "--blocks", "2")
     assert result.exit_code == 2
     assert "24 nonces are too few" in result.output

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from lab.stub_node import Habits, stub_node
 from proofserve.cli import check
 from proofserve.cli.main import app
-from proofserve.lab import check_coexist, saturation
+from proofserve.lab.bench import saturation
+from proofserve.lab.check import coexist
 
 
 def run(*args: str) -> Result:
@@ -61,7 +62,7 @@ def test_every_command_explains_itself(command: str) -> None:
 def test_several_models_may_be_named_either_way(
     args: tuple[str, ...], models: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[check.Target] = []
+    seen: list[check.CheckedServer] = []
     monkeypatch.setattr(check, "_run", lambda _check, target: seen.append(target))
     result = run("check", "smoke", *args)
     assert result.exit_code == 0, result.output
@@ -165,7 +166,7 @@ def test_e2e_on_somebody_elses_server_says_what_it_leaves_out() -> None:
 
 def test_coexist_on_somebody_elses_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SETTLE_S", "LOAD_S", "FULL_SPEED_S"):
-        monkeypatch.setattr(check_coexist, name, 0.2)
+        monkeypatch.setattr(coexist, name, 0.2)
     with stub_node(Habits(chat_tokens=1000.0)) as (_, url):
         result = run("check", "coexist", "--url", url)
     assert result.exit_code == 0, result.output

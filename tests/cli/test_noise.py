@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from lab.stub_node import stub_node
 from proofserve.cli.main import app
-from proofserve.cli.servers import Deployment
-from proofserve.lab.claimed import Wanted, from_file
+from proofserve.cli.servers import ServerOptions
+from proofserve.lab.verify.claimed import Wanted, from_file
 from support.four_bits import one_thread
 
 # As few as can tell the rate.
@@ -80,7 +80,7 @@ def test_running_nodes_are_asked(tmp_path: Path) -> None:
 
 
 def test_servers_are_started_as_they_were_named(
-    deployments: list[Deployment], tiny: Path, tmp_path: Path
+    deployments: list[ServerOptions], tiny: Path, tmp_path: Path
 ) -> None:
     result = run(tiny, "--one", "vllm", "--other", "vllm:tp2", *FEW, "--forward-batch", "4")
     assert result.exit_code == 0, result.output

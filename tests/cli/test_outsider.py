@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from proofserve.cli.outsider import claims_of_model
-from proofserve.lab.records import Work
-from proofserve.lab.vectors import distances
+from proofserve.lab.client.records import Work
+from proofserve.lab.client.vectors import distances
 from proofserve.protocol.codec import encode
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.schemes import scheme

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from proofserve.cli import serve
 from proofserve.cli.main import app
-from proofserve.outbox.claim import claim
+from proofserve.outbox.lock import claim
 from proofserve.wiring.launch import ServerCommand
 
 KEY, OTHER, VIEWERS = "first-secret", "second-secret", "third-secret"
@@ -22,7 +22,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ServerComma
     for name in ("POC_API_KEY", "POC_VIEWER_KEY", "POC_API_KEYS_FILE", "POC_ALLOW_ANONYMOUS"):
         monkeypatch.delenv(name, raising=False)
     commands: list[ServerCommand] = []
-    monkeypatch.setattr(serve, "become", commands.append)
+    monkeypatch.setattr(serve, "exec_server", commands.append)
     return commands
 
 

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from proofserve import settings
 from proofserve.cli import servers
-from proofserve.cli.desk import Desk
 from proofserve.cli.interrupts import Interrupts
-from proofserve.cli.progress import Line
-from proofserve.cli.servers import Deployment, serving, small_server
+from proofserve.cli.progress import ProgressLine
+from proofserve.cli.servers import ServerOptions, serving, small_server
+from proofserve.cli.session import CommandSession
 from proofserve.wiring.launch import ServerCommand, ServerFailed
 
-DEPLOYMENT = Deployment(Path("/models/tiny"), "tiny", forward_batch=8, measure=True)
+DEPLOYMENT = ServerOptions(Path("/models/tiny"), "tiny", forward_batch=8, measure=True)
 
 
 def test_the_command_names_model_forward_and_folder(
@@ -59,10 +59,10 @@ def test_keys_of_the_users_node_are_no_keys_of_ours(
 
 
 @contextmanager
-def open_desk() -> Iterator[Desk]:
+def open_desk() -> Iterator[CommandSession]:
     console = Console(quiet=True)
-    with Interrupts() as interrupts, Line(console) as line:
-        yield Desk(console, interrupts, line)
+    with Interrupts() as interrupts, ProgressLine(console) as line:
+        yield CommandSession(console, interrupts, line)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_long_temporary_folder_leaves_room_for_sockets(
     folders: list[Path] = []
     real = small_server
 
-    def fake(deployment: Deployment, folder: Path) -> ServerCommand:
+    def fake(deployment: ServerOptions, folder: Path) -> ServerCommand:
         folders.append(folder)
         return replace(real(deployment, folder), argv=("false",))
 

@@ -11,8 +11,8 @@ from lab.stub_node import Habits, stub_node
 from proofserve.cli import verify
 from proofserve.cli.main import app
 from proofserve.cli.outsider import claims_of_model
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.rounds.records import Workload

@@ -1,4 +1,4 @@
-"""Pins what ``gateway/protocol.py`` and ``wiring/gateway.py`` rely on inside uvicorn.
+"""Pins what ``gateway/http/protocol.py`` and ``wiring/gateway.py`` rely on inside uvicorn.
 
 A failure here after an upgrade says what of those two to revisit.
 """

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.support import serving
 from proofserve.api.metrics import exposed
-from proofserve.gateway.gateway import Gateway
 from proofserve.gateway.records import BackendSpec, GatewayPlan
+from proofserve.gateway.relay.gateway import Gateway
 from proofserve.rounds.records import FORWARD_BOUNDS_S
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.cli.servers import Deployment, small_server
+from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.wiring.launch import ServerFailed, free_port, running_server
 from support.node import NAME, serve, until
 
@@ -57,7 +57,7 @@ def fill(path: Path) -> None:
 
 @pytest.mark.slow
 def test_data_parallel_is_refused_with_the_reason(tiny: Path, tmp_path: Path) -> None:
-    command = small_server(Deployment(tiny, NAME, 8), tmp_path)
+    command = small_server(ServerOptions(tiny, NAME, 8), tmp_path)
     argv = (*command.argv, "--data-parallel-size", "2")
     split = type(command)(argv, {**command.env, "VLLM_CPU_OMP_THREADS_BIND": "0|1"})
     with (

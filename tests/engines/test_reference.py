@@ -95,8 +95,8 @@ def test_the_engine_port(engine: ReferenceEngine, network: Network) -> None:
     batch = asyncio.run(prove())
     assert batch.nonces == (4, 5)
     assert np.array_equal(batch.values, engine.compute(work(), [4, 5]).values)
-    assert engine.facts.model_names == ("tiny",)
-    assert engine.facts.max_seq_len == network.max_seq_len > 256
+    assert engine.engine_info.model_names == ("tiny",)
+    assert engine.engine_info.max_seq_len == network.max_seq_len > 256
     assert asyncio.run(engine.gauges()).unfinished_requests == 0
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any, cast
 
-from proofserve.gateway.backends import Backend
-from proofserve.gateway.batching import WriteBatch
+from proofserve.gateway.backends.batching import WriteBatch
+from proofserve.gateway.backends.fleet import Backend
+from proofserve.gateway.backends.upstream import Pool
 from proofserve.gateway.records import BackendSpec
-from proofserve.gateway.upstream import Pool
 
 
 class Clock:

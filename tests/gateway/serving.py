@@ -12,10 +12,10 @@ import pytest
 import uvicorn
 
 from gateway.scripted import MODEL, PATIENCE_S, Backend, until
-from proofserve.gateway.app import build
-from proofserve.gateway.gateway import Gateway
-from proofserve.gateway.protocol import GatewayProtocol
+from proofserve.gateway.http.app import build
+from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, GatewayPlan
+from proofserve.gateway.relay.gateway import Gateway
 
 CHAT = "/v1/chat/completions"
 # uvicorn takes uvloop wherever it is installed, and our requirements install it.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from proofserve.gateway.admission import Admission, Entry
+from proofserve.gateway.limits.admission import Entry, PermitQueue
 
 
 class Waiting:
@@ -22,8 +22,8 @@ class Waiting:
         self._then()
 
 
-def full(limit: int, queue_limit: int) -> Admission:
-    admission = Admission(limit, queue_limit)
+def full(limit: int, queue_limit: int) -> PermitQueue:
+    admission = PermitQueue(limit, queue_limit)
     for _ in range(limit):
         assert admission.enter(Waiting()) is Entry.GRANTED
     return admission
@@ -41,7 +41,7 @@ def test_whoever_has_waited_longest_is_next() -> None:
 
 def test_a_permit_that_is_free_is_told_by_the_result_alone() -> None:
     waiter = Waiting()
-    assert Admission(1, 0).enter(waiter) is Entry.GRANTED
+    assert PermitQueue(1, 0).enter(waiter) is Entry.GRANTED
     assert waiter.permits == 0
 
 
@@ -124,7 +124,7 @@ class Comings(RuleBasedStateMachine):
 
     @initialize(limit=st.integers(1, 4), queue_limit=st.integers(0, 6))
     def opened(self, limit: int, queue_limit: int) -> None:
-        self.admission = Admission(limit, queue_limit)
+        self.admission = PermitQueue(limit, queue_limit)
         self.inside: list[Waiting] = []
         self.queue: deque[Waiting] = deque()
 
@@ -179,7 +179,7 @@ TestComings = Comings.TestCase
 
 
 def test_the_expected_wait_follows_what_permits_were_held_for() -> None:
-    admission = Admission(2, 10)
+    admission = PermitQueue(2, 10)
     assert admission.expected_wait == 0.0
     for _ in range(100):
         admission.enter(Waiting())

@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 from starlette.types import ASGIApp
 
 from gateway.asked import Asked, asked
-from proofserve.gateway.app import build, running
-from proofserve.gateway.gateway import Gateway
+from proofserve.gateway.http.app import build, running
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
+from proofserve.gateway.relay.gateway import Gateway
 
 NOBODY = GatewayPlan((BackendSpec("http://127.0.0.1:1"),), probe_interval=60)
 

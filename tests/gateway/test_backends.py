@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.kit import Clock, backend
-from proofserve.gateway.backends import FAULTS, LONGEST_REST_S, REST_S, Backend, Fleet
+from proofserve.gateway.backends.fleet import FAULTS, LONGEST_REST_S, REST_S, Backend, Fleet
 
 MODEL = {"id": "tiny"}
 

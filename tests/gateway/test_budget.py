@@ -10,8 +10,8 @@ from limits.storage import memory
 from limits.strategies import FixedWindowRateLimiter
 
 from gateway.kit import Clock
-from proofserve.gateway import budget as module
-from proofserve.gateway.budget import PURSE, Budget, Meter
+from proofserve.gateway.limits import budget as module
+from proofserve.gateway.limits.budget import PURSE, Budget, Meter
 
 
 @contextmanager

@@ -6,14 +6,14 @@ import random
 import pytest
 
 from gateway.kit import Clock
-from proofserve.gateway import budget
-from proofserve.gateway.clients import NOTHING, Charge, Client, Clients, total
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.orders import USUAL_ANSWER, Order
+from proofserve.gateway.limits import budget
+from proofserve.gateway.limits.clients import NOTHING, Charge, Client, Clients, total
+from proofserve.gateway.limits.request_body import USUAL_ANSWER, RequestFields
+from proofserve.gateway.limits.usage import Usage
 from proofserve.gateway.records import ClientSpec
-from proofserve.gateway.usage import Usage
 
-SHORT = Order(max_tokens=10)
+SHORT = RequestFields(max_tokens=10)
 
 
 def client(
@@ -25,13 +25,13 @@ def client(
     return found
 
 
-def let_in(who: Client, order: Order = SHORT, size: int = 90) -> Charge:
+def let_in(who: Client, order: RequestFields = SHORT, size: int = 90) -> Charge:
     charge = who.admit(order, size)
     assert isinstance(charge, Charge)
     return charge
 
 
-def refused(who: Client, order: Order = SHORT, size: int = 90) -> Failure:
+def refused(who: Client, order: RequestFields = SHORT, size: int = 90) -> Failure:
     failure = who.admit(order, size)
     assert isinstance(failure, Failure)
     assert failure.status == 429
@@ -94,23 +94,23 @@ def test_tokens_are_set_aside_before_and_settled_after() -> None:
     assert 55 <= (failure.retry_after or 0) <= 61
     some.settle(charge, 30)
     let_in(some, size=160)
-    refused(some, Order(max_tokens=0), size=1)
+    refused(some, RequestFields(max_tokens=0), size=1)
 
 
 def test_an_answer_of_unknown_length_sets_the_usual_one_aside() -> None:
     some = client(tokens=10_000)
-    assert let_in(some, Order(), 50).tokens == 50 + USUAL_ANSWER
-    assert let_in(some, Order(max_tokens=0), 50).tokens == 50
+    assert let_in(some, RequestFields(), 50).tokens == 50 + USUAL_ANSWER
+    assert let_in(some, RequestFields(max_tokens=0), 50).tokens == 50
 
 
 def test_a_request_beyond_the_whole_budget_is_told_not_to_come_back() -> None:
     some = client(tokens=100)
-    failure = some.admit(Order(max_tokens=50), 51)
+    failure = some.admit(RequestFields(max_tokens=50), 51)
     assert isinstance(failure, Failure)
     assert (failure.status, failure.code, failure.retry_after) == (400, "beyond_token_budget", None)
     assert "101 tokens" in failure.message
     assert "100 per minute" in failure.message
-    let_in(some, Order(max_tokens=50), 50)
+    let_in(some, RequestFields(max_tokens=50), 50)
     assert some.in_flight == 1
 
 
@@ -139,10 +139,10 @@ def test_a_request_beyond_its_rate_gets_its_tokens_back() -> None:
 
 def test_a_negative_length_earns_nothing() -> None:
     some = client(tokens=1000)
-    for order in (Order(max_tokens=-100_000), Order(max_tokens=1_000, n=-100)):
+    for order in (RequestFields(max_tokens=-100_000), RequestFields(max_tokens=1_000, n=-100)):
         some.settle(let_in(some, order, size=0), None)
     # The second has asked for a thousand, and not for minus a hundred times as many.
-    refused(some, Order(max_tokens=0), 1)
+    refused(some, RequestFields(max_tokens=0), 1)
 
 
 def test_the_next_minute_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ async def test_200_racing_requests_never_exceed_their_key() -> None:
         nonlocal most, used, set_aside, refusals
         await asyncio.sleep(0)
         size, answer = rng.randint(1, 60), rng.randint(0, 60)
-        charge = some.admit(Order(max_tokens=answer), size)
+        charge = some.admit(RequestFields(max_tokens=answer), size)
         if isinstance(charge, Failure):
             refusals += 1
             return
@@ -200,5 +200,5 @@ async def test_200_racing_requests_never_exceed_their_key() -> None:
     assert refusals > 0
     assert some.in_flight == set_aside == 0
     # Nothing that was given back is lost either: the key can use up the rest.
-    let_in(some, Order(max_tokens=0), 5_000 - used)
-    refused(some, Order(max_tokens=0), 1)
+    let_in(some, RequestFields(max_tokens=0), 5_000 - used)
+    refused(some, RequestFields(max_tokens=0), 1)

@@ -143,7 +143,7 @@ async def test_a_client_that_leaves_the_queue_is_not_served() -> None:
 async def test_a_client_that_leaves_while_its_backend_does_not_accept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proofserve.gateway.prober.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
     with deaf() as url:
         async with (
             serving(plan_for(url, timeouts=Timeouts(connect=1.0))) as server,
@@ -172,7 +172,7 @@ async def test_a_client_that_leaves_takes_along_what_it_sent_ahead() -> None:
 
 
 async def test_a_closing_gateway_lets_go_of_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofserve.gateway.prober.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
     with deaf() as url:
         async with backends(silent) as (backend,):
             server = Server(plan_for(backend, url, timeouts=Timeouts(connect=60.0)))

@@ -275,7 +275,7 @@ async def test_every_time_that_runs_out_has_its_own_code(loop: str) -> None:
 async def test_a_backend_that_does_not_accept_is_given_up_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proofserve.gateway.prober.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
     with deaf() as url:
         timeouts = Timeouts(connect=0.3)
         async with serving(plan_for(url, timeouts=timeouts)) as server:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from proofserve.gateway.gateway import Gateway
-from proofserve.gateway.headers import STAYS_BEHIND
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
+from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.relay.headers import HOP_BY_HOP
 
 pytestmark = pytest.mark.anyio
 PLAN = GatewayPlan(
@@ -41,7 +41,7 @@ async def test_the_clients_keys_stay_here_and_the_backends_key_goes_there() -> N
     assert b"authorization" in gateway.held_back
     assert gateway.backend_lines == b"authorization: Bearer secret\r\n"
     plain = Gateway(GatewayPlan(PLAN.backends))
-    assert (plain.held_back, plain.backend_lines) == (STAYS_BEHIND, b"")
+    assert (plain.held_back, plain.backend_lines) == (HOP_BY_HOP, b"")
 
 
 async def test_gauges_show_what_is_now() -> None:

@@ -10,12 +10,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from proofserve.gateway.metrics import SECONDS, SHORT_SECONDS, GatewayCollector, Gauge, Tally
+from proofserve.gateway.metrics import (
+    SECONDS,
+    SHORT_SECONDS,
+    GatewayCollector,
+    GatewayTotals,
+    Gauge,
+)
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
-def shown(tally: Tally, *gauges: Gauge) -> Samples:
+def shown(tally: GatewayTotals, *gauges: Gauge) -> Samples:
     """Samples by name and label values, in the order of the labels' names."""
     registry = CollectorRegistry()
     registry.register(GatewayCollector(tally, list(gauges)))
@@ -28,13 +34,13 @@ def shown(tally: Tally, *gauges: Gauge) -> Samples:
 
 
 def test_nothing_has_happened_yet() -> None:
-    samples = shown(Tally())
+    samples = shown(GatewayTotals())
     assert samples["gateway_queue_wait_seconds_count", ()] == 0
     assert set(samples.values()) == {0}
 
 
 def test_outcomes_retries_and_tokens_are_counted_by_their_labels() -> None:
-    tally = Tally()
+    tally = GatewayTotals()
     tally.outcomes["anna", "ok"] += 3
     tally.outcomes["unknown", "invalid_api_key"] += 1
     tally.retries["backend_error"] += 2
@@ -50,7 +56,7 @@ def test_outcomes_retries_and_tokens_are_counted_by_their_labels() -> None:
 
 
 def test_label_values_survive_their_quoting() -> None:
-    tally = Tally()
+    tally = GatewayTotals()
     tally.outcomes['a"b\\c\nd — é', "ok"] += 1
     assert shown(tally)["gateway_requests_total", ('a"b\\c\nd — é', "ok")] == 1
 
@@ -61,11 +67,11 @@ def test_gauges_are_read_when_somebody_looks() -> None:
         ("queued", "Waiting.", [], lambda: {(): value}),
         ("backend_up", "Up.", ["backend"], lambda: {("a",): True, ("b",): value > 1}),
     ]
-    first = shown(Tally(), *gauges)
+    first = shown(GatewayTotals(), *gauges)
     assert first["gateway_queued", ()] == 1
     assert (first["gateway_backend_up", ("a",)], first["gateway_backend_up", ("b",)]) == (1, 0)
     value = 2
-    assert shown(Tally(), *gauges)["gateway_queued", ()] == 2
+    assert shown(GatewayTotals(), *gauges)["gateway_queued", ()] == 2
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,7 @@ def test_gauges_are_read_when_somebody_looks() -> None:
     ],
 )
 def test_each_duration_has_its_histogram(name: str, bounds: tuple[float, ...]) -> None:
-    tally = Tally()
+    tally = GatewayTotals()
     series = tally.series["http://a", "tiny"]
     short = {
         "time_to_first_byte": series.first,
@@ -104,7 +110,7 @@ def buckets_of(samples: Samples) -> list[tuple[float, float]]:
 
 @given(st.lists(st.one_of(st.floats(0, 20), st.sampled_from(SHORT_SECONDS)), max_size=50))
 def test_a_bucket_counts_everything_up_to_its_bound(durations: list[float]) -> None:
-    tally = Tally()
+    tally = GatewayTotals()
     for seconds in durations:
         tally.wait.observe(seconds)
     samples = shown(tally)
@@ -119,7 +125,7 @@ def test_a_bucket_counts_everything_up_to_its_bound(durations: list[float]) -> N
 def test_what_is_counted_while_somebody_looks_does_not_disturb(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tally = Tally()
+    tally = GatewayTotals()
     tally.outcomes["anna", "ok"] = tally.retries["backend_error"] = 1
     tally.series["http://a", "tiny"].prompt_tokens = 1
     add = CounterMetricFamily.add_metric
@@ -135,7 +141,7 @@ def test_what_is_counted_while_somebody_looks_does_not_disturb(
 
 
 def test_every_family_explains_itself() -> None:
-    tally: Any = Tally()
+    tally: Any = GatewayTotals()
     tally.series["http://a", "tiny"].first.observe(1)
     for family in GatewayCollector(tally, []).collect():
         assert family.documentation.endswith(".")

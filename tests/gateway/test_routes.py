@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.asked import asked, listing
 from proofserve.gateway import failures
-from proofserve.gateway.app import build
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.gateway import Gateway
-from proofserve.gateway.protocol import RELAYED
+from proofserve.gateway.http.app import build
+from proofserve.gateway.http.protocol import RELAYED
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
+from proofserve.gateway.relay.gateway import Gateway
 
 pytestmark = pytest.mark.anyio
 LOCAL = "127.0.0.1"

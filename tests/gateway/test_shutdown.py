@@ -25,7 +25,7 @@ from gateway.scripted import (
     until,
 )
 from gateway.serving import Answer, Wire, once, order, post, slow_reader, wire
-from proofserve.gateway.drain import NOTICE_S
+from proofserve.gateway.http.drain import NOTICE_S
 
 pytestmark = pytest.mark.anyio
 

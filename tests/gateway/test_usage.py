@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofserve.gateway.usage import TAIL_BYTES, Usage, read_usage, tail_of
+from proofserve.gateway.limits.usage import TAIL_BYTES, Usage, read_usage, tail_of
 
 COUNTS = {"prompt_tokens": 12, "total_tokens": 17, "completion_tokens": 5}
 

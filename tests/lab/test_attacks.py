@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lab.toy_deployment import ToyDeployment
-from proofserve.lab.attacks import Attack, attacks
+from proofserve.lab.audit.attacks import Attack, attacks
 
 
 def table(layers: int = 12, seq_len: int = 256) -> dict[str, Attack]:

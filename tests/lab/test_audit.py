@@ -2,17 +2,17 @@ import numpy as np
 import pytest
 
 from lab.toy_deployment import ToyDeployment
-from proofserve.lab.audit import Audit, Evidence, audit, evidence_of, finding, mixtures
-from proofserve.lab.conviction import Court, Rule
-from proofserve.lab.errors import LabError
-from proofserve.lab.telling import Silence
+from proofserve.lab.audit.audit import Audit, Evidence, audit, evidence_of, finding, mixtures
+from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.progress import Silence
 from proofserve.protocol.codec import encode
 from proofserve.protocol.comparison import Claim, compare
 
-RULE = Rule(0.1)
+RULE = ConvictionRule(0.1)
 
 
-def run(deployment: ToyDeployment, rule: Rule = RULE, nonces: int = 64) -> Audit:
+def run(deployment: ToyDeployment, rule: ConvictionRule = RULE, nonces: int = 64) -> Audit:
     return audit(deployment, rule, nonces, Silence())
 
 
@@ -53,7 +53,7 @@ def test_a_needed_threshold_catches() -> None:
     deployment = ToyDeployment(apart={"8 bits": 0.03})
     first = next(each for each in run(deployment).findings if not each.caught)
     assert first.needed == "a threshold below 0.03 (honest: up to 0.01)"
-    again = run(deployment, Rule(0.029))
+    again = run(deployment, ConvictionRule(0.029))
     assert caught(again)[first.evidence.name]
 
 
@@ -64,7 +64,7 @@ def test_a_threshold_that_honest_nodes_cannot_bear_is_no_advice() -> None:
 
 
 def test_a_threshold_below_the_noise_is_unfit() -> None:
-    found = run(ToyDeployment(), Rule(0.005))
+    found = run(ToyDeployment(), ConvictionRule(0.005))
     assert found.convicts_honest
     assert not found.passed
     assert all(caught(found).values())
@@ -112,7 +112,7 @@ def test_nothing_is_mixed_without_a_cheap_forgery() -> None:
 def test_the_lower_end_of_the_rate_decides(beyond: int, expected: bool) -> None:
     distances = np.where(np.arange(128) < beyond, 0.5, 0.05)
     honest = evidence_of("honest", 0.0, np.full(128, 0.01), 0.1)
-    found = finding(evidence_of("cheat", 0.5, distances, 0.1), honest, Court(RULE))
+    found = finding(evidence_of("cheat", 0.5, distances, 0.1), honest, PowerAnalysis(RULE))
     assert found.caught is expected
     assert found.escapes is not expected
     assert bool(found.needed) is not expected

@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from lab.toy_deployment import ToyDeployment
-from proofserve.lab.audit import audit
-from proofserve.lab.audit_page import page
-from proofserve.lab.audit_report import COLUMNS, AuditReport
-from proofserve.lab.conviction import Rule
-from proofserve.lab.telling import Silence
+from proofserve.lab.audit.audit import audit
+from proofserve.lab.audit.audit_page import page
+from proofserve.lab.audit.audit_report import COLUMNS, AuditReport
+from proofserve.lab.audit.conviction import ConvictionRule
+from proofserve.lab.client.progress import Silence
 from proofserve.protocol.statistics import sample_size
 
 
@@ -22,7 +22,7 @@ def text(report: AuditReport) -> str:
 @pytest.fixture(scope="module")
 def report() -> AuditReport:
     deployment = ToyDeployment(apart={"8 bits": 0.03})
-    found = audit(deployment, Rule(0.1), 32, Silence())
+    found = audit(deployment, ConvictionRule(0.1), 32, Silence())
     setup = {"model": "<b>small</b>", "seq_len": 256}
     return AuditReport(found, deployment.price, setup, {"cores": 2})
 

@@ -4,24 +4,24 @@ from typing import Any
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab import saturation, stalls
-from proofserve.lab.answers import Answers
-from proofserve.lab.bench_chat import Plan, Readings, bench_chat, report
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.saturation import Load, Saturation
-from proofserve.lab.telling import Silence
+from proofserve.lab.bench import saturation, stalls
+from proofserve.lab.bench.chat import ChatPlan, ChatReadings, bench_chat, report
+from proofserve.lab.bench.chat_latency import Answers
+from proofserve.lab.bench.saturation import Load, Saturation
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.records import Work
 from proofserve.rounds.records import EngineGauges
 
 ANSWERS = Answers(200, 200, 4, 4, (), 0.1, 0.2)
 SATURATION = Saturation([100.0], [98.5], [0.97], proofs_afterwards=32)
 ENGINE = EngineGauges(9, 1.0, 1.0, 0.1, 0.1, 1.02, (1.0, 9.0, 30.0), 0, 10, 0)
-PLAN = Plan(Work("stub"))
+PLAN = ChatPlan(Work("stub"))
 
 
 def failures(**changes: Any) -> list[str]:
     parts = {"answers": ANSWERS, "saturation": SATURATION, "engine": ENGINE} | changes
-    failed: list[str] = report(PLAN, Readings(**parts), {}).json()["failed"]
+    failed: list[str] = report(PLAN, ChatReadings(**parts), {}).json()["failed"]
     return failed
 
 
@@ -50,7 +50,7 @@ def test_each_limit_is_watched(name: str, changes: dict[str, Any]) -> None:
 
 
 def test_the_json_has_the_figures_by_name() -> None:
-    found = report(PLAN, Readings(ANSWERS, SATURATION, ENGINE), {"cores": 2}).json()
+    found = report(PLAN, ChatReadings(ANSWERS, SATURATION, ENGINE), {"cores": 2}).json()
     assert found["identical"] == found["chats"] == 200
     assert found["resume_ms_p50"] == 9.0
     assert found["extra_wait_max_batches"] == 1.02
@@ -75,7 +75,7 @@ def test_a_whole_run_against_a_node_with_this_habit(
     monkeypatch.setattr(saturation, "SETTLE_S", 0.2)
     # One window each way does not tell what is usual, and a test machine may be busy.
     monkeypatch.setattr(stalls, "STALL", 1_000.0)
-    plan = Plan(Work("stub"), 4, 4, Load(clients=4, words=1000, window_s=0.3, pairs=1))
+    plan = ChatPlan(Work("stub"), 4, 4, Load(clients=4, words=1000, window_s=0.3, pairs=1))
     with stub_node(habits) as (_, url), NodeClient(url) as node:
         found = bench_chat(node, plan, Silence()).json()
     # A window this short does not tell one speed from another.

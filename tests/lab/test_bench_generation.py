@@ -3,14 +3,19 @@ import math
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench_generation import Plan, Readings, bench_generation, report
-from proofserve.lab.errors import LabError
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import BareSpeed, DistanceWork, Work
-from proofserve.lab.report import Report
-from proofserve.lab.telling import Silence
+from proofserve.lab.bench.generation import (
+    GenerationPlan,
+    GenerationReadings,
+    bench_generation,
+    report,
+)
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.records import BareSpeed, DistanceWork, Work
+from proofserve.lab.report.report import Report
 
-PLAN = Plan(Work("stub", seq_len=100), seconds=1.0, windows=2, busy=0.9)
+PLAN = GenerationPlan(Work("stub", seq_len=100), seconds=1.0, windows=2, busy=0.9)
 
 
 def value(found: Report, name: str) -> float:
@@ -19,8 +24,8 @@ def value(found: Report, name: str) -> float:
     return figure.value
 
 
-def readings(**windows: list[float]) -> Readings:
-    made = Readings(round=windows["round"], prefill=windows["prefill"])
+def readings(**windows: list[float]) -> GenerationReadings:
+    made = GenerationReadings(round=windows["round"], prefill=windows["prefill"])
     for rate in windows["bare"]:
         made.add_bare(BareSpeed(rate, 8 / rate, 8))
     return made
@@ -61,7 +66,7 @@ def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) 
 
 
 def test_of_the_distance_protocol_every_nonce_is_stored_and_counted() -> None:
-    plan = Plan(DistanceWork("stub", seq_len=100), seconds=0.5, windows=1, busy=0.9)
+    plan = GenerationPlan(DistanceWork("stub", seq_len=100), seconds=0.5, windows=1, busy=0.9)
     with stub_node(Habits(bare=400.0, round=400.0)) as (stub, url), NodeClient(url) as node:
         found = bench_generation(node, plan, Silence())
     assert [row["nonce"] for row in stub.rows] == list(range(len(stub.rows)))

@@ -1,21 +1,23 @@
 import pytest
 import torch
 
-from proofserve.lab.bench_reference import Plan, Subject, bench_reference
-from proofserve.lab.errors import LabError
-from proofserve.lab.matmul import Matmul, seconds_of
-from proofserve.lab.telling import Silence
+from proofserve.lab.bench.matmul import Matmul, seconds_of
+from proofserve.lab.bench.reference import ReferencePlan, ReferenceSubject, bench_reference
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.progress import Silence
 
 CPU = torch.device("cpu")
 
 
-def subject(room: int) -> Subject:
+def subject(room: int) -> ReferenceSubject:
     """An engine that does nothing, with memory for so many tokens."""
-    return Subject("toy", 1000, CPU, torch.float32, lambda seq_len, batch: seq_len * batch <= room)
+    return ReferenceSubject(
+        "toy", 1000, CPU, torch.float32, lambda seq_len, batch: seq_len * batch <= room
+    )
 
 
 def test_what_there_is_no_memory_for_is_left_out() -> None:
-    plan = Plan(seq_lens=(4, 8), batches=(1, 2, 4), window_s=0.001)
+    plan = ReferencePlan(seq_lens=(4, 8), batches=(1, 2, 4), window_s=0.001)
     report = bench_reference(subject(room=16), plan, {}, Silence())
     figures = {figure.name: figure for figure in report.figures}
     assert "nonces_per_second_4_4" in figures
@@ -31,7 +33,7 @@ def test_what_there_is_no_memory_for_is_left_out() -> None:
 
 
 def test_no_memory_at_all_is_said() -> None:
-    plan = Plan(seq_lens=(4, 64), batches=(1, 2), window_s=0.001)
+    plan = ReferencePlan(seq_lens=(4, 64), batches=(1, 2), window_s=0.001)
     with pytest.raises(LabError, match="no memory for a forward of 64 tokens"):
         bench_reference(subject(room=16), plan, {}, Silence())
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from proofserve.lab.calibrate import (
+from proofserve.lab.calibrate.distances import Distances
+from proofserve.lab.calibrate.target import (
     THEORY_MEAN,
     THEORY_SD,
     calibrate,
@@ -12,7 +13,6 @@ from proofserve.lab.calibrate import (
     quantile_interval,
     sampling_spread,
 )
-from proofserve.lab.distances import Distances
 
 # The tenth part of the normal distribution lies below this many standard deviations.
 TENTH = -1.2815515655446004

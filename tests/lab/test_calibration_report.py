@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from proofserve.lab.calibrate import THEORY_MEAN, THEORY_SD, calibrate
-from proofserve.lab.calibration_report import Outcome, rates_table, report_of
-from proofserve.lab.distances import LAYER_HOOKS, SIGN_FLIPS, Sample
-from proofserve.lab.histogram import write_histograms
-from proofserve.lab.report import Report
+from proofserve.lab.calibrate.distances import LAYER_HOOKS, SIGN_FLIPS, Sample
+from proofserve.lab.calibrate.histogram import write_histograms
+from proofserve.lab.calibrate.target import THEORY_MEAN, THEORY_SD, calibrate
+from proofserve.lab.calibrate.target_report import Outcome, rates_table, report_of
+from proofserve.lab.report.report import Report
 
 SAMPLE = Sample(nonces=2000, blocks=3, keys=2, seq_len=8, batch_size=32)
 WHERE: dict[str, str | int] = {"cores": 2, "processor": "a fast one"}

@@ -8,15 +8,15 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from lab.stub_servers import Servers
-from proofserve.lab import check_coexist
-from proofserve.lab.check_coexist import coexist
-from proofserve.lab.check_e2e import Stage, artifact_trial, end_to_end
-from proofserve.lab.check_smoke import smoke
-from proofserve.lab.checks import Check, Tell
-from proofserve.lab.errors import NodeError
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.vectors import claims_of
+from proofserve.lab.check import coexist as coexist_module
+from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.coexist import coexist
+from proofserve.lab.check.e2e import CheckStage, artifact_trial, end_to_end
+from proofserve.lab.check.smoke import smoke
+from proofserve.lab.client.errors import NodeError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import Work
+from proofserve.lab.client.vectors import claims_of
 
 WORK = Work("stub")
 # Tokens per second. Chats this slow leave the stub no idle moment on a busy machine, either.
@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("FULL_SPEED_S", 0.2),
         ("RESUME_S", 10.0),
     ):
-        monkeypatch.setattr(check_coexist, name, seconds)
+        monkeypatch.setattr(coexist_module, name, seconds)
 
 
 def artifact_smoke(node: NodeClient, work: Work, tell: Tell) -> None:
@@ -120,7 +120,7 @@ def end_to_end_on(habits: Habits, **stage: Any) -> tuple[list[Check], int]:
 
     settings = {"restarts": True, "foreign": foreign} | stage
     trial = partial(artifact_trial, WORK, settings["foreign"])
-    end_to_end(Stage(servers, settings["restarts"]), [trial], found.append)
+    end_to_end(CheckStage(servers, settings["restarts"]), [trial], found.append)
     return found, servers.starts
 
 

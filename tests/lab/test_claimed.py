@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from lab.stub_node import stub_node
-from proofserve.lab.claimed import Claimed, Wanted, from_file, from_node
-from proofserve.lab.errors import LabError
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import DistanceWork, Work
-from proofserve.lab.waiting import wait_until
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import DistanceWork, Work
+from proofserve.lab.client.waiting import wait_until
+from proofserve.lab.verify.claimed import Claimed, Wanted, from_file, from_node
 from proofserve.protocol.comparison import Claim
-from proofserve.receiver.book import Book
 from proofserve.receiver.messages import Generated, Stamp
+from proofserve.receiver.store import ReceiverStore
 
 ANY = Wanted()
 BODY: dict[str, Any] = {
@@ -96,7 +96,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_receivers_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a book?.sqlite"
-    book = Book.open(path)
+    book = ReceiverStore.open(path)
     book.add_generated(Generated.model_validate(BODY), Stamp())
     book.add_generated(Generated.model_validate(BODY | {"block_hash": "other"}), Stamp())
     claimed = from_file(path, Wanted(block_hash="block"))

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from proofserve.engines.reference.network import load
-from proofserve.lab.compute_share import ModelShape, Price
+from proofserve.lab.audit.compute_share import ModelShape, Price
 from proofserve.wiring.audit import shape_of
 
 # 16 + 8 + 72 multiplications per token and layer, 8 per pair of tokens.

@@ -1,20 +1,20 @@
 import numpy as np
 import pytest
 
-from proofserve.lab.conviction import Court, Rule
+from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.sequential import Finding, SequentialTest
+from proofserve.protocol.sequential import SequentialResult, SequentialTest
 from proofserve.protocol.statistics import judge, power, rate_interval
 
-RULE = Rule(0.1)
+RULE = ConvictionRule(0.1)
 
 
 @pytest.fixture
-def court() -> Court:
-    return Court(RULE)
+def court() -> PowerAnalysis:
+    return PowerAnalysis(RULE)
 
 
-def test_what_always_mismatches_needs_three(court: Court) -> None:
+def test_what_always_mismatches_needs_three(court: PowerAnalysis) -> None:
     # 0.001 ** 2 is not below 1e-6, 0.001 ** 3 is.
     found = court.conviction(1.0)
     assert found.fixed == 3
@@ -23,7 +23,7 @@ def test_what_always_mismatches_needs_three(court: Court) -> None:
     assert found.default_convicts == 1.0
 
 
-def test_what_never_mismatches_is_never_convicted(court: Court) -> None:
+def test_what_never_mismatches_is_never_convicted(court: PowerAnalysis) -> None:
     found = court.conviction(0.0)
     assert (found.fixed, found.sequential, found.default_convicts) == (None, None, 0.0)
     assert court.conviction(0.001).default_convicts <= 1e-6
@@ -31,7 +31,7 @@ def test_what_never_mismatches_is_never_convicted(court: Court) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.8, 0.3, 0.1, 0.05])
-def test_the_fixed_test_convicts_as_often_as_it_says(court: Court, rate: float) -> None:
+def test_the_fixed_test_convicts_as_often_as_it_says(court: PowerAnalysis, rate: float) -> None:
     n = court.conviction(rate).fixed
     assert n is not None
     assert power(n, 0.001, 1e-6, rate) >= 0.999
@@ -41,7 +41,9 @@ def test_the_fixed_test_convicts_as_often_as_it_says(court: Court, rate: float) 
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.10])
-def test_the_sequential_test_convicts_as_often_as_it_says(court: Court, rate: float) -> None:
+def test_the_sequential_test_convicts_as_often_as_it_says(
+    court: PowerAnalysis, rate: float
+) -> None:
     found = court.conviction(rate).sequential
     assert found is not None
     test = SequentialTest(0.001, found.p_fraud)
@@ -49,21 +51,25 @@ def test_the_sequential_test_convicts_as_often_as_it_says(court: Court, rate: fl
     took = []
     for _ in range(1000):
         mismatches = np.cumsum(random.random(found.nonces) < rate)
-        ends = (n for n, m in enumerate(mismatches, 1) if test.finding(int(m), n) is Finding.FRAUD)
+        ends = (
+            n
+            for n, m in enumerate(mismatches, 1)
+            if test.finding(int(m), n) is SequentialResult.FRAUD
+        )
         took.append(next(ends, None))
     ended = [n for n in took if n is not None]
     assert len(ended) >= 990
     assert np.mean(ended) == pytest.approx(found.expected, rel=0.1)
 
 
-def test_a_patient_setting_catches_what_the_default_clears(court: Court) -> None:
+def test_a_patient_setting_catches_what_the_default_clears(court: PowerAnalysis) -> None:
     found = court.conviction(0.05)
     assert found.sequential is not None
     assert found.sequential.p_fraud == 0.05
     assert found.default_convicts < 0.1
 
 
-def test_the_least_rate_is_just_enough(court: Court) -> None:
+def test_the_least_rate_is_just_enough(court: PowerAnalysis) -> None:
     least = court.least_rate
     assert least is not None
     sizes = range(1, 1001)
@@ -76,14 +82,14 @@ def test_the_least_rate_is_just_enough(court: Court) -> None:
     assert rate_interval(needed, 128)[0] >= least > rate_interval(needed - 1, 128)[0]
 
 
-def test_more_nonces_than_allowed_would_do(court: Court) -> None:
+def test_more_nonces_than_allowed_would_do(court: PowerAnalysis) -> None:
     assert court.conviction(0.02).fixed is None
     assert court.nonces_beyond(0.02) == 2000
     assert power(2000, 0.001, 1e-6, 0.02) >= 0.999
 
 
 def test_so_few_nonces_that_nothing_convicts() -> None:
-    court = Court(Rule(0.1, max_nonces=2))
+    court = PowerAnalysis(ConvictionRule(0.1, max_nonces=2))
     assert court.least_rate is None
     assert court.mismatches_needed(100) is None
     assert court.conviction(1.0).fixed is None
@@ -92,4 +98,4 @@ def test_so_few_nonces_that_nothing_convicts() -> None:
 @pytest.mark.parametrize("field", ["p_mismatch", "alpha", "power"])
 def test_a_chance_that_is_none_is_named(field: str) -> None:
     with pytest.raises(ProtocolError, match=field):
-        Rule(0.1, **{field: 1.0})
+        ConvictionRule(0.1, **{field: 1.0})

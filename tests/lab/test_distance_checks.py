@@ -6,15 +6,14 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from lab.stub_servers import Servers
-from proofserve.lab import check_distance_smoke
-from proofserve.lab.check_distance_e2e import distance_trial, find, forged
-from proofserve.lab.check_distance_smoke import distance_smoke
-from proofserve.lab.check_e2e import Stage, artifact_trial, end_to_end
-from proofserve.lab.check_smoke import smoke
-from proofserve.lab.checks import Check
-from proofserve.lab.errors import NodeError, TooSlowError
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import DistanceWork, Work
+from proofserve.lab.check.checks import Check
+from proofserve.lab.check.distance_e2e import distance_trial, find, forged
+from proofserve.lab.check.distance_smoke import distance_smoke
+from proofserve.lab.check.e2e import CheckStage, artifact_trial, end_to_end
+from proofserve.lab.check.smoke import smoke
+from proofserve.lab.client.errors import NodeError, TooSlowError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import DistanceWork, Work
 from proofserve.rounds.records import Winner
 
 WORK = DistanceWork("stub")
@@ -62,13 +61,13 @@ def test_smoke_finds(habits: Habits, names: list[str]) -> None:
 
 
 def test_a_round_that_does_not_get_on_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_distance_smoke, "ROUND_S", 0.2)
+    monkeypatch.setattr(distance_smoke_module, "ROUND_S", 0.2)
     with (
         stub_node(Habits(round=0.1)) as (stub, url),
         NodeClient(url) as node,
         pytest.raises(TooSlowError, match="first winners"),
     ):
-        check_distance_smoke.live(node, WORK)
+        distance_smoke_module.live(node, WORK)
     assert stub.state == "STOPPED"
 
 
@@ -83,7 +82,7 @@ def test_both_protocols_are_smoked_on_one_node_and_chat_is_asked_once() -> None:
 
 def end_to_end_on(habits: Habits, restarts: bool = True) -> list[Check]:
     found: list[Check] = []
-    end_to_end(Stage(Servers(habits), restarts), [partial(distance_trial, WORK)], found.append)
+    end_to_end(CheckStage(Servers(habits), restarts), [partial(distance_trial, WORK)], found.append)
     return found
 
 
@@ -140,7 +139,7 @@ def test_end_to_end_finds(habits: Habits, names: list[str]) -> None:
 def test_both_protocols_share_one_restart() -> None:
     servers, found = Servers(Habits()), list[Check]()
     trials = [partial(artifact_trial, Work("stub"), None), partial(distance_trial, WORK)]
-    end_to_end(Stage(servers, restarts=True), trials, found.append)
+    end_to_end(CheckStage(servers, restarts=True), trials, found.append)
     assert servers.starts == 2
     assert len(found) == 6 + 8
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.distances import LAYER_HOOKS, SIGN_FLIPS, Sample, collect
-from proofserve.lab.errors import NodeError
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import DistanceWork, Judgement
-from proofserve.lab.telling import Silence
+from proofserve.lab.calibrate.distances import LAYER_HOOKS, SIGN_FLIPS, Sample, collect
+from proofserve.lab.client.errors import NodeError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.records import DistanceWork, Judgement
 from proofserve.rounds.records import Winner
 
 SAMPLE = Sample(nonces=20, blocks=2, keys=3, seq_len=8, batch_size=5)

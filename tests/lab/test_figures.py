@@ -1,6 +1,6 @@
 import pytest
 
-from proofserve.lab.figures import (
+from proofserve.lab.report.figures import (
     Figure,
     Limit,
     all_pass,

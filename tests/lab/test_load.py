@@ -5,9 +5,9 @@ import httpx
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab import load
-from proofserve.lab.chats import chat, reading_chat
-from proofserve.lab.load import Call, Reply, ask_all, closed_loop, rate_of_completions
+from proofserve.lab.client import load
+from proofserve.lab.client.chats import chat, reading_chat
+from proofserve.lab.client.load import Call, Reply, ask_all, closed_loop, rate_of_completions
 
 
 def reply(began: float, ended: float, tokens: int) -> Reply:

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from proofserve.lab.errors import LabError
-from proofserve.lab.noise import distances_needed, noise, pairs_of, require_enough
+from proofserve.lab.calibrate.noise import distances_needed, noise, pairs_of, require_enough
+from proofserve.lab.client.errors import LabError
 from proofserve.protocol.codec import encode
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.errors import MalformedVector

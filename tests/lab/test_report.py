@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from proofserve.lab.figures import Figure, Limit
-from proofserve.lab.machine import machine
-from proofserve.lab.report import Report, readable
+from proofserve.lab.report.figures import Figure, Limit
+from proofserve.lab.report.machine import machine
+from proofserve.lab.report.report import Report, readable
 
 REPORT = Report(
     "title",

@@ -1,12 +1,12 @@
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab import saturation as module
-from proofserve.lab import stalls
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.saturation import Load, Saturation, measure_saturation
-from proofserve.lab.telling import Silence
+from proofserve.lab.bench import saturation as module
+from proofserve.lab.bench import stalls
+from proofserve.lab.bench.saturation import Load, Saturation, measure_saturation
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.records import Work
 
 # Long enough that a busy machine leaves the stub no idle moment between two of them.
 LOAD = Load(clients=4, words=1000, window_s=0.5, pairs=2)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from proofserve.lab.claimed import Claimed
-from proofserve.lab.noise import Pairs, noise
-from proofserve.lab.simulation import Plan, simulate
-from proofserve.lab.telling import Silence
-from proofserve.lab.verification import Rule, Vectors, draw, verify
+from proofserve.lab.calibrate.noise import Pairs, noise
+from proofserve.lab.calibrate.simulation import SimulationPlan, simulate
+from proofserve.lab.client.progress import Silence
+from proofserve.lab.verify.claimed import Claimed
+from proofserve.lab.verify.verification import Vectors, VerificationRule, draw, verify
 from proofserve.protocol.codec import encode, to_float16
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.schemes import scheme
-from proofserve.protocol.sequential import Finding, SequentialTest
+from proofserve.protocol.sequential import SequentialResult, SequentialTest
 from proofserve.rounds.records import Workload
 from support.four_bits import engine_of, one_thread
 
@@ -71,23 +71,23 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
     def recompute(nonces: object) -> Vectors:
         return {nonce: pairs.other[nonce] for nonce in nonces}  # type: ignore[attr-defined]
 
-    rule = Rule(DEFAULTS, recorded.threshold)
+    rule = VerificationRule(DEFAULTS, recorded.threshold)
     outcomes = [
         verify(claimed, draw(claimed.nonces, str(seed)), recompute, rule, Silence())
         for seed in range(100)
     ]
-    expected = Finding.FRAUD if forged else Finding.HONEST
+    expected = SequentialResult.FRAUD if forged else SequentialResult.HONEST
     assert {outcome.finding for outcome in outcomes} == {expected}
     assert float(np.median([outcome.nonces_used for outcome in outcomes])) <= 10
 
 
 @pytest.mark.parametrize("sequential", [True, False])
 def test_in_1000_verifications_nobody_is_misjudged(recorded: Recorded, sequential: bool) -> None:
-    rule = Rule(DEFAULTS, recorded.threshold, sequential)
-    plan = Plan(RUNS, nonces=18)
+    rule = VerificationRule(DEFAULTS, recorded.threshold, sequential)
+    plan = SimulationPlan(RUNS, nonces=18)
     honest = simulate(recorded.truth, rule, plan, Silence())
     forged = simulate(recorded.fraud, rule, plan, Silence())
-    assert honest.count(Finding.HONEST) == forged.count(Finding.FRAUD) == RUNS
+    assert honest.count(SequentialResult.HONEST) == forged.count(SequentialResult.FRAUD) == RUNS
     assert max(honest.median_nonces, forged.median_nonces) <= (10 if sequential else 18)
 
 
@@ -102,18 +102,20 @@ def test_errors_are_as_rare_as_stated_where_they_happen_at_all(recorded: Recorde
     honest_at = float(np.quantile(recorded.truth.distances, 0.75, method="inverted_cdf"))
     forged_at = float(np.median(recorded.fraud.distances))
     test = SequentialTest(p_honest=0.25, p_fraud=0.5, alpha=bound, beta=bound)
-    plan = Plan(RUNS, nonces=200)
-    honest = simulate(recorded.truth, Rule(test, honest_at), plan, Silence())
-    forged = simulate(recorded.fraud, Rule(test, forged_at), plan, Silence())
-    assert 0 < honest.count(Finding.FRAUD) <= most(bound)
-    assert 0 < forged.count(Finding.HONEST) <= most(bound)
-    assert honest.count(Finding.UNDECIDED) == forged.count(Finding.UNDECIDED) == 0
+    plan = SimulationPlan(RUNS, nonces=200)
+    honest = simulate(recorded.truth, VerificationRule(test, honest_at), plan, Silence())
+    forged = simulate(recorded.fraud, VerificationRule(test, forged_at), plan, Silence())
+    assert 0 < honest.count(SequentialResult.FRAUD) <= most(bound)
+    assert 0 < forged.count(SequentialResult.HONEST) <= most(bound)
+    assert honest.count(SequentialResult.UNDECIDED) == forged.count(SequentialResult.UNDECIDED) == 0
 
 
 def test_the_seed_decides_what_is_drawn(recorded: Recorded) -> None:
-    rule = Rule(SequentialTest(0.25, 0.5, 0.05, 0.05), float(np.median(recorded.truth.distances)))
+    rule = VerificationRule(
+        SequentialTest(0.25, 0.5, 0.05, 0.05), float(np.median(recorded.truth.distances))
+    )
 
     def used(seed: int) -> tuple[int, ...]:
-        return simulate(recorded.truth, rule, Plan(20, 100, seed), Silence()).nonces_used
+        return simulate(recorded.truth, rule, SimulationPlan(20, 100, seed), Silence()).nonces_used
 
     assert used(1) == used(1) != used(2)

@@ -2,10 +2,10 @@ import itertools
 
 import pytest
 
-from proofserve.lab.load import Reply
-from proofserve.lab.records import NodeStatus
-from proofserve.lab.saturation import Saturation, _read, _Window
-from proofserve.lab.stalls import longest_silence, stall_s
+from proofserve.lab.bench.saturation import Saturation, _read, _Window
+from proofserve.lab.bench.stalls import longest_silence, stall_s
+from proofserve.lab.client.load import Reply
+from proofserve.lab.client.records import NodeStatus
 
 FORWARD_S = 0.14
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofserve.lab.claimed import Claimed
-from proofserve.lab.errors import LabError
-from proofserve.lab.verification import Rule, Vectors, Verification, draw, verify
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.verify.claimed import Claimed
+from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, draw, verify
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.comparison import Claim, Reason
-from proofserve.protocol.sequential import Finding, SequentialTest
+from proofserve.protocol.sequential import SequentialResult, SequentialTest
 
 K = 12
 TEST = SequentialTest(p_honest=0.001, p_fraud=0.5)
-SEQUENTIAL, FIXED = Rule(TEST, 0.1), Rule(TEST, 0.1, sequential=False)
-SEVERITY = {Finding.HONEST: 0, Finding.UNDECIDED: 1, Finding.FRAUD: 2}
+SEQUENTIAL, FIXED = VerificationRule(TEST, 0.1), VerificationRule(TEST, 0.1, sequential=False)
+SEVERITY = {SequentialResult.HONEST: 0, SequentialResult.UNDECIDED: 1, SequentialResult.FRAUD: 2}
 
 
 class Silent:
@@ -41,13 +41,17 @@ def honest(count: int) -> Claimed:
     return Claimed("block", "key", tuple(range(count)), claims, K, 256)
 
 
-def judged(claimed: Claimed, rule: Rule, seed: str = "0") -> Verification:
+def judged(claimed: Claimed, rule: VerificationRule, seed: str = "0") -> Verification:
     return verify(claimed, draw(claimed.nonces, seed), vectors, rule, Silent())
 
 
 def test_an_honest_node_is_cleared_by_ten_nonces() -> None:
     outcome = judged(honest(64), SEQUENTIAL)
-    assert (outcome.finding, outcome.nonces_used, outcome.mismatches) == (Finding.HONEST, 10, ())
+    assert (outcome.finding, outcome.nonces_used, outcome.mismatches) == (
+        SequentialResult.HONEST,
+        10,
+        (),
+    )
     assert outcome.figure == pytest.approx((0.5 / 0.999) ** 10)
 
 
@@ -55,18 +59,22 @@ def test_a_forger_is_convicted_by_three() -> None:
     claimed = honest(64)
     forged = tuple(Claim(c.nonce, claimed.claims[c.nonce - 1].vector_b64) for c in claimed.claims)
     outcome = judged(Claimed("block", "key", claimed.nonces, forged, K, 256), SEQUENTIAL)
-    assert (outcome.finding, outcome.nonces_used) == (Finding.FRAUD, 3)
+    assert (outcome.finding, outcome.nonces_used) == (SequentialResult.FRAUD, 3)
     assert {mismatch.reason for mismatch in outcome.mismatches} == {Reason.TOO_FAR}
 
 
 def test_nonces_that_run_out_decide_nothing() -> None:
-    assert judged(honest(9), SEQUENTIAL).finding is Finding.UNDECIDED
-    assert judged(honest(2), FIXED).finding is Finding.UNDECIDED
+    assert judged(honest(9), SEQUENTIAL).finding is SequentialResult.UNDECIDED
+    assert judged(honest(2), FIXED).finding is SequentialResult.UNDECIDED
 
 
 def test_a_fixed_sample_is_recomputed_whole() -> None:
     outcome = judged(honest(64), FIXED)
-    assert (outcome.finding, outcome.nonces_used, outcome.figure) == (Finding.HONEST, 64, 1.0)
+    assert (outcome.finding, outcome.nonces_used, outcome.figure) == (
+        SequentialResult.HONEST,
+        64,
+        1.0,
+    )
 
 
 def test_empty_vectors_are_no_alibi() -> None:
@@ -74,7 +82,7 @@ def test_empty_vectors_are_no_alibi() -> None:
     empty = tuple(Claim(claim.nonce, "") for claim in claimed.claims)
     for rule in (SEQUENTIAL, FIXED):
         outcome = judged(Claimed("block", "key", claimed.nonces, empty, K, 256), rule)
-        assert outcome.finding is Finding.FRAUD
+        assert outcome.finding is SequentialResult.FRAUD
 
 
 def test_no_artifact_is_no_verdict() -> None:
@@ -160,8 +168,10 @@ def test_no_forgery_improves_a_verdict(
         assert {mismatch.nonce for mismatch in after.mismatches} >= at_least & used
 
 
-@pytest.mark.parametrize(("rate", "finding"), [(0.0, Finding.HONEST), (1.0, Finding.FRAUD)])
-def test_over_a_hundred_seeds_few_nonces_are_enough(rate: float, finding: Finding) -> None:
+@pytest.mark.parametrize(
+    ("rate", "finding"), [(0.0, SequentialResult.HONEST), (1.0, SequentialResult.FRAUD)]
+)
+def test_over_a_hundred_seeds_few_nonces_are_enough(rate: float, finding: SequentialResult) -> None:
     claimed = honest(200)
     if rate:
         claims = tuple(

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from proofserve.lab.compute_share import ModelShape, Price
-from proofserve.lab.verification import Recompute, Vectors
+from proofserve.lab.audit.compute_share import ModelShape, Price
+from proofserve.lab.verify.verification import Recompute, Vectors
 
 K_DIM = 12
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from proofserve.outbox.offline import writing
 from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.retry import Choice, retry
 from proofserve.outbox.schedule import Situation
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.outbox.visit import writing
 
 from .support import FastClock, Target, a_spec, artifacts, sending, until
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import Plan, Situation
+from proofserve.outbox.schedule import SendPlan, Situation
 from proofserve.outbox.store import SqliteOutbox
 
 from .support import a_spec, artifacts, nonces_of
@@ -37,11 +37,11 @@ class TestRounds:
         self, store: SqliteOutbox, clock: HandClock
     ) -> None:
         await store.open_round(a_spec(url=URL))
-        assert await store.plan(POLICY, Situation()) == Plan((), None, idle=True)
+        assert await store.plan(POLICY, Situation()) == SendPlan((), None, idle=True)
         await store.record("r1", 1, artifacts(3), {})
         clock.now += 2.0
         await store.record("r1", 2, artifacts(7), {})
-        assert await store.plan(POLICY, Situation()) == Plan((), 3.0, idle=False)
+        assert await store.plan(POLICY, Situation()) == SendPlan((), 3.0, idle=False)
         clock.now += 3.0
         plan = await store.plan(POLICY, Situation())
         assert [one.sequence for one in plan.due] == [1]
@@ -97,13 +97,13 @@ class TestRounds:
         await store.open_round(a_spec())
         await store.record("r1", 1, artifacts(3), {})
         await store.close_round("r1")
-        assert await store.plan(POLICY, Situation(flushing=True)) == Plan((), None, idle=True)
+        assert await store.plan(POLICY, Situation(flushing=True)) == SendPlan((), None, idle=True)
 
     async def test_failures_alone_are_not_sent(self, store: SqliteOutbox) -> None:
         await store.open_round(a_spec(url=URL))
         await store.record("r1", 1, [], {3: "not finite"})
         await store.close_round("r1")
-        assert await store.plan(POLICY, Situation()) == Plan((), None, idle=True)
+        assert await store.plan(POLICY, Situation()) == SendPlan((), None, idle=True)
         await store.record("r1", 2, artifacts(7), {11: "not finite"})
         assert await _nonces(store, await store.plan(POLICY, Situation())) == [7]
 
@@ -220,6 +220,6 @@ async def _deliver_all(calls: list[list[int]], most: int) -> None:
     assert all(1 <= len(body) <= most for body in bodies)
 
 
-async def _nonces(store: SqliteOutbox, plan: Plan) -> list[int]:
+async def _nonces(store: SqliteOutbox, plan: SendPlan) -> list[int]:
     (only,) = plan.due
     return nonces_of(json.loads(await store.body(only)))

@@ -11,7 +11,7 @@ import pytest
 
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import Plan, Situation
+from proofserve.outbox.schedule import SendPlan, Situation
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
@@ -263,7 +263,7 @@ async def test_drain_flushes_open_rounds_and_gives_up_in_time(
 class SlowPlans(SqliteOutbox):
     """Hands its plans out late, so that the outbox may have changed since."""
 
-    async def plan(self, policy: CallbackPolicy, situation: Situation) -> Plan:
+    async def plan(self, policy: CallbackPolicy, situation: Situation) -> SendPlan:
         plan = await super().plan(policy, situation)
         await asyncio.sleep(0.1)
         return plan

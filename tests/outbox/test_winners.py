@@ -10,7 +10,7 @@ import pytest
 
 from proofserve.outbox import payload
 from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import Plan, Situation
+from proofserve.outbox.schedule import SendPlan, Situation
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.records import RoundProgress, StoredResult, Winner
@@ -32,7 +32,7 @@ URL = "http://a"
 SLOW = CallbackPolicy(interval_s=3600.0)
 
 
-async def _body(store: SqliteOutbox, plan: Plan) -> dict[str, Any]:
+async def _body(store: SqliteOutbox, plan: SendPlan) -> dict[str, Any]:
     (only,) = plan.due
     body: dict[str, Any] = json.loads(await store.body(only))
     return body
@@ -167,10 +167,10 @@ class TestCallbacks:
         await store.open_round(a_distance_spec(url=URL))
         await store.record("d1", 32, [], {})
         await store.record("d1", 64, [], {131: "not finite"})
-        assert await store.plan(SLOW, Situation()) == Plan((), None, idle=True)
+        assert await store.plan(SLOW, Situation()) == SendPlan((), None, idle=True)
         assert await store.progress("d1") == RoundProgress(64, found=0, failed=1)
         await store.close_round("d1")
-        assert await store.plan(SLOW, Situation(flushing=True)) == Plan((), None, idle=True)
+        assert await store.plan(SLOW, Situation(flushing=True)) == SendPlan((), None, idle=True)
 
     async def test_a_batch_recorded_twice_is_stored_and_sent_once(
         self, store: SqliteOutbox

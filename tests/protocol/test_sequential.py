@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.sequential import Finding, SequentialTest
+from proofserve.protocol.sequential import SequentialResult, SequentialTest
 
 USUAL = SequentialTest(p_honest=0.001, p_fraud=0.5)
 
 
-def simulate(test: SequentialTest, rate: float, runs: int, most: int) -> list[tuple[Finding, int]]:
+def simulate(
+    test: SequentialTest, rate: float, runs: int, most: int
+) -> list[tuple[SequentialResult, int]]:
     """Finding and nonces of ``runs`` tests of a node that mismatches at ``rate``."""
     generator = np.random.default_rng(11)
     outcomes = []
@@ -21,7 +23,7 @@ def simulate(test: SequentialTest, rate: float, runs: int, most: int) -> list[tu
         for n in range(1, most + 1):
             mismatches += int(generator.random() < rate)
             finding = test.finding(mismatches, n)
-            if finding is not Finding.UNDECIDED:
+            if finding is not SequentialResult.UNDECIDED:
                 break
         outcomes.append((finding, n))
     return outcomes
@@ -29,13 +31,13 @@ def simulate(test: SequentialTest, rate: float, runs: int, most: int) -> list[tu
 
 def test_three_mismatches_convict_and_ten_matches_clear() -> None:
     assert [USUAL.finding(n, n) for n in (1, 2, 3)] == ["undecided", "undecided", "fraud"]
-    assert USUAL.finding(0, 9) is Finding.UNDECIDED
-    assert USUAL.finding(0, 10) is Finding.HONEST
+    assert USUAL.finding(0, 9) is SequentialResult.UNDECIDED
+    assert USUAL.finding(0, 10) is SequentialResult.HONEST
 
 
 def test_nothing_seen_tells_nothing() -> None:
     assert USUAL.log_ratio(0, 0) == 0.0
-    assert USUAL.finding(0, 0) is Finding.UNDECIDED
+    assert USUAL.finding(0, 0) is SequentialResult.UNDECIDED
 
 
 @given(st.data(), st.integers(0, 300), st.floats(1e-4, 0.4), st.floats(0.41, 0.999))
@@ -60,9 +62,15 @@ def test_the_course_is_what_a_simulation_shows(rate: float) -> None:
     outcomes = simulate(test, rate, 4000, 60)
     findings = [finding for finding, _ in outcomes]
     # Four standard errors of a chance and of a mean over 4,000 runs.
-    assert course.convicted == pytest.approx(findings.count(Finding.FRAUD) / 4000, abs=0.032)
-    assert course.cleared == pytest.approx(findings.count(Finding.HONEST) / 4000, abs=0.032)
-    assert course.undecided == pytest.approx(findings.count(Finding.UNDECIDED) / 4000, abs=0.032)
+    assert course.convicted == pytest.approx(
+        findings.count(SequentialResult.FRAUD) / 4000, abs=0.032
+    )
+    assert course.cleared == pytest.approx(
+        findings.count(SequentialResult.HONEST) / 4000, abs=0.032
+    )
+    assert course.undecided == pytest.approx(
+        findings.count(SequentialResult.UNDECIDED) / 4000, abs=0.032
+    )
     nonces = [n for _, n in outcomes]
     error = 4 * float(np.std(nonces)) / math.sqrt(4000)
     assert course.expected_nonces == pytest.approx(float(np.mean(nonces)), abs=error)
@@ -85,9 +93,9 @@ def test_both_errors_keep_to_their_bounds(
 def test_what_a_thousand_runs_show_keeps_to_the_bounds() -> None:
     honest = [finding for finding, _ in simulate(USUAL, 0.001, 1000, 200)]
     fraud = [finding for finding, _ in simulate(USUAL, 0.5, 1000, 200)]
-    assert Finding.FRAUD not in honest
+    assert SequentialResult.FRAUD not in honest
     # One in a thousand is the bound; five would be a chance of 0.004.
-    assert fraud.count(Finding.HONEST) < 5
+    assert fraud.count(SequentialResult.HONEST) < 5
 
 
 def test_how_many_nonces_convict() -> None:

@@ -12,7 +12,7 @@ from scipy.stats import binom, binomtest
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.statistics import (
     DISTANCE_P_MISMATCH,
-    Verdict,
+    BinomialVerdict,
     binomial_tail,
     convicting_count,
     judge,
@@ -74,8 +74,8 @@ def test_certainties(k: int, p: float, tail: float) -> None:
 
 
 def test_an_empty_comparison_proves_nothing() -> None:
-    assert judge(0, 0, 0.001, 0.01) == Verdict(1.0, False)
-    assert judge_distances(0, 0, 0.01) == Verdict(-1.0, False)
+    assert judge(0, 0, 0.001, 0.01) == BinomialVerdict(1.0, False)
+    assert judge_distances(0, 0, 0.01) == BinomialVerdict(-1.0, False)
 
 
 def test_the_threshold_is_strict() -> None:

@@ -9,8 +9,8 @@ import pytest
 import uvicorn
 
 from proofserve.receiver.app import create_app
-from proofserve.receiver.book import Book
-from proofserve.receiver.seal import Seal
+from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.store import ReceiverStore
 
 
 @pytest.fixture
@@ -24,20 +24,20 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def book(path: Path) -> Iterator[Book]:
-    opened = Book.open(path, lambda: 1e9)
+def book(path: Path) -> Iterator[ReceiverStore]:
+    opened = ReceiverStore.open(path, lambda: 1e9)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def seal() -> Seal | None:
+def seal() -> SignatureCheck | None:
     """What the receiver takes; everything, if a file of tests does not say otherwise."""
     return None
 
 
 @pytest.fixture
-def url(book: Book, seal: Seal | None) -> Iterator[str]:
+def url(book: ReceiverStore, seal: SignatureCheck | None) -> Iterator[str]:
     """A receiver on a real port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(create_app(book, seal), log_config=None, ws="none", http="h11")

@@ -12,7 +12,7 @@ from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
-from proofserve.receiver.book import Book
+from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Artifact, RoundSpec, Workload
 
 from .support import generated, validated, vector
@@ -108,14 +108,16 @@ def test_a_body_of_complaints_is_answered_briefly(client: httpx.Client) -> None:
     assert len(client.post("/generated", json=broken).json()["detail"]) == 20
 
 
-def test_a_book_that_cannot_store_asks_for_another_try(client: httpx.Client, book: Book) -> None:
+def test_a_book_that_cannot_store_asks_for_another_try(
+    client: httpx.Client, book: ReceiverStore
+) -> None:
     book.close()
     answer = client.post("/generated", json=generated(3))
     assert answer.status_code == 503
     assert "not stored" in answer.json()["detail"]
 
 
-def test_it_takes_what_the_outbox_sends(url: str, book: Book, tmp_path: Path) -> None:
+def test_it_takes_what_the_outbox_sends(url: str, book: ReceiverStore, tmp_path: Path) -> None:
     asyncio.run(_send(url, tmp_path / "outbox.sqlite"))
     (source,) = book.summary().sources
     assert (source.artifacts, source.duplicates, source.validations) == (100, 0, 1)

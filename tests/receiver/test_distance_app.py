@@ -14,7 +14,7 @@ from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
-from proofserve.receiver.book import Book
+from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.bodies import verdict_callback
 from proofserve.rounds.records import (
     DistanceClaims,
@@ -154,7 +154,7 @@ def test_a_verdict_of_an_older_sender_is_taken(client: httpx.Client) -> None:
     assert client.post("/validated", json=body).status_code == 200
 
 
-def test_it_takes_what_the_outbox_sends(url: str, book: Book, tmp_path: Path) -> None:
+def test_it_takes_what_the_outbox_sends(url: str, book: ReceiverStore, tmp_path: Path) -> None:
     asyncio.run(_send(url, tmp_path / "outbox.sqlite"))
     (source,) = book.summary().sources
     assert (source.artifacts, source.winners, source.duplicates) == (0, 50, 0)

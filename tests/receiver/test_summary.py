@@ -2,7 +2,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from proofserve.receiver.book import Source, Summary
+from proofserve.receiver.store import ClaimSource, Summary
 from proofserve.receiver.summary import render
 
 
@@ -18,7 +18,7 @@ def test_an_empty_book_says_so() -> None:
 
 
 def test_the_table_shows_every_count() -> None:
-    source = Source("k3y", "b10c", 12_345, 54_321, 6, 7, 8, 1e9)
+    source = ClaimSource("k3y", "b10c", 12_345, 54_321, 6, 7, 8, 1e9)
     text = _text(Summary(9, 10, 1e9, (source,)), 100)
     assert "9 callbacks, 10 sent again, last at 01:46:40 UTC" in text
     row = next(line for line in text.splitlines() if "k3y" in line)
@@ -35,7 +35,7 @@ def test_the_table_shows_every_count() -> None:
 
 
 def test_long_hashes_do_not_push_the_counts_out() -> None:
-    source = Source("k" * 200, "b" * 64, 12_345, 54_321, 0, 0, 0, 1e9)
+    source = ClaimSource("k" * 200, "b" * 64, 12_345, 54_321, 0, 0, 0, 1e9)
     text = _text(Summary(1, 0, 1e9, (source,)), 80)
     for whole in ("12,345", "54,321", "01:46:40", "artifacts", "winners", "validations"):
         assert whole in text

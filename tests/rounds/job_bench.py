@@ -3,13 +3,13 @@
 import asyncio
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.admission import Admission
+from proofserve.rounds.admission import NonceLimit
 from proofserve.rounds.calls import Patience
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.records import JobState
-from proofserve.rounds.tally import Tally
+from proofserve.rounds.totals import NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, until
 
 
@@ -24,8 +24,8 @@ class JobBench:
         # Chunk timeouts are real seconds here, expiry follows ``now``.
         clock = asyncio.get_running_loop().time
         patience = Patience(limits.chunk_timeout_s, clock)
-        computation = Computation(self.engine, self.no_round, patience, Tally())
-        self.admission = Admission(limits.max_queued_nonces)
+        computation = Computation(self.engine, self.no_round, patience, NodeTotals())
+        self.admission = NonceLimit(limits.max_queued_nonces)
         self.queue = JobQueue(computation, self.outbox, self.admission, limits, lambda: self.now)
 
     def state(self, request_id: str) -> JobState:

@@ -1,7 +1,7 @@
 import pytest
 
 from proofserve.rounds.counters import Counters
-from proofserve.rounds.tally import Tally
+from proofserve.rounds.totals import NodeTotals
 
 
 class Clock:
@@ -13,13 +13,13 @@ class Clock:
 
 
 def test_a_round_that_just_began_has_no_rate() -> None:
-    stats = Counters(Clock(), Tally()).read()
+    stats = Counters(Clock(), NodeTotals()).read()
     assert (stats.processed, stats.elapsed_s, stats.rate, stats.recent_rate) == (0, 0, 0, 0)
 
 
 def test_the_recent_rate_forgets_what_the_whole_rate_remembers() -> None:
     clock = Clock()
-    counters = Counters(clock, Tally(), window_s=10)
+    counters = Counters(clock, NodeTotals(), window_s=10)
     clock.now += 5
     counters.done(100, 100, 2)
     young = counters.read()
@@ -34,7 +34,7 @@ def test_the_recent_rate_forgets_what_the_whole_rate_remembers() -> None:
 
 def test_an_ended_round_keeps_its_rates() -> None:
     clock = Clock()
-    counters = Counters(clock, Tally())
+    counters = Counters(clock, NodeTotals())
     clock.now += 4
     counters.done(8, 8, 0)
     counters.end()
@@ -43,7 +43,7 @@ def test_an_ended_round_keeps_its_rates() -> None:
 
 
 def test_deferrals_and_faults_are_counted() -> None:
-    counters = Counters(Clock(), Tally())
+    counters = Counters(Clock(), NodeTotals())
     counters.deferred(2.5)
     counters.deferred(0.5)
     counters.fault()

@@ -14,7 +14,7 @@ from proofserve.rounds.counters import Counters
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.records import RoundProgress, RoundSpec
-from proofserve.rounds.tally import Tally
+from proofserve.rounds.totals import NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, round_spec, until
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ class Bench:
         self.engine.latency_s = 0.001
         self.outbox = MemoryOutbox()
         self.spec = spec or round_spec()
-        self.counters = Counters(time.monotonic, Tally())
+        self.counters = Counters(time.monotonic, NodeTotals())
         self.round = Generation(self.engine, self.outbox, limits, self.counters)
 
     @asynccontextmanager

@@ -5,12 +5,12 @@ import pytest
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.admission import Admission
+from proofserve.rounds.admission import NonceLimit
 from proofserve.rounds.calls import Patience
 from proofserve.rounds.errors import EngineFault, EngineGone, OtherRound, QueueFull
 from proofserve.rounds.judging import Judging, winners_among
 from proofserve.rounds.records import DistanceClaims, DistanceVerdict, Target, Workload
-from proofserve.rounds.tally import Tally
+from proofserve.rounds.totals import NodeTotals
 from rounds.doubles import round_spec
 
 pytestmark = pytest.mark.anyio
@@ -25,8 +25,10 @@ class Bench:
     def __init__(self) -> None:
         self.engine = FakeEngine()
         self.now = 0.0
-        self.admission = Admission(40)
-        self.judging = Judging(self.engine, self.admission, Patience(10.0, self._tick), Tally())
+        self.admission = NonceLimit(40)
+        self.judging = Judging(
+            self.engine, self.admission, Patience(10.0, self._tick), NodeTotals()
+        )
 
     def _tick(self) -> float:
         self.now += 4.0

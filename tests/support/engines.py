@@ -13,7 +13,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from proofserve.engines.vllm.client import VllmEngine
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.records import EngineFacts, ProofBatch, Workload
+from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
 
 SEQ_LEN = 64
 
@@ -36,8 +36,8 @@ class EmbeddedEngine:
             **options,
         }
         self.llm: AsyncLLM = self.run(self._start(args))
-        facts = EngineFacts(("tiny",), 256, 1024, {})
-        self.engine = VllmEngine(self.llm, facts, defer_s, timeout_s=60.0)
+        engine_info = EngineInfo(("tiny",), 256, 1024, {})
+        self.engine = VllmEngine(self.llm, engine_info, defer_s, timeout_s=60.0)
 
     @staticmethod
     async def _start(args: dict[str, Any]) -> AsyncLLM:

@@ -18,7 +18,7 @@ import httpx
 import psutil
 
 from proofserve import settings
-from proofserve.cli.servers import Deployment, small_server
+from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server
 from support.gateway_requests import CHAT, chat
 from support.node import NAME
@@ -131,7 +131,7 @@ def embedded(model: Path, folder: Path) -> Iterator[ServedGateway]:
 
 @contextmanager
 def _server_of(model: Path, folder: Path) -> Iterator[ServerCommand]:
-    command = small_server(Deployment(model, NAME, forward_batch=8), folder)
+    command = small_server(ServerOptions(model, NAME, forward_batch=8), folder)
     argv = (*command.argv, *SEATS, *ROOM, *TOOLS, *DENSE_JSON)
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:

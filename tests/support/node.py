@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 
-from proofserve.cli.servers import Deployment, small_server
+from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.wiring.launch import Server, free_port, running_server
 
 NAME = "tiny"
@@ -118,7 +118,7 @@ class ServedNode:
 @contextmanager
 def serve(model: Path, folder: Path, **poc: str) -> Iterator[ServedNode]:
     """A node of ``model`` that keeps its files in ``folder``; ``poc`` holds POC_ variables."""
-    command = small_server(Deployment(model, NAME, forward_batch=8), folder)
+    command = small_server(ServerOptions(model, NAME, forward_batch=8), folder)
     command = replace(command, env={**command.env, **poc})
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:

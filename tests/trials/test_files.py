@@ -13,9 +13,9 @@ from endurance.files import Books
 from endurance.witness import Witness
 from outbox.support import a_distance_spec, a_spec, winners
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.receiver.book import Book
 from proofserve.receiver.distance_messages import GeneratedWinners
 from proofserve.receiver.messages import Generated, Stamp
+from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Artifact
 from receiver.support import generated, vector
 
@@ -55,7 +55,7 @@ async def fill(path: Path) -> None:
 
 
 def receive(path: Path) -> None:
-    book = Book.open(path)
+    book = ReceiverStore.open(path)
     book.add_generated(Generated(**generated(*NONCES)), Stamp(key="a", sequence=1))
     won = winners(*NONCES)
     body = GeneratedWinners(
@@ -100,7 +100,7 @@ def test_a_proof_that_arrived_as_another_is_both(sides: Sides) -> None:
 
 
 def test_a_nonce_that_came_under_two_keys_is_a_duplicate(sides: Sides) -> None:
-    book = Book.open(sides.received)
+    book = ReceiverStore.open(sides.received)
     book.add_generated(Generated(**generated(7)), Stamp(key="c", sequence=3))
     book.close()
     assert sides.compared().duplicates == 1

@@ -12,7 +12,7 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proofserve.gateway.protocol import GatewayProtocol
+from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
 from proofserve.settings import PREFIX, GatewaySettings
 from proofserve.wiring import gateway

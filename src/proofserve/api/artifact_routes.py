@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from proofserve.api import translate
-from proofserve.api.answers import JobAnswer, documented
 from proofserve.api.disconnect import while_connected
 from proofserve.api.engine import require_engine
 from proofserve.api.node import Node
-from proofserve.api.schemas import JobOrder
+from proofserve.api.response_models import JobAnswer, documented
+from proofserve.api.schemas import JobRequest
 from proofserve.rounds.bodies import outcome_body
 from proofserve.rounds.errors import OutboxUnavailable, QueueFull
 from proofserve.rounds.records import Job
@@ -39,7 +39,7 @@ class ArtifactRoutes:
             **documented(JobAnswer, 404, 503),
         )
 
-    async def generate(self, request: Request, order: JobOrder) -> dict[str, Any]:
+    async def generate(self, request: Request, order: JobRequest) -> dict[str, Any]:
         """Prove given nonces, or judge claims about them; after the round, while one runs."""
         node = self._get_node(request)
         job = translate.job(order, node.deployment)

@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from proofserve.api import distance_translate
-from proofserve.api.answers import JudgeAnswer, PowAnswer, documented
 from proofserve.api.disconnect import while_connected
-from proofserve.api.distance_schemas import DistanceBatch, DistanceOrder
+from proofserve.api.distance_schemas import DistanceClaimsRequest, DistanceRoundRequest
 from proofserve.api.engine import require_engine
 from proofserve.api.node import Node
+from proofserve.api.response_models import JudgeAnswer, PowAnswer, documented
 from proofserve.api.status import pow_status
 
 
@@ -32,7 +32,7 @@ class DistanceRoutes:
         router.add_api_route("/phase/validate", self.phase_validate, methods=["POST"], **moves)
         router.add_api_route("/validate", self.validate, methods=["POST"], **judges)
 
-    async def init(self, request: Request, order: DistanceOrder) -> dict[str, Any]:
+    async def init(self, request: Request, order: DistanceRoundRequest) -> dict[str, Any]:
         """Configure a round and do nothing yet. 409 while a round generates."""
         node = self._get_node(request)
         spec = distance_translate.round_spec(order, node.deployment, str(uuid.uuid4()))
@@ -40,7 +40,7 @@ class DistanceRoutes:
         await node.manager.init(spec)
         return await _ok(node)
 
-    async def init_validate(self, request: Request, order: DistanceOrder) -> dict[str, Any]:
+    async def init_validate(self, request: Request, order: DistanceRoundRequest) -> dict[str, Any]:
         """Configure a round to judge claims by, and push verdicts to its callback_url.
 
         409 while a round generates.
@@ -65,7 +65,7 @@ class DistanceRoutes:
         await node.manager.validate()
         return await _ok(node)
 
-    async def validate(self, request: Request, batch: DistanceBatch) -> dict[str, Any]:
+    async def validate(self, request: Request, batch: DistanceClaimsRequest) -> dict[str, Any]:
         """Recompute somebody's winners and judge them by the configured round.
 
         400 if there is no round, 409 if it is for another block. Chat goes first, as always.

@@ -23,7 +23,7 @@ from proofserve.api.schemas import (
     Index,
     Nonce,
     Probability,
-    RoundOrder,
+    RoundRequest,
     Text,
     Url,
 )
@@ -38,7 +38,7 @@ _MAX_COUNT = 2**31 - 1
 _SEQ_LEN = 256
 
 
-class DistanceOrder(Body):
+class DistanceRoundRequest(Body):
     """A round: what is computed, which nonces are this node's, and when one wins."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_ROUND]})
@@ -70,7 +70,7 @@ class DistanceOrder(Body):
     use_layer_hooks: bool = Field(False, description="Transform the output of every layer.")
 
 
-class DistanceBatch(Body):
+class DistanceClaimsRequest(Body):
     """Somebody's winners: ``dist[i]`` is claimed for ``nonces[i]``. NaN is allowed, and invalid."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_CLAIMS]})
@@ -85,7 +85,7 @@ class DistanceBatch(Body):
     )
 
     @model_validator(mode="after")
-    def _as_many(self) -> "DistanceBatch":
+    def _as_many(self) -> "DistanceClaimsRequest":
         if len(self.dist) != len(self.nonces):
             raise PydanticCustomError(
                 "length",
@@ -98,14 +98,14 @@ class DistanceBatch(Body):
 def _protocol(body: Any) -> str | None:
     """The shape selects the protocol; None for a body that has the marks of both or of neither."""
     if isinstance(body, BaseModel):
-        return DISTANCE if isinstance(body, DistanceOrder) else ARTIFACT
+        return DISTANCE if isinstance(body, DistanceRoundRequest) else ARTIFACT
     if not isinstance(body, dict) or ("r_target" in body) is ("params" in body):
         return None
     return DISTANCE if "r_target" in body else ARTIFACT
 
 
-AnyRoundOrder = Annotated[
-    Annotated[RoundOrder, Tag(ARTIFACT)] | Annotated[DistanceOrder, Tag(DISTANCE)],
+AnyRoundRequest = Annotated[
+    Annotated[RoundRequest, Tag(ARTIFACT)] | Annotated[DistanceRoundRequest, Tag(DISTANCE)],
     Discriminator(
         _protocol,
         custom_error_type="protocol",

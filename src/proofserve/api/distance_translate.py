@@ -1,7 +1,7 @@
 """From the bodies of the distance protocol to the frozen records of ``rounds``."""
 
-from proofserve.api.distance_schemas import UNSET, DistanceBatch, DistanceOrder
-from proofserve.api.errors import LaneMissing, Mismatch
+from proofserve.api.distance_schemas import UNSET, DistanceClaimsRequest, DistanceRoundRequest
+from proofserve.api.errors import DeploymentMismatch, LaneMissing
 from proofserve.api.node import Deployment
 from proofserve.api.translate import check_fits, check_lane, check_list, check_url
 from proofserve.protocol.distance import DistanceScheme
@@ -10,7 +10,7 @@ from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.records import DistanceClaims, RoundSpec, Target, Workload
 
 
-def generating(order: DistanceOrder, deployment: Deployment, round_id: str) -> RoundSpec:
+def generating(order: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
     """The round that ``order`` asks for, which will generate.
 
     Raises:
@@ -23,7 +23,7 @@ def generating(order: DistanceOrder, deployment: Deployment, round_id: str) -> R
     return spec
 
 
-def round_spec(order: DistanceOrder, deployment: Deployment, round_id: str) -> RoundSpec:
+def round_spec(order: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
     """The round that ``order`` asks for; it has a lane if the node's numbers are set.
 
     Raises:
@@ -31,7 +31,7 @@ def round_spec(order: DistanceOrder, deployment: Deployment, round_id: str) -> R
         ProtocolError: a number is out of the range that this deployment or the order itself sets.
     """
     if deployment.seq_len not in (None, order.seq_len):
-        raise Mismatch(
+        raise DeploymentMismatch(
             {
                 "error": "params mismatch",
                 "requested": {"seq_len": order.seq_len},
@@ -39,7 +39,7 @@ def round_spec(order: DistanceOrder, deployment: Deployment, round_id: str) -> R
             }
         )
     check_url("callback_url", order.callback_url, deployment)
-    check_fits("seq_len", order.seq_len, deployment.facts.max_seq_len, "context")
+    check_fits("seq_len", order.seq_len, deployment.engine_info.max_seq_len, "context")
     scheme = DistanceScheme(sign_flips=order.use_sign_flips, layer_hooks=order.use_layer_hooks)
     batch_size = order.batch_size or deployment.default_batch_size
     return RoundSpec(
@@ -53,7 +53,7 @@ def round_spec(order: DistanceOrder, deployment: Deployment, round_id: str) -> R
     )
 
 
-def claims(batch: DistanceBatch, deployment: Deployment) -> DistanceClaims:
+def claims(batch: DistanceClaimsRequest, deployment: Deployment) -> DistanceClaims:
     """The claims of ``batch``. Raises ProtocolError for too many nonces and for repeated ones."""
     check_list(batch.nonces, deployment)
     return DistanceClaims(
@@ -65,7 +65,7 @@ def claims(batch: DistanceBatch, deployment: Deployment) -> DistanceClaims:
     )
 
 
-def _lane(order: DistanceOrder, batch_size: int) -> NonceLane | None:
+def _lane(order: DistanceRoundRequest, batch_size: int) -> NonceLane | None:
     if UNSET in (order.node_id, order.node_count):
         if order.node_count == 0:
             raise ProtocolError("node_count", "0 is below 1")

@@ -47,7 +47,7 @@ class NotEnabled(ApiError):
     """The server was started without proofs."""
 
 
-class Mismatch(ApiError):
+class DeploymentMismatch(ApiError):
     """The request is for another deployment: both sides are in the detail."""
 
 

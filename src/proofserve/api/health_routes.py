@@ -10,11 +10,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 
-from proofserve.api.answers import DeepAnswer, HealthAnswer, documented
 from proofserve.api.errors import NotReady
 from proofserve.api.failures import guarded
 from proofserve.api.node import Node
-from proofserve.api.readings import OUTBOX_ANSWER_S
+from proofserve.api.response_models import DeepAnswer, HealthAnswer, documented
+from proofserve.api.snapshot import OUTBOX_ANSWER_S
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 
 OK = "ok"

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from proofserve.api.node import Node
-from proofserve.api.readings import Reading, read
+from proofserve.api.snapshot import Snapshot, read
 from proofserve.rounds.records import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges
 from proofserve.rounds.state import State
 
@@ -59,7 +59,7 @@ class NodeCollector(Collector):
         if reading is not None:
             yield from _families(reading, self._node)
 
-    def _read(self) -> Reading | None:
+    def _read(self) -> Snapshot | None:
         if self._loop.is_closed() or _runs_here(self._loop):
             return None
         asked = asyncio.run_coroutine_threadsafe(read(self._node), self._loop)
@@ -77,12 +77,12 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-def _families(reading: Reading, node: Node) -> Iterator[Metric]:
-    facts = node.deployment.facts
+def _families(reading: Snapshot, node: Node) -> Iterator[Metric]:
+    engine_info = node.deployment.engine_info
     yield _gauge(
         "info",
         "What runs here; always 1.",
-        {(node.deployment.scheme, *_pair(facts.versions)): 1},
+        {(node.deployment.scheme, *_pair(engine_info.versions)): 1},
         ["scheme", "vllm_version", "version"],
     )
     yield from _work(reading)
@@ -100,7 +100,7 @@ def _pair(versions: Mapping[str, str]) -> tuple[str, str]:
     return versions.get("vllm", ""), versions.get("proofserve", "")
 
 
-def _work(reading: Reading) -> Iterator[Metric]:
+def _work(reading: Snapshot) -> Iterator[Metric]:
     yield _counter(
         "nonces",
         "Nonces with an outcome; a round's count once they are stored.",
@@ -118,7 +118,7 @@ def _work(reading: Reading) -> Iterator[Metric]:
     yield _counter("refusals", "Requests not served, by why.", refusals, ["status", "reason"])
 
 
-def _round(reading: Reading) -> Iterator[Metric]:
+def _round(reading: Snapshot) -> Iterator[Metric]:
     status = reading.status
     running = status.state is State.GENERATING and status.stats is not None
     rate = status.stats.recent_rate if running and status.stats is not None else 0.0

@@ -8,7 +8,7 @@ from proofserve.api.access import Access
 from proofserve.api.bounds import Rates, Waits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import Outbox
-from proofserve.rounds.records import EngineFacts
+from proofserve.rounds.records import EngineInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Deployment:
     as far as that is known before it is dialled; None if they may.
     """
 
-    facts: EngineFacts
+    engine_info: EngineInfo
     enabled: bool
     scheme: str
     seq_len: int | None = None

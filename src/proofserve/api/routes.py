@@ -8,21 +8,21 @@ from fastapi import APIRouter, Body, Query, Request, Security
 from fastapi.security import HTTPBearer
 
 from proofserve.api import distance_translate, health_routes, translate
-from proofserve.api.answers import (
-    NodeStatus,
+from proofserve.api.artifact_routes import ArtifactRoutes
+from proofserve.api.distance_routes import DistanceRoutes
+from proofserve.api.distance_schemas import AnyRoundRequest, DistanceRoundRequest
+from proofserve.api.engine import require_engine
+from proofserve.api.examples import ARTIFACT_ROUND, DISTANCE_ROUND
+from proofserve.api.failures import guarded
+from proofserve.api.node import Node
+from proofserve.api.response_models import (
+    NodeStatusResponse,
     ResultsPage,
     StartAnswer,
     StopAnswer,
     Versions,
     documented,
 )
-from proofserve.api.artifact_routes import ArtifactRoutes
-from proofserve.api.distance_routes import DistanceRoutes
-from proofserve.api.distance_schemas import AnyRoundOrder, DistanceOrder
-from proofserve.api.engine import require_engine
-from proofserve.api.examples import ARTIFACT_ROUND, DISTANCE_ROUND
-from proofserve.api.failures import guarded
-from proofserve.api.node import Node
 from proofserve.api.status import pow_status, status_body, stopped_body
 from proofserve.protocol.nonces import MAX_NONCE
 
@@ -63,7 +63,9 @@ class _SharedRoutes:
             methods=["POST"],
             **documented(StartAnswer, 400, 409, 422, 503),
         )
-        router.add_api_route("/status", self.status, methods=["GET"], **documented(NodeStatus, 503))
+        router.add_api_route(
+            "/status", self.status, methods=["GET"], **documented(NodeStatusResponse, 503)
+        )
         router.add_api_route("/stop", self.stop, methods=["POST"], **documented(StopAnswer, 503))
         router.add_api_route(
             "/results", self.results, methods=["GET"], **documented(ResultsPage, 422, 503)
@@ -73,7 +75,7 @@ class _SharedRoutes:
         )
 
     async def start_round(
-        self, request: Request, order: Annotated[AnyRoundOrder, Body(openapi_examples=_EXAMPLES)]
+        self, request: Request, order: Annotated[AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
     ) -> dict[str, Any]:
         """Start generating proofs, until stopped. 409 while a round runs.
 
@@ -81,13 +83,13 @@ class _SharedRoutes:
         """
         node = self._get_node(request)
         round_id = str(uuid.uuid4())
-        if isinstance(order, DistanceOrder):
+        if isinstance(order, DistanceRoundRequest):
             spec = distance_translate.generating(order, node.deployment, round_id)
         else:
             spec = translate.round_spec(order, node.deployment, round_id)
         await require_engine(node)
         await node.manager.start(spec)
-        if isinstance(order, DistanceOrder):
+        if isinstance(order, DistanceRoundRequest):
             return {"status": "OK", "pow_status": await pow_status(node)}
         return {"status": "OK", "pow_status": {"status": "GENERATING"}}
 
@@ -120,7 +122,7 @@ class _SharedRoutes:
 
     async def versions(self, request: Request) -> dict[str, Any]:
         """The versions of what runs here."""
-        versions = dict(self._get_node(request).deployment.facts.versions)
+        versions = dict(self._get_node(request).deployment.engine_info.versions)
         return {
             "vllm_version": versions.get("vllm"),
             "poc_validation_inference": True,

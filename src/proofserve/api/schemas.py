@@ -77,7 +77,7 @@ class Params(Body):
     k_dim: Count = Field(12, description="Values per artifact.")
 
 
-class Order(Body):
+class CommonFields(Body):
     """What a round and a job have in common."""
 
     block_hash: Text = Field(description="Hash of the block that the work is for.")
@@ -96,7 +96,7 @@ class Order(Body):
     )
 
 
-class RoundOrder(Order):
+class RoundRequest(CommonFields):
     """Generate proofs until stopped."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [ARTIFACT_ORDER, ARTIFACT_ROUND]})
@@ -105,7 +105,7 @@ class RoundOrder(Order):
     n_groups: Count = Field(1, description="How many servers share the node's nonces.")
 
 
-class Claim(Body):
+class ClaimModel(Body):
     """What somebody says the artifact of a nonce is. A text that does not decode is a mismatch."""
 
     nonce: Nonce
@@ -115,7 +115,7 @@ class Claim(Body):
 class Claims(Body):
     """The claims to judge: about exactly the requested nonces."""
 
-    artifacts: Annotated[list[Claim], FailFast()]
+    artifacts: Annotated[list[ClaimModel], FailFast()]
 
 
 class Thresholds(Body):
@@ -141,7 +141,7 @@ class Thresholds(Body):
         return self
 
 
-class JobOrder(Order):
+class JobRequest(CommonFields):
     """Prove the given nonces, and judge the claims about them if there are any."""
 
     model_config = ConfigDict(

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from proofserve.api.errors import ClaimsMismatch, Mismatch
+from proofserve.api.errors import ClaimsMismatch, DeploymentMismatch
 from proofserve.api.node import Deployment
-from proofserve.api.schemas import JobOrder, Order, Params, RoundOrder, Thresholds
+from proofserve.api.schemas import CommonFields, JobRequest, Params, RoundRequest, Thresholds
 from proofserve.protocol import comparison, schemes
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import NonceLane, check_nonces
@@ -12,7 +12,7 @@ from proofserve.protocol.scheme import Scheme
 from proofserve.rounds.records import Job, RoundSpec, StatTest, Validation, Workload
 
 
-def round_spec(order: RoundOrder, deployment: Deployment, round_id: str) -> RoundSpec:
+def round_spec(order: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
     """The round that ``order`` asks for.
 
     Raises:
@@ -34,7 +34,7 @@ def round_spec(order: RoundOrder, deployment: Deployment, round_id: str) -> Roun
     )
 
 
-def job(order: JobOrder, deployment: Deployment) -> Job:
+def job(order: JobRequest, deployment: Deployment) -> Job:
     """The job that ``order`` asks for.
 
     Raises:
@@ -58,11 +58,11 @@ def job(order: JobOrder, deployment: Deployment) -> Job:
     )
 
 
-def _workload(order: Order, deployment: Deployment) -> Workload:
+def _workload(order: CommonFields, deployment: Deployment) -> Workload:
     _match_deployment(order, deployment)
     params = order.params
-    check_fits("params.seq_len", params.seq_len, deployment.facts.max_seq_len, "context")
-    check_fits("params.k_dim", params.k_dim, deployment.facts.hidden_size, "hidden size")
+    check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
+    check_fits("params.k_dim", params.k_dim, deployment.engine_info.hidden_size, "hidden size")
     return Workload(
         scheme=_scheme(order, deployment),
         block_hash=order.block_hash,
@@ -71,16 +71,16 @@ def _workload(order: Order, deployment: Deployment) -> Workload:
     )
 
 
-def _match_deployment(order: Order, deployment: Deployment) -> None:
+def _match_deployment(order: CommonFields, deployment: Deployment) -> None:
     params = order.params
     if (
-        params.model not in deployment.facts.model_names
+        params.model not in deployment.engine_info.model_names
         or deployment.seq_len not in (None, params.seq_len)
         or deployment.k_dim not in (None, params.k_dim)
     ):
         raise _params_mismatch(params, deployment)
     if order.scheme not in (None, deployment.scheme):
-        raise Mismatch(
+        raise DeploymentMismatch(
             {
                 "error": "scheme mismatch",
                 "requested": {"scheme": order.scheme},
@@ -89,13 +89,13 @@ def _match_deployment(order: Order, deployment: Deployment) -> None:
         )
 
 
-def _params_mismatch(params: Params, deployment: Deployment) -> Mismatch:
-    return Mismatch(
+def _params_mismatch(params: Params, deployment: Deployment) -> DeploymentMismatch:
+    return DeploymentMismatch(
         {
             "error": "params mismatch",
             "requested": params.model_dump(),
             "deployed": {
-                "model": list(deployment.facts.model_names),
+                "model": list(deployment.engine_info.model_names),
                 "seq_len": deployment.seq_len,
                 "k_dim": deployment.k_dim,
             },
@@ -141,7 +141,7 @@ def check_fits(field: str, value: int, limit: int, what: str) -> None:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
 
 
-def _scheme(order: Order, deployment: Deployment) -> Scheme:
+def _scheme(order: CommonFields, deployment: Deployment) -> Scheme:
     plain = schemes.scheme(deployment.scheme, k_dim=order.params.k_dim)
     if not order.poc_stronger_rng:
         return plain
@@ -151,7 +151,7 @@ def _scheme(order: Order, deployment: Deployment) -> Scheme:
         raise ProtocolError("poc_stronger_rng", error.message) from None
 
 
-def _validation(order: JobOrder, deployment: Deployment) -> Validation | None:
+def _validation(order: JobRequest, deployment: Deployment) -> Validation | None:
     if order.validation is None:
         return None
     artifacts = order.validation.artifacts

@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proofserve.cli.progress import Line
+from proofserve.cli.progress import ProgressLine
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.lab.audit import audit
-from proofserve.lab.audit_page import write_page
-from proofserve.lab.audit_report import PASSED_COLOURS, AuditReport
-from proofserve.lab.conviction import Rule
-from proofserve.lab.errors import LabError
-from proofserve.lab.machine import machine
+from proofserve.lab.audit.audit import audit
+from proofserve.lab.audit.audit_page import write_page
+from proofserve.lab.audit.audit_report import PASSED_COLOURS, AuditReport
+from proofserve.lab.audit.conviction import ConvictionRule
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.report.machine import machine
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.rounds.errors import RoundsError
@@ -95,7 +95,7 @@ def command(
     console = Console()
     began = time.monotonic()
     try:
-        rule = Rule(dist_threshold, p_mismatch, alpha, power, max_nonces)
+        rule = ConvictionRule(dist_threshold, p_mismatch, alpha, power, max_nonces)
         made_by = _artifact_scheme(scheme, k_dim, stronger_rng)
         setup = AuditSetup(
             model=model,
@@ -108,7 +108,7 @@ def command(
             other=other,
         )
         count = nonces or (QUICK_NONCES if quick else NONCES)
-        with Line(console) as line:
+        with ProgressLine(console) as line:
             line.step(f"loading {model}")
             deployment = CheckpointDeployment(setup)
             found = audit(deployment, rule, count, line)

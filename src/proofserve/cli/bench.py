@@ -10,15 +10,16 @@ import typer
 
 from proofserve.cli.bench_reference import reference
 from proofserve.cli.checkpoints import SmallModel, checkpoint
-from proofserve.cli.desk import BROKEN, ApiKey, Desk, Name, SeqLen, Url, open_desk
 from proofserve.cli.protocols import Protocol, order
-from proofserve.cli.servers import Deployment, serving, somebody_elses
-from proofserve.lab import bench_chat, bench_generation
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.report import Report
-from proofserve.lab.saturation import Load
-from proofserve.lab.telling import Progress
+from proofserve.cli.servers import ServerOptions, serving, somebody_elses
+from proofserve.cli.session import BROKEN, ApiKey, CommandSession, Name, SeqLen, Url, open_desk
+from proofserve.lab.bench.chat import ChatPlan, bench_chat
+from proofserve.lab.bench.generation import GenerationPlan, bench_generation
+from proofserve.lab.bench.saturation import Load
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.client.records import Work
+from proofserve.lab.report.report import Report
 
 app = typer.Typer(help="Measure a server, one we start or one that runs.", no_args_is_help=True)
 
@@ -56,7 +57,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to 
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class MeasuredServer:
     """The server to measure: the one at ``url``, or our own with a small model."""
 
     url: str | None
@@ -97,10 +98,10 @@ def generation(
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
         habit = _habit(size, url)
         work = order(protocol, name, seq_len, batch_size or habit.batch_size)
-        plan = bench_generation.Plan(work, seconds or habit.seconds, busy=habit.busy)
-        return bench_generation.bench_generation(node, plan, progress)
+        plan = GenerationPlan(work, seconds or habit.seconds, busy=habit.busy)
+        return bench_generation(node, plan, progress)
 
-    _run(Subject(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
+    _run(MeasuredServer(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
 
 
 @app.command("chat-priority")
@@ -132,14 +133,16 @@ def chat_priority(
         batch = batch_size or _habit(size, url).batch_size
         work = Work(name, seq_len=seq_len, batch_size=batch)
         load = Load(clients, window_s=seconds, pairs=pairs)
-        plan = bench_chat.Plan(work, chats, max_tokens, load)
-        return bench_chat.bench_chat(node, plan, progress)
+        plan = ChatPlan(work, chats, max_tokens, load)
+        return bench_chat(node, plan, progress)
 
-    _run(Subject(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
+    _run(MeasuredServer(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
 
 
 def _run(
-    subject: Subject, measure: Callable[[NodeClient, str, Progress], Report], file: Path | None
+    subject: MeasuredServer,
+    measure: Callable[[NodeClient, str, Progress], Report],
+    file: Path | None,
 ) -> None:
     """Measure, show, write. Ends with exit code 1 if a figure breaks its limit."""
     with open_desk() as desk:
@@ -159,7 +162,7 @@ def _habit(size: str, url: str | None) -> Habit:
 
 
 @contextmanager
-def _served(subject: Subject, desk: Desk) -> Iterator[tuple[NodeClient, str]]:
+def _served(subject: MeasuredServer, desk: CommandSession) -> Iterator[tuple[NodeClient, str]]:
     """The node to measure and the name of its model."""
     if subject.url is not None:
         with somebody_elses(subject.url, subject.api_key, desk) as node:
@@ -167,6 +170,6 @@ def _served(subject: Subject, desk: Desk) -> Iterator[tuple[NodeClient, str]]:
         return
     model = subject.model
     forward_batch = subject.forward_batch or _habit(model.size, None).forward_batch
-    deployment = Deployment(checkpoint(model), model.name, forward_batch, measure=True)
+    deployment = ServerOptions(checkpoint(model), model.name, forward_batch, measure=True)
     with serving(deployment, desk) as node:
         yield node, model.name

@@ -7,9 +7,9 @@ import torch
 import typer
 
 from proofserve.cli.checkpoints import named
-from proofserve.cli.desk import open_desk
-from proofserve.lab.bench_reference import Forward, Plan, Subject, bench_reference
-from proofserve.lab.machine import machine
+from proofserve.cli.session import open_desk
+from proofserve.lab.bench.reference import Forward, ReferencePlan, ReferenceSubject, bench_reference
+from proofserve.lab.report.machine import machine
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
@@ -56,10 +56,10 @@ def reference(
         desk.line.step(f"loading {model}, written first unless it is in the cache")
         found = named(model, size)
         network = load(found.folder, dtype, device)
-        subject = Subject(
+        subject = ReferenceSubject(
             found.name, network.weights, network.device, network.dtype, _forward(network)
         )
-        plan = Plan(seq_len or SEQ_LENS, batch or BATCHES, seconds)
+        plan = ReferencePlan(seq_len or SEQ_LENS, batch or BATCHES, seconds)
         with desk.interrupts.allowed():
             report = bench_reference(subject, plan, machine(), desk.line)
         desk.console.print(report.table())

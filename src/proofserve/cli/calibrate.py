@@ -13,16 +13,16 @@ import typer
 
 from proofserve.cli.checkpoints import SmallModel, checkpoint, independent
 from proofserve.cli.choice import SEVERAL, Models, chosen
-from proofserve.cli.desk import BROKEN, ApiKey, Desk, Name, SeqLen, Url, open_desk
 from proofserve.cli.noise import noise
-from proofserve.cli.servers import Deployment, serving, somebody_elses
-from proofserve.lab.calibrate import calibrate, interval_ranks
-from proofserve.lab.calibration_report import Outcome, rates_table, report_of
-from proofserve.lab.distances import METHODS, Sample, collect
-from proofserve.lab.histogram import write_histograms
-from proofserve.lab.machine import machine
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import Report
+from proofserve.cli.servers import ServerOptions, serving, somebody_elses
+from proofserve.cli.session import BROKEN, ApiKey, CommandSession, Name, SeqLen, Url, open_desk
+from proofserve.lab.calibrate.distances import METHODS, Sample, collect
+from proofserve.lab.calibrate.histogram import write_histograms
+from proofserve.lab.calibrate.target import calibrate, interval_ranks
+from proofserve.lab.calibrate.target_report import Outcome, rates_table, report_of
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.report.machine import machine
+from proofserve.lab.report.report import Report
 
 app = typer.Typer(help="Find the parameters that suit a model.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ SEQ_LEN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CalibratedModel:
     """A model, and how to reach a node that serves it."""
 
     name: str
@@ -45,7 +45,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TargetResult:
     """What one method gave, and its figures."""
 
     outcome: Outcome
@@ -53,7 +53,7 @@ class Result:
 
 
 # By model.
-Results = Mapping[str, Sequence[Result]]
+Results = Mapping[str, Sequence[TargetResult]]
 
 
 app.command("noise")(noise)
@@ -114,19 +114,23 @@ def r_target(
         raise typer.Exit(BROKEN)
 
 
-def _ours(models: Sequence[SmallModel], desk: Desk) -> list[Subject]:
+def _ours(models: Sequence[SmallModel], desk: CommandSession) -> list[CalibratedModel]:
     """All checkpoints are written first: an unknown model is refused before any is measured."""
-    deployments = [Deployment(checkpoint(model), model.name, FORWARD_BATCH) for model in models]
-    return [Subject(each.name, partial(serving, each, desk)) for each in deployments]
+    deployments = [ServerOptions(checkpoint(model), model.name, FORWARD_BATCH) for model in models]
+    return [CalibratedModel(each.name, partial(serving, each, desk)) for each in deployments]
 
 
-def _somebody_elses(url: str, api_key: str | None, model: str | None, desk: Desk) -> list[Subject]:
+def _somebody_elses(
+    url: str, api_key: str | None, model: str | None, desk: CommandSession
+) -> list[CalibratedModel]:
     with NodeClient(url, api_key) as node:
         name = model or node.models()[0]
-    return [Subject(name, partial(somebody_elses, url, api_key, desk))]
+    return [CalibratedModel(name, partial(somebody_elses, url, api_key, desk))]
 
 
-def _measure(subject: Subject, sample: Sample, rate: float, desk: Desk) -> list[Result]:
+def _measure(
+    subject: CalibratedModel, sample: Sample, rate: float, desk: CommandSession
+) -> list[TargetResult]:
     """Measure one model by each method, and show what was found."""
     results = []
     with subject.reach() as node:
@@ -137,14 +141,14 @@ def _measure(subject: Subject, sample: Sample, rate: float, desk: Desk) -> list[
             seconds = time.monotonic() - began
             found = calibrate(distances, rate)
             outcome = Outcome(subject.name, method, sample, rate, found, seconds)
-            results.append(Result(outcome, report_of(outcome, where)))
+            results.append(TargetResult(outcome, report_of(outcome, where)))
     for result in results:
         desk.console.print(result.report.table())
     desk.console.print(rates_table([result.outcome for result in results]))
     return results
 
 
-def _write(results: Results, json: Path | None, png: Path | None, desk: Desk) -> None:
+def _write(results: Results, json: Path | None, png: Path | None, desk: CommandSession) -> None:
     """Write the files that were asked for, each about every model."""
     if json is not None:
         models = {

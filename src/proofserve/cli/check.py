@@ -9,17 +9,17 @@ from rich.markup import escape
 
 from proofserve.cli.checkpoints import SmallModel, checkpoint
 from proofserve.cli.choice import SEVERAL, Models, chosen
-from proofserve.cli.desk import BROKEN, ApiKey, Desk, Name, SeqLen, Url, open_desk
 from proofserve.cli.outsider import claims_of_model
 from proofserve.cli.protocols import Protocols, orders
-from proofserve.cli.servers import Deployment, serving, somebody_elses
-from proofserve.lab.check_coexist import coexist as coexist_checks
-from proofserve.lab.check_distance_e2e import distance_trial
-from proofserve.lab.check_e2e import Stage, StartNode, Trial, artifact_trial, end_to_end
-from proofserve.lab.check_smoke import smoke as smoke_checks
-from proofserve.lab.checks import Check, Tell
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import AnyWork, DistanceWork, Work
+from proofserve.cli.servers import ServerOptions, serving, somebody_elses
+from proofserve.cli.session import BROKEN, ApiKey, CommandSession, Name, SeqLen, Url, open_desk
+from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.coexist import coexist as coexist_checks
+from proofserve.lab.check.distance_e2e import distance_trial
+from proofserve.lab.check.e2e import CheckStage, StartNode, Trial, artifact_trial, end_to_end
+from proofserve.lab.check.smoke import smoke as smoke_checks
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 
 app = typer.Typer(help="Check a server, one we start or one that runs.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: "[yello
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CheckedServer:
     """What to check: the server at ``url``, or one of our own for each of ``models``."""
 
     models: Sequence[str]
@@ -40,7 +40,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CheckedModel:
     """One server under check; ``model`` is None for one that somebody else runs."""
 
     name: str
@@ -66,11 +66,11 @@ def smoke(
     proofserve check smoke --url http://127.0.0.1:8000
     """
 
-    def check(subject: Subject, tell: Tell) -> None:
+    def check(subject: CheckedModel, tell: Tell) -> None:
         with subject.start() as node:
             smoke_checks(node, orders(protocol, subject.name, seq_len), tell)
 
-    _run(check, Target(chosen(ctx, models, url, ["qwen"]), url, model, api_key))
+    _run(check, CheckedServer(chosen(ctx, models, url, ["qwen"]), url, model, api_key))
 
 
 @app.command("coexist", context_settings=SEVERAL)
@@ -84,11 +84,11 @@ def coexist(
 ) -> None:
     """Chat completes during a round, proofs give way to it and resume afterwards."""
 
-    def check(subject: Subject, tell: Tell) -> None:
+    def check(subject: CheckedModel, tell: Tell) -> None:
         with subject.start() as node:
             coexist_checks(node, Work(subject.name, seq_len=seq_len), tell)
 
-    _run(check, Target(chosen(ctx, models, url, ["qwen"]), url, model, api_key))
+    _run(check, CheckedServer(chosen(ctx, models, url, ["qwen"]), url, model, api_key))
 
 
 @app.command("e2e", context_settings=SEVERAL)
@@ -103,12 +103,12 @@ def e2e(
 ) -> None:
     """Generate, restart, validate: honest proofs are accepted, forgeries are not."""
 
-    def check(subject: Subject, tell: Tell) -> None:
+    def check(subject: CheckedModel, tell: Tell) -> None:
         works = orders(protocol, subject.name, seq_len)
         trials = [_trial(work, subject.model) for work in works]
-        end_to_end(Stage(subject.start, subject.model is not None), trials, tell)
+        end_to_end(CheckStage(subject.start, subject.model is not None), trials, tell)
 
-    _run(check, Target(chosen(ctx, models, url, ["qwen", "llama"]), url, model, api_key))
+    _run(check, CheckedServer(chosen(ctx, models, url, ["qwen", "llama"]), url, model, api_key))
 
 
 def _trial(work: AnyWork, model: SmallModel | None) -> Trial:
@@ -121,7 +121,7 @@ def _trial(work: AnyWork, model: SmallModel | None) -> Trial:
     return partial(artifact_trial, work, partial(claims_of_model, other, work))
 
 
-def _run(check: Callable[[Subject, Tell], None], target: Target) -> None:
+def _run(check: Callable[[CheckedModel, Tell], None], target: CheckedServer) -> None:
     """Check every subject. Ends with exit code 1 if a check failed."""
     checks: list[Check] = []
     with open_desk() as desk:
@@ -141,13 +141,13 @@ def _run(check: Callable[[Subject, Tell], None], target: Target) -> None:
         raise typer.Exit(BROKEN)
 
 
-def _subjects(target: Target, desk: Desk) -> Iterator[Subject]:
+def _subjects(target: CheckedServer, desk: CommandSession) -> Iterator[CheckedModel]:
     if target.url is not None:
         with NodeClient(target.url, target.api_key) as node:
             name = target.name or node.models()[0]
-        yield Subject(name, partial(somebody_elses, target.url, target.api_key, desk), None)
+        yield CheckedModel(name, partial(somebody_elses, target.url, target.api_key, desk), None)
         return
     for arch in target.models:
         model = SmallModel(arch)
-        deployment = Deployment(checkpoint(model), model.name, FORWARD_BATCH)
-        yield Subject(model.name, partial(serving, deployment, desk), model)
+        deployment = ServerOptions(checkpoint(model), model.name, FORWARD_BATCH)
+        yield CheckedModel(model.name, partial(serving, deployment, desk), model)

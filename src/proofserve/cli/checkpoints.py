@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from proofserve.lab.errors import LabError
+from proofserve.lab.client.errors import LabError
 
 # What people call the families, beside their exact names.
 ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}

@@ -9,16 +9,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from proofserve.cli.checkpoints import SmallModel, checkpoint
-from proofserve.cli.desk import BROKEN, Desk, open_desk
 from proofserve.cli.outsider import claims_of_model
-from proofserve.cli.servers import Deployment, serving
-from proofserve.lab.chats import chats
-from proofserve.lab.errors import LabError
-from proofserve.lab.load import Reply, ask_all
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.vectors import claims_of, tampered, vectors_of
-from proofserve.lab.waiting import computing_round, wait_until
+from proofserve.cli.servers import ServerOptions, serving
+from proofserve.cli.session import BROKEN, CommandSession, open_desk
+from proofserve.lab.client.chats import chats
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.load import Reply, ask_all
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import Work
+from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
+from proofserve.lab.client.waiting import computing_round, wait_until
 from proofserve.protocol.comparison import Claim
 from proofserve.rounds.records import Artifact, Verdict
 
@@ -35,7 +35,7 @@ OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class DemoResult:
     """Artifacts put before the judge, and what it should say of them."""
 
     what: str
@@ -55,7 +55,7 @@ def demo() -> None:
     with open_desk() as desk:
         desk.line.step("writing two small models, unless they are in the cache")
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
-        deployment = Deployment(mine, MODEL.name, FORWARD_BATCH)
+        deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH)
         with serving(deployment, desk) as node:
             tour = _Tour(node, desk)
             tour.introduce()
@@ -65,9 +65,11 @@ def demo() -> None:
             altered = tampered(claims, tour.work.k_dim, TAMPER_EVERY)
             as_expected = tour.judge(
                 (
-                    Trial("what this server produced", claims, fraud=False),
-                    Trial(f"a copy with {NONCES // TAMPER_EVERY} altered", altered, fraud=True),
-                    Trial("another model's artifacts", foreign, fraud=True),
+                    DemoResult("what this server produced", claims, fraud=False),
+                    DemoResult(
+                        f"a copy with {NONCES // TAMPER_EVERY} altered", altered, fraud=True
+                    ),
+                    DemoResult("another model's artifacts", foreign, fraud=True),
                 )
             )
             desk.line.step("stopping the server")
@@ -79,7 +81,7 @@ def demo() -> None:
 class _Tour:
     """The steps of the demo, each with a line that says what it shows."""
 
-    def __init__(self, node: NodeClient, desk: Desk) -> None:
+    def __init__(self, node: NodeClient, desk: CommandSession) -> None:
         self.work = Work(MODEL.name, block_hash="demo-block", public_key="demo-key")
         self._node = node
         self._console = desk.console
@@ -111,7 +113,7 @@ class _Tour:
         self._show(claims[:SHOWN])
         return claims
 
-    def judge(self, trials: Sequence[Trial]) -> bool:
+    def judge(self, trials: Sequence[DemoResult]) -> bool:
         """Whether every verdict is what it should be."""
         self._line.step("recomputing, to judge")
         self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares:")
@@ -151,7 +153,7 @@ def _latency(replies: Sequence[Reply]) -> str:
     return f"{statistics.median(reply.seconds for reply in replies) * 1e3:4.0f} ms"
 
 
-def _row(trial: Trial, verdict: Verdict) -> tuple[str, str, str, str]:
+def _row(trial: DemoResult, verdict: Verdict) -> tuple[str, str, str, str]:
     said = "[red]fraud[/red]" if verdict.fraud_detected else "[green]honest[/green]"
     surprise = "" if verdict.fraud_detected is trial.fraud else "  [red](should not be)[/red]"
     counts = f"{verdict.n_mismatch} of {verdict.n_total}"

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 NO_VERDICT = 3
 
 
-class Judging(TyperCommand):
+class VerdictCommand(TyperCommand):
     """Ends with ``NO_VERDICT`` where others end with 2 (usage errors) or 1 (crashes)."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,21 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from proofserve.cli.agreement import completed, workload
 from proofserve.cli.checkpoints import Model, named
-from proofserve.cli.desk import BROKEN, ApiKey, Desk, open_desk
-from proofserve.cli.sides import Saved, Side, Task, side_of
-from proofserve.lab.claimed import Claimed, to_file
-from proofserve.lab.errors import LabError
-from proofserve.lab.machine import machine
-from proofserve.lab.noise import Noise, Pairs, pairs_of, require_enough
-from proofserve.lab.noise import noise as noise_of
-from proofserve.lab.noise_picture import write_noise
-from proofserve.lab.noise_report import Trial, noise_report
-from proofserve.lab.records import Work
-from proofserve.lab.report import Report
-from proofserve.lab.simulation import Plan, simulate
-from proofserve.lab.verification import Rule
+from proofserve.cli.engines_compared import ComparedEngine, Saved, Task, side_of
+from proofserve.cli.session import BROKEN, ApiKey, CommandSession, open_desk
+from proofserve.cli.source_options import completed, workload
+from proofserve.lab.calibrate.noise import Noise, Pairs, pairs_of, require_enough
+from proofserve.lab.calibrate.noise import noise as noise_of
+from proofserve.lab.calibrate.noise_picture import write_noise
+from proofserve.lab.calibrate.noise_report import VerificationTrial, noise_report
+from proofserve.lab.calibrate.simulation import SimulationPlan, simulate
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.records import Work
+from proofserve.lab.report.machine import machine
+from proofserve.lab.report.report import Report
+from proofserve.lab.verify.claimed import Claimed, to_file
+from proofserve.lab.verify.verification import VerificationRule
 from proofserve.protocol.sequential import SequentialTest
 from proofserve.protocol.statistics import sample_size
 
@@ -40,7 +40,7 @@ MOST_NONCES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class NoiseResult:
     """What two engines gave with one model."""
 
     title: str
@@ -128,13 +128,13 @@ def noise(
         raise typer.Exit(BROKEN)
 
 
-def _sides(one: str, other: str | None, save: Path | None) -> list[Side]:
+def _sides(one: str, other: str | None, save: Path | None) -> list[ComparedEngine]:
     alone = other is None and save is not None
     return [side_of(one)] if alone else [side_of(one), side_of(other or OTHER)]
 
 
 def _subject(
-    sides: Sequence[Side], nonces: int | None, seq_len: int | None, k_dim: int | None
+    sides: Sequence[ComparedEngine], nonces: int | None, seq_len: int | None, k_dim: int | None
 ) -> Claimed:
     """What to compute: what the files are about, or a block of our own."""
     saved = [side.claimed for side in sides if isinstance(side, Saved)]
@@ -151,7 +151,11 @@ def _subject(
 
 
 def _models(
-    names: Sequence[str] | None, size: str, sides: Sequence[Side], save: Path | None, desk: Desk
+    names: Sequence[str] | None,
+    size: str,
+    sides: Sequence[ComparedEngine],
+    save: Path | None,
+    desk: CommandSession,
 ) -> list[Model | None]:
     """Whose noise to measure: one entry each, None where both sides know what they run."""
     if not any(side.needs_model for side in sides):
@@ -165,12 +169,12 @@ def _models(
     return [named(name, size) for name in names or DEFAULT_MODELS]
 
 
-def _title(sides: Sequence[Side], model: Model | None) -> str:
+def _title(sides: Sequence[ComparedEngine], model: Model | None) -> str:
     pair = " against ".join(side.name for side in sides)
     return f"{model.name}: {pair}" if model is not None else pair
 
 
-def _setup(task: Task, sides: Sequence[Side]) -> dict[str, Any]:
+def _setup(task: Task, sides: Sequence[ComparedEngine]) -> dict[str, Any]:
     return {
         "model": task.model.name if task.model is not None else None,
         "one": sides[0].name,
@@ -183,7 +187,9 @@ def _setup(task: Task, sides: Sequence[Side]) -> dict[str, Any]:
     }
 
 
-def _judge(title: str, pairs: Pairs, rate: float, setup: Mapping[str, Any], desk: Desk) -> Result:
+def _judge(
+    title: str, pairs: Pairs, rate: float, setup: Mapping[str, Any], desk: CommandSession
+) -> NoiseResult:
     """Find the threshold, see whether it convicts anybody honest, and show both."""
     found = noise_of(pairs.distances, rate)
     test = SequentialTest(rate, P_FRAUD, ALPHA, BETA)
@@ -191,18 +197,20 @@ def _judge(title: str, pairs: Pairs, rate: float, setup: Mapping[str, Any], desk
     trials = []
     for sequential, count in ((True, MOST_NONCES), (False, enough)):
         # At the quantile they differ as often as the test allows them to.
-        rule = Rule(test, found.quantile, sequential)
+        rule = VerificationRule(test, found.quantile, sequential)
         kind = "sequential" if sequential else "fixed"
         desk.line.step(f"{title}: simulating verifications, {kind}", RUNS)
-        plan = Plan(RUNS, count)
+        plan = SimulationPlan(RUNS, count)
         with desk.interrupts.allowed():
-            trials.append(Trial(rule, plan, simulate(pairs, rule, plan, desk.line)))
+            trials.append(VerificationTrial(rule, plan, simulate(pairs, rule, plan, desk.line)))
     report = noise_report(f"noise of {title}", found, tuple(trials), setup, machine())
     desk.console.print(report.table())
-    return Result(title, found, report)
+    return NoiseResult(title, found, report)
 
 
-def _write(results: Sequence[Result], json: Path | None, png: Path | None, desk: Desk) -> None:
+def _write(
+    results: Sequence[NoiseResult], json: Path | None, png: Path | None, desk: CommandSession
+) -> None:
     """Write the files that were asked for, each about every model."""
     if json is not None:
         reports = {result.title: result.report.json() for result in results}

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from proofserve.cli.outbox_table import render
 from proofserve.outbox.naming import origin_of
+from proofserve.outbox.offline import reading, writing
 from proofserve.outbox.retry import Choice
 from proofserve.outbox.retry import retry as make_due
-from proofserve.outbox.survey import survey
-from proofserve.outbox.visit import reading, writing
+from proofserve.outbox.statistics import survey
 from proofserve.rounds.errors import RoundsError
 from proofserve.settings import NodeSettings
 

@@ -7,12 +7,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from proofserve.outbox.survey import RoundSurvey, Survey, TargetSurvey
+from proofserve.outbox.statistics import OutboxStatistics, RoundStatistics, TargetStatistics
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-def render(survey: Survey) -> Iterator[RenderableType]:
+def render(survey: OutboxStatistics) -> Iterator[RenderableType]:
     """A line about the file, its targets, its newest rounds."""
     yield Text(
         f"{survey.results:,} results of {survey.rounds:,} rounds"
@@ -28,7 +28,7 @@ def render(survey: Survey) -> Iterator[RenderableType]:
         yield _rounds(survey.newest_rounds)
 
 
-def _targets(targets: tuple[TargetSurvey, ...]) -> Table:
+def _targets(targets: tuple[TargetStatistics, ...]) -> Table:
     table = _table("callbacks to")
     for name in ("pending", "failing", "delivered", "expired"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -43,7 +43,7 @@ def _targets(targets: tuple[TargetSurvey, ...]) -> Table:
     return table
 
 
-def _rounds(rounds: tuple[RoundSurvey, ...]) -> Table:
+def _rounds(rounds: tuple[RoundStatistics, ...]) -> Table:
     table = _table("newest rounds")
     table.add_column("scheme", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -61,7 +61,7 @@ def _table(first: str) -> Table:
     return table
 
 
-def _remarks(target: TargetSurvey) -> Iterator[str]:
+def _remarks(target: TargetStatistics) -> Iterator[str]:
     if target.oldest_pending_s is not None and target.next_attempt_s is not None:
         yield f"oldest {_span(target.oldest_pending_s)}"
         yield f"next in {_span(target.next_attempt_s)}"

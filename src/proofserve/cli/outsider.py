@@ -7,7 +7,7 @@ that runs another model than it says.
 from collections.abc import Sequence
 from pathlib import Path
 
-from proofserve.lab.records import Work
+from proofserve.lab.client.records import Work
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.batches import artifacts_of

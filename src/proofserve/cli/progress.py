@@ -6,7 +6,7 @@ from typing import Self
 from rich.console import Console
 
 
-class Line:
+class ProgressLine:
     """Shows the current step as long as the context lasts; a ``lab.telling.Progress``."""
 
     def __init__(self, console: Console) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from proofserve.lab.records import AnyWork, DistanceWork, Work
+from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 
 Protocol = Annotated[Literal["artifact", "distance"], typer.Option(help="Which proofs.")]
 Protocols = Annotated[

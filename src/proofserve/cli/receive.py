@@ -10,8 +10,8 @@ import uvicorn
 from rich.live import Live
 
 from proofserve.receiver.app import create_app
-from proofserve.receiver.book import Book
-from proofserve.receiver.seal import Seal
+from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.store import ReceiverStore
 from proofserve.receiver.summary import render
 
 app = typer.Typer()
@@ -42,14 +42,14 @@ def receive(
     Other machines: listen with --host, give node and receiver the same
     POC_CALLBACK_SECRET, and the node --poc-callback-allow http://RECEIVER:9000.
     """
-    seal = Seal(secret.encode()) if secret else None
-    book = Book.open(database)
+    seal = SignatureCheck(secret.encode()) if secret else None
+    book = ReceiverStore.open(database)
     config = uvicorn.Config(create_app(book, seal), host=host, port=port, log_level="warning")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_receive(config, book, quiet))
 
 
-async def _receive(config: uvicorn.Config, book: Book, quiet: bool) -> None:
+async def _receive(config: uvicorn.Config, book: ReceiverStore, quiet: bool) -> None:
     server = uvicorn.Server(config)
     try:
         if quiet:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from proofserve.lab.errors import LabError
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work
-from proofserve.lab.vectors import claims_of
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import Work
+from proofserve.lab.client.vectors import claims_of
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.comparison import Claim
 from proofserve.rounds.batches import NOT_FINITE, artifacts_of

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from proofserve.outbox.claim import claim
+from proofserve.outbox.lock import claim
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings import node_settings
 from proofserve.wiring.access import allowlist_of, require_known_callers_of
-from proofserve.wiring.launch import become, server_command
+from proofserve.wiring.launch import exec_server, server_command
 
 app = typer.Typer()
 
@@ -116,7 +116,7 @@ def serve(
     if poc_allow_anonymous:
         poc["POC_ALLOW_ANONYMOUS"] = "1"
     _check(poc, ctx.args)
-    become(server_command(model, ctx.args, poc))
+    exec_server(server_command(model, ctx.args, poc))
 
 
 def _check(poc: Mapping[str, str], vllm_options: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proofserve import settings
-from proofserve.cli.desk import Desk
-from proofserve.lab.node_client import NodeClient
+from proofserve.cli.session import CommandSession
+from proofserve.lab.client.node_client import NodeClient
 from proofserve.wiring.launch import (
     ServerCommand,
     ServerFailed,
@@ -31,7 +31,7 @@ SMALL_MACHINE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class ServerOptions:
     """A checkpoint, the name it is served under, and how its proofs run, on ``ranks`` at once."""
 
     checkpoint: Path
@@ -42,7 +42,7 @@ class Deployment:
     ranks: int = 1
 
 
-def small_server(deployment: Deployment, folder: Path) -> ServerCommand:
+def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
     """The server of a small model on a small machine; everything it writes goes to ``folder``."""
     options = (
         *("--served-model-name", deployment.name),
@@ -74,7 +74,7 @@ def _a_core_each(ranks: int) -> dict[str, str]:
 
 
 @contextmanager
-def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
+def serving(deployment: ServerOptions, desk: CommandSession) -> Iterator[NodeClient]:
     """A running server that nothing remains of, whatever ends the context.
 
     Raises:
@@ -101,7 +101,7 @@ def serving(deployment: Deployment, desk: Desk) -> Iterator[NodeClient]:
 
 
 @contextmanager
-def somebody_elses(url: str, api_key: str | None, desk: Desk) -> Iterator[NodeClient]:
+def somebody_elses(url: str, api_key: str | None, desk: CommandSession) -> Iterator[NodeClient]:
     """A server that runs already and is left running."""
     with NodeClient(url, api_key) as node, desk.interrupts.allowed():
         yield node

@@ -10,32 +10,36 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proofserve.cli.agreement import completed, workload
-from proofserve.cli.desk import ApiKey
-from proofserve.cli.judging import NO_VERDICT, Judging
-from proofserve.cli.progress import Line
+from proofserve.cli.judging import NO_VERDICT, VerdictCommand
+from proofserve.cli.progress import ProgressLine
 from proofserve.cli.recompute import by_checkpoint, by_node
+from proofserve.cli.session import ApiKey
+from proofserve.cli.source_options import completed, workload
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.lab.claimed import Claimed, Wanted, from_file, from_node
-from proofserve.lab.errors import LabError
-from proofserve.lab.node_client import NodeClient
-from proofserve.lab.vectors import vectors_of
-from proofserve.lab.verification import (
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.vectors import vectors_of
+from proofserve.lab.verify.claimed import Claimed, Wanted, from_file, from_node
+from proofserve.lab.verify.verification import (
     Recompute,
-    Rule,
     Vectors,
     Verification,
+    VerificationRule,
     draw,
     verify,
 )
-from proofserve.protocol.sequential import Finding, SequentialTest
+from proofserve.protocol.sequential import SequentialResult, SequentialTest
 from proofserve.rounds.errors import RoundsError
 from proofserve.rounds.records import Workload
 
 app = typer.Typer()
 
-EXIT_CODES = {Finding.HONEST: 0, Finding.FRAUD: 1, Finding.UNDECIDED: 2}
-COLOURS = {Finding.HONEST: "green", Finding.FRAUD: "red", Finding.UNDECIDED: "yellow"}
+EXIT_CODES = {SequentialResult.HONEST: 0, SequentialResult.FRAUD: 1, SequentialResult.UNDECIDED: 2}
+COLOURS = {
+    SequentialResult.HONEST: "green",
+    SequentialResult.FRAUD: "red",
+    SequentialResult.UNDECIDED: "yellow",
+}
 SHOWN = 10
 
 
@@ -51,7 +55,7 @@ class Means:
     forward_batch: int
 
 
-@app.command("verify", cls=Judging)
+@app.command("verify", cls=VerdictCommand)
 def command(
     source: Annotated[
         str,
@@ -125,10 +129,10 @@ def command(
     console = Console()
     try:
         test = SequentialTest(p_mismatch, p_fraud, alpha, beta)
-        rule = Rule(test, dist_threshold, sequential, at_once=forward_batch)
+        rule = VerificationRule(test, dist_threshold, sequential, at_once=forward_batch)
         means = Means(model, recompute_url, recompute_api_key, dtype, device, forward_batch)
         _require_one(means)
-        with Line(console) as line:
+        with ProgressLine(console) as line:
             line.step(f"reading {source}")
             claimed = _read(source, api_key, Wanted(block_hash, public_key))
             claimed = completed(claimed, seq_len, k_dim, scheme)
@@ -177,7 +181,9 @@ def _recompute(work: Workload, means: Means) -> Iterator[Recompute]:
         yield ours
 
 
-def _show(console: Console, outcome: Verification, rule: Rule, claimed: int, seed: str) -> None:
+def _show(
+    console: Console, outcome: Verification, rule: VerificationRule, claimed: int, seed: str
+) -> None:
     colour = COLOURS[outcome.finding]
     console.print(f"[bold {colour}]{outcome.finding}[/]")
     console.print(
@@ -195,7 +201,9 @@ def _show(console: Console, outcome: Verification, rule: Rule, claimed: int, see
     console.print(rule.words, soft_wrap=True)
 
 
-def _record(outcome: Verification, rule: Rule, claimed: Claimed, seed: str) -> dict[str, object]:
+def _record(
+    outcome: Verification, rule: VerificationRule, claimed: Claimed, seed: str
+) -> dict[str, object]:
     return {
         "verdict": outcome.finding,
         "nonces_used": outcome.nonces_used,
@@ -212,5 +220,5 @@ def _record(outcome: Verification, rule: Rule, claimed: Claimed, seed: str) -> d
     }
 
 
-def _figure_name(rule: Rule) -> str:
+def _figure_name(rule: VerificationRule) -> str:
     return "likelihood ratio" if rule.sequential else "p-value"

@@ -12,9 +12,9 @@ from proofserve.protocol.identity import Challenge
 from proofserve.protocol.scheme import BlockScheme, Scheme
 from proofserve.protocol.seeds import seed
 from proofserve.rounds.errors import EngineFault, EngineGone
-from proofserve.rounds.records import Deferred, EngineFacts, EngineGauges, ProofBatch, Workload
+from proofserve.rounds.records import Deferred, EngineGauges, EngineInfo, ProofBatch, Workload
 
-TOY_FACTS = EngineFacts(
+TOY_ENGINE_INFO = EngineInfo(
     model_names=("toy",), hidden_size=64, max_seq_len=512, versions={"vllm": "none"}
 )
 _CPU = torch.device("cpu")
@@ -27,8 +27,8 @@ class FakeEngine:
     equal proofs and any other request has others; the scheme's own finish does the rest.
     """
 
-    def __init__(self, facts: EngineFacts = TOY_FACTS) -> None:
-        self._facts = facts
+    def __init__(self, engine_info: EngineInfo = TOY_ENGINE_INFO) -> None:
+        self._engine_info = engine_info
         self.latency_s = 0.0
         """How long a call takes, in seconds."""
         self.deferrals = 0
@@ -50,9 +50,9 @@ class FakeEngine:
         self._blocks: dict[tuple[Scheme, str], BlockScheme] = {}
 
     @property
-    def facts(self) -> EngineFacts:
+    def engine_info(self) -> EngineInfo:
         """What is deployed."""
-        return self._facts
+        return self._engine_info
 
     def session(self, work: Workload) -> AbstractAsyncContextManager["FakeSession"]:
         """A lease, counted in ``leases``."""
@@ -102,14 +102,14 @@ class FakeEngine:
             return ProofBatch((), np.empty((0, width), dtype=np.float32), failed)
         challenge = Challenge(work.block_hash, work.public_key)
         seeds = [seed(f"{challenge.input_string(n)} of {work.seq_len}") for n in kept]
-        hidden = normal(seeds, self._facts.hidden_size, _CPU)
+        hidden = normal(seeds, self._engine_info.hidden_size, _CPU)
         values = self._block(work).finish(work.public_key, kept, hidden).numpy()
         return ProofBatch(kept, values, failed)
 
     def _block(self, work: Workload) -> BlockScheme:
         key = work.scheme, work.block_hash
         if key not in self._blocks:
-            size = self._facts.hidden_size
+            size = self._engine_info.hidden_size
             self._blocks[key] = work.scheme.for_block(work.block_hash, size, _CPU)
         return self._blocks[key]
 

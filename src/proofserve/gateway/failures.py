@@ -65,7 +65,7 @@ class Failure:
         return b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
 
 
-class Refused(Exception):
+class RefusedByGateway(Exception):
     """A request that ends with ``failure``."""
 
     def __init__(self, failure: Failure) -> None:

@@ -56,7 +56,7 @@ class Series:
         self.completion_tokens = 0
 
 
-class Tally:
+class GatewayTotals:
     """All counts of a gateway."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class GatewayCollector(Collector):
     Asked in a thread, while the loop counts on: whatever may grow is copied first.
     """
 
-    def __init__(self, tally: Tally, gauges: list[Gauge]) -> None:
+    def __init__(self, tally: GatewayTotals, gauges: list[Gauge]) -> None:
         self._tally = tally
         self._gauges = gauges
 

@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO, Self, TypeVar
 
-from proofserve.outbox import damage
-from proofserve.outbox.claim import claim
+from proofserve.outbox import quarantine
+from proofserve.outbox.lock import claim
 from proofserve.rounds.errors import OutboxUnavailable
 
 SCHEMA_VERSION = 3
@@ -123,9 +123,9 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         _examine(path)
     except sqlite3.Error as error:
-        if not damage.is_damage(path, error):
+        if not quarantine.is_damage(path, error):
             raise unavailable(path, error) from error
-        damage.put_aside(path, error)
+        quarantine.put_aside(path, error)
     try:
         return _opened(path)
     except sqlite3.Error as error:
@@ -141,7 +141,7 @@ def _examine(path: Path) -> None:
     uri = f"{path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as connection:
         version_of(path, connection)
-        damage.require_sound(connection)
+        quarantine.require_sound(connection)
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -10,7 +10,7 @@ import httpx
 
 from proofserve.outbox.allowlist import Allowlist
 from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.dial import CheckedTransport, Resolve, resolve
+from proofserve.outbox.transport import CheckedTransport, Resolve, resolve
 from proofserve.protocol.signature import Envelope
 
 # A million artifacts are some 65 MB: a target gets this much more time for a large body. Bytes

@@ -25,7 +25,7 @@ _NTH_VALUE = """
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SendPlan:
     """``due`` is to be posted now, at most one for each target.
 
     ``wait_s`` is how long until more is due, None while nothing is foreseen. ``idle`` says that
@@ -50,7 +50,7 @@ class Situation:
 
 def plan(
     connection: sqlite3.Connection, policy: CallbackPolicy, situation: Situation, now: float
-) -> Plan:
+) -> SendPlan:
     """Cut the round deliveries that are due and choose what to post."""
     waits = _cut_rounds(connection, policy, situation.flushing, now)
     undelivered = bool(waits)
@@ -66,7 +66,7 @@ def plan(
         elif len(due) < slots:
             # A target beyond the slots needs no wait: a post that ends asks for a new plan.
             due.append(deliveries.first_of(connection, url))
-    return Plan(tuple(due), min(waits, default=None), idle=not undelivered)
+    return SendPlan(tuple(due), min(waits, default=None), idle=not undelivered)
 
 
 def _cut_rounds(

@@ -10,7 +10,7 @@ import httpx
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.post import Outward, new_client, post
-from proofserve.outbox.schedule import Plan, Situation
+from proofserve.outbox.schedule import SendPlan, Situation
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 
@@ -79,7 +79,7 @@ class CallbackSender:
         finally:
             self._flushing = False
 
-    async def _plan(self) -> Plan:
+    async def _plan(self) -> SendPlan:
         situation = Situation(frozenset(self._busy), self._flushing)
         return await self._store.plan(self._policy, situation)
 

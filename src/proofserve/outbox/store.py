@@ -12,7 +12,7 @@ from proofserve.outbox import deliveries, payload, results, schedule
 from proofserve.outbox.database import Database
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import Plan, Situation
+from proofserve.outbox.schedule import SendPlan, Situation
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import (
     Finding,
@@ -146,7 +146,7 @@ class SqliteOutbox(Outbox):
         """How far the round got, in agreement with its stored rows. ValueError for an unknown."""
         return await self._database.read(lambda c: results.progress(c, round_id))
 
-    async def plan(self, policy: CallbackPolicy, situation: Situation) -> Plan:
+    async def plan(self, policy: CallbackPolicy, situation: Situation) -> SendPlan:
         """Cut what is due and tell the sender what to post now and how long to wait after it."""
         return await self._database.write(
             lambda c: schedule.plan(c, policy, situation, self._clock())

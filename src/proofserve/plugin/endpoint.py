@@ -16,7 +16,7 @@ from proofserve.api.node import Node
 from proofserve.engines.vllm import vetting
 from proofserve.plugin.logs import log_as
 from proofserve.rounds.ports import MeasurableEngine
-from proofserve.rounds.records import EngineFacts
+from proofserve.rounds.records import EngineInfo
 from proofserve.settings import NodeSettings, has_variable
 from proofserve.wiring.access import access_of, require_known_callers, words
 from proofserve.wiring.node import running_node, versions
@@ -77,14 +77,17 @@ class ProofEndpoints:
         from proofserve.engines.vllm import compat  # noqa: PLC0415
         from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
 
-        facts = EngineFacts(
+        engine_info = EngineInfo(
             model_names=tuple(args.served_model_name or [args.model]),
             hidden_size=config.model_config.get_hidden_size(),
             max_seq_len=config.model_config.max_model_len,
             versions=versions(vllm=version),
         )
         engine = VllmEngine(
-            engine_client, facts, self._settings.defer_sec, self._settings.rpc_timeout_ms / 1e3
+            engine_client,
+            engine_info,
+            self._settings.defer_sec,
+            self._settings.rpc_timeout_ms / 1e3,
         )
         state.proofserve_engine = engine
         node = await self._running.enter_async_context(running_node(engine, self._settings))

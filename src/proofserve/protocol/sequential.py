@@ -26,7 +26,7 @@ from proofserve.protocol.statistics import check_inside
 _SLACK = 1e-9
 
 
-class Finding(StrEnum):
+class SequentialResult(StrEnum):
     """What the nonces so far tell."""
 
     HONEST = "honest"
@@ -75,14 +75,14 @@ class SequentialTest:
         matches = n_total - n_mismatch
         return n_mismatch * self._mismatch + matches * self._match
 
-    def finding(self, n_mismatch: int, n_total: int) -> Finding:
+    def finding(self, n_mismatch: int, n_total: int) -> SequentialResult:
         """What so many mismatches among so many nonces tell. Raises as ``log_ratio``."""
         ratio = self.log_ratio(n_mismatch, n_total)
         if ratio >= self.convicts_at - _SLACK:
-            return Finding.FRAUD
+            return SequentialResult.FRAUD
         if ratio <= self.clears_at + _SLACK:
-            return Finding.HONEST
-        return Finding.UNDECIDED
+            return SequentialResult.HONEST
+        return SequentialResult.UNDECIDED
 
     def course(self, rate: float, most: int) -> "Course":
         """How it goes against a node that mismatches at ``rate``, for at most ``most`` nonces.

@@ -21,14 +21,16 @@ _NEGLIGIBLE = 2.0**-60
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BinomialVerdict:
     """How likely an honest node is to differ this often, and whether that is too unlikely."""
 
     p_value: float
     fraud_detected: bool
 
 
-def judge(n_mismatch: int, n_total: int, p_mismatch: float, fraud_threshold: float) -> Verdict:
+def judge(
+    n_mismatch: int, n_total: int, p_mismatch: float, fraud_threshold: float
+) -> BinomialVerdict:
     """Fraud iff P(X >= n_mismatch) < fraud_threshold, X ~ Binomial(n_total, p_mismatch) (B.4).
 
     An empty comparison proves nothing and gives (1.0, False). Raises ProtocolError for a count or
@@ -38,13 +40,13 @@ def judge(n_mismatch: int, n_total: int, p_mismatch: float, fraud_threshold: flo
     _check_probability("fraud_threshold", fraud_threshold)
     _check_counts("n_mismatch", n_mismatch, "n_total", n_total)
     p_value = binomial_tail(n_mismatch, n_total, p_mismatch)
-    return Verdict(p_value, p_value < fraud_threshold)
+    return BinomialVerdict(p_value, p_value < fraud_threshold)
 
 
-def judge_distances(n_invalid: int, n_total: int, fraud_threshold: float) -> Verdict:
+def judge_distances(n_invalid: int, n_total: int, fraud_threshold: float) -> BinomialVerdict:
     """The rule of ValidatedBatch (A.4): as ``judge``, but an empty batch keeps a p_value of -1."""
     verdict = judge(n_invalid, n_total, DISTANCE_P_MISMATCH, fraud_threshold)
-    return verdict if n_total else Verdict(-1.0, False)
+    return verdict if n_total else BinomialVerdict(-1.0, False)
 
 
 def binomial_tail(k: int, n: int, p: float) -> float:

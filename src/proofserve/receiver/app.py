@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse
 
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
-from proofserve.receiver.book import Book, Summary
 from proofserve.receiver.distance_messages import ARTIFACT, DISTANCE, AnyGenerated, AnyValidated
 from proofserve.receiver.messages import Generated, Stamp, Whole
-from proofserve.receiver.seal import Seal, sealed
+from proofserve.receiver.signature_check import SignatureCheck, sealed
+from proofserve.receiver.store import ReceiverStore, Summary
 
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
 SequenceHeader = Annotated[Whole | None, Header(alias="X-Proofserve-Sequence")]
@@ -23,7 +23,7 @@ _SHOWN = 20
 _PROTOCOLS = (ARTIFACT, DISTANCE)
 
 
-def create_app(book: Book, seal: Seal | None = None) -> FastAPI:
+def create_app(book: ReceiverStore, seal: SignatureCheck | None = None) -> FastAPI:
     """The receiver: POST /generated and /validated of either protocol, GET /summary and /health.
 
     With a ``seal`` a callback that is not signed as it asks is answered with 401, and nothing of it

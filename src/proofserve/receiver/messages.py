@@ -25,7 +25,7 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Encoding(Message):
+class VectorEncoding(Message):
     """How a vector is written: ``k_dim`` float16 values, little-endian, in base64."""
 
     dtype: Literal["f16"]
@@ -49,7 +49,7 @@ class Generated(Message):
     block_height: Whole
     node_id: Whole
     artifacts: list[SentArtifact]
-    encoding: Encoding
+    encoding: VectorEncoding
 
 
 class Validated(Message):

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
-from proofserve.receiver.book import Summary
+from proofserve.receiver.store import Summary
 
 
 def render(summary: Summary) -> Table:

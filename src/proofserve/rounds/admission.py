@@ -7,7 +7,7 @@ from proofserve.rounds.errors import QueueFull
 from proofserve.rounds.records import QueueGauges
 
 
-class Admission:
+class NonceLimit:
     """Counts nonces from their admission to their end."""
 
     def __init__(self, limit: int) -> None:

@@ -8,7 +8,7 @@ from proofserve.rounds.batches import artifacts_of, failures_of
 from proofserve.rounds.calls import Patience, chunks
 from proofserve.rounds.ports import ProofEngine
 from proofserve.rounds.records import Job, Outcome, ProofBatch, Proofs, Validation, Verdict
-from proofserve.rounds.tally import Tally, Work
+from proofserve.rounds.totals import NodeTotals, Work
 from proofserve.rounds.validation import validate
 
 
@@ -16,7 +16,7 @@ class Computation:
     """Runs jobs on ``engine`` while ``no_round`` is set, and counts them in ``tally``."""
 
     def __init__(
-        self, engine: ProofEngine, no_round: asyncio.Event, patience: Patience, tally: Tally
+        self, engine: ProofEngine, no_round: asyncio.Event, patience: Patience, tally: NodeTotals
     ) -> None:
         self._engine = engine
         self._no_round = no_round

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from proofserve.rounds.records import Stats
-from proofserve.rounds.tally import Tally
+from proofserve.rounds.totals import NodeTotals
 
 
 class Counters:
@@ -14,7 +14,9 @@ class Counters:
     here is counted in the node's ``tally``, too, which outlives the round.
     """
 
-    def __init__(self, clock: Callable[[], float], tally: Tally, window_s: float = 30.0) -> None:
+    def __init__(
+        self, clock: Callable[[], float], tally: NodeTotals, window_s: float = 30.0
+    ) -> None:
         self._clock = clock
         self._tally = tally
         self._window_s = window_s

@@ -5,15 +5,15 @@ import logging
 import uuid
 from collections.abc import Callable
 
-from proofserve.rounds.admission import Admission
+from proofserve.rounds.admission import NonceLimit
 from proofserve.rounds.bodies import callback
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
 from proofserve.rounds.limits import JobLimits
-from proofserve.rounds.line import Line
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import Job, JobState, JobView, Outcome
 from proofserve.rounds.tasks import end, reason_of
+from proofserve.rounds.wait_queue import WaitQueue
 
 _logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class JobQueue:
         self,
         computation: Computation,
         outbox: Outbox,
-        admission: Admission,
+        admission: NonceLimit,
         limits: JobLimits,
         clock: Callable[[], float],
     ) -> None:
@@ -38,11 +38,11 @@ class JobQueue:
         self._outbox = outbox
         self._limits = limits
         self._clock = clock
-        self._line = Line()
+        self._line = WaitQueue()
         self._admission = admission
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _QueuedJob] = {}
         # Those of them that have ended, the oldest first, and how many nonces they have.
-        self._ended: dict[str, _Entry] = {}
+        self._ended: dict[str, _QueuedJob] = {}
         self._ended_nonces = 0
 
     def submit(self, job: Job) -> str:
@@ -52,7 +52,7 @@ class JobQueue:
             QueueFull: too many nonces wait already; nothing was queued.
         """
         self._admission.admit(len(job.nonces))
-        entry = _Entry(str(uuid.uuid4()), job, self._line.join())
+        entry = _QueuedJob(str(uuid.uuid4()), job, self._line.join())
         self._entries[entry.request_id] = entry
         entry.task = asyncio.create_task(self._carry_out(entry))
         # Not a finally in the task: one that is cancelled before its first step never gets there.
@@ -101,7 +101,7 @@ class JobQueue:
         self._ended.clear()
         self._ended_nonces = 0
 
-    async def _carry_out(self, entry: "_Entry") -> Outcome:
+    async def _carry_out(self, entry: "_QueuedJob") -> Outcome:
         await entry.place.wait()
         outcome = await self._computation.run(entry.job, entry.start)
         # The engine is free for the next job, whatever the outbox takes.
@@ -110,7 +110,7 @@ class JobQueue:
             await self._store_callback(entry, entry.job.url, outcome)
         return outcome
 
-    async def _store_callback(self, entry: "_Entry", url: str, outcome: Outcome) -> None:
+    async def _store_callback(self, entry: "_QueuedJob", url: str, outcome: Outcome) -> None:
         endpoint, body = callback(entry.request_id, entry.job, outcome)
         while True:
             entry.storing = True
@@ -124,7 +124,7 @@ class JobQueue:
                 raise asyncio.CancelledError
             await asyncio.sleep(self._limits.callback_retry_s)
 
-    def _settle(self, entry: "_Entry", task: "asyncio.Task[Outcome]") -> None:
+    def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[Outcome]") -> None:
         self._line.leave(entry.place)
         self._admission.leave(len(entry.job.nonces))
         ttl = self._limits.result_ttl_s
@@ -157,7 +157,7 @@ def _end_of(view: JobView) -> str:
     return view.state.value if view.error is None else f"{view.state.value}: {view.error}"
 
 
-class _Entry:
+class _QueuedJob:
     """One submitted job on its way."""
 
     task: "asyncio.Task[Outcome]"

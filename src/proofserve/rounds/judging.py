@@ -8,7 +8,7 @@ from proofserve.protocol.comparison import compare_distances
 from proofserve.protocol.distance import is_winner
 from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.statistics import judge_distances
-from proofserve.rounds.admission import Admission
+from proofserve.rounds.admission import NonceLimit
 from proofserve.rounds.batches import NOT_FINITE, distances_of
 from proofserve.rounds.calls import Patience, chunks
 from proofserve.rounds.errors import EngineFault, OtherRound
@@ -20,14 +20,14 @@ from proofserve.rounds.records import (
     RoundSpec,
     Target,
 )
-from proofserve.rounds.tally import Tally
+from proofserve.rounds.totals import NodeTotals
 
 
 class Judging:
     """Recomputes claims beside whatever else the engine does; it serves calls in their order."""
 
     def __init__(
-        self, engine: ProofEngine, admission: Admission, patience: Patience, tally: Tally
+        self, engine: ProofEngine, admission: NonceLimit, patience: Patience, tally: NodeTotals
     ) -> None:
         self._engine = engine
         self._admission = admission

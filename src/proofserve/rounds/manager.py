@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from proofserve.rounds.admission import Admission
+from proofserve.rounds.admission import NonceLimit
 from proofserve.rounds.bodies import verdict_callback
 from proofserve.rounds.calls import Patience
 from proofserve.rounds.computation import Computation
@@ -31,7 +31,7 @@ from proofserve.rounds.records import (
 )
 from proofserve.rounds.selfcheck import SelfCheck
 from proofserve.rounds.state import Configured, Move, State, step
-from proofserve.rounds.tally import Tally
+from proofserve.rounds.totals import NodeTotals
 
 _logger = logging.getLogger(__name__)
 
@@ -83,14 +83,14 @@ class RoundManager:
         self._outbox = outbox
         self._limits = limits
         self._clock = clock
-        self.tally = Tally()
+        self.tally = NodeTotals()
         self._state = State.IDLE
         self._closing = False
         self._round: _Round | None = None
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._changing = asyncio.Lock()
-        self._admission = Admission(limits.jobs.max_queued_nonces)
+        self._admission = NonceLimit(limits.jobs.max_queued_nonces)
         patience = Patience(limits.jobs.chunk_timeout_s, clock)
         computation = Computation(engine, self._no_round, patience, self.tally)
         self._jobs = JobQueue(computation, outbox, self._admission, limits.jobs, clock)

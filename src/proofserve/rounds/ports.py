@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from proofserve.rounds.records import (
     Deferred,
-    EngineFacts,
     EngineGauges,
+    EngineInfo,
     Finding,
     Measurement,
     OutboxGauges,
@@ -37,7 +37,7 @@ class ProofEngine(Protocol):
     """A deployed model that can prove its compute."""
 
     @property
-    def facts(self) -> EngineFacts:
+    def engine_info(self) -> EngineInfo:
         """What is deployed. Constant for the life of the engine."""
         ...
 

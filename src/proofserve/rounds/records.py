@@ -84,7 +84,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFacts:
+class EngineInfo:
     """What a deployed engine is, as far as requests are checked against it."""
 
     model_names: tuple[str, ...]

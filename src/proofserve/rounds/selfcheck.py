@@ -34,7 +34,7 @@ class SelfCheck:
             EngineGone: there is no engine any more.
         """
         made_by = scheme("artifact-v1")
-        seq_len = min(SEQ_LEN, self._engine.facts.max_seq_len)
+        seq_len = min(SEQ_LEN, self._engine.engine_info.max_seq_len)
         async with self._turn:
             began = self._clock()
             async with self._engine.session(Workload(made_by, BLOCK, KEY, seq_len)) as session:

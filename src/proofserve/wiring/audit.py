@@ -13,9 +13,9 @@ from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.precision import redrawn, to_bits, to_fp8
 from proofserve.engines.reference.variants import last_tokens_only, with_matrices, without_layers
-from proofserve.lab.attacks import FP8
-from proofserve.lab.compute_share import ModelShape, Price
-from proofserve.lab.verification import Recompute, Vectors
+from proofserve.lab.audit.attacks import FP8
+from proofserve.lab.audit.compute_share import ModelShape, Price
+from proofserve.lab.verify.verification import Recompute, Vectors
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.rounds.records import Workload
 

@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
 from proofserve import settings
-from proofserve.gateway.app import build
-from proofserve.gateway.gateway import Gateway
-from proofserve.gateway.protocol import GatewayProtocol
+from proofserve.gateway.http.app import build
+from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
+from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings import GatewaySettings
 
 SCHEMES = {"http", "https"}

@@ -43,7 +43,7 @@ def server_command(
     return ServerCommand(argv, settings.environment(env))
 
 
-def become(command: ServerCommand) -> None:
+def exec_server(command: ServerCommand) -> None:
     """Replace this process by the server, so that signals and exit code are the server's own."""
     os.execvpe(command.argv[0], list(command.argv), dict(command.env))  # noqa: S606 - the point
 

@@ -17,7 +17,7 @@ from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
-from proofserve.rounds.records import EngineFacts, RoundSpec
+from proofserve.rounds.records import EngineInfo, RoundSpec
 from proofserve.settings import NodeSettings
 from proofserve.wiring.access import access_of, allowlist_of
 
@@ -42,7 +42,7 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
         sending = asyncio.create_task(sender.run(), name="proofserve-callbacks")
         sending.add_done_callback(_report)
         manager = RoundManager(engine, outbox, _limits(settings))
-        deployment = _deployment(engine.facts, settings, outward.allowlist)
+        deployment = _deployment(engine.engine_info, settings, outward.allowlist)
         try:
             await _take_up(manager, outbox, deployment, resume=settings.resume)
             rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
@@ -89,7 +89,7 @@ def _unfit(spec: RoundSpec, deployment: Deployment) -> str | None:
     """Why this deployment would give the round other numbers, as far as that can be known."""
     if spec.target is None and spec.work.scheme.name != deployment.scheme:
         return f"it is of scheme {spec.work.scheme.name}, deployed is {deployment.scheme}"
-    if spec.work.seq_len > deployment.facts.max_seq_len:
+    if spec.work.seq_len > deployment.engine_info.max_seq_len:
         return f"its seq_len {spec.work.seq_len} exceeds the model's context"
     return None
 
@@ -106,9 +106,11 @@ def _outward(settings: NodeSettings) -> Outward:
     return Outward(allowlist_of(settings), key)
 
 
-def _deployment(facts: EngineFacts, settings: NodeSettings, allowlist: Allowlist) -> Deployment:
+def _deployment(
+    engine_info: EngineInfo, settings: NodeSettings, allowlist: Allowlist
+) -> Deployment:
     return Deployment(
-        facts=facts,
+        engine_info=engine_info,
         enabled=settings.enabled,
         scheme=settings.scheme,
         seq_len=settings.seq_len,

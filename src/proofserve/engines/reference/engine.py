@@ -15,7 +15,7 @@ from proofserve.protocol.nonces import pad
 from proofserve.protocol.scheme import BlockScheme, Scheme
 from proofserve.rounds.calls import chunks
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.records import EngineFacts, EngineGauges, ProofBatch, Workload
+from proofserve.rounds.records import EngineGauges, EngineInfo, ProofBatch, Workload
 
 # A block keeps what all its nonces share, 8192 rows in the distance protocol.
 _BLOCKS_KEPT = 4
@@ -35,9 +35,9 @@ class ReferenceEngine:
         self._blocks: OrderedDict[tuple[Scheme, str], BlockScheme] = OrderedDict()
 
     @property
-    def facts(self) -> EngineFacts:
+    def engine_info(self) -> EngineInfo:
         """What was loaded."""
-        return EngineFacts(
+        return EngineInfo(
             model_names=(self._name,),
             hidden_size=self._network.hidden_size,
             max_seq_len=self._network.max_seq_len,

@@ -12,8 +12,8 @@ from proofserve.engines.vllm import compat, wire
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import (
     Deferred,
-    EngineFacts,
     EngineGauges,
+    EngineInfo,
     Measurement,
     ProofBatch,
     Workload,
@@ -34,17 +34,17 @@ class VllmEngine:
     """
 
     def __init__(
-        self, engine_client: Any, facts: EngineFacts, defer_s: float, timeout_s: float
+        self, engine_client: Any, engine_info: EngineInfo, defer_s: float, timeout_s: float
     ) -> None:
         self._client = engine_client
-        self._facts = facts
+        self._engine_info = engine_info
         self._defer_s = defer_s
         self._timeout_s = timeout_s
 
     @property
-    def facts(self) -> EngineFacts:
+    def engine_info(self) -> EngineInfo:
         """What is deployed."""
-        return self._facts
+        return self._engine_info
 
     def session(self, work: Workload) -> AbstractAsyncContextManager["VllmSession"]:
         """A lease; it is taken by the first call and returned at the context's end."""

@@ -1,0 +1,199 @@
+"""What the routes answer, as the OpenAPI pages show it; a test holds real answers against it."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from proofserve.rounds.state import State
+
+
+class ResponseModel(BaseModel):
+    """What all answers have in common."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PowStatus(ResponseModel):
+    """A round as the distance protocol knows it.
+
+    The newest winners, oldest first; null while the outbox cannot be read. Seconds, and nonces
+    per second.
+    """
+
+    state: State
+    valid_nonces: list[int] | None
+    valid_distances: list[float] | None
+    total_checked: int
+    total_valid: int
+    elapsed_seconds: float
+    rate_per_second: float
+    r_target: float | None
+
+
+class StateOnly(ResponseModel):
+    """A round as the artifact protocol knows it."""
+
+    status: State
+
+
+class StoppedPowStatus(PowStatus):
+    """Both at once, where the node cannot know who asks."""
+
+    status: State
+
+
+class PowAnswer(ResponseModel):
+    """A call of the distance protocol was carried out."""
+
+    status: Literal["OK"]
+    pow_status: PowStatus
+
+
+class StartAnswer(ResponseModel):
+    """A round was started, in the words of its protocol."""
+
+    status: Literal["OK"]
+    pow_status: PowStatus | StateOnly
+
+
+class StopAnswer(ResponseModel):
+    """Nothing runs any more."""
+
+    status: Literal["OK"]
+    pow_status: StoppedPowStatus | StateOnly
+
+
+class JudgeAnswer(ResponseModel):
+    """The verdict about claimed winners; distances in the order of the claims."""
+
+    status: Literal["OK"]
+    fraud_detected: bool
+    computed_distances: list[float]
+    n_invalid: int
+    probability_honest: float
+
+
+class NodeStatusResponse(PowStatus):
+    """Everything that a node tells of itself; docs/operations.md explains it."""
+
+    status: State
+    config: dict[str, Any] | None
+    stats: dict[str, Any] | None
+    round_id: str | None
+    scheme: str
+    paused_reason: str | None
+    error: str | None
+    queue: dict[str, int]
+    outbox: dict[str, Any] | None
+    outbox_error: str | None
+    engine: dict[str, Any] | None
+    engine_error: str | None
+
+
+class ResultRow(ResponseModel):
+    """One nonce: its artifact, its distance if it won, or why it has neither."""
+
+    seq: int
+    round_id: str
+    nonce: int
+    vector_b64: str | None = None
+    dist: float | None = None
+    error: str | None = None
+
+
+class ResultsPage(ResponseModel):
+    """Stored results; go on with ``after`` = ``next_after``."""
+
+    results: list[ResultRow]
+    next_after: int
+
+
+class Versions(ResponseModel):
+    """What runs here."""
+
+    vllm_version: str | None
+    poc_validation_inference: bool
+    versions: dict[str, str]
+
+
+class ArtifactModel(ResponseModel):
+    """One nonce and its vector."""
+
+    nonce: int
+    vector_b64: str
+
+
+class FailedNonce(ResponseModel):
+    """One nonce without a vector."""
+
+    nonce: int
+    error: str
+
+
+class EncodingModel(ResponseModel):
+    """How a vector is written."""
+
+    dtype: Literal["f16"]
+    k_dim: int
+    endian: Literal["le"]
+
+
+class JobAnswer(ResponseModel):
+    """A job: artifacts or a verdict once it is completed, ``error`` once it has failed."""
+
+    status: Literal["queued", "running", "completed", "failed", "cancelled"]
+    request_id: str
+    queued_count: int | None = None
+    artifacts: list[ArtifactModel] | None = None
+    encoding: EncodingModel | None = None
+    failed: list[FailedNonce] | None = None
+    n_total: int | None = None
+    n_mismatch: int | None = None
+    mismatch_nonces: list[int] | None = None
+    p_value: float | None = None
+    fraud_detected: bool | None = None
+    error: str | None = None
+
+
+class HealthAnswer(ResponseModel):
+    """All that was looked at works."""
+
+    status: Literal["ok"]
+
+
+class DeepAnswer(HealthAnswer):
+    """A forward ran, and its numbers were finite. Its seconds include its waiting for chat."""
+
+    seconds: float
+
+
+class Problem(ResponseModel):
+    """Why a call was refused; for 422 a list with the way to each field at fault."""
+
+    detail: Any
+
+
+_REASONS = {
+    400: "the node has no round for this call, or the claims are about other nonces",
+    401: "the server asks for a key, and this is none of its keys",
+    403: "the key is a viewer's, or there are no keys and the client is on another machine",
+    404: "unknown or expired",
+    409: "not in this state, or for another deployment or block",
+    422: "a field is wrong; its name is in the detail",
+    413: "the body is larger than this server reads",
+    429: "too much is queued, or too many requests came; Retry-After says when to come again",
+    503: "proofs are off, engine or outbox cannot serve, or the server goes down",
+}
+_ALWAYS = (401, 403, 413, 429)
+
+
+def documented(answer: type[ResponseModel], *refusals: int) -> dict[str, Any]:
+    """Arguments of a route that answers ``answer`` or one of ``refusals``.
+
+    Every route may answer 401, 403, 413 and 429. Answers are not passed through the models, which
+    would cost and could change them.
+    """
+    problems = {
+        code: {"model": Problem, "description": _REASONS[code]} for code in (*_ALWAYS, *refusals)
+    }
+    return {"response_model": None, "responses": {200: {"model": answer}, **problems}}

@@ -1,0 +1,1 @@
+"""The gateway's own endpoints, and who may operate them."""

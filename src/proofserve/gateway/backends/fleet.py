@@ -1,0 +1,139 @@
+"""The servers behind the gateway: which can take a request, and which of them is best."""
+
+import hashlib
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from proofserve.gateway.backends.upstream import Pool
+from proofserve.gateway.records import BackendSpec
+
+# Faults in a row after which a backend rests, and for how long at first and at most, seconds.
+FAULTS = 3
+REST_S = 2.0
+LONGEST_REST_S = 60.0
+# With prefix affinity a backend may be this much busier than an even share before others help.
+IMBALANCE = 1.25
+
+Clock = Callable[[], float]
+
+
+class Backend:
+    """One server, and what is known of it. ``models`` is None until it was asked."""
+
+    def __init__(self, spec: BackendSpec, pool: Pool, clock: Clock) -> None:
+        self.spec = spec
+        self.name = spec.url
+        self.pool = pool
+        self.outstanding = 0
+        self.healthy = True
+        self.draining = False
+        self.models: dict[str, dict[str, Any]] | None = None
+        self.ejections = 0
+        self._clock = clock
+        self._faults = 0
+        self._rest_until = 0.0
+        self._trial = False
+
+    @property
+    def load(self) -> float:
+        """Requests in flight, by weight."""
+        return self.outstanding / self.spec.weight
+
+    @property
+    def resting(self) -> bool:
+        """Whether it was ejected and its rest, or the one trial after it, goes on."""
+        if self._faults < FAULTS:
+            return False
+        return self._trial or self._clock() < self._rest_until
+
+    def serves(self, model: str | None) -> bool:
+        """Whether it has the model; before it was asked it might."""
+        return self.models is None or model is None or model in self.models
+
+    def label(self, model: str | None) -> str:
+        """``model`` as a label of metrics: a known one, as clients could invent names for ever."""
+        return model if model is not None and self.models and model in self.models else "unknown"
+
+    def chosen(self) -> None:
+        """A request is on its way. After a rest the first one is a trial."""
+        self.outstanding += 1
+        if self._faults >= FAULTS and self._clock() >= self._rest_until:
+            self._trial = True
+
+    def released(self) -> None:
+        """That request has ended, in whatever way."""
+        self.outstanding -= 1
+        self._trial = False
+
+    def worked(self) -> None:
+        """It answered, if only to refuse: a 4xx is the client's fault."""
+        self._faults = 0
+        self._trial = False
+
+    def failed(self) -> None:
+        """A broken connection or a 5xx. Several in a row are followed by ever longer rests."""
+        if self.resting and not self._trial:
+            # Sent before the rest began: a crash under load is one fault, not a hundred.
+            return
+        self._faults += 1
+        self._trial = False
+        if self._faults >= FAULTS:
+            self.ejections += 1
+            rest = REST_S * 2 ** min(self._faults - FAULTS, 5)
+            self._rest_until = self._clock() + min(rest, LONGEST_REST_S)
+
+
+class Fleet:
+    """All backends."""
+
+    def __init__(self, backends: Sequence[Backend], affinity: bool) -> None:
+        self.backends = list(backends)
+        self._affinity = affinity
+        self._turn = 0
+
+    def named(self, name: str) -> Backend | None:
+        """The backend of a URL."""
+        return next((backend for backend in self.backends if backend.name == name), None)
+
+    def knows(self, model: str | None) -> bool:
+        """Whether any backend may serve ``model``."""
+        for backend in self.backends:  # noqa: SIM110 - a generator costs as much as all the rest
+            if backend.serves(model):
+                return True
+        return False
+
+    def choose(
+        self, model: str | None, prefix: bytes, tried: Collection[Backend]
+    ) -> Backend | None:
+        """The best backend that was not ``tried``; None if there is none.
+
+        One that rests or is unhealthy is better than none: it may have come back.
+        """
+        if len(self.backends) == 1:
+            (only,) = self.backends
+            return None if only in tried or only.draining or not only.serves(model) else only
+        able = [b for b in self.backends if not b.draining and b not in tried and b.serves(model)]
+        fit = [b for b in able if b.healthy and not b.resting] or able
+        if not fit:
+            return None
+        if self._affinity and prefix:
+            return self._by_prefix(fit, prefix)
+        return self._least_loaded(fit)
+
+    def _least_loaded(self, fit: Sequence[Backend]) -> Backend:
+        # Equals take turns.
+        self._turn += 1
+        start = self._turn % len(fit)
+        return min([*fit[start:], *fit[:start]], key=lambda backend: backend.load)
+
+    def _by_prefix(self, fit: Sequence[Backend], prefix: bytes) -> Backend:
+        """Rendezvous hashing with a bound on the load: nothing has to be remembered."""
+        weight = sum(backend.spec.weight for backend in fit)
+        bound = IMBALANCE * (sum(backend.outstanding for backend in fit) + 1) / weight
+        # Rounded up, so that there is room somewhere: the shares add up to more than all requests.
+        with_room = [b for b in fit if b.outstanding < math.ceil(bound * b.spec.weight)]
+        return max(
+            with_room,
+            key=lambda b: hashlib.blake2b(prefix + b.name.encode(), digest_size=8).digest(),
+        )

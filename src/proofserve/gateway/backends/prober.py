@@ -1,0 +1,76 @@
+"""Asks every backend from time to time how it is and which models it serves."""
+
+import asyncio
+import logging
+from urllib.parse import urlsplit
+
+import httpx
+
+from proofserve.gateway.backends.fleet import Backend
+
+log = logging.getLogger(__name__)
+TIMEOUT_S = 5.0
+# One lost answer is an accident.
+FAILURES = 2
+
+
+class Prober:
+    """Keeps ``healthy`` and ``models`` of one backend up to date."""
+
+    def __init__(self, backend: Backend, interval_s: float, key: str | None) -> None:
+        self._backend = backend
+        self._interval_s = interval_s
+        self._failures = 0
+        self._names_models = True
+        parts = urlsplit(backend.spec.url)
+        unix = parts.scheme == "unix"
+        self._http = httpx.AsyncClient(
+            base_url="http://localhost" if unix else backend.spec.url,
+            transport=httpx.AsyncHTTPTransport(uds=parts.path) if unix else None,
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+            timeout=TIMEOUT_S,
+            # The certificates of the world take a tenth of a second to load.
+            verify=parts.scheme == "https",
+        )
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self.ask()
+            self._backend.pool.drop_idle(loop.time())
+            await asyncio.sleep(self._interval_s)
+
+    async def close(self) -> None:
+        """Let go of its connections: also of one that never came to run."""
+        await self._http.aclose()
+
+    async def ask(self) -> None:
+        """Ask once. Whether it lives is for ``/health`` to say and for nothing else."""
+        backend = self._backend
+        try:
+            (await self._http.get("/health")).raise_for_status()
+        except httpx.HTTPError as error:
+            self._failures += 1
+            if self._failures == FAILURES:
+                log.warning("backend %s is unhealthy: %r", backend.name, error)
+                backend.healthy = False
+            return
+        if not backend.healthy:
+            log.info("backend %s is healthy again", backend.name)
+        self._failures = 0
+        backend.healthy = True
+        await self._ask_for_models()
+
+    async def _ask_for_models(self) -> None:
+        backend = self._backend
+        try:
+            models = await self._http.get("/v1/models")
+            models.raise_for_status()
+            backend.models = {each["id"]: each for each in models.json()["data"]}
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if self._names_models:
+                log.warning("backend %s does not name its models: %r", backend.name, error)
+            self._names_models = False
+        else:
+            self._names_models = True

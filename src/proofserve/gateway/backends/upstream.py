@@ -1,0 +1,283 @@
+"""Connections to one backend: HTTP/1.1 whose bodies pass through as they come."""
+
+import asyncio
+import re
+import socket
+import ssl
+from collections import deque
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from proofserve.gateway.backends.batching import WriteBatch
+from proofserve.gateway.failures import (
+    BACKEND_BROKE,
+    BACKEND_GARBLED,
+    CONNECT_TIMEOUT,
+    UNREACHABLE,
+    Failure,
+)
+
+HEAD_BYTES = 64 * 1024
+# What the kernel may take of a backend that a client does not read. Left to itself it takes up to
+# 32 MiB for each connection. Answers of models are small: a window of this size slows none down.
+RECEIVE_BYTES = 512 * 1024
+END_OF_HEAD = b"\r\n\r\n"
+_LENGTH = re.compile(rb"\r\n(?:content-length|transfer-encoding):", re.IGNORECASE)
+# uvicorn, and so vLLM, drops a connection after 5 s of silence: we do it first.
+IDLE_S = 3.0
+
+
+class Owner(Protocol):
+    """Whoever waits for an answer on a connection."""
+
+    def connected(self, upstream: "Upstream") -> None:
+        """Here is a connection; it is the owner's until it is released or aborted."""
+
+    def connect_failed(self, failure: Failure) -> None:
+        """There is none."""
+
+    def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
+        """The head without its final empty line, and what came of the body, framing included."""
+
+    def answer_goes_on(self, data: bytes, complete: bool) -> None:
+        """More of the body, framing included."""
+
+    def answer_broken(self, failure: Failure) -> None:
+        """The connection is of no use any more, in the middle of an answer or before it."""
+
+
+class Upstream(asyncio.Protocol):
+    """One connection. Whoever owns it sends one request, and reads one answer."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, pool: "Pool") -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._owner: Owner | None = None
+        self._head = b""
+        self._in_head = True
+        self._status = 0
+        self._keep_alive = False
+        self._messages = 0
+        self._complete = False
+        self._interim = 0
+        self.until_close = False
+        self.used = False
+        self.silent = True
+        self._paused = False
+        self.idle_since = 0.0
+
+    # -- the owner's side --------------------------------------------------------------------
+
+    def send(self, owner: Owner, head: bytes, body: bytes | bytearray) -> None:
+        """Send a whole request; the answer is told to ``owner``."""
+        self._owner = owner
+        self._head, self._in_head, self._messages = b"", True, 0
+        self._complete = self.until_close = False
+        self.silent = True
+        self._transport.writelines([head, body])
+
+    def pause(self) -> None:
+        """Read no more until ``resume``: the client takes less than the backend gives."""
+        self._paused = True
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._paused = False
+        self._transport.resume_reading()
+
+    def release(self) -> None:
+        """The answer is complete: somebody else may have the connection, if it still stands."""
+        self._owner = None
+        if self._keep_alive and self._complete and not self._transport.is_closing():
+            self.used = True
+            if self._paused:
+                # Its last bytes were more than the client could take.
+                self.resume()
+            self._pool.put_back(self)
+        else:
+            self.abort()
+
+    def spare(self) -> None:
+        """Nothing was sent: somebody else may have the connection."""
+        self._pool.put_back(self)
+
+    def abort(self) -> None:
+        """Drop the connection, by which the backend learns that nobody wants its answer."""
+        self._owner = None
+        self._transport.abort()
+
+    @property
+    def closing(self) -> bool:
+        """Whether the other side has left."""
+        return self._transport.is_closing()
+
+    # -- asyncio's side ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands."""
+        self._transport = self._pool.writes.to_backend(cast("asyncio.Transport", transport))
+        self._pool.opened += 1
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what came, or leave when nobody asked for it."""
+        owner = self._owner
+        if owner is None:
+            self.abort()
+            return
+        self.silent = False
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._give_up(BACKEND_GARBLED)
+            return
+        # A second answer to one request: no byte of it may reach a client.
+        if self._messages > 1:
+            self._give_up(BACKEND_GARBLED)
+        elif self._in_head:
+            self._head_received(owner, data)
+        else:
+            owner.answer_goes_on(data, self._complete)
+
+    def _head_received(self, owner: Owner, data: bytes) -> None:
+        head, rest = self._head + data, b""
+        while (end := head.find(END_OF_HEAD)) >= 0:
+            head, rest = head[:end], head[end + len(END_OF_HEAD) :]
+            if not self._interim:
+                break
+            # "100 Continue" and its kin: the head proper is still to come.
+            self._interim -= 1
+            head = rest
+        else:
+            self._head = head
+            if len(head) > HEAD_BYTES:
+                self._give_up(BACKEND_GARBLED)
+            return
+        self._in_head, self._head = False, b""
+        if not self._keep_alive:
+            self.until_close = _LENGTH.search(head) is None
+        owner.answer_begins(self._status, head, rest, self._complete)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other side has left, or we have."""
+        self._pool.opened -= 1
+        self._pool.forget(self)
+        if self._owner is not None and not self._complete:
+            self._end_without_length(exc is None)
+
+    def _end_without_length(self, orderly: bool) -> None:
+        # Without a length and without chunks an answer ends with its connection.
+        owner, self._owner = cast("Owner", self._owner), None
+        if orderly and self.until_close and not self._in_head:
+            self._complete = True
+            owner.answer_goes_on(b"", True)
+        else:
+            owner.answer_broken(BACKEND_BROKE)
+
+    def _give_up(self, failure: Failure) -> None:
+        owner, self._owner = cast("Owner", self._owner), None
+        self._transport.abort()
+        owner.answer_broken(failure)
+
+    # -- the parser's side -------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """An answer begins."""
+        self._messages += 1
+
+    def on_headers_complete(self) -> None:
+        """The head is read."""
+        self._status = self._parser.get_status_code()
+        self._keep_alive = self._parser.should_keep_alive()
+
+    def on_message_complete(self) -> None:
+        """The answer is read, or one that only precedes it."""
+        if self._status < 200:
+            self._messages -= 1
+            self._interim += 1
+        else:
+            self._complete = True
+
+
+class Pool:
+    """The connections to one backend; idle ones are kept for a moment, the latest used first."""
+
+    def __init__(
+        self, url: str, connect_s: float, loop: asyncio.AbstractEventLoop, writes: WriteBatch
+    ) -> None:
+        self.writes = writes
+        parts = urlsplit(url)
+        self.host = parts.netloc.encode() or b"localhost"
+        self._unix = parts.path if parts.scheme == "unix" else None
+        self._address = (
+            parts.hostname or "localhost",
+            parts.port or (443 if parts.scheme == "https" else 80),
+        )
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._connect_s = connect_s
+        self._loop = loop
+        self._idle: deque[Upstream] = deque()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self.opened = 0
+
+    def acquire(self, owner: Owner, fresh: bool = False) -> None:
+        """Give ``owner`` a connection, at once if one is idle and it need not be ``fresh``."""
+        while self._idle and not fresh:
+            upstream = self._idle.pop()
+            if not upstream.closing:
+                owner.connected(upstream)
+                return
+        task = self._loop.create_task(self._connect(owner))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, owner: Owner) -> None:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                upstream = await self._open()
+        except TimeoutError:
+            owner.connect_failed(CONNECT_TIMEOUT)
+        except OSError as error:
+            owner.connect_failed(UNREACHABLE.saying(f"{UNREACHABLE.message} ({error.strerror})"))
+        else:
+            owner.connected(upstream)
+
+    async def _open(self) -> Upstream:
+        loop = self._loop
+        if self._unix is not None:
+            _, upstream = await loop.create_unix_connection(lambda: Upstream(self), self._unix)
+        else:
+            host, port = self._address
+            _, upstream = await loop.create_connection(
+                lambda: Upstream(self), host, port, ssl=self._tls
+            )
+        return upstream
+
+    def put_back(self, upstream: Upstream) -> None:
+        """Keep a connection for the next one."""
+        upstream.idle_since = self._loop.time()
+        self._idle.append(upstream)
+
+    def forget(self, upstream: Upstream) -> None:
+        """A connection has ended."""
+        if upstream in self._idle:
+            self._idle.remove(upstream)
+
+    def drop_idle(self, now: float) -> None:
+        """Close what nobody has used for a while."""
+        while self._idle and now - self._idle[0].idle_since > IDLE_S:
+            self._idle.popleft().abort()
+
+    def close(self) -> None:
+        """Close everything idle, and connect no more."""
+        for task in self._connecting:
+            task.cancel()
+        while self._idle:
+            self._idle.popleft().abort()

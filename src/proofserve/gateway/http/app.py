@@ -1,0 +1,156 @@
+"""The FastAPI application around a gateway."""
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from http import HTTPStatus
+from typing import TypedDict
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from proofserve.gateway.admin.admin_access import AdminOnly
+from proofserve.gateway.admin.routes import router
+from proofserve.gateway.backends.fleet import Backend
+from proofserve.gateway.backends.prober import Prober
+from proofserve.gateway.failures import Failure, RefusedByGateway
+from proofserve.gateway.http.drain import draining_on_signals
+from proofserve.gateway.records import BackendSpec, GatewayPlan
+from proofserve.gateway.relay.gateway import Gateway
+
+log = logging.getLogger(__name__)
+# An engine in this process that was not healthy for so long does not come back, seconds.
+DEAD_S = 10.0
+# Characters of a field's name in an answer: it is the client's.
+MAX_FIELD = 200
+
+
+class AppState(TypedDict):
+    """What the application shares with its requests, and with the protocol below it."""
+
+    gateway: Gateway
+
+
+# Starts an engine in this process: where it listens, and its own application.
+Engine = Callable[[], AbstractAsyncContextManager[tuple[BackendSpec, ASGIApp]]]
+
+
+def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
+    """The application; its gateway comes to life with it.
+
+    With an ``engine`` that is the only backend, its application answers all paths that are not
+    the gateway's, and its death ends the process by SIGTERM.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[AppState]:
+        async with AsyncExitStack() as stack:
+            backends = plan.backends
+            if engine is not None:
+                spec, rest = await stack.enter_async_context(engine())
+                backends = (spec,)
+                # Where chat needs a key, the engine's other endpoints must not be a way round it.
+                app.mount("/", AdminOnly(rest, plan) if plan.clients else rest)
+            gateway = running(replace(plan, backends=backends))
+            alive = await stack.enter_async_context(gateway)
+            stack.enter_context(draining_on_signals(alive))
+            if engine is not None:
+                await stack.enter_async_context(_no_longer_than(alive.fleet.backends[0]))
+            yield {"gateway": alive}
+
+    app = FastAPI(title="proofserve gateway", lifespan=lifespan)
+    app.include_router(router)
+    app.add_exception_handler(RefusedByGateway, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _not_ours)
+    if plan.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=plan.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+@asynccontextmanager
+async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
+    """A gateway that looks after its backends. Each was asked once before the first request."""
+    gateway = Gateway(plan)
+    probers = [
+        Prober(backend, plan.probe_interval, plan.backend_key) for backend in gateway.fleet.backends
+    ]
+    await asyncio.gather(*(prober.ask() for prober in probers))
+    tasks = [asyncio.create_task(prober.run()) for prober in probers]
+    gateway.watch.start()
+    # What lives until the end need not be looked at by every collection: its pauses are the tail
+    # of the latency.
+    gc.collect()
+    gc.freeze()
+    try:
+        yield gateway
+    finally:
+        gc.unfreeze()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(prober.close() for prober in probers))
+        gateway.close()
+
+
+@asynccontextmanager
+async def _no_longer_than(backend: Backend) -> AsyncIterator[None]:
+    """End this process when the engine in it stays dead: only another has a new one."""
+    watching = asyncio.create_task(_end_without(backend))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _end_without(backend: Backend) -> None:
+    loop = asyncio.get_running_loop()
+    last = loop.time()
+    while loop.time() - last < DEAD_S:
+        await asyncio.sleep(1.0)
+        if backend.healthy:
+            last = loop.time()
+    log.critical("the engine in this process is dead, and ends it")
+    signal.raise_signal(signal.SIGTERM)
+
+
+def _response(failure: Failure) -> Response:
+    return Response(failure.body(), failure.status, media_type="application/json")
+
+
+def _refused(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, RefusedByGateway):
+        raise error
+    return _response(error.failure)
+
+
+def _invalid(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        # FastAPI has a number in the place of a field here, and the reason elsewhere.
+        field, message = "body", first["ctx"]["error"]
+    else:
+        field, message = ".".join(str(part) for part in first["loc"])[:MAX_FIELD], first["msg"]
+    return _response(Failure(422, "invalid_body", f"{field}: {message}", param=field))
+
+
+def _not_ours(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    code = HTTPStatus(error.status_code).name.lower()
+    return _response(Failure(error.status_code, code, str(error.detail)))

@@ -1,0 +1,1 @@
+"""What one client and all clients together may use: permits, queue, budgets."""

@@ -1,0 +1,74 @@
+"""What the gateway needs to know of a request body; everything else is the backend's business."""
+
+import re
+from typing import Annotated
+
+import msgspec
+
+# Set aside for an answer whose length the client left to the backend, tokens.
+USUAL_ANSWER = 1024
+UNLIMITED = (None, None, None)
+# The beginning of a list of texts, or of lists of tokens.
+_LIST = re.compile(rb'\[\s*(["\[])')
+# No backend has so many. Two numbers of thousands of digits could be multiplied, but not printed.
+Count = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class RequestFields(msgspec.Struct, gc=False):
+    """The fields that decide where a request goes and what it may cost.
+
+    The prompt stays raw JSON: it is passed on, never read.
+    """
+
+    model: str | None = None
+    stream: bool | None = False
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    n: Count | None = 1
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+    def most_tokens(self, size: int) -> int:
+        """The most tokens that a body of ``size`` bytes may cost, as far as it says.
+
+        No token is shorter than a byte. Endpoints differ in the name of the limit, and a wrong one
+        is ignored there: the largest counts, and a negative one, which a backend refuses, earns
+        nothing.
+        """
+        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        longest = USUAL_ANSWER if limits == UNLIMITED else max((0, *filter(None, limits)))
+        return size + longest * max(1, self.n or 1) * (self._prompts() if self.prompt else 1)
+
+    def _prompts(self) -> int:
+        kind = _LIST.match(self.prompt)
+        if kind is None:
+            # A text, or a list of numbers: one prompt in tokens.
+            return 1
+        # Counted, not parsed: of ten million short prompts that would take seconds and a gigabyte.
+        text = bytes(self.prompt)
+        if kind[1] == b"[":
+            return text.count(b"[") - 1
+        # Two quotes for each, those inside of it apart. A backslash pair quotes nothing.
+        text = text.replace(rb"\\", b"")
+        return (text.count(b'"') - text.count(rb"\"")) // 2
+
+    def beginning(self, length: int) -> bytes:
+        """The first bytes of the conversation: requests that share them share a prefix cache."""
+        return bytes(self.messages or self.prompt or self.input)[:length]
+
+
+class RequestBodyReader:
+    """Reads bodies. Raises ValueError with the field's name for one that cannot be meant."""
+
+    def __init__(self) -> None:
+        # As lax as the backends: "8" is a number to them as well.
+        self._decoder = msgspec.json.Decoder(RequestFields, strict=False)
+
+    def read(self, body: bytes | bytearray) -> RequestFields:
+        """The order in ``body``."""
+        try:
+            return self._decoder.decode(body)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error

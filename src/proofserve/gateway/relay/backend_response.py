@@ -1,0 +1,53 @@
+"""What is known of an answer that is passing by: its status, its pace, and its last bytes."""
+
+from proofserve.gateway.limits.usage import TAIL_BYTES, Usage, read_usage, tail_of
+from proofserve.gateway.metrics import Series
+
+# The end of an event that is also the end of a chunk: only here another event may be put in.
+BETWEEN_EVENTS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+
+
+class BackendResponse:
+    """A backend's answer, from its head on. Times are seconds of the loop's clock."""
+
+    __slots__ = ("_chunked", "_series", "_stream", "_tail", "last", "status")
+
+    def __init__(self, status: int, head: bytes, data: bytes, series: Series, now: float) -> None:
+        self.status = status
+        self.last = now
+        self._series = series
+        self._stream = b"text/event-stream" in head
+        self._chunked = b"chunked" in head
+        self._tail = data[-TAIL_BYTES:]
+
+    def goes_on(self, data: bytes, now: float) -> None:
+        """Another part, framing included."""
+        if self._stream:
+            self._series.between.observe(now - self.last)
+        self.last = now
+        self._tail = tail_of(self._tail, data)
+
+    @property
+    def outcome(self) -> str:
+        """How a complete answer is counted."""
+        return "ok" if self.status < 400 else f"status_{self.status}"
+
+    @property
+    def takes_event(self) -> bool:
+        """Whether an event of our own may come next."""
+        between = not self._tail or self._tail.endswith(BETWEEN_EVENTS)
+        return self._stream and self._chunked and between
+
+    def end(self, seconds: float) -> Usage | None:
+        """The tokens of the whole answer, None if nobody knows. It took ``seconds``.
+
+        A refusal has cost nothing.
+        """
+        series = self._series
+        series.duration.observe(seconds)
+        usage = read_usage(self._tail)
+        if usage is None:
+            return Usage(0, 0) if self.status >= 400 else None
+        series.prompt_tokens += usage.prompt
+        series.completion_tokens += usage.completion
+        return usage

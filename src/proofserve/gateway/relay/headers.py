@@ -1,0 +1,94 @@
+"""Heads on their way through: what belongs to one connection stays behind."""
+
+import itertools
+import os
+import re
+from collections.abc import Collection, Sequence
+
+# Of one hop (RFC 9110, section 7.6.1), or rewritten here.
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",
+    }
+)
+_ONE_HOP = re.compile(rb"\r\n(?:connection|keep-alive|x-request-id):[^\r\n]*", re.IGNORECASE)
+_CORS = re.compile(rb"\r\n(?:access-control-[a-z-]+|vary):[^\r\n]*", re.IGNORECASE)
+_REQUEST_ID = re.compile(rb"[\w.:+/=-]{1,128}", re.ASCII)
+
+Header = tuple[bytes, bytes]
+
+
+class RequestIds:
+    """Names for requests that come without one: a random stem, and a number."""
+
+    def __init__(self) -> None:
+        self._stem = os.urandom(8).hex().encode()
+        self._numbers = itertools.count()
+
+    def of(self, given: bytes | None) -> bytes:
+        """The client's own id if it is fit for a log line, else a new one."""
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given
+        return b"%s-%x" % (self._stem, next(self._numbers))
+
+
+def request_head(
+    target: bytes,
+    host: bytes,
+    headers: Sequence[Header],
+    dropped: Collection[bytes],
+    length: int,
+    own: bytes,
+) -> bytes:
+    """The head of a POST to a backend: ``headers`` less those ``dropped`` by name.
+
+    ``own`` are header lines of ours, ending with CRLF.
+    """
+    kept = b"".join([b"%s: %s\r\n" % header for header in headers if header[0] not in dropped])
+    return b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: %d\r\n%s\r\n" % (
+        target,
+        host,
+        kept,
+        length,
+        own,
+    )
+
+
+def response_head(head: bytes, own: bytes, keep_alive: bool) -> bytes:
+    """A backend's head as the client gets it, with ``own`` lines of ours.
+
+    ``head`` comes without its final empty line.
+    """
+    close = b"" if keep_alive else b"connection: close\r\n"
+    return b"%s\r\n%s%s\r\n" % (_ONE_HOP.sub(b"", head), own, close)
+
+
+class CrossOrigin:
+    """Which web pages may read answers; with no origins configured the backend decides."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self.configured = bool(origins)
+        self._any = "*" in origins
+        self._origins = {origin.encode() for origin in origins}
+
+    def lines(self, origin: bytes | None) -> bytes:
+        """Header lines for an answer to ``origin``."""
+        if origin is None or not (self._any or origin in self._origins):
+            return b""
+        return b"access-control-allow-origin: %s\r\nvary: Origin\r\n" % origin
+
+    def strip(self, head: bytes) -> bytes:
+        """A backend's head without its own opinion, if we have one."""
+        return _CORS.sub(b"", head) if self.configured else head

@@ -1,0 +1,1 @@
+"""Attacks on a deployment, and what it takes to convict them."""

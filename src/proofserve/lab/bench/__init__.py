@@ -1,0 +1,1 @@
+"""How fast proofs are, and what they cost chat."""

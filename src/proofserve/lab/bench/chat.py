@@ -1,0 +1,160 @@
+"""What a round costs the chat beside it: answers, waiting time, throughput."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from proofserve.lab.bench.chat_latency import Answers, measure_answers
+from proofserve.lab.bench.saturation import Load, Saturation, measure_saturation
+from proofserve.lab.bench.stalls import TOLERATED
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.client.records import Work
+from proofserve.lab.report.figures import Figure, Limit, median, quantile
+from proofserve.lab.report.machine import machine
+from proofserve.lab.report.report import Report
+from proofserve.rounds.records import EngineGauges
+
+LONGEST_WAIT_BATCHES = 1.05
+RESUME_MS = 10.0
+THROUGHPUT = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """``chats`` are asked in each of five runs, then ``load`` is put on the server."""
+
+    work: Work
+    chats: int = 200
+    max_tokens: int = 16
+    load: Load = field(default_factory=Load)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReadings:
+    """Everything that the benchmark reads off the node."""
+
+    answers: Answers
+    saturation: Saturation
+    engine: EngineGauges
+
+
+def bench_chat(node: NodeClient, plan: ChatPlan, progress: Progress) -> Report:
+    """Chat without and with a round: one at a time, eight at a time, and as many as fit."""
+    answers = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
+    saturation = measure_saturation(node, plan.work, plan.load, progress)
+    where = {**machine(), **node.versions()}
+    return report(plan, ChatReadings(answers, saturation, node.engine()), where)
+
+
+def report(plan: ChatPlan, readings: ChatReadings, where: Mapping[str, str | int]) -> Report:
+    """The figures of the readings."""
+    saturation, errors = readings.saturation, _errors(readings)
+    figures = (
+        *_answer_figures(readings.answers),
+        Figure("errors", len(errors), "chats refused, broken off or aborted", at_most(0)),
+        *_engine_figures(readings.engine),
+        *_saturation_figures(saturation),
+    )
+    windows = {
+        "plain_tokens_per_second": saturation.plain,
+        "round_tokens_per_second": saturation.beside_round,
+        "errors": errors[:20],
+        "longest_chat_wait_s": readings.engine.longest_chat_wait_s,
+        "resume_ms_count": len(readings.engine.resume_ms),
+    }
+    return Report("chat-priority", figures, asdict(plan), windows, where)
+
+
+def at_most(bound: float) -> Limit:
+    """A limit that must not be exceeded."""
+    return Limit(bound, at_most=True)
+
+
+def _errors(readings: ChatReadings) -> list[str]:
+    return [*readings.answers.errors, *readings.saturation.errors]
+
+
+def _answer_figures(answers: Answers) -> tuple[Figure, ...]:
+    return (
+        Figure("chats", answers.asked, "greedy chats in each run"),
+        Figure(
+            "identical",
+            answers.identical,
+            "one at a time: answers that a round leaves unchanged, byte for byte",
+            Limit(answers.asked),
+        ),
+        Figure(
+            "differing_without_proofs",
+            answers.differing_plain,
+            "eight at a time: answers that differ between two runs without proofs, median of three",
+        ),
+        Figure(
+            "differing_with_proofs",
+            answers.differing_round,
+            "eight at a time: answers that differ with a round from without, median of six",
+            at_most(answers.differing_plain),
+        ),
+        Figure("latency_s_plain", answers.plain_latency_s, "median of a chat, no proofs"),
+        Figure("latency_s_round", answers.round_latency_s, "median of a chat, a round running"),
+    )
+
+
+def _engine_figures(engine: EngineGauges) -> tuple[Figure, ...]:
+    return (
+        Figure(
+            "extra_wait_max_batches",
+            engine.longest_chat_wait_batches,
+            "longest wait of a chat for proofs, in forwards, since the engine's start",
+            at_most(LONGEST_WAIT_BATCHES),
+        ),
+        Figure(
+            "resume_ms_p50",
+            median(engine.resume_ms),
+            "end of the last chat step to the next proof forward, median",
+            at_most(RESUME_MS),
+        ),
+        Figure("resume_ms_p95", quantile(engine.resume_ms, 0.95), "the same, 95 of 100"),
+    )
+
+
+def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
+    windows = len(saturation.beside_round) + saturation.stalled_beside_round
+    few = at_most(TOLERATED * windows)
+    return (
+        Figure(
+            "stalled_windows_plain",
+            saturation.stalled_plain,
+            f"of {windows}, left out: the machine stood still, no proofs",
+            few,
+        ),
+        Figure(
+            "stalled_windows_round",
+            saturation.stalled_beside_round,
+            f"of {windows}, left out: the same, a round running",
+            few,
+        ),
+        Figure("tokens_per_second", median(saturation.plain), "saturating chat, no proofs"),
+        Figure(
+            "throughput_ratio",
+            saturation.throughput_ratio,
+            "saturating chat with a round active, over without",
+            Limit(THROUGHPUT),
+        ),
+        Figure(
+            "chat_share",
+            median(saturation.chat_share),
+            "of the time with a round in which saturating chat held the engine",
+        ),
+        Figure(
+            "proofs_while_saturated",
+            saturation.proofs_while_saturated,
+            "nonces stored while chat never paused",
+            at_most(0),
+        ),
+        Figure(
+            "proofs_afterwards",
+            saturation.proofs_afterwards,
+            "nonces stored once chat had ended",
+            Limit(1),
+        ),
+    )

@@ -1,0 +1,163 @@
+"""Chat that never pauses, with and without a round beside it."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from statistics import mean
+
+from proofserve.lab.bench.stalls import longest_silence, stall_s
+from proofserve.lab.client.chats import reading_chat
+from proofserve.lab.client.load import Call, Reply, closed_loop, rate_of_completions
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.client.records import NodeStatus, Work
+from proofserve.lab.client.waiting import wait_until
+
+# Until every client has its first request in a running batch.
+SETTLE_S = 2.0
+AFTERWARDS_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``clients`` chats in flight, each with about ``words`` to read; ``pairs`` windows each way.
+
+    Many of them, so that the engine has work even when the API process falls behind. Short windows
+    in turns, so that a machine whose speed drifts slows both kinds alike.
+    """
+
+    clients: int = 64
+    words: int = 100
+    window_s: float = 3.0
+    pairs: int = 40
+
+
+@dataclass(slots=True)
+class Saturation:
+    """Chat tokens per second of each window; proofs stored in the windows, and once chat ended.
+
+    Windows in which the machine stood still are left out and counted as ``stalled``.
+
+    ``chat_share`` is the fraction of each window beside a round in which chat held the engine. Far
+    below 1, the engine had idle moments (a starved API process, say), and proofs may use those.
+    """
+
+    plain: list[float] = field(default_factory=list)
+    beside_round: list[float] = field(default_factory=list)
+    chat_share: list[float] = field(default_factory=list)
+    stalled_plain: int = 0
+    stalled_beside_round: int = 0
+    proofs_while_saturated: int = 0
+    proofs_afterwards: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def throughput_ratio(self) -> float | None:
+        """The mean of the windows beside a round, over the mean of those without."""
+        if not self.plain or not self.beside_round:
+            return None
+        return mean(self.beside_round) / mean(self.plain)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A stretch of the load: instants of the monotonic clock, and the node at both of them."""
+
+    beside_round: bool
+    began: float
+    ended: float
+    before: NodeStatus
+    after: NodeStatus
+
+    @property
+    def proofs(self) -> int:
+        """How many were stored meanwhile."""
+        return self.after.processed - self.before.processed
+
+    @property
+    def chat_share(self) -> float:
+        """The fraction of the time in which chat held a waiting proof back."""
+        return (_deferred_s(self.after) - _deferred_s(self.before)) / (self.ended - self.began)
+
+
+def measure_saturation(node: NodeClient, work: Work, load: Load, progress: Progress) -> Saturation:
+    """One steady load, a round in every second window; each pair of windows the other way round."""
+    windows = []
+    progress.step("saturating chat, with a round in every second window", 2 * load.pairs)
+
+    def call(number: int) -> Call:
+        return reading_chat(work.model, number, load.words)
+
+    with ExitStack() as last_round:
+        with closed_loop(node.url, call, load.clients) as loop:
+            loop.settle(SETTLE_S)
+            for pair in range(load.pairs):
+                for beside_round in (False, True) if pair % 2 == 0 else (True, False):
+                    with node.round(work) if beside_round else nullcontext():
+                        windows.append(_window(node, load.window_s, beside_round))
+                    progress.advance()
+            last_round.enter_context(node.round(work))
+        afterwards = _resumed(node)
+    return _read(windows, loop.replies, afterwards)
+
+
+def _window(node: NodeClient, seconds: float, beside_round: bool) -> _Window:
+    before, began = node.status(), time.monotonic()
+    time.sleep(seconds)
+    after, ended = node.status(), time.monotonic()
+    return _Window(beside_round, began, ended, before, after)
+
+
+def _read(windows: Sequence[_Window], replies: Sequence[Reply], afterwards: int) -> Saturation:
+    read = Saturation(
+        proofs_afterwards=afterwards, errors=[reply.error for reply in replies if reply.error]
+    )
+    silences = [longest_silence(replies, window.began, window.ended) for window in windows]
+    # Only chat alone tells what is usual: a node that does not give way must not excuse itself.
+    alone = [s for s, window in zip(silences, windows, strict=True) if not window.beside_round]
+    longest = stall_s(alone)
+    for window, silence in zip(windows, silences, strict=True):
+        if silence > longest:
+            read.stalled_beside_round += window.beside_round
+            read.stalled_plain += not window.beside_round
+        else:
+            _add(read, window, _tokens_per_s(replies, window))
+    return read
+
+
+def _add(read: Saturation, window: _Window, rate: float) -> None:
+    if not window.beside_round:
+        read.plain.append(rate)
+        return
+    read.beside_round.append(rate)
+    read.chat_share.append(window.chat_share)
+    read.proofs_while_saturated += window.proofs
+
+
+def _tokens_per_s(replies: Sequence[Reply], window: _Window) -> float:
+    """From the first to the last answer within the window: what lies across its edges is not its.
+
+    0 of a window with less than two answers.
+    """
+    early = sum(reply.ended < window.began for reply in replies)
+    inside = [reply.ended for reply in replies if window.began <= reply.ended < window.ended]
+    if len(inside) < 2:
+        return 0.0
+    return rate_of_completions(
+        replies,
+        early + 1,
+        max(inside),
+        lambda reply: reply.prompt_tokens + reply.completion_tokens,
+    )
+
+
+def _resumed(node: NodeClient) -> int:
+    """Proofs that the round stores once chat has ended."""
+    before = node.status().processed
+    wait_until(lambda: node.status().processed > before, "proofs after chat", AFTERWARDS_S)
+    return node.status().processed - before
+
+
+def _deferred_s(status: NodeStatus) -> float:
+    return status.engine.deferred_s if status.engine else 0.0

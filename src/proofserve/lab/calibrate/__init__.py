@@ -1,0 +1,1 @@
+"""Which target and which threshold suit a model."""

@@ -1,0 +1,111 @@
+"""How far two honest engines are apart, and which threshold their distances call for."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.lab.calibrate.target import CONFIDENCE, quantile_interval
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.vectors import vectors_of
+from proofserve.protocol.comparison import Claim
+
+# Beyond either end of an interval.
+_TAIL = (1.0 - CONFIDENCE) / 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The vectors of two engines for the same nonces: float32 [n, k_dim], as the wire has them."""
+
+    one: NDArray[np.float32]
+    other: NDArray[np.float32]
+
+    @property
+    def distances(self) -> NDArray[np.float64]:
+        """L2 distances [n]."""
+        apart: NDArray[np.float32] = np.linalg.norm(self.one - self.other, axis=1)
+        return apart.astype(np.float64)
+
+
+def pairs_of(one: Sequence[Claim], other: Sequence[Claim], k_dim: int) -> Pairs:
+    """Pair the vectors of the same nonce, in the order of ``one``.
+
+    Raises LabError unless both have the same nonces, each once, and MalformedVector for a vector
+    that is not k finite numbers: what is broken is no noise.
+    """
+    for claims in (one, other):
+        if len({claim.nonce for claim in claims}) != len(claims):
+            raise LabError("a nonce occurs twice on one side")
+    ours, theirs = vectors_of(one, k_dim), vectors_of(other, k_dim)
+    if alone := ours.keys() ^ theirs.keys():
+        raise LabError(f"{len(alone)} nonces are on one side only, nonce {min(alone)} for instance")
+    if not ours:
+        raise LabError("there is no artifact to compare")
+    return Pairs(np.array(list(ours.values())), np.array([theirs[nonce] for nonce in ours]))
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What ``distances`` (float64 [n]) say about the threshold beyond which a share ``rate`` lies.
+
+    ``quantile`` is the best guess, ``interval`` holds the true one with 95 % confidence.
+    """
+
+    distances: NDArray[np.float64]
+    rate: float
+    quantile: float
+    interval: tuple[float, float]
+
+    @property
+    def dist_threshold(self) -> float:
+        """The safe end of the interval, rounded up: more than ``rate`` is beyond 1 time in 40."""
+        return _rounded_up(self.interval[1], 3)
+
+
+def noise(distances: NDArray[np.float64], rate: float) -> Noise:
+    """The threshold that honest distances exceed at ``rate``, from a sample of them.
+
+    Quantile and interval are values of the sample (``calibrate.interval_ranks``), so that they hold
+    whatever the distribution is; nothing is extrapolated. Raises LabError if they are too few.
+    """
+    require_enough(distances.size, rate)
+    quantile = float(np.quantile(distances, 1.0 - rate, method="inverted_cdf"))
+    return Noise(distances, rate, quantile, quantile_interval(distances, 1.0 - rate))
+
+
+def require_enough(count: int, rate: float) -> None:
+    """Raise LabError, with what would do, unless ``count`` distances can tell the threshold."""
+    needed = distances_needed(rate)
+    if count < needed:
+        raise LabError(
+            f"{count} nonces say too little about a rate of {rate:g}: not even the largest distance"
+            f" is surely beyond it. It takes {needed}, or --rate {_least_rate(count)}"
+        )
+
+
+def distances_needed(rate: float) -> int:
+    """So many that the largest lies beyond the 1 - ``rate`` quantile with a confidence of 97.5 %.
+
+    The chance that none of n does is (1 - rate)^n. Raises ValueError unless 0 < rate < 1.
+    """
+    if not 0.0 < rate < 1.0:
+        raise ValueError(f"rate: {rate} is not between 0 and 1")
+    return math.ceil(math.log(_TAIL) / math.log1p(-rate))
+
+
+def _least_rate(count: int) -> str:
+    """The least rate that ``count`` distances can tell."""
+    return f"{_rounded_up(1.0 - _TAIL ** (1.0 / count), 2):g}"
+
+
+def _rounded_up(value: float, digits: int) -> float:
+    """``value`` with so many significant digits, never less than it was."""
+    if value == 0.0:
+        return 0.0
+    places = digits - 1 - math.floor(math.log10(value))
+    step = Decimal(1).scaleb(-places)
+    return float(Decimal(value).quantize(step, ROUND_CEILING))

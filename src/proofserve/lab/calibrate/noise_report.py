@@ -1,0 +1,93 @@
+"""What was found about the noise between two engines of one model."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from proofserve.lab.calibrate.noise import Noise
+from proofserve.lab.calibrate.simulation import Outcomes, SimulationPlan
+from proofserve.lab.report.figures import Figure, Limit
+from proofserve.lab.report.report import Report
+from proofserve.lab.verify.verification import VerificationRule
+from proofserve.protocol.sequential import SequentialResult
+
+# Of an honest node.
+NO_CONVICTION = Limit(0, at_most=True)
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationTrial:
+    """One rule, the verifications that were simulated by it, and what they found."""
+
+    rule: VerificationRule
+    plan: SimulationPlan
+    outcomes: Outcomes
+
+    @property
+    def name(self) -> str:
+        """The kind of test."""
+        return "sequential" if self.rule.sequential else "fixed"
+
+
+def noise_report(
+    title: str,
+    found: Noise,
+    trials: tuple[VerificationTrial, ...],
+    setup: Mapping[str, Any],
+    where: Mapping[str, str | int],
+) -> Report:
+    """The figures, in units of distance unless their meaning says otherwise."""
+    distances = found.distances
+    low, high = found.interval
+    percent = f"{100.0 * found.rate:g} %"
+    middle, high_up, top = (float(np.quantile(distances, share)) for share in (0.5, 0.9, 0.99))
+    figures = (
+        Figure(
+            "dist_threshold",
+            found.dist_threshold,
+            f"for verify --p-mismatch {found.rate:g}; the safe end of the interval",
+        ),
+        Figure("quantile", found.quantile, f"{percent} lie beyond; 95 %: {low:.5f} to {high:.5f}"),
+        Figure("mean", float(distances.mean()), f"of {distances.size} nonces"),
+        Figure("sd", float(distances.std()), "standard deviation"),
+        Figure("median", middle, "half of them lie below"),
+        Figure("p90", high_up, "nine in ten"),
+        Figure("p99", top, "99 in 100"),
+        Figure("maximum", float(distances.max()), "of these nonces, and of no others"),
+        *(figure for trial in trials for figure in _figures_of(trial)),
+    )
+    windows = {
+        "interval": list(found.interval),
+        "distances": distances.tolist(),
+        "trials": {trial.name: _record(trial) for trial in trials},
+    }
+    return Report(title, figures, {**setup, "rate": found.rate}, windows, where)
+
+
+def _figures_of(trial: VerificationTrial) -> tuple[Figure, ...]:
+    name, outcomes, test = trial.name, trial.outcomes, trial.rule.test
+    return (
+        Figure(
+            f"convicted_{name}",
+            outcomes.count(SequentialResult.FRAUD),
+            f"of {trial.plan.runs} verifications simulated at the quantile, alpha {test.alpha:g}",
+            NO_CONVICTION,
+        ),
+        Figure(
+            f"cleared_{name}",
+            outcomes.count(SequentialResult.HONEST),
+            f"of them, by {outcomes.median_nonces:g} nonces (median)",
+        ),
+    )
+
+
+def _record(trial: VerificationTrial) -> dict[str, Any]:
+    return {
+        **asdict(trial.plan),
+        "test": asdict(trial.rule.test),
+        "rule": trial.rule.words,
+        **{str(finding): trial.outcomes.count(finding) for finding in SequentialResult},
+        "median_nonces": trial.outcomes.median_nonces,
+    }

@@ -1,0 +1,81 @@
+"""Verifications that might have been: of recorded vectors, drawn again and again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from proofserve.lab.calibrate.noise import Pairs
+from proofserve.lab.client.progress import Progress, Silence
+from proofserve.lab.verify.claimed import Claimed
+from proofserve.lab.verify.verification import Vectors, VerificationRule, verify
+from proofserve.protocol.codec import encode
+from proofserve.protocol.comparison import Claim
+from proofserve.protocol.sequential import SequentialResult
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What the verifications found, and how many nonces each of them looked at."""
+
+    findings: tuple[SequentialResult, ...]
+    nonces_used: tuple[int, ...]
+
+    def count(self, finding: SequentialResult) -> int:
+        """How many found this."""
+        return self.findings.count(finding)
+
+    @property
+    def median_nonces(self) -> float:
+        """The median of the nonces that were looked at."""
+        return float(np.median(self.nonces_used))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationPlan:
+    """``runs`` verifications of ``nonces`` each, drawn with replacement by ``seed``."""
+
+    runs: int
+    nonces: int
+    seed: int = 0
+
+
+def simulate(
+    pairs: Pairs, rule: VerificationRule, plan: SimulationPlan, progress: Progress
+) -> Outcomes:
+    """Verify ``pairs.one``, claimed, against ``pairs.other``, recomputed, by ``verify`` itself.
+
+    Each run draws recorded nonces anew, so that given these the runs are independent.
+    """
+    texts = encode(pairs.one)
+    draw = np.random.default_rng(plan.seed)
+    findings, used = [], []
+    for _ in range(plan.runs):
+        rows = draw.integers(0, len(texts), plan.nonces).tolist()
+        outcome = verify(
+            _claimed([texts[row] for row in rows], pairs.one.shape[1]),
+            range(plan.nonces),
+            _Recorded(pairs, rows).vectors,
+            rule,
+            Silence(),
+        )
+        findings.append(outcome.finding)
+        used.append(outcome.nonces_used)
+        progress.advance()
+    return Outcomes(tuple(findings), tuple(used))
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recomputation that looks up what was recorded: of nonce i that of row ``rows[i]``."""
+
+    pairs: Pairs
+    rows: Sequence[int]
+
+    def vectors(self, nonces: Sequence[int]) -> Vectors:
+        return {nonce: self.pairs.other[self.rows[nonce]] for nonce in nonces}
+
+
+def _claimed(texts: Sequence[str], k_dim: int) -> Claimed:
+    claims = tuple(Claim(nonce, text) for nonce, text in enumerate(texts))
+    return Claimed("simulated", "simulated", tuple(range(len(texts))), claims, k_dim)

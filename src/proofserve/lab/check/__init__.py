@@ -1,0 +1,1 @@
+"""Does a running server keep its promises?"""

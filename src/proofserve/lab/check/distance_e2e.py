@@ -1,0 +1,114 @@
+"""Do honest winners survive a restart, and is every kind of false winner caught?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.e2e import Judge
+from proofserve.lab.client.errors import NodeError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import DistanceWork, Judgement, NodeStatus
+from proofserve.lab.client.waiting import wait_until
+from proofserve.rounds.records import Winner
+
+# About 58 of 100 nonces win.
+R_TARGET = 1.416
+WINNERS = 64
+FORGED = WINNERS // 8
+# Below the target, and no closer to the block's point than many an honest winner.
+FORGED_DISTANCE = 1.41
+# Distances are spread by 0.008; the same forward of another process is off by far less than this.
+TOLERANCE = 1e-4
+ROUND_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a round of ``work`` found: its first winners, and nonces that do not win."""
+
+    work: DistanceWork
+    winners: tuple[Winner, ...]
+    losers: tuple[int, ...]
+
+
+def distance_trial(work: DistanceWork, node: NodeClient, tell: Tell) -> Judge:
+    """Generate in a round without layer hooks, then in one with them."""
+    plain = find(node, replace(work, r_target=R_TARGET, layer_hooks=False))
+    tell(_told("a round finds winners", plain))
+    hooked = find(node, replace(work, r_target=R_TARGET, layer_hooks=True))
+    tell(_told("a round with layer hooks finds winners", hooked))
+    return partial(_judge_all, plain, hooked)
+
+
+def find(node: NodeClient, work: DistanceWork) -> Found:
+    """What a new round finds until there is enough for a judgement."""
+    after = node.last_seq()
+    with node.round(work):
+        wait_until(lambda: _has_enough(node.status()), f"{WINNERS} winners", ROUND_S)
+    tried, rows = node.status().processed, node.results(after)
+    winners = [Winner(row.nonce, row.distance) for row in rows if row.distance is not None]
+    # A nonce that failed has a row as well: it is neither.
+    losers = set(range(tried)) - {row.nonce for row in rows}
+    return Found(work, tuple(winners[:WINNERS]), tuple(sorted(losers)))
+
+
+def _has_enough(status: NodeStatus) -> bool:
+    losers = status.processed - status.found
+    return status.found >= WINNERS and losers >= FORGED
+
+
+def _told(name: str, found: Found) -> Check:
+    winners, losers = len(found.winners), len(found.losers)
+    detail = f"{winners} winners below {R_TARGET:g} read back, {losers} nonces that do not win"
+    return Check(name, winners == WINNERS, detail)
+
+
+def _judge_all(plain: Found, hooked: Found, node: NodeClient, where: str, tell: Tell) -> None:
+    work, winners = plain.work, plain.winners
+    with node.judging(work):
+        tell(_accepted(node, plain, f"honest winners are accepted {where}"))
+        tell(_refused(node, replace(work, block_hash=f"not {work.block_hash}"), winners))
+        other_key = replace(work, public_key=f"not {work.public_key}")
+        tell(_fraud(node, other_key, winners, "winners of another key are fraud"))
+        false = forged(plain)
+        tell(_fraud(node, work, false, "winners an eighth of which do not win are fraud"))
+        name = "winners with layer hooks are fraud without them"
+        tell(_fraud(node, work, hooked.winners, name))
+    with node.judging(hooked.work):
+        name = f"honest winners with layer hooks are accepted {where}"
+        tell(_accepted(node, hooked, name))
+
+
+def forged(found: Found) -> tuple[Winner, ...]:
+    """The winners, an eighth of them replaced by nonces that do not win and are said to."""
+    false = [Winner(nonce, FORGED_DISTANCE) for nonce in found.losers[:FORGED]]
+    return (*false, *found.winners[len(false) :])
+
+
+def _accepted(node: NodeClient, found: Found, name: str) -> Check:
+    judgement = node.judge(found.work, found.winners)
+    pairs = zip(judgement.computed, found.winners, strict=True)
+    off = max(abs(computed - winner.distance) for computed, winner in pairs)
+    passed = not judgement.fraud_detected and off <= TOLERANCE
+    return Check(name, passed, f"{_verdict(judgement)}, off by at most {off:.1e}")
+
+
+def _fraud(node: NodeClient, work: DistanceWork, winners: Sequence[Winner], name: str) -> Check:
+    judgement = node.judge(work, winners)
+    return Check(name, judgement.fraud_detected, _verdict(judgement))
+
+
+def _refused(node: NodeClient, work: DistanceWork, winners: Sequence[Winner]) -> Check:
+    name = "winners of another block are refused"
+    try:
+        judgement = node.judge(work, winners)
+    except NodeError as error:
+        return Check(name, ": 409 " in str(error), str(error))
+    return Check(name, False, f"they were judged: {_verdict(judgement)}")
+
+
+def _verdict(judgement: Judgement) -> str:
+    called = "fraud" if judgement.fraud_detected else "honest"
+    counts = f"{judgement.n_invalid} of {len(judgement.computed)} invalid"
+    return f"{called}: {counts}, p = {judgement.probability_honest:.2g}"

@@ -1,0 +1,103 @@
+"""Does the node prove anything at all, and is what it proves worth the name?"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.distance_smoke import distance_smoke
+from proofserve.lab.client.chats import chat
+from proofserve.lab.client.load import ask_all
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import AnyWork, DistanceWork, Work
+from proofserve.lab.client.vectors import claims_of, distances, vectors_of
+from proofserve.lab.client.waiting import wait_until
+from proofserve.protocol.errors import MalformedVector
+
+NONCES = range(12)
+# A float16 of a number below 1 is off by 2^-12 at most.
+NORM_TOLERANCE = 2e-3
+# Unrelated unit vectors are about 1.4 apart; two engines of one model about 0.01.
+UNRELATED = 0.2
+ROUND_S = 60.0
+
+
+def smoke(node: NodeClient, works: Sequence[AnyWork], tell: Tell) -> None:
+    """Tell each check as it is made: of chat, then of the protocol of each order.
+
+    A node that refuses a call is a NodeError.
+    """
+    tell(_chat_answers(node, works[0].model))
+    for work in works:
+        if isinstance(work, DistanceWork):
+            distance_smoke(node, work, tell)
+        else:
+            artifact_smoke(node, work, tell)
+
+
+def artifact_smoke(node: NodeClient, work: Work, tell: Tell) -> None:
+    """The checks of the artifact protocol."""
+    tell(_vectors_are_valid(node, work))
+    tell(_same_again(node, work))
+    tell(_other_values("another key", node, work, replace(work, public_key="another key")))
+    tell(_other_values("another block", node, work, replace(work, block_hash="another block")))
+    _round_counts(node, work, tell)
+
+
+def _chat_answers(node: NodeClient, model: str) -> Check:
+    (reply,) = ask_all(node.url, [chat(model, "Say something.", 8)], 1)
+    detail = reply.error or f"{reply.completion_tokens} tokens in {reply.seconds * 1e3:.0f} ms"
+    return Check("chat answers", reply.error is None, detail)
+
+
+def _vectors_are_valid(node: NodeClient, work: Work) -> Check:
+    name = "vectors are valid"
+    claims = claims_of(node.artifacts(work, NONCES))
+    if [claim.nonce for claim in claims] != list(NONCES):
+        return Check(name, False, f"asked for {list(NONCES)}, got {[c.nonce for c in claims]}")
+    try:
+        vectors = vectors_of(claims, work.k_dim)
+    except MalformedVector as error:
+        return Check(name, False, str(error))
+    off = max(abs(float(np.linalg.norm(vector)) - 1.0) for vector in vectors.values())
+    detail = f"{len(vectors)} of {work.k_dim} finite numbers, length 1 within {off:.1e}"
+    return Check(name, off < NORM_TOLERANCE, detail)
+
+
+def _same_again(node: NodeClient, work: Work) -> Check:
+    """Asked again backwards and in other groups: neither may be seen in the bits."""
+    once = node.artifacts(work, NONCES)
+    again = node.artifacts(replace(work, batch_size=5), tuple(reversed(NONCES)))
+    same = {a.nonce: a.vector_b64 for a in once} == {a.nonce: a.vector_b64 for a in again}
+    detail = "asked again, backwards, in other groups"
+    return Check("the same nonce gives the same bits", same, detail)
+
+
+def _other_values(what: str, node: NodeClient, work: Work, other: Work) -> Check:
+    ours = claims_of(node.artifacts(work, NONCES))
+    theirs = claims_of(node.artifacts(other, NONCES))
+    nearest = min(distances(ours, theirs, work.k_dim))
+    detail = f"nearest pair {nearest:.2f} apart"
+    return Check(f"{what} gives other values", nearest > UNRELATED, detail)
+
+
+def _round_counts(node: NodeClient, work: Work, tell: Tell) -> None:
+    after = node.last_seq()
+    with node.round(work):
+        running = node.status().state
+        wait_until(lambda: node.status().processed > 0, "first result of a round", ROUND_S)
+    status = node.status()
+    rows = [row for row in node.results(after) if row.round_id == status.round_id]
+    nonces = [row.nonce for row in rows if row.value is not None]
+    tell(
+        Check(
+            "a round counts what it stores",
+            0 < status.processed == len(nonces),
+            f"{status.processed} counted, {len(nonces)} stored, {status.rate:.1f} nonces/s",
+        )
+    )
+    complete = nonces == list(range(len(nonces)))
+    tell(Check("a round leaves no nonce out", complete, f"0 to {len(nonces) - 1}"))
+    states = (running, status.state)
+    tell(Check("the states are true", states == ("GENERATING", "STOPPED"), ", then ".join(states)))

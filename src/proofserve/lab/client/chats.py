@@ -1,0 +1,57 @@
+"""Seeded chat requests: all different, all repeatable."""
+
+import random
+
+from proofserve.lab.client.load import Call
+
+WORDS = tuple(
+    """river stone window paper lantern forest copper thread harvest island mirror winter garden
+    bridge candle anchor meadow valley orchard feather engine compass harbour whistle marble
+    quiet bright narrow distant hollow gentle rapid ancient silver crooked patient early
+    carries follows measures opens returns counts gathers crosses answers borrows""".split()  # noqa: SIM905
+)
+
+ANSWER_TOKENS = 16
+
+
+def chat(model: str, prompt: str, max_tokens: int, salt: str | None = None) -> Call:
+    """A greedy chat of exactly ``max_tokens`` tokens.
+
+    ``salt`` keeps vLLM's prefix cache from serving one run with what another has computed, which
+    would change the shape of a prefill, and with it the last bits of the logits.
+    """
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": 0.0,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+    }
+    return Call("/v1/chat/completions", {**body, "cache_salt": salt} if salt else body)
+
+
+def prompt(seed: int) -> str:
+    """Between 8 and 24 words, the same ones for the same ``seed``."""
+    draw = random.Random(seed)  # noqa: S311 - a text to talk about, not a secret
+    return " ".join(draw.choices(WORDS, k=draw.randint(8, 24)))
+
+
+def chats(model: str, seeds: range, max_tokens: int, salt: str) -> list[Call]:
+    """A chat with the prompt of each seed."""
+    return [chat(model, prompt(seed), max_tokens, salt) for seed in seeds]
+
+
+def reading_chat(model: str, number: int, words: int) -> Call:
+    """Chat ``number`` of an endless load: much to read, little to say.
+
+    The engine then works for a long time on what costs the API process next to nothing, so it is
+    the engine that is saturated, on a small machine too. Lengths vary by half around ``words``:
+    clients that begin together would else end together, and waves are not a steady load.
+    """
+    draw = random.Random(number)  # noqa: S311 - see above
+    text = " ".join(draw.choices(WORDS, k=_uneven(draw, words)))
+    return chat(model, f"{number} {text}", _uneven(draw, ANSWER_TOKENS))
+
+
+def _uneven(draw: random.Random, mean: int) -> int:
+    return draw.randint(mean // 2, mean + mean // 2)

@@ -1,0 +1,167 @@
+"""What the lab asks of a node, and what it reads back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proofserve.rounds.records import EngineGauges
+
+
+@dataclass(frozen=True, slots=True)
+class ProofOrder:
+    """What an order for proofs says in either protocol. ``seq_len`` is in tokens per nonce.
+
+    With a ``callback_url`` the node posts there what a round finds.
+    """
+
+    model: str
+    block_hash: str = "lab-block"
+    public_key: str = "lab-key"
+    seq_len: int = 256
+    batch_size: int = 32
+    callback_url: str | None = None
+
+    @property
+    def alone(self) -> dict[str, Any]:
+        """The part of a request that tells a node it is alone on its network, and what to do."""
+        return {
+            "block_hash": self.block_hash,
+            "block_height": 1,
+            "public_key": self.public_key,
+            "node_id": 0,
+            "node_count": 1,
+            "batch_size": self.batch_size,
+        }
+
+    def told(self, name: str) -> dict[str, Any]:
+        """The part of a request that says where callbacks go, under the protocol's name for it."""
+        return {} if self.callback_url is None else {name: self.callback_url}
+
+
+@dataclass(frozen=True, slots=True)
+class Work(ProofOrder):
+    """An order of the artifact protocol. ``k_dim`` is in values per vector.
+
+    With a ``scheme`` a node that runs another one refuses.
+    """
+
+    k_dim: int = 12
+    scheme: str | None = None
+    stronger_rng: bool = False
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the order."""
+        return "artifact"
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The part of a request that must fit the deployment."""
+        return {"model": self.model, "seq_len": self.seq_len, "k_dim": self.k_dim}
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The part of a request that selects the protocol of a measurement."""
+        return {"params": self.params}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The request that starts a round."""
+        # Nodes of other makers know neither; they are sent where they say something.
+        scheme = {"scheme": self.scheme} if self.scheme is not None else {}
+        stronger = {"poc_stronger_rng": True} if self.stronger_rng else {}
+        told = self.told("url")
+        return {**self.alone, **scheme, **stronger, **told, "params": self.params}
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceWork(ProofOrder):
+    """An order of the distance protocol; with a ``r_target`` of 2 every nonce wins."""
+
+    r_target: float = 2.0
+    sign_flips: bool = True
+    layer_hooks: bool = False
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the order."""
+        return "distance"
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The part of a request that selects the protocol of a measurement."""
+        return {"seq_len": self.seq_len}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The request that starts a round."""
+        return {
+            **self.alone,
+            **self.told("callback_url"),
+            "seq_len": self.seq_len,
+            "r_target": self.r_target,
+            "use_sign_flips": self.sign_flips,
+            "use_layer_hooks": self.layer_hooks,
+        }
+
+
+AnyWork = Work | DistanceWork
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A node's answer about claimed distances; ``computed`` in the order of the claims."""
+
+    computed: tuple[float, ...]
+    n_invalid: int
+    probability_honest: float
+    fraud_detected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """``GET /status``: counts of the current or last round, and the engine's own counters.
+
+    Of the ``processed`` nonces ``found`` were stored: all of them in a round of the artifact
+    protocol, the winners in one of the distance protocol. ``rate`` is in nonces per second since
+    the round began.
+    """
+
+    state: str
+    round_id: str | None
+    processed: int
+    found: int
+    failed: int
+    rate: float
+    engine: EngineGauges | None
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> "NodeStatus":
+        """From the answer's JSON; a node without a round has no stats."""
+        stats = body["stats"] or {}
+        gauges = body.get("engine")
+        return cls(
+            state=body["status"],
+            round_id=body.get("round_id"),
+            processed=stats.get("total_processed", 0),
+            found=stats.get("total_found", 0),
+            failed=stats.get("failed", 0),
+            rate=stats.get("nonces_per_second", 0.0),
+            engine=_gauges(gauges) if gauges else None,
+        )
+
+
+def _gauges(body: Mapping[str, Any]) -> EngineGauges:
+    # A newer node may show more than this client knows, an older one less.
+    known = {name: body[name] for name in EngineGauges.__dataclass_fields__ if name in body}
+    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    return EngineGauges(**{**known, **lists})
+
+
+@dataclass(frozen=True, slots=True)
+class BareSpeed:
+    """Forwards called back to back inside the engine: the speed that nothing can exceed."""
+
+    nonces_per_second: float
+    seconds_per_forward: float
+    sequences: int

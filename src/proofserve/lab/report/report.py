@@ -1,0 +1,74 @@
+"""A benchmark's figures for people (a table) and for programs (JSON)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from proofserve.lab.report.figures import Figure, all_pass
+
+VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of one benchmark. ``setup`` says what was run, ``windows`` what was read."""
+
+    title: str
+    figures: tuple[Figure, ...]
+    setup: Mapping[str, Any]
+    windows: Mapping[str, Any]
+    machine: Mapping[str, Any]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every limit holds."""
+        return all_pass(self.figures)
+
+    def table(self) -> Table:
+        """One row per figure."""
+        machine = self.machine
+        where = ", ".join(
+            f"{machine[name]} {label}".strip()
+            for name, label in (("cores", "cores"), ("processor", ""))
+            if name in machine
+        )
+        table = Table(title=self.title, caption=where, title_justify="left")
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        table.add_column("limit", justify="right")
+        table.add_column("")
+        table.add_column("meaning")
+        for figure in self.figures:
+            limit = str(figure.limit) if figure.limit else ""
+            verdict = VERDICTS[figure.passed]
+            table.add_row(figure.name, readable(figure.value), limit, verdict, figure.meaning)
+        return table
+
+    def json(self) -> dict[str, Any]:
+        """Every figure under its own name, then what explains them."""
+        return {
+            **{figure.name: figure.value for figure in self.figures},
+            "passed": self.passed,
+            "limits": {f.name: str(f.limit) for f in self.figures if f.limit},
+            "failed": [f.name for f in self.figures if f.passed is False],
+            "setup": dict(self.setup),
+            "windows": dict(self.windows),
+            "machine": dict(self.machine),
+        }
+
+    def write(self, file: Path) -> None:
+        """Write the JSON form to ``file``."""
+        file.write_text(json.dumps(self.json(), indent=2) + "\n", encoding="utf-8")
+
+
+def readable(value: float | None) -> str:
+    """A number with as many digits as one cares about."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,1 @@
+"""Published artifacts against our own recomputation."""

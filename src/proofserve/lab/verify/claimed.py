@@ -1,0 +1,182 @@
+"""Artifacts that a node answers for, read from wherever they were published."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.protocol.comparison import Claim
+from proofserve.protocol.nonces import MAX_NONCE
+
+SQLITE: Final = b"SQLite format 3\x00"
+_SOURCES = "SELECT block_hash, public_key, count(*) FROM artifacts GROUP BY 1, 2 ORDER BY 1, 2"
+_ARTIFACTS = (
+    "SELECT nonce, vector_b64 FROM artifacts WHERE block_hash = ? AND public_key = ? ORDER BY nonce"
+)
+
+Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
+# One claim that is no text is that claim's fault, and must not save the others from a verdict.
+Text = Annotated[str, BeforeValidator(lambda text: text if isinstance(text, str) else "")]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What one node claims about one block.
+
+    ``nonces`` are those it answers for, each once; a nonce without a claim is missing. ``k_dim``,
+    ``seq_len`` and ``scheme`` (its name) are None where the source does not say.
+    """
+
+    block_hash: str
+    public_key: str
+    nonces: tuple[int, ...]
+    claims: tuple[Claim, ...]
+    k_dim: int | None = None
+    seq_len: int | None = None
+    scheme: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Whose artifacts are wanted, where a source holds those of several; None is any."""
+
+    block_hash: str | None = None
+    public_key: str | None = None
+
+    def fits(self, block_hash: str, public_key: str) -> bool:
+        """Whether these are wanted."""
+        return self.block_hash in {None, block_hash} and self.public_key in {None, public_key}
+
+
+class _Encoding(BaseModel):
+    dtype: Literal["f16"]
+    endian: Literal["le"]
+    k_dim: int = Field(ge=1)
+
+
+class _Params(BaseModel):
+    seq_len: int | None = Field(default=None, ge=1)
+
+
+class _Artifact(BaseModel):
+    nonce: Nonce
+    vector_b64: Text = ""
+
+
+class _Document(BaseModel):
+    """The body of ``/generated`` (protocol B.7); the last three fields may be added to it."""
+
+    block_hash: str
+    public_key: str
+    artifacts: list[_Artifact]
+    encoding: _Encoding
+    nonces: list[Nonce] | None = None
+    params: _Params = _Params()
+    scheme: str | None = None
+
+
+def from_file(path: Path, wanted: Wanted) -> Claimed:
+    """The artifacts in a JSON file, or in the SQLite file of ``proofserve receive``.
+
+    Raises LabError naming what is wrong with the file, and what it holds if nothing is wanted.
+    """
+    try:
+        blob = path.read_bytes()
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error.strerror}") from error
+    return (
+        _from_database(path, wanted) if blob.startswith(SQLITE) else _from_json(path, blob, wanted)
+    )
+
+
+def to_file(path: Path, claimed: Claimed, claims: Sequence[Claim]) -> None:
+    """Write ``claims`` for what ``claimed`` describes completely, as ``from_file`` reads it.
+
+    Raises OSError.
+    """
+    document = {
+        "block_hash": claimed.block_hash,
+        "public_key": claimed.public_key,
+        "nonces": list(claimed.nonces),
+        "artifacts": [{"nonce": one.nonce, "vector_b64": one.vector_b64} for one in claims],
+        "encoding": {"dtype": "f16", "endian": "le", "k_dim": claimed.k_dim},
+        "params": {"seq_len": claimed.seq_len},
+        "scheme": claimed.scheme,
+    }
+    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def from_node(node: NodeClient) -> Claimed:
+    """The artifacts of the node's current or last round. Raises LabError."""
+    status = node.describe()
+    config, round_id = status["config"], status["round_id"]
+    if not config:
+        raise LabError(f"{node.url} has no round")
+    if "k_dim" not in config:
+        raise LabError(f"the round of {node.url} is of the distance protocol; see /validate")
+    rows, after = [], 0
+    while page := node.results(after):
+        rows += [row for row in page if row.round_id == round_id]
+        after = page[-1].seq
+    return Claimed(
+        block_hash=config["block_hash"],
+        public_key=config["public_key"],
+        nonces=tuple(dict.fromkeys(row.nonce for row in rows)),
+        # One that the node failed to compute is claimed by nobody, so it counts as missing.
+        claims=tuple(Claim(row.nonce, row.value) for row in rows if isinstance(row.value, str)),
+        k_dim=config["k_dim"],
+        seq_len=config["seq_len"],
+        scheme=status.get("scheme"),
+    )
+
+
+def _from_json(path: Path, blob: bytes, wanted: Wanted) -> Claimed:
+    try:
+        read = _Document.model_validate(json.loads(blob))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise LabError(f"{path}: {where}: {first['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"{path} is neither JSON nor SQLite: {error}") from error
+    if not wanted.fits(read.block_hash, read.public_key):
+        raise LabError(f"{path} is about block {read.block_hash}, key {read.public_key}")
+    claims = tuple(Claim(one.nonce, one.vector_b64) for one in read.artifacts)
+    nonces = read.nonces if read.nonces is not None else [claim.nonce for claim in claims]
+    return Claimed(
+        block_hash=read.block_hash,
+        public_key=read.public_key,
+        nonces=tuple(dict.fromkeys(nonces)),
+        claims=claims,
+        k_dim=read.encoding.k_dim,
+        seq_len=read.params.seq_len,
+        scheme=read.scheme,
+    )
+
+
+def _from_database(path: Path, wanted: Wanted) -> Claimed:
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            sources = database.execute(_SOURCES).fetchall()
+            block_hash, public_key = _only(path, sources, wanted)
+            rows = database.execute(_ARTIFACTS, (block_hash, public_key)).fetchall()
+    except sqlite3.Error as error:
+        raise LabError(f"{path} is no file of `proofserve receive`: {error}") from error
+    claims = tuple(Claim(nonce, text) for nonce, text in rows)
+    return Claimed(block_hash, public_key, tuple(claim.nonce for claim in claims), claims)
+
+
+def _only(path: Path, sources: Sequence[Any], wanted: Wanted) -> tuple[str, str]:
+    fitting = [(block, key) for block, key, _ in sources if wanted.fits(block, key)]
+    if len(fitting) == 1:
+        return fitting[0]
+    held = "\n".join(f"  {count} of block {block}, key {key}" for block, key, count in sources)
+    problem = "several nodes or blocks fit" if fitting else "nothing fits"
+    raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")

@@ -1,0 +1,105 @@
+"""The file of an outbox as others than its server see it: a server may have it open meanwhile.
+
+Nothing is created, migrated or put aside here; that is for the server alone.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from proofserve.outbox import quarantine
+from proofserve.outbox.database import SCHEMA_VERSION, NotAnOutbox, unavailable, version_of
+from proofserve.rounds.errors import OutboxUnavailable
+
+# Inode, size, time of the last change; whether somebody has it open, or was killed with it open.
+_Look = tuple[int, int, int, bool]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot write, to a file that was read to its end and found sound.
+
+    Each statement sees the file as it is then, unless the caller begins a transaction.
+
+    Raises:
+        NotAnOutbox: the file belongs to something else or to another version.
+        OutboxUnavailable: it is missing, damaged, or cannot be read. Also at the end, if a server
+            came meanwhile to a file that nobody had open: what was read may not fit together.
+    """
+    before = _look(path)
+    *_, in_use = before
+    # A connection like any other would leave two files beside one that nobody has open.
+    mode = "mode=ro" if in_use else "mode=ro&immutable=1"
+    try:
+        with closing(_connection(path, mode)) as connection:
+            _require_readable(path, connection)
+            yield connection
+    except sqlite3.Error as error:
+        _require_alone(path, before)
+        raise _failure(path, error) from error
+    _require_alone(path, before)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """A transaction in a sound file, on disk once the context ends; nothing of it after an error.
+
+    It waits for the server's own, which are short, and the server for it. Raises as ``reading``.
+    """
+    with reading(path):
+        pass
+    try:
+        with closing(_connection(path, "mode=rw")) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                yield connection
+    except sqlite3.Error as error:
+        raise _failure(path, error) from error
+
+
+def _connection(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    # Transactions are begun by hand, as in the server.
+    return sqlite3.connect(uri, uri=True, isolation_level=None)
+
+
+def _look(path: Path) -> _Look:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise OutboxUnavailable(
+            f"there is no outbox {path}: name the file of the server, --outbox FILE or POC_OUTBOX"
+        ) from None
+    except OSError as error:
+        raise OutboxUnavailable(f"cannot read the outbox {path}: {error.strerror}") from error
+    in_use = path.with_name(f"{path.name}-wal").exists()
+    return found.st_ino, found.st_size, found.st_mtime_ns, in_use
+
+
+def _require_alone(path: Path, before: _Look) -> None:
+    """An immutable file is read without locks: whoever writes it meanwhile is not noticed."""
+    *_, in_use = before
+    if not in_use and _look(path) != before:
+        raise OutboxUnavailable(f"a server opened the outbox {path} meanwhile: run this again")
+
+
+def _require_readable(path: Path, connection: sqlite3.Connection) -> None:
+    version = version_of(path, connection)
+    if version == 0:
+        raise NotAnOutbox(f"the outbox {path} is empty: no server has used it yet")
+    if version < SCHEMA_VERSION:
+        raise NotAnOutbox(
+            f"the outbox {path} has version {version}, this command reads {SCHEMA_VERSION}:"
+            " the next start of this proofserve's server brings it there"
+        )
+    quarantine.require_sound(connection)
+
+
+def _failure(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
+    if not quarantine.is_damage(path, error):
+        return unavailable(path, error)
+    return OutboxUnavailable(
+        f"the outbox {path} is damaged ({error}) and was left as it is. The server puts it aside"
+        f" when it starts; `sqlite3 {path} .recover` may still read it"
+    )

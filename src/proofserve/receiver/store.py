@@ -1,0 +1,193 @@
+"""What a callback receiver got, in one SQLite file."""
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from proofserve.receiver.database import BookError, connect
+from proofserve.receiver.distance_messages import GeneratedWinners, ValidatedDistances
+from proofserve.receiver.messages import Generated, Stamp, Validated
+
+_Body = Generated | GeneratedWinners | Validated | ValidatedDistances
+
+_COUNT = """
+    INSERT INTO sources (public_key, block_hash, received, artifacts, winners, validations,
+                         frauds, last_received)
+    VALUES (:public_key, :block_hash, :received, :artifacts, :winners, :validations, :frauds, :now)
+    ON CONFLICT DO UPDATE SET
+        received = received + excluded.received,
+        artifacts = artifacts + excluded.artifacts, winners = winners + excluded.winners,
+        validations = validations + excluded.validations, frauds = frauds + excluded.frauds,
+        last_received = max(last_received, excluded.last_received)
+"""
+_ADD_ARTIFACT = "INSERT INTO artifacts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_ADD_WINNER = "INSERT INTO winners VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_ADD_VALIDATION = """
+    INSERT INTO validations VALUES (
+        NULL, :callback, :request_id, :public_key, :block_hash, :block_height, :node_id,
+        :n_total, :n_mismatch, :mismatch_nonces, :p_value, :fraud_detected)
+"""
+_ADD_DISTANCE_VALIDATION = """
+    INSERT INTO distance_validations VALUES (
+        NULL, :callback, :public_key, :block_hash, :block_height, :nonces, :computed_distances,
+        :received_distances, :valid, :n_invalid, :probability_honest, :fraud_detected)
+"""
+_TOTALS = """
+    SELECT count(*), coalesce(sum(repeats), 0), max(received_at) FROM callbacks
+"""
+_SOURCES = """
+    SELECT public_key, block_hash, artifacts, winners, received - artifacts - winners,
+           validations, frauds, last_received
+    FROM sources ORDER BY last_received DESC, public_key, block_hash
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSource:
+    """One public key in one block.
+
+    ``artifacts`` and ``winners`` are distinct nonces of the two protocols, ``duplicates`` those of
+    either that came again under another key; ``validations`` and ``frauds`` count both protocols.
+    ``last_received`` in seconds since the epoch.
+    """
+
+    public_key: str
+    block_hash: str
+    artifacts: int
+    winners: int
+    duplicates: int
+    validations: int
+    frauds: int
+    last_received: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Everything in the book, the newest source first; ``repeats`` are callbacks sent again."""
+
+    callbacks: int
+    repeats: int
+    last_received: float | None
+    sources: tuple[ClaimSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What one callback adds to its source; ``received`` with the duplicates."""
+
+    received: int = 0
+    artifacts: int = 0
+    winners: int = 0
+    validations: int = 0
+    frauds: int = 0
+
+
+class ReceiverStore:
+    """Stores callbacks and sums them up; any thread may call it. Raises sqlite3.Error."""
+
+    def __init__(
+        self, writer: sqlite3.Connection, reader: sqlite3.Connection, clock: Callable[[], float]
+    ) -> None:
+        # Two connections: a glance at the summary never waits for a large callback.
+        self._writer = writer
+        self._reader = reader
+        self._clock = clock
+        self._writing = threading.Lock()
+        self._reading = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path, clock: Callable[[], float] = time.time) -> Self:
+        """Open or create the file; ``clock`` gives wall-clock seconds. Raises BookError."""
+        writer = connect(path)
+        try:
+            return cls(writer, connect(path), clock)
+        except BookError:
+            writer.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file, after the callback that is being stored."""
+        with self._writing, self._reading:
+            self._reader.close()
+            self._writer.close()
+
+    def add_generated(self, body: Generated | GeneratedWinners, stamp: Stamp) -> bool:
+        """Store artifacts or winners; False when this callback came before and nothing was stored.
+
+        The first value of a nonce stays: one that comes again is only counted.
+        """
+        with self._writing, self._writer:
+            callback = self._enter("generated", stamp)
+            if callback is None:
+                return False
+            if isinstance(body, Generated):
+                values = [(one.nonce, one.vector_b64) for one in body.artifacts]
+                stored = self._insert(_ADD_ARTIFACT, body, values, callback)
+                self._count(body, _Counts(received=len(values), artifacts=stored))
+            else:
+                pairs = list(zip(body.nonces, body.dist, strict=True))
+                stored = self._insert(_ADD_WINNER, body, pairs, callback)
+                self._count(body, _Counts(received=len(pairs), winners=stored))
+            return True
+
+    def add_validated(self, body: Validated | ValidatedDistances, stamp: Stamp) -> bool:
+        """Store a verdict; False when this callback came before and nothing was stored."""
+        with self._writing, self._writer:
+            callback = self._enter("validated", stamp)
+            if callback is None:
+                return False
+            statement = _ADD_VALIDATION if isinstance(body, Validated) else _ADD_DISTANCE_VALIDATION
+            # A list goes into one column.
+            values = {
+                name: json.dumps(value) if isinstance(value, list) else value
+                for name, value in body.model_dump().items()
+            }
+            self._writer.execute(statement, values | {"callback": callback})
+            self._count(body, _Counts(validations=1, frauds=int(body.fraud_detected)))
+            return True
+
+    def summary(self) -> Summary:
+        """The counts at this moment."""
+        with self._reading, self._reader:
+            self._reader.execute("BEGIN")
+            callbacks, repeats, last_received = self._reader.execute(_TOTALS).fetchone()
+            sources = tuple(ClaimSource(*row) for row in self._reader.execute(_SOURCES))
+        return Summary(callbacks, repeats, last_received, sources)
+
+    def _enter(self, endpoint: str, stamp: Stamp) -> int | None:
+        """Begin a callback's transaction; its row number, None for one that came before."""
+        self._writer.execute("BEGIN IMMEDIATE")
+        row = self._writer.execute(
+            "INSERT INTO callbacks (endpoint, idempotency_key, sequence, received_at)"
+            " VALUES (?, ?, ?, ?)"
+            " ON CONFLICT (idempotency_key) DO UPDATE SET repeats = repeats + 1"
+            " RETURNING id, repeats",
+            (endpoint, stamp.key, stamp.sequence, self._clock()),
+        ).fetchone()
+        number, repeats = row
+        return None if repeats else int(number)
+
+    def _insert(
+        self,
+        statement: str,
+        body: Generated | GeneratedWinners,
+        values: Sequence[tuple[int, str | float]],
+        callback: int,
+    ) -> int:
+        """Store (nonce, value) pairs of the body's source; how many of the nonces were new."""
+        rows = [(body.block_hash, body.public_key, *pair, callback) for pair in values]
+        # rowcount is -1 when there was nothing to run.
+        return max(self._writer.executemany(statement, rows).rowcount, 0)
+
+    def _count(self, body: _Body, counts: _Counts) -> None:
+        values = asdict(counts) | {
+            "public_key": body.public_key,
+            "block_hash": body.block_hash,
+            "now": self._clock(),
+        }
+        self._writer.execute(_COUNT, values)

@@ -1,0 +1,117 @@
+"""Deadlines, looked at together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from proofserve.gateway.relay.deadlines import PERIOD_S, Deadlines
+
+pytestmark = pytest.mark.anyio
+
+
+class Checked:
+    """Counts its checks, and does then what it is told."""
+
+    def __init__(self, then: Callable[[float], None] = lambda _now: None) -> None:
+        self.times: list[float] = []
+        self.seen = asyncio.Event()
+        self._then = then
+
+    def check(self, now: float) -> None:
+        self.times.append(now)
+        self.seen.set()
+        self._then(now)
+
+
+@pytest.fixture
+async def watch() -> AsyncIterator[Deadlines]:
+    watch = Deadlines(asyncio.get_running_loop())
+    watch.start()
+    yield watch
+    watch.stop()
+
+
+async def once(checked: Checked) -> None:
+    """Wait for its next check."""
+    checked.seen.clear()
+    async with asyncio.timeout(5):
+        await checked.seen.wait()
+
+
+async def test_everybody_is_checked_with_the_loops_time(watch: Deadlines) -> None:
+    one, two = Checked(), Checked()
+    watch.add(one)
+    watch.add(two)
+    began = asyncio.get_running_loop().time()
+    for _ in range(3):
+        await once(one)
+    await once(two)
+    assert len(two.times) in {3, 4}
+    assert one.times[0] == two.times[0]
+    gaps = [later - earlier for earlier, later in zip(one.times, one.times[1:], strict=False)]
+    assert began <= one.times[0]
+    assert min(gaps) >= PERIOD_S * 0.9
+
+
+async def test_who_has_ended_is_not_checked_again(watch: Deadlines) -> None:
+    def end(_now: float) -> None:
+        watch.discard(ended)
+
+    ended, other = Checked(end), Checked()
+    watch.add(ended)
+    watch.add(other)
+    assert set(watch.all()) == {ended, other}
+    await once(other)
+    await once(other)
+    assert len(ended.times) == 1
+    assert watch.all() == [other]
+    watch.discard(ended)
+
+
+async def test_a_check_may_bring_somebody_new(watch: Deadlines) -> None:
+    new = Checked()
+    watch.add(Checked(lambda _now: watch.add(new)))
+    await once(new)
+
+
+async def test_it_is_idle_while_nobody_is_there(watch: Deadlines) -> None:
+    async with asyncio.timeout(5):
+        await watch.idle.wait()
+    one = Checked()
+    watch.add(one)
+    await once(one)
+    await once(one)
+    assert not watch.idle.is_set()
+    watch.discard(one)
+    async with asyncio.timeout(5):
+        await watch.idle.wait()
+
+
+async def test_a_check_that_raises_is_not_the_last_one(watch: Deadlines) -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, what: complaints.append(what))
+
+    def burst(_now: float) -> None:
+        watch.discard(bad)
+        raise RuntimeError("its own fault")
+
+    bad, good = Checked(burst), Checked()
+    watch.add(bad)
+    await once(bad)
+    watch.add(good)
+    await once(good)
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert [str(each["exception"]) for each in complaints] == ["its own fault"]
+
+
+async def test_it_stops_when_it_is_told_to() -> None:
+    watch = Deadlines(asyncio.get_running_loop())
+    watch.stop()
+    one = Checked(lambda _now: watch.stop())
+    watch.add(one)
+    watch.start()
+    await once(one)
+    await asyncio.sleep(2 * PERIOD_S)
+    assert len(one.times) == 1

@@ -1,0 +1,115 @@
+"""The file as others than its server open it; what the commands show of it is in tests/cli."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from proofserve.outbox.naming import origin_of
+from proofserve.outbox.offline import reading, writing
+from proofserve.outbox.store import SqliteOutbox
+from proofserve.rounds.errors import OutboxUnavailable
+
+from .support import a_spec, artifacts
+
+COUNT = "SELECT count(*) FROM results"
+
+
+@pytest.fixture
+def filled(path: Path) -> Path:
+    async def fill() -> None:
+        async with await SqliteOutbox.open(path) as store:
+            await store.open_round(a_spec())
+            await store.record("r1", 3, artifacts(3, 7, 11), {})
+
+    asyncio.run(fill())
+    return path
+
+
+async def add(path: Path, nonce: int) -> None:
+    async with await SqliteOutbox.open(path) as store:
+        await store.record("r1", nonce, artifacts(nonce), {})
+
+
+def count_while_a_server_comes(path: Path) -> None:
+    with reading(path) as connection:
+        assert connection.execute(COUNT).fetchone() == (3,)
+        asyncio.run(add(path, 15))
+
+
+def test_a_server_that_comes_to_a_file_at_rest_is_told(filled: Path) -> None:
+    with pytest.raises(OutboxUnavailable, match=r"a server opened .* run this again$"):
+        count_while_a_server_comes(filled)
+    with reading(filled) as connection:
+        assert connection.execute(COUNT).fetchone() == (4,)
+
+
+def test_a_file_in_use_is_read_as_it_is_by_now(filled: Path) -> None:
+    async def beside() -> None:
+        async with await SqliteOutbox.open(filled) as store:
+            with reading(filled) as connection:
+                assert connection.execute(COUNT).fetchone() == (3,)
+                await store.record("r1", 4, artifacts(15), {})
+                assert connection.execute(COUNT).fetchone() == (4,)
+
+    asyncio.run(beside())
+
+
+def test_what_a_killed_server_left_in_its_log_is_read(filled: Path, tmp_path: Path) -> None:
+    async def copied(to: Path) -> None:
+        # What is on disk while a server is open is what a kill leaves.
+        async with await SqliteOutbox.open(filled) as store:
+            await store.record("r1", 4, artifacts(15), {})
+            for part in ("", "-wal"):
+                (to.parent / f"{to.name}{part}").write_bytes(
+                    filled.with_name(f"{filled.name}{part}").read_bytes()
+                )
+
+    killed = tmp_path / "killed.sqlite"
+    asyncio.run(copied(killed))
+    with reading(killed) as connection:
+        assert connection.execute(COUNT).fetchone() == (4,)
+
+
+def test_a_reader_cannot_write(filled: Path) -> None:
+    with (
+        pytest.raises(OutboxUnavailable, match="readonly"),
+        reading(filled) as connection,
+    ):
+        connection.execute("DELETE FROM results")
+    with reading(filled) as connection:
+        assert connection.execute(COUNT).fetchone() == (3,)
+
+
+def delete_and_fail(path: Path) -> None:
+    with writing(path) as connection:
+        connection.execute("DELETE FROM results")
+        raise ValueError("no")
+
+
+def test_what_is_not_finished_is_not_written(filled: Path) -> None:
+    with pytest.raises(ValueError, match="no"):
+        delete_and_fail(filled)
+    with writing(filled) as connection:
+        assert connection.execute(COUNT).fetchone() == (3,)
+        connection.execute("DELETE FROM results WHERE nonce = 3")
+    with closing(sqlite3.connect(filled)) as file:
+        assert file.execute(COUNT).fetchone() == (2,)
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://user:s3cret@Hook:9000/t0ken?key=s3cret#x", "http://hook:9000"),
+        ("https://hook:443/", "https://hook"),
+        ("http://[::1]:9", "http://[::1]:9"),
+        ("hook:9000", None),
+        ("hook", None),
+        ("http://", None),
+        ("http://hook:port", None),
+    ],
+)
+def test_an_origin_is_all_that_is_told_of_an_address(url: str, origin: str | None) -> None:
+    assert origin_of(url) == origin

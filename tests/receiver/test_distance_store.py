@@ -1,0 +1,123 @@
+"""The distance protocol in the receiver's file, and files from before it."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from proofserve.receiver import database
+from proofserve.receiver.distance_messages import GeneratedWinners, ValidatedDistances
+from proofserve.receiver.messages import Generated, Stamp, Validated
+from proofserve.receiver.store import ClaimSource, ReceiverStore
+
+from .support import distance, generated, judged, validated, vector, won
+
+
+def test_winners_and_verdicts_are_counted_beside_the_others(book: ReceiverStore) -> None:
+    book.add_generated(GeneratedWinners(**won(3, 7)), Stamp(key="a"))
+    book.add_generated(GeneratedWinners(**won(3, block_hash="other")), Stamp(key="b"))
+    # The nonces of the two protocols have nothing to do with each other.
+    book.add_generated(Generated(**generated(3, 7, 11)), Stamp(key="c"))
+    book.add_validated(Validated(**validated()), Stamp(key="d"))
+    book.add_validated(ValidatedDistances(**judged()), Stamp(key="e"))
+    book.add_validated(ValidatedDistances(**judged(fraud_detected=False)), Stamp())
+    assert book.summary().sources == (
+        ClaimSource("k3y", "b10c", 3, 2, 0, 3, 2, 1e9),
+        ClaimSource("k3y", "other", 0, 1, 0, 0, 0, 1e9),
+    )
+
+
+def test_a_callback_with_a_known_key_is_not_stored_again(book: ReceiverStore) -> None:
+    for _ in range(2):
+        book.add_generated(GeneratedWinners(**won(3)), Stamp(key="a"))
+        book.add_validated(ValidatedDistances(**judged()), Stamp(key="b"))
+    assert not book.add_generated(GeneratedWinners(**won(7)), Stamp(key="a"))
+    summary = book.summary()
+    assert (summary.callbacks, summary.repeats) == (2, 3)
+    assert summary.sources == (ClaimSource("k3y", "b10c", 0, 1, 0, 1, 1, 1e9),)
+
+
+def test_a_nonce_under_another_key_is_a_duplicate_and_the_first_stays(
+    path: Path, book: ReceiverStore
+) -> None:
+    book.add_generated(GeneratedWinners(**won(3, 7)), Stamp(key="a"))
+    book.add_generated(GeneratedWinners(**won(7, 11, dist=[0.5, 0.25])), Stamp(key="b"))
+    book.add_generated(GeneratedWinners(**won(7, public_key="another")), Stamp(key="c"))
+    book.add_generated(GeneratedWinners(**won()), Stamp())
+    assert set(book.summary().sources) == {
+        ClaimSource("k3y", "b10c", 0, 3, 1, 0, 0, 1e9),
+        ClaimSource("another", "b10c", 0, 1, 0, 0, 0, 1e9),
+    }
+    with closing(sqlite3.connect(path)) as file:
+        rows = file.execute("SELECT public_key, nonce, distance, callback FROM winners")
+        assert rows.fetchall() == [
+            ("another", 7, distance(7), 3),
+            ("k3y", 3, distance(3), 1),
+            ("k3y", 7, distance(7), 1),
+            ("k3y", 11, 0.25, 2),
+        ]
+
+
+def test_a_verdict_is_kept_as_it_was_sent(path: Path, book: ReceiverStore) -> None:
+    older = judged()
+    del older["n_invalid"], older["probability_honest"]
+    for body in (judged(), older):
+        book.add_validated(ValidatedDistances(**body), Stamp())
+    with closing(sqlite3.connect(path)) as file:
+        file.row_factory = sqlite3.Row
+        rows = [dict(row) for row in file.execute("SELECT * FROM distance_validations")]
+    lists = ("nonces", "computed_distances", "received_distances", "valid")
+    for row in rows:
+        row.update({name: json.loads(row[name]) for name in lists})
+    assert rows == [
+        {"id": 1, "callback": 1} | judged(),
+        {"id": 2, "callback": 2} | judged(n_invalid=None, probability_honest=None),
+    ]
+
+
+@pytest.fixture
+def old(path: Path) -> Path:
+    """A book of version 1: two artifacts, one of which came twice, and a verdict."""
+    with closing(sqlite3.connect(path)) as file:
+        file.executescript(database._VERSION_1)
+        file.execute("INSERT INTO callbacks VALUES (1, 'generated', 'a', 1, 1e9, 0)")
+        file.execute("INSERT INTO callbacks VALUES (2, 'validated', 'b', 2, 1e9, 0)")
+        file.executemany(
+            "INSERT INTO artifacts VALUES ('b10c', 'k3y', ?, ?, 1)", [(3, vector(3)), (7, "")]
+        )
+        file.execute("INSERT INTO sources VALUES ('k3y', 'b10c', 3, 2, 1, 1, 1e9)")
+        file.execute(
+            "INSERT INTO validations VALUES"
+            " (1, 2, 'job', 'k3y', 'b10c', 77, 3, 4, 1, '[7]', 0.004, 1)"
+        )
+        file.commit()
+    return path
+
+
+def test_a_book_of_version_1_is_taken_over(old: Path) -> None:
+    book = ReceiverStore.open(old, lambda: 2e9)
+    assert book.summary().sources == (ClaimSource("k3y", "b10c", 2, 0, 1, 1, 1, 1e9),)
+    assert not book.add_generated(Generated(**generated(3)), Stamp(key="a"))
+    book.add_generated(Generated(**generated(7, 11)), Stamp(key="c"))
+    book.add_generated(GeneratedWinners(**won(3)), Stamp(key="d"))
+    book.close()
+    book = ReceiverStore.open(old)
+    assert book.summary().sources == (ClaimSource("k3y", "b10c", 3, 1, 2, 1, 1, 2e9),)
+    book.close()
+    with closing(sqlite3.connect(old)) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (2,)
+        assert file.execute("SELECT count(*) FROM validations").fetchone() == (1,)
+
+
+def test_a_migration_that_fails_leaves_version_1(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as file:
+        # The last change of the script stumbles over this.
+        file.execute("ALTER TABLE sources ADD COLUMN winners")
+    with pytest.raises(database.BookError, match="duplicate column name: winners"):
+        ReceiverStore.open(old)
+    with closing(sqlite3.connect(old)) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (1,)
+        tables = [row[0] for row in file.execute("SELECT name FROM sqlite_master")]
+        assert "distance_validations" not in tables

@@ -1,0 +1,100 @@
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from proofserve.receiver.database import BookError
+from proofserve.receiver.messages import Generated, Stamp, Validated
+from proofserve.receiver.store import ClaimSource, ReceiverStore, Summary
+
+from .support import generated, validated
+
+
+def test_callbacks_are_stored_and_counted_for_each_source(book: ReceiverStore) -> None:
+    assert book.summary() == Summary(0, 0, None, ())
+    book.add_generated(Generated(**generated(3, 7)), Stamp(key="a", sequence=1))
+    book.add_generated(Generated(**generated(3, block_hash="other")), Stamp(key="b", sequence=2))
+    book.add_validated(Validated(**validated()), Stamp(key="c", sequence=3))
+    book.add_validated(Validated(**validated(fraud_detected=False)), Stamp())
+    assert book.summary() == Summary(
+        4,
+        0,
+        1e9,
+        (
+            ClaimSource("k3y", "b10c", 2, 0, 0, 2, 1, 1e9),
+            ClaimSource("k3y", "other", 1, 0, 0, 0, 0, 1e9),
+        ),
+    )
+
+
+def test_a_callback_with_a_known_key_is_not_stored_again(book: ReceiverStore) -> None:
+    assert book.add_generated(Generated(**generated(3)), Stamp(key="a"))
+    assert not book.add_generated(Generated(**generated(3)), Stamp(key="a"))
+    assert book.add_validated(Validated(**validated()), Stamp(key="b"))
+    assert not book.add_validated(Validated(**validated()), Stamp(key="b"))
+    summary = book.summary()
+    assert (summary.callbacks, summary.repeats) == (2, 2)
+    assert summary.sources == (ClaimSource("k3y", "b10c", 1, 0, 0, 1, 1, 1e9),)
+
+
+def test_a_nonce_under_another_key_is_a_duplicate(book: ReceiverStore) -> None:
+    book.add_generated(Generated(**generated(3, 7)), Stamp(key="a"))
+    book.add_generated(Generated(**generated(7, 11)), Stamp(key="b"))
+    book.add_generated(Generated(**generated(13, 13)), Stamp())
+    book.add_generated(Generated(**generated()), Stamp())
+    (source,) = book.summary().sources
+    assert (source.artifacts, source.duplicates) == (4, 2)
+
+
+def test_everything_is_there_after_reopening(path: Path) -> None:
+    book = ReceiverStore.open(path)
+    book.add_generated(Generated(**generated(3)), Stamp(key="a", sequence=9))
+    before = book.summary()
+    book.close()
+    book = ReceiverStore.open(path)
+    assert book.summary() == before
+    assert not book.add_generated(Generated(**generated(3)), Stamp(key="a", sequence=9))
+    book.close()
+    with closing(sqlite3.connect(path)) as file:
+        rows = file.execute("SELECT block_hash, public_key, nonce FROM artifacts").fetchall()
+        assert rows == [("b10c", "k3y", 3)]
+        assert file.execute("SELECT sequence, repeats FROM callbacks").fetchall() == [(9, 1)]
+
+
+def test_a_callback_that_fails_half_way_leaves_nothing(path: Path, book: ReceiverStore) -> None:
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("DROP TABLE sources")
+        with pytest.raises(sqlite3.Error, match="sources"):
+            book.add_generated(Generated(**generated(3)), Stamp(key="a"))
+        assert file.execute("SELECT count(*) FROM callbacks").fetchone() == (0,)
+        assert file.execute("SELECT count(*) FROM artifacts").fetchone() == (0,)
+
+
+def test_the_summary_does_not_wait_for_a_callback(path: Path, book: ReceiverStore) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        # A lock held elsewhere keeps the callback waiting, as a large one would.
+        other.execute("BEGIN IMMEDIATE")
+        body = Generated(**generated(3))
+        thread = threading.Thread(target=book.add_generated, args=(body, Stamp()))
+        thread.start()
+        assert book.summary().callbacks == 0
+        assert thread.is_alive()
+        other.execute("ROLLBACK")
+        thread.join()
+    assert book.summary().callbacks == 1
+
+
+def test_files_that_are_not_a_book_are_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(BookError, match="unable to open"):
+        ReceiverStore.open(tmp_path)
+    with pytest.raises(BookError, match="not a database"):
+        ReceiverStore.open(Path(__file__))
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("CREATE TABLE recipes (name)")
+        with pytest.raises(BookError, match="something else"):
+            ReceiverStore.open(path)
+        file.execute("PRAGMA user_version = 3")
+    with pytest.raises(BookError, match="has version 3, this proofserve knows up to 2"):
+        ReceiverStore.open(path)
