@@ -364,8 +364,8 @@ async def test_a_disabled_server_is_503(path: str) -> None:
 async def test_the_examples_of_the_schema_run(server: Server) -> None:
     schema = (await server.client.get("http://node/openapi.json")).json()
     schemas = schema["components"]["schemas"]
-    (round_example,) = schemas["DistanceOrder"]["examples"]
-    (claims_example,) = schemas["DistanceBatch"]["examples"]
+    (round_example,) = schemas["DistanceRoundRequest"]["examples"]
+    (claims_example,) = schemas["DistanceClaimsRequest"]["examples"]
     for path in (INIT, INIT_VALIDATE, START):
         assert (await server.post(path, round_example)).status_code == 200
     assert (await server.post(VALIDATE, claims_example)).status_code == 200

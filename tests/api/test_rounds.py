@@ -154,10 +154,10 @@ async def test_versions(server: Server) -> None:
 
 async def test_the_examples_in_the_api_description_run(server: Server) -> None:
     schemas = server.app.openapi()["components"]["schemas"]
-    for example in schemas["RoundOrder"]["examples"]:
+    for example in schemas["RoundRequest"]["examples"]:
         response = await server.post(START, example)
         assert (response.status_code, response.json()) == (200, STARTED)
         await server.post(STOP)
-    for example in schemas["JobOrder"]["examples"]:
+    for example in schemas["JobRequest"]["examples"]:
         response = await server.post(GENERATE, example)
         assert response.status_code == 200, response.text

@@ -15,7 +15,7 @@ import pytest
 
 from outbox import writer
 from outbox.support import a_spec, artifacts
-from outbox.test_damage import head, middle, tail
+from outbox.test_quarantine import head, middle, tail
 from proofserve.outbox.store import SqliteOutbox
 
 from .outbox_files import COMMANDS, OTHER, counts, files_of, lines, run, told

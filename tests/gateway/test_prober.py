@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.asked import Asked, asked, listing
+from proofserve.gateway.backends import prober as module
 from proofserve.gateway.backends.batching import WriteBatch
 from proofserve.gateway.backends.fleet import Backend
-from proofserve.gateway.backends.fleet import prober as module
 from proofserve.gateway.backends.prober import Prober
 from proofserve.gateway.backends.upstream import Pool
 from proofserve.gateway.records import BackendSpec

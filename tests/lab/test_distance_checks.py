@@ -6,6 +6,7 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from lab.stub_servers import Servers
+from proofserve.lab.check import distance_smoke as distance_smoke_module
 from proofserve.lab.check.checks import Check
 from proofserve.lab.check.distance_e2e import distance_trial, find, forged
 from proofserve.lab.check.distance_smoke import distance_smoke

@@ -14,7 +14,7 @@ def page(report: AuditReport) -> str:
     """The page: pictures inside, nothing loaded from anywhere."""
     # A model's name is a folder's name, and may hold anything.
     environment = Environment(
-        loader=PackageLoader("proofserve.lab", package_path=""),
+        loader=PackageLoader("proofserve.lab.audit", package_path=""),
         autoescape=True,
         undefined=StrictUndefined,
     )
