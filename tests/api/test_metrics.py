@@ -12,7 +12,7 @@ from api.distance_bodies import CLAIMS, ROUND
 from api.support import GENERATE, JOB, ORDER, START, STOP, Server
 from proofserve.api.metrics import NodeCollector, exposed
 from proofserve.rounds.errors import OutboxUnavailable
-from proofserve.rounds.records import FORWARD_BOUNDS_S
+from proofserve.rounds.status import FORWARD_BOUNDS_S
 from rounds.doubles import until
 
 pytestmark = pytest.mark.anyio

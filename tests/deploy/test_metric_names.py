@@ -17,7 +17,7 @@ from api.support import serving
 from proofserve.api.metrics import exposed
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.rounds.records import FORWARD_BOUNDS_S
+from proofserve.rounds.status import FORWARD_BOUNDS_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from proofserve.engines.vllm.core_gate import CHAT_GRACE_S
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.records import Deferred, EngineGauges, ProofBatch
+from proofserve.rounds.records import Deferred, ProofBatch
+from proofserve.rounds.status import EngineGauges
 from support.engines import EmbeddedEngine, workload
 
 pytestmark = pytest.mark.engine

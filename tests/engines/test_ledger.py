@@ -5,7 +5,7 @@ import time
 import pytest
 
 from proofserve.engines.vllm.ledger import Ledger
-from proofserve.rounds.records import FORWARD_BOUNDS_S
+from proofserve.rounds.status import FORWARD_BOUNDS_S
 
 
 def test_a_forward_falls_into_the_bin_of_its_length(monkeypatch: pytest.MonkeyPatch) -> None:

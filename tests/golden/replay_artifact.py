@@ -15,9 +15,8 @@ from proofserve.protocol.artifact import ArtifactScheme, rotation_steps
 from proofserve.protocol.codec import encode, to_float16
 from proofserve.protocol.comparison import Claim, compare
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
-from proofserve.protocol.identity import Challenge
+from proofserve.protocol.identity import Challenge, seed
 from proofserve.protocol.murmur import hash_keys, seed_bits
-from proofserve.protocol.seeds import seed
 from proofserve.protocol.statistics import judge
 from proofserve.protocol.transforms import normalise, pick, pick_by_score, rotate
 

@@ -12,9 +12,9 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.draws import normal, uniform, unit_vectors
 from proofserve.protocol.errors import MalformedVector, ProtocolError
+from proofserve.protocol.identity import seed, words
 from proofserve.protocol.murmur import hash_keys, seed_bits
 from proofserve.protocol.nonces import NonceLane, pad
-from proofserve.protocol.seeds import seed, words
 from proofserve.protocol.statistics import judge
 from proofserve.protocol.transforms import reflect
 

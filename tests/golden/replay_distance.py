@@ -17,9 +17,8 @@ from proofserve.protocol.distance import (
 )
 from proofserve.protocol.draws import unit_vectors
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
-from proofserve.protocol.identity import Challenge
+from proofserve.protocol.identity import Challenge, seed
 from proofserve.protocol.murmur import as_ordered, hash_keys, seed_bits
-from proofserve.protocol.seeds import seed
 from proofserve.protocol.statistics import judge_distances
 from proofserve.protocol.transforms import normalise, rotate, sign_flips
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.draws import normal
+from proofserve.protocol.identity import seed
 from proofserve.protocol.scheme import BlockScheme, Scheme
 from proofserve.protocol.schemes import scheme
-from proofserve.protocol.seeds import seed
 
 from .cases import DEVICE, Case, assert_close, tensor
 from .replay_artifact import finish_by_score

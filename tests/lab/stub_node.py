@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 
 from proofserve.protocol.codec import encode
-from proofserve.rounds.records import EngineGauges
+from proofserve.rounds.status import EngineGauges
 
 P = "/api/v1/pow"
 # On a busy machine the clients of a steady load may all be between two chats for a moment.

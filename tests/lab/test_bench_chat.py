@@ -11,7 +11,7 @@ from proofserve.lab.bench.saturation import Load, Saturation
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import Silence
 from proofserve.lab.client.records import Work
-from proofserve.rounds.records import EngineGauges
+from proofserve.rounds.status import EngineGauges
 
 ANSWERS = Answers(200, 200, 4, 4, (), 0.1, 0.2)
 SATURATION = Saturation([100.0], [98.5], [0.97], proofs_afterwards=32)

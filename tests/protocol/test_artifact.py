@@ -4,8 +4,7 @@ import torch
 from proofserve.protocol.artifact import ArtifactScheme, rotation_steps
 from proofserve.protocol.draws import normal, unit_vectors
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.identity import Challenge
-from proofserve.protocol.seeds import seed
+from proofserve.protocol.identity import Challenge, seed
 
 CPU = torch.device("cpu")
 

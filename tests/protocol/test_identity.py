@@ -1,8 +1,15 @@
+import hashlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from proofserve.protocol.identity import (
     Challenge,
     layer_string,
     projection_string,
+    seed,
     target_string,
+    words,
 )
 
 
@@ -23,3 +30,10 @@ def test_strings_of_a_nonce() -> None:
 
 def test_a_dummy_nonce_keeps_its_sign() -> None:
     assert Challenge("0xab", "key").input_string(-1) == "0xab_key_nonce-1"
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_words_are_the_whole_digest_and_the_seed_is_its_start(string: str) -> None:
+    digest = hashlib.sha256(string.encode()).hexdigest()
+    assert "".join(f"{word:08x}" for word in words(string)) == digest
+    assert f"{seed(string):08x}" == digest[:8]

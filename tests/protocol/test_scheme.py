@@ -5,9 +5,9 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.draws import normal, unit_vectors
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.identity import seed
 from proofserve.protocol.inputs import input_embeddings
 from proofserve.protocol.scheme import Scheme
-from proofserve.protocol.seeds import seed
 from proofserve.protocol.transforms import normalise_reflect, reflect
 
 CPU = torch.device("cpu")

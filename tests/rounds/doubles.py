@@ -15,7 +15,6 @@ from proofserve.rounds.records import (
     Deferred,
     Finding,
     Job,
-    OutboxGauges,
     ProofBatch,
     RoundProgress,
     RoundSpec,
@@ -25,6 +24,7 @@ from proofserve.rounds.records import (
     Winner,
     Workload,
 )
+from proofserve.rounds.status import OutboxGauges
 
 WORK = Workload(scheme("artifact-v1"), "block", "key", 16)
 # What takes seconds in service takes milliseconds here.

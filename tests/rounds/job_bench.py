@@ -3,13 +3,12 @@
 import asyncio
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.admission import NonceLimit
-from proofserve.rounds.calls import Patience
+from proofserve.rounds.calls import ChunkDeadline
 from proofserve.rounds.computation import Computation
+from proofserve.rounds.counters import NodeTotals
 from proofserve.rounds.jobs import JobQueue
-from proofserve.rounds.limits import JobLimits
+from proofserve.rounds.limits import JobLimits, NonceLimit
 from proofserve.rounds.records import JobState
-from proofserve.rounds.totals import NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, until
 
 
@@ -23,7 +22,7 @@ class JobBench:
         self.no_round.set()
         # Chunk timeouts are real seconds here, expiry follows ``now``.
         clock = asyncio.get_running_loop().time
-        patience = Patience(limits.chunk_timeout_s, clock)
+        patience = ChunkDeadline(limits.chunk_timeout_s, clock)
         computation = Computation(self.engine, self.no_round, patience, NodeTotals())
         self.admission = NonceLimit(limits.max_queued_nonces)
         self.queue = JobQueue(computation, self.outbox, self.admission, limits, lambda: self.now)

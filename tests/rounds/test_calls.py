@@ -1,10 +1,18 @@
 import asyncio
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.calls import SHORTEST_DEFERRAL_S, ask
+from proofserve.rounds.calls import (
+    NOT_FINITE,
+    SHORTEST_DEFERRAL_S,
+    artifacts_of,
+    ask,
+    checked,
+    failures_of,
+)
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, ProofBatch
 from rounds.doubles import WORK
@@ -37,3 +45,36 @@ async def test_a_nonce_that_the_engine_leaves_out_is_a_fault() -> None:
     async with engine.session(WORK) as session:
         with pytest.raises(EngineFault, match="other nonces"):
             await ask(session, [1, 2, 3], WORK.scheme.width)
+
+
+def batch(nonces: tuple[int, ...], failed: tuple[int, ...] = (), width: int = 2) -> ProofBatch:
+    return ProofBatch(nonces, np.zeros((len(nonces), width), dtype=np.float32), failed)
+
+
+def test_a_complete_batch_passes() -> None:
+    answer = batch((1, 3), failed=(2,))
+    assert checked(answer, [1, 2, 3], 2) is answer
+    assert [a.nonce for a in artifacts_of(answer)] == [1, 3]
+    assert failures_of(answer) == {2: NOT_FINITE}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(batch((1, 2)), id="a nonce is missing"),
+        pytest.param(batch((1, 3, 2)), id="another order"),
+        pytest.param(batch((1, 2, 3, 4)), id="one too many"),
+        pytest.param(batch((1, 2, 3), failed=(4,)), id="a failure nobody asked for"),
+        pytest.param(batch((1, 2, 3), failed=(3,)), id="both there and failed"),
+        pytest.param(batch((1, 2, 3), width=3), id="another width"),
+        pytest.param(
+            ProofBatch((1, 2, 3), np.full((3, 2), np.nan, dtype=np.float32)), id="not a number"
+        ),
+        pytest.param(
+            ProofBatch((1, 2, 3), np.full((3, 2), 1e5, dtype=np.float32)), id="beyond float16"
+        ),
+    ],
+)
+def test_anything_else_is_a_fault(answer: ProofBatch) -> None:
+    with pytest.raises(EngineFault):
+        checked(answer, [1, 2, 3], 2)

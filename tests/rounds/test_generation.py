@@ -9,12 +9,11 @@ import pytest
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.batches import NOT_FINITE
-from proofserve.rounds.counters import Counters
+from proofserve.rounds.calls import NOT_FINITE
+from proofserve.rounds.counters import Counters, NodeTotals
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.records import RoundProgress, RoundSpec
-from proofserve.rounds.totals import NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, round_spec, until
 
 pytestmark = pytest.mark.anyio

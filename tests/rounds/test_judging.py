@@ -5,12 +5,12 @@ import pytest
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.admission import NonceLimit
-from proofserve.rounds.calls import Patience
+from proofserve.rounds.calls import ChunkDeadline
+from proofserve.rounds.counters import NodeTotals
 from proofserve.rounds.errors import EngineFault, EngineGone, OtherRound, QueueFull
 from proofserve.rounds.judging import Judging, winners_among
+from proofserve.rounds.limits import NonceLimit
 from proofserve.rounds.records import DistanceClaims, DistanceVerdict, Target, Workload
-from proofserve.rounds.totals import NodeTotals
 from rounds.doubles import round_spec
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ class Bench:
         self.now = 0.0
         self.admission = NonceLimit(40)
         self.judging = Judging(
-            self.engine, self.admission, Patience(10.0, self._tick), NodeTotals()
+            self.engine, self.admission, ChunkDeadline(10.0, self._tick), NodeTotals()
         )
 
     def _tick(self) -> float:

@@ -6,8 +6,9 @@ import pytest
 from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.errors import AlreadyGenerating, EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.manager import RoundManager
-from proofserve.rounds.records import EngineGauges, JobState, Proofs
+from proofserve.rounds.records import JobState, Proofs
 from proofserve.rounds.state import State
+from proofserve.rounds.status import EngineGauges
 from rounds.doubles import QUICK, MemoryOutbox, job, round_spec, until
 
 pytestmark = pytest.mark.anyio

@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 
 from proofserve.api.node import Node
 from proofserve.api.snapshot import Snapshot, read
-from proofserve.rounds.records import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges
 from proofserve.rounds.state import State
+from proofserve.rounds.status import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges
 
 PREFIX = "proofserve"
 # Longer than any reading takes: beyond it the loop is stuck, and a scrape gets what is there.

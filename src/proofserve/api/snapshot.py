@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proofserve.api.node import Node
+from proofserve.rounds.counters import Work
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
-from proofserve.rounds.manager import Status
-from proofserve.rounds.records import EngineGauges, OutboxGauges
-from proofserve.rounds.totals import Work
+from proofserve.rounds.status import EngineGauges, OutboxGauges, Status
 
 # What an outbox may take to answer, seconds; the engine's answer has a bound of its own.
 OUTBOX_ANSWER_S = 5.0

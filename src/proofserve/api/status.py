@@ -5,8 +5,8 @@ from typing import Any
 
 from proofserve.api.node import Node
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
-from proofserve.rounds.manager import Status
-from proofserve.rounds.records import RoundSpec, Stats
+from proofserve.rounds.records import RoundSpec
+from proofserve.rounds.status import Stats, Status
 
 # Everything older is in GET /results.
 NEWEST_WINNERS = 100

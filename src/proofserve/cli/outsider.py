@@ -10,7 +10,7 @@ from pathlib import Path
 from proofserve.lab.client.records import Work
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.batches import artifacts_of
+from proofserve.rounds.calls import artifacts_of
 from proofserve.rounds.records import Workload
 
 

@@ -9,7 +9,7 @@ from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.comparison import Claim
-from proofserve.rounds.batches import NOT_FINITE, artifacts_of
+from proofserve.rounds.calls import NOT_FINITE, artifacts_of
 from proofserve.rounds.records import Workload
 
 # The artifacts of nonces, in their order, each of them.

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from proofserve.protocol.draws import normal
-from proofserve.protocol.identity import Challenge
+from proofserve.protocol.identity import Challenge, seed
 from proofserve.protocol.scheme import BlockScheme, Scheme
-from proofserve.protocol.seeds import seed
 from proofserve.rounds.errors import EngineFault, EngineGone
-from proofserve.rounds.records import Deferred, EngineGauges, EngineInfo, ProofBatch, Workload
+from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
+from proofserve.rounds.status import EngineGauges
 
 TOY_ENGINE_INFO = EngineInfo(
     model_names=("toy",), hidden_size=64, max_seq_len=512, versions={"vllm": "none"}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proofserve.rounds.records import OutboxGauges
+from proofserve.rounds.status import OutboxGauges
 
 ENDPOINTS = ("generated", "validated")
 

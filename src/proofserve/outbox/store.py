@@ -14,14 +14,8 @@ from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.schedule import SendPlan, Situation
 from proofserve.rounds.ports import Outbox
-from proofserve.rounds.records import (
-    Finding,
-    OutboxGauges,
-    RoundProgress,
-    RoundSpec,
-    StoredResult,
-    Winner,
-)
+from proofserve.rounds.records import Finding, RoundProgress, RoundSpec, StoredResult, Winner
+from proofserve.rounds.status import OutboxGauges
 
 
 class SqliteOutbox(Outbox):

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from proofserve.protocol.draws import unit_vectors
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.identity import Challenge
+from proofserve.protocol.identity import Challenge, seed
 from proofserve.protocol.scheme import BlockScheme, Scheme
-from proofserve.protocol.seeds import seed
 from proofserve.protocol.transforms import normalise, pick, reflect, rotate
 
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.draws import normal, unit_vectors
-from proofserve.protocol.identity import Challenge, projection_string, target_string
+from proofserve.protocol.identity import Challenge, projection_string, seed, target_string
 from proofserve.protocol.scheme import BlockScheme, Scheme
-from proofserve.protocol.seeds import seed
 from proofserve.protocol.transforms import normalise, normalise_reflect, rotate, sign_flips
 
 OUTPUT_DIM = 8192

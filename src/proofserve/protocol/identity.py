@@ -1,5 +1,7 @@
 """The seed strings of protocol section 0.2: what is unique to a block, a node and a nonce."""
 
+import hashlib
+import struct
 from dataclasses import dataclass
 
 
@@ -47,3 +49,13 @@ class Challenge:
 
     def _of_nonce(self, nonce: int, use: str) -> str:
         return f"{self.block_hash}_{self.public_key}_nonce_{nonce}_{use}"
+
+
+def seed(string: str) -> int:
+    """The ordinary seed of a string: the first word of its digest (protocol 0.1)."""
+    return words(string)[0]
+
+
+def words(string: str) -> tuple[int, ...]:
+    """All eight big-endian uint32 words of the SHA-256 digest of a string (protocol 0.9)."""
+    return struct.unpack(">8I", hashlib.sha256(string.encode()).digest())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.draws import fill_normal, normal
-from proofserve.protocol.seeds import seed, words
+from proofserve.protocol.identity import seed, words
 
 _SEGMENTS = 8
 

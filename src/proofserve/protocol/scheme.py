@@ -8,9 +8,8 @@ from torch import Tensor
 
 from proofserve.protocol.draws import unit_vectors
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.identity import Challenge, layer_string
+from proofserve.protocol.identity import Challenge, layer_string, seed
 from proofserve.protocol.inputs import input_embeddings
-from proofserve.protocol.seeds import seed
 from proofserve.protocol.transforms import LayerOutput, map_layer_output
 
 

@@ -4,10 +4,73 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proofserve.rounds.batches import checked
-from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.ports import ProofSession
-from proofserve.rounds.records import Deferred, ProofBatch
+import numpy as np
+
+from proofserve.protocol.codec import encode, to_float16
+from proofserve.protocol.distance import is_winner
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.errors import ChatBusy, EngineFault
+from proofserve.rounds.ports import ProofEngine, ProofSession
+from proofserve.rounds.records import (
+    Artifact,
+    Deferred,
+    Finding,
+    ProofBatch,
+    Target,
+    Winner,
+    Workload,
+)
+
+NOT_FINITE = "the model's output for this nonce was not finite"
+
+
+def checked(batch: ProofBatch, nonces: Sequence[int], width: int) -> ProofBatch:
+    """``batch``, if it accounts for every one of ``nonces`` with finite rows of ``width``.
+
+    Raises:
+        EngineFault: it does not, so nothing of it may be used.
+    """
+    failed = frozenset(batch.failed)
+    expected = tuple(nonce for nonce in nonces if nonce not in failed)
+    if batch.nonces != expected or not failed <= frozenset(nonces):
+        raise EngineFault("the engine answered for other nonces than it was asked for")
+    if batch.values.shape != (len(expected), width):
+        raise EngineFault(
+            f"the engine answered with shape {batch.values.shape}"
+            f" where {(len(expected), width)} is needed"
+        )
+    # Looked at as the wire carries it: float16 ends long before float32.
+    if not np.isfinite(to_float16(batch.values)).all():
+        raise EngineFault("the engine answered with values that are not finite")
+    return batch
+
+
+def findings_of(batch: ProofBatch, target: Target | None) -> tuple[Finding, ...]:
+    """What a round publishes: every artifact, or the winners by ``target`` (A.2.8)."""
+    if target is None:
+        return artifacts_of(batch)
+    return tuple(
+        Winner(nonce, distance)
+        for nonce, distance in zip(batch.nonces, distances_of(batch), strict=True)
+        if is_winner(distance, target.r_target)
+    )
+
+
+def distances_of(batch: ProofBatch) -> tuple[float, ...]:
+    """The one value of every row of a distance batch, widened to a Python float."""
+    return tuple(batch.values[:, 0].tolist())
+
+
+def artifacts_of(batch: ProofBatch) -> tuple[Artifact, ...]:
+    """The published form of every row."""
+    texts = encode(batch.values)
+    return tuple(Artifact(n, text) for n, text in zip(batch.nonces, texts, strict=True))
+
+
+def failures_of(batch: ProofBatch) -> dict[int, str]:
+    """Why the nonces without a row have none."""
+    return dict.fromkeys(batch.failed, NOT_FINITE)
+
 
 # An engine waits for chat before it says "deferred", so callers ask again at once. One that says
 # so without waiting must not turn them into a busy loop.
@@ -31,13 +94,15 @@ async def ask(session: ProofSession, nonces: Sequence[int], width: int) -> Proof
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ChunkDeadline:
     """How long chat may hold one chunk back before its caller gives up: seconds of ``clock``."""
 
     seconds: float
     clock: Callable[[], float]
 
-    async def insist(self, session: ProofSession, nonces: Sequence[int], width: int) -> ProofBatch:
+    async def retry_until_deadline(
+        self, session: ProofSession, nonces: Sequence[int], width: int
+    ) -> ProofBatch:
         """``ask`` until there is a batch.
 
         Raises:
@@ -59,3 +124,39 @@ class Patience:
 def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
     """``nonces`` in order, ``size`` at a time."""
     return [tuple(nonces[start : start + size]) for start in range(0, len(nonces), size)]
+
+
+# Always the same numbers, so that nothing but the node decides the outcome.
+NONCES = (0,)
+BLOCK, KEY = "proofserve self-check", "nobody"
+# Tokens; a block for each sequence of the forward on most engines, so a full pool has room.
+SEQ_LEN = 16
+
+
+class SelfCheck:
+    """Forwards of a tiny fixed workload, one at a time however many ask. ``clock``: seconds."""
+
+    def __init__(self, engine: ProofEngine, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._turn = asyncio.Lock()
+
+    async def run(self) -> float:
+        """Seconds that the forward took, chat and the round's own calls before it included.
+
+        Raises:
+            ChatBusy: chat left no time for it.
+            EngineFault: it failed, or gave numbers that are not finite.
+            EngineGone: there is no engine any more.
+        """
+        made_by = scheme("artifact-v1")
+        seq_len = min(SEQ_LEN, self._engine.engine_info.max_seq_len)
+        async with self._turn:
+            began = self._clock()
+            async with self._engine.session(Workload(made_by, BLOCK, KEY, seq_len)) as session:
+                answer = await ask(session, NONCES, made_by.width)
+            if isinstance(answer, Deferred):
+                raise ChatBusy(f"chat is busy: no forward could run within {answer.seconds:.1f} s")
+            if answer.failed:
+                raise EngineFault(NOT_FINITE)
+            return self._clock() - began

@@ -2,21 +2,36 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from proofserve.rounds.batches import artifacts_of, failures_of
-from proofserve.rounds.calls import Patience, chunks
+from proofserve.protocol.comparison import Claim, compare
+from proofserve.protocol.errors import IncompleteRecomputation
+from proofserve.protocol.statistics import judge
+from proofserve.rounds.calls import NOT_FINITE, ChunkDeadline, artifacts_of, chunks, failures_of
+from proofserve.rounds.counters import NodeTotals, Work
+from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import ProofEngine
-from proofserve.rounds.records import Job, Outcome, ProofBatch, Proofs, Validation, Verdict
-from proofserve.rounds.totals import NodeTotals, Work
-from proofserve.rounds.validation import validate
+from proofserve.rounds.records import (
+    Job,
+    Outcome,
+    ProofBatch,
+    Proofs,
+    StatTest,
+    Validation,
+    Verdict,
+    Workload,
+)
 
 
 class Computation:
     """Runs jobs on ``engine`` while ``no_round`` is set, and counts them in ``tally``."""
 
     def __init__(
-        self, engine: ProofEngine, no_round: asyncio.Event, patience: Patience, tally: NodeTotals
+        self,
+        engine: ProofEngine,
+        no_round: asyncio.Event,
+        patience: ChunkDeadline,
+        tally: NodeTotals,
     ) -> None:
         self._engine = engine
         self._no_round = no_round
@@ -56,7 +71,7 @@ class Computation:
             async with self._engine.session(job.work) as session:
                 while todo and self._no_round.is_set():
                     width = job.work.scheme.width
-                    batch = await self._patience.insist(session, todo[0], width)
+                    batch = await self._patience.retry_until_deadline(session, todo[0], width)
                     self._tally.computed(work, len(batch.nonces), len(batch.failed))
                     done.append(batch)
                     todo.popleft()
@@ -67,4 +82,40 @@ def _proofs(done: list[ProofBatch]) -> Proofs:
     return Proofs(
         artifacts=tuple(artifact for batch in done for artifact in artifacts_of(batch)),
         failed={n: reason for batch in done for n, reason in failures_of(batch).items()},
+    )
+
+
+def validate(
+    work: Workload,
+    nonces: Sequence[int],
+    claims: Sequence[Claim],
+    recomputed: Sequence[ProofBatch],
+    test: StatTest,
+) -> Verdict:
+    """Judge ``claims`` about ``nonces`` by the batches in ``recomputed``.
+
+    Raises:
+        EngineFault: the recomputation has a gap, so there is nothing to judge by.
+        ProtocolError: the claims or the test cannot be judged (see ``comparison.compare``).
+    """
+    for batch in recomputed:
+        for nonce in batch.failed:
+            raise EngineFault(f"no verdict is possible: nonce {nonce}: {NOT_FINITE}")
+    ours = {
+        nonce: row
+        for batch in recomputed
+        for nonce, row in zip(batch.nonces, batch.values, strict=True)
+    }
+    try:
+        found = compare(nonces, ours, claims, test.dist_threshold, work.scheme.width)
+    except IncompleteRecomputation as error:
+        raise EngineFault(f"no verdict is possible: {error}") from error
+    n_mismatch = len(found.mismatches)
+    verdict = judge(n_mismatch, found.n_total, test.p_mismatch, test.fraud_threshold)
+    return Verdict(
+        n_total=found.n_total,
+        n_mismatch=n_mismatch,
+        mismatch_nonces=tuple(mismatch.nonce for mismatch in found.mismatches),
+        p_value=verdict.p_value,
+        fraud_detected=verdict.fraud_detected,
     )

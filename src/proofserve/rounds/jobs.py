@@ -3,17 +3,16 @@
 import asyncio
 import logging
 import uuid
+from collections import deque
 from collections.abc import Callable
 
-from proofserve.rounds.admission import NonceLimit
 from proofserve.rounds.bodies import callback
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
-from proofserve.rounds.limits import JobLimits
+from proofserve.rounds.limits import JobLimits, NonceLimit
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import Job, JobState, JobView, Outcome
 from proofserve.rounds.tasks import end, reason_of
-from proofserve.rounds.wait_queue import WaitQueue
 
 _logger = logging.getLogger(__name__)
 
@@ -209,3 +208,27 @@ class _QueuedJob:
 
     def view(self) -> JobView:
         return JobView(self.request_id, self._state, self.job, self._outcome, self._error)
+
+
+class WaitQueue:
+    """First come, first served. A place is taken at once, not when some task gets to run."""
+
+    def __init__(self) -> None:
+        self._places: deque[asyncio.Event] = deque()
+
+    def join(self) -> asyncio.Event:
+        """A place at the end; it is set when it has become the first."""
+        place = asyncio.Event()
+        self._places.append(place)
+        self._call_first()
+        return place
+
+    def leave(self, place: asyncio.Event) -> None:
+        """Give a place up, from wherever it is in the line. Once given up, it stays so."""
+        if place in self._places:
+            self._places.remove(place)
+            self._call_first()
+
+    def _call_first(self) -> None:
+        if self._places:
+            self._places[0].set()

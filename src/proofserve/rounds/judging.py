@@ -8,10 +8,10 @@ from proofserve.protocol.comparison import compare_distances
 from proofserve.protocol.distance import is_winner
 from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.statistics import judge_distances
-from proofserve.rounds.admission import NonceLimit
-from proofserve.rounds.batches import NOT_FINITE, distances_of
-from proofserve.rounds.calls import Patience, chunks
+from proofserve.rounds.calls import NOT_FINITE, ChunkDeadline, chunks, distances_of
+from proofserve.rounds.counters import NodeTotals
 from proofserve.rounds.errors import EngineFault, OtherRound
+from proofserve.rounds.limits import NonceLimit
 from proofserve.rounds.ports import ProofEngine
 from proofserve.rounds.records import (
     DistanceClaims,
@@ -20,14 +20,13 @@ from proofserve.rounds.records import (
     RoundSpec,
     Target,
 )
-from proofserve.rounds.totals import NodeTotals
 
 
 class Judging:
     """Recomputes claims beside whatever else the engine does; it serves calls in their order."""
 
     def __init__(
-        self, engine: ProofEngine, admission: NonceLimit, patience: Patience, tally: NodeTotals
+        self, engine: ProofEngine, admission: NonceLimit, patience: ChunkDeadline, tally: NodeTotals
     ) -> None:
         self._engine = engine
         self._admission = admission
@@ -54,7 +53,7 @@ class Judging:
         with self._admission.admitted(len(claims.nonces)):
             async with self._engine.session(work) as session:
                 done = [
-                    await self._patience.insist(session, chunk, work.scheme.width)
+                    await self._patience.retry_until_deadline(session, chunk, work.scheme.width)
                     for chunk in chunks(claims.nonces, spec.batch_size)
                 ]
         return await asyncio.to_thread(_judge, target, claims, done)

@@ -1,6 +1,11 @@
 """The numbers that bound rounds and jobs. Durations in seconds."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from proofserve.rounds.errors import QueueFull
+from proofserve.rounds.status import QueueGauges
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +48,35 @@ class Limits:
     rounds: RoundLimits = field(default_factory=RoundLimits)
     jobs: JobLimits = field(default_factory=JobLimits)
     engine_answer_s: float = 5.0
+
+
+class NonceLimit:
+    """Counts nonces from their admission to their end."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._queued = 0
+
+    @property
+    def gauges(self) -> QueueGauges:
+        """How full it is."""
+        return QueueGauges(self._queued, self._limit)
+
+    def admit(self, nonces: int) -> None:
+        """Let so many in; they must be let out again. Raises QueueFull, with nothing changed."""
+        if self._queued + nonces > self._limit:
+            raise QueueFull(f"Queue full: {self._queued} nonces queued, limit is {self._limit}")
+        self._queued += nonces
+
+    def leave(self, nonces: int) -> None:
+        """Let so many out."""
+        self._queued -= nonces
+
+    @contextmanager
+    def admitted(self, nonces: int) -> Iterator[None]:
+        """Let so many in for the length of a context. Raises QueueFull."""
+        self.admit(nonces)
+        try:
+            yield
+        finally:
+            self.leave(nonces)

@@ -6,49 +6,29 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from proofserve.rounds.admission import NonceLimit
 from proofserve.rounds.bodies import verdict_callback
-from proofserve.rounds.calls import Patience
+from proofserve.rounds.calls import ChunkDeadline, SelfCheck
 from proofserve.rounds.computation import Computation
-from proofserve.rounds.counters import Counters
+from proofserve.rounds.counters import Counters, NodeTotals
 from proofserve.rounds.errors import EngineFault, ShuttingDown
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.judging import Judging, winners_among
-from proofserve.rounds.limits import Limits
+from proofserve.rounds.limits import Limits, NonceLimit
 from proofserve.rounds.ports import Outbox, ProofEngine
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
     DistanceClaims,
     DistanceVerdict,
-    EngineGauges,
     Job,
     JobView,
     Outcome,
-    QueueGauges,
     RoundSpec,
-    Stats,
 )
-from proofserve.rounds.selfcheck import SelfCheck
 from proofserve.rounds.state import Configured, Move, State, step
-from proofserve.rounds.totals import NodeTotals
+from proofserve.rounds.status import EngineGauges, Status
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What a node does. ``spec`` and ``stats`` are of the configured round, running or not.
-
-    ``paused_reason`` says why a running round does not get on, ``error`` what ended a stopped one.
-    """
-
-    state: State
-    spec: RoundSpec | None
-    stats: Stats | None
-    paused_reason: str | None
-    error: str | None
-    queue: QueueGauges
 
 
 @dataclass(slots=True)
@@ -91,7 +71,7 @@ class RoundManager:
         self._no_round.set()
         self._changing = asyncio.Lock()
         self._admission = NonceLimit(limits.jobs.max_queued_nonces)
-        patience = Patience(limits.jobs.chunk_timeout_s, clock)
+        patience = ChunkDeadline(limits.jobs.chunk_timeout_s, clock)
         computation = Computation(engine, self._no_round, patience, self.tally)
         self._jobs = JobQueue(computation, outbox, self._admission, limits.jobs, clock)
         self._judging = Judging(engine, self._admission, patience, self.tally)

@@ -6,11 +6,9 @@ from typing import Any, Protocol
 
 from proofserve.rounds.records import (
     Deferred,
-    EngineGauges,
     EngineInfo,
     Finding,
     Measurement,
-    OutboxGauges,
     ProofBatch,
     RoundProgress,
     RoundSpec,
@@ -18,6 +16,7 @@ from proofserve.rounds.records import (
     Winner,
     Workload,
 )
+from proofserve.rounds.status import EngineGauges, OutboxGauges
 
 
 class ProofSession(Protocol):

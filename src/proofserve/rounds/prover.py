@@ -4,8 +4,7 @@ import asyncio
 from collections import deque
 
 from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.batches import failures_of, findings_of
-from proofserve.rounds.calls import ask
+from proofserve.rounds.calls import ask, failures_of, findings_of
 from proofserve.rounds.counters import Counters
 from proofserve.rounds.errors import EngineFault, LaneUnset
 from proofserve.rounds.limits import RoundLimits

@@ -15,7 +15,8 @@ from proofserve.protocol.nonces import pad
 from proofserve.protocol.scheme import BlockScheme, Scheme
 from proofserve.rounds.calls import chunks
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.records import EngineGauges, EngineInfo, ProofBatch, Workload
+from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
+from proofserve.rounds.status import EngineGauges
 
 # A block keeps what all its nonces share, 8192 rows in the distance protocol.
 _BLOCKS_KEPT = 4

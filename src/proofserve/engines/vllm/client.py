@@ -10,14 +10,8 @@ import numpy as np
 
 from proofserve.engines.vllm import compat, wire
 from proofserve.rounds.errors import EngineFault, EngineGone
-from proofserve.rounds.records import (
-    Deferred,
-    EngineGauges,
-    EngineInfo,
-    Measurement,
-    ProofBatch,
-    Workload,
-)
+from proofserve.rounds.records import Deferred, EngineInfo, Measurement, ProofBatch, Workload
+from proofserve.rounds.status import EngineGauges
 
 PROVE = "proofserve_prove"
 RELEASE = "proofserve_release"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from proofserve.rounds.records import FORWARD_BOUNDS_S
+from proofserve.rounds.status import FORWARD_BOUNDS_S
 
 # How many resume times are kept for reading.
 RECENT = 512

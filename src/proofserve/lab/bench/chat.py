@@ -12,7 +12,7 @@ from proofserve.lab.client.records import Work
 from proofserve.lab.report.figures import Figure, Limit, median, quantile
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
-from proofserve.rounds.records import EngineGauges
+from proofserve.rounds.status import EngineGauges
 
 LONGEST_WAIT_BATCHES = 1.05
 RESUME_MS = 10.0

@@ -17,7 +17,8 @@ from proofserve.lab.client.records import (
     Work,
 )
 from proofserve.protocol.comparison import Claim
-from proofserve.rounds.records import Artifact, EngineGauges, StoredResult, Verdict, Winner
+from proofserve.rounds.records import Artifact, StoredResult, Verdict, Winner
+from proofserve.rounds.status import EngineGauges
 
 PROOFS = "/api/v1/pow"
 # A waiting /generate stands in line behind everything else that the engine has to do.

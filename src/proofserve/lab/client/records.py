@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proofserve.rounds.records import EngineGauges
+from proofserve.rounds.status import EngineGauges
 
 
 @dataclass(frozen=True, slots=True)

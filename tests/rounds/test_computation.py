@@ -4,10 +4,10 @@ import pytest
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.comparison import Claim
-from proofserve.rounds.batches import artifacts_of
+from proofserve.rounds.calls import artifacts_of
+from proofserve.rounds.computation import validate
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, StatTest, Verdict
-from proofserve.rounds.validation import validate
 from rounds.doubles import WORK, computed
 
 pytestmark = pytest.mark.anyio
