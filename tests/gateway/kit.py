@@ -9,15 +9,12 @@ from proofserve.gateway.records import BackendSpec
 
 
 class Clock:
-    """Time that passes when it is told to. Also stands in for the module ``time``."""
+    """Time that passes when a test says so."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
 
     def __call__(self) -> float:
-        return self.now
-
-    def time(self) -> float:
         return self.now
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from gateway.kit import Clock
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.limits import budget
 from proofserve.gateway.limits.clients import NOTHING, Charge, Client, Clients, total
 from proofserve.gateway.limits.request_body import USUAL_ANSWER, RequestFields
 from proofserve.gateway.limits.usage import Usage
@@ -17,10 +16,13 @@ SHORT = RequestFields(max_tokens=10)
 
 
 def client(
-    concurrency: int | None = None, requests: int | None = None, tokens: int | None = None
+    concurrency: int | None = None,
+    requests: int | None = None,
+    tokens: int | None = None,
+    clock: Clock | None = None,
 ) -> Client:
-    spec = ClientSpec("somebody", "key", concurrency, requests, tokens)
-    found = Clients([spec]).find(b"Bearer key")
+    spec = ClientSpec("web", "key", concurrency, requests, tokens)
+    found = Clients([spec], clock or Clock()).find(b"Bearer key")
     assert found is not None
     return found
 
@@ -145,11 +147,9 @@ def test_a_negative_length_earns_nothing() -> None:
     refused(some, RequestFields(max_tokens=0), 1)
 
 
-def test_the_next_minute_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_minute_is_a_new_one() -> None:
     clock = Clock()
-    monkeypatch.setattr(budget, "time", clock)
-    monkeypatch.setattr("limits.storage.memory.time", clock)
-    some = client(tokens=100)
+    some = client(tokens=100, clock=clock)
     late = let_in(some)
     clock.now += 30
     assert refused(some).retry_after == 30

@@ -4,15 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastapi import Request
-from limits import RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import FixedWindowRateLimiter
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from proofserve.api.access import Caller
 from proofserve.api.errors import BodyTooLarge, ClientGone, TooMany
 from proofserve.api.strict import StrictRequest, holds_more_values
+from proofserve.web.fixed_window import FixedWindow
 
 # What waits has hardly ended sooner; it may well take longer. Seconds.
 _WAIT_ENDS_S = 5.0
@@ -31,20 +29,18 @@ class Rates:
 
     def __init__(self, per_minute: int = 6000) -> None:
         self._per_minute = per_minute
-        self._limiter = FixedWindowRateLimiter(MemoryStorage())
+        self._windows: dict[str, FixedWindow] = {}
 
     def count(self, caller: Caller) -> None:
         """Count one request. Raises TooMany for one beyond the caller's limit."""
         most = caller.requests_per_minute or self._per_minute
-        item = RateLimitItemPerMinute(most)
-        if self._limiter.hit(item, caller.name):
-            return
-        window = self._limiter.get_window_stats(item, caller.name)
-        raise TooMany.until(
-            window.reset_time,
-            f"{caller.name} may send {most} requests a minute"
-            " (POC_REQUESTS_PER_MINUTE, or the key's own limit)",
-        )
+        window = self._windows.setdefault(caller.name, FixedWindow(most))
+        if not window.take():
+            raise TooMany(
+                f"{caller.name} may send {most} requests a minute"
+                " (POC_REQUESTS_PER_MINUTE, or the key's own limit)",
+                window.seconds_left,
+            )
 
 
 class Waits:

@@ -1,9 +1,8 @@
 """How a request can disagree with this server, one name each."""
 
 import math
-import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 
 class ApiError(Exception):
@@ -36,11 +35,6 @@ class TooMany(ApiError):
     def __init__(self, detail: str, retry_after_s: float) -> None:
         super().__init__(detail)
         self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
-
-    @classmethod
-    def until(cls, at: float, detail: str) -> Self:
-        """What to answer until ``at``, in seconds of the wall clock."""
-        return cls(detail, at - time.time())
 
 
 class NotEnabled(ApiError):

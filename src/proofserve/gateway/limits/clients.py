@@ -1,7 +1,8 @@
-"""Who asks, and how much of the gateway each may use."""
+"""The clients of the gateway by their keys, and what each may use."""
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -12,12 +13,13 @@ from proofserve.gateway.failures import (
     TOO_MANY_AT_ONCE,
     Failure,
 )
-from proofserve.gateway.limits.budget import Budget, Meter
 from proofserve.gateway.limits.request_body import RequestFields
 from proofserve.gateway.limits.usage import Usage
 from proofserve.gateway.records import ClientSpec
+from proofserve.web.fixed_window import FixedWindow
 
 ANONYMOUS = ClientSpec("anonymous", "")
+Clock = Callable[[], float]
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
@@ -33,37 +35,37 @@ NOTHING = Charge(0, 0.0)
 class Client:
     """One key's share. Every ``admit`` that did not refuse is followed by one ``settle``."""
 
-    def __init__(self, spec: ClientSpec, meter: Meter) -> None:
+    def __init__(self, spec: ClientSpec, clock: Clock) -> None:
         self.name = spec.name
         self.in_flight = 0
         self._concurrency = spec.concurrency
-        self._requests = _budget(meter, f"{spec.name} requests", spec.requests_per_minute)
-        self._tokens = _budget(meter, f"{spec.name} tokens", spec.tokens_per_minute)
+        self._requests = _window(spec.requests_per_minute, clock)
+        self._tokens = _window(spec.tokens_per_minute, clock)
 
     def admit(self, order: RequestFields, size: int) -> Charge | Failure:
-        """Let a request of ``size`` bytes in, or say which limit it would exceed."""
+        """The charge of a request of ``size`` bytes, or the failure that names the limit."""
         if self._concurrency is not None and self.in_flight >= self._concurrency:
             return TOO_MANY_AT_ONCE
         charge = NOTHING
         if self._tokens is not None:
-            # More than will be used, most likely: the rest comes back when that is known.
+            # The most that the request may use. What it does not use comes back at its end.
             tokens = order.most_tokens(size)
-            if tokens > self._tokens.per_minute:
+            if tokens > self._tokens.limit:
                 return BEYOND_BUDGET.saying(
                     f"This request may cost {tokens} tokens, and this key has "
-                    f"{self._tokens.per_minute} per minute in all. Ask for fewer with max_tokens."
+                    f"{self._tokens.limit} per minute in all. Ask for fewer with max_tokens."
                 )
             if not self._tokens.take(tokens):
-                return TOKEN_RATE.after(self._tokens.seconds_left())
-            charge = Charge(tokens, self._tokens.window_end)
-        if self._requests is not None and not self._requests.take(1):
+                return TOKEN_RATE.after(self._tokens.seconds_left)
+            charge = Charge(tokens, self._tokens.end)
+        if self._requests is not None and not self._requests.take():
             self._return(charge, 0)
-            return REQUEST_RATE.after(self._requests.seconds_left())
+            return REQUEST_RATE.after(self._requests.seconds_left)
         self.in_flight += 1
         return charge
 
     def settle(self, charge: Charge, used: int | None) -> None:
-        """A request has ended; ``used`` tokens, None if nobody knows and the charge stands."""
+        """A request has ended. ``used`` is in tokens; None if unknown: then the charge stands."""
         self.in_flight -= 1
         if used is not None:
             self._return(charge, used)
@@ -78,23 +80,22 @@ class Client:
 
 
 class Clients:
-    """The holders of keys; without any, everybody is one anonymous client without limits."""
+    """All clients. Without keys every request is of one anonymous client without limits."""
 
-    def __init__(self, specs: Sequence[ClientSpec]) -> None:
-        meter = Meter()
+    def __init__(self, specs: Sequence[ClientSpec], clock: Clock = time.monotonic) -> None:
         self.open = not specs
-        self._anonymous = Client(ANONYMOUS, meter)
-        # By digest: how long a look-up takes tells nothing about a key, and no key lies in memory.
-        self._by_digest = {_digest(f"Bearer {s.key}".encode()): Client(s, meter) for s in specs}
+        self._anonymous = Client(ANONYMOUS, clock)
+        # By digest: the time of a look-up tells nothing about a key, and no key lies in memory.
+        self._by_digest = {_digest(f"Bearer {s.key}".encode()): Client(s, clock) for s in specs}
 
     def find(self, authorization: bytes) -> Client | None:
-        """The client of an Authorization header; None if nobody has that key."""
+        """The client of an Authorization header; None if no client has that key."""
         if self.open:
             return self._anonymous
         return self._by_digest.get(_digest(authorization))
 
     def all(self) -> list[Client]:
-        """Everybody, for metrics."""
+        """Every client, for the metrics."""
         return list(self._by_digest.values()) or [self._anonymous]
 
 
@@ -103,8 +104,8 @@ def total(usage: Usage) -> int:
     return usage.prompt + usage.completion
 
 
-def _budget(meter: Meter, name: str, per_minute: int | None) -> Budget | None:
-    return None if per_minute is None else Budget(meter, name, per_minute)
+def _window(per_minute: int | None, clock: Clock) -> FixedWindow | None:
+    return None if per_minute is None else FixedWindow(per_minute, clock)
 
 
 def _digest(authorization: bytes) -> bytes:

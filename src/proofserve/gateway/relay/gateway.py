@@ -25,7 +25,7 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         self.writes = WriteBatch(self.loop)
         self.admission = PermitQueue(plan.max_concurrent, plan.queue_limit)
-        self.clients = Clients(plan.clients)
+        self.clients = Clients(plan.clients, self.loop.time)
         self.fleet = Fleet([self._backend(spec) for spec in plan.backends], plan.affinity)
         self.orders = RequestBodyReader()
         self.ids = RequestIds()

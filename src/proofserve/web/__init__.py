@@ -1,0 +1,1 @@
+"""What every HTTP server of this package shares."""

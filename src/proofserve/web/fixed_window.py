@@ -1,0 +1,48 @@
+"""A count per minute, in fixed windows (ADR 17)."""
+
+import time
+from collections.abc import Callable
+
+SECONDS = 60.0
+
+
+class FixedWindow:
+    """At most ``limit`` units in each window of a minute, which begins with its first use."""
+
+    __slots__ = ("_clock", "_used", "end", "limit")
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self.end = 0.0
+        """When the latest window ends, in seconds of ``clock``."""
+        self._clock = clock
+        self._used = 0
+
+    def take(self, amount: int = 1) -> bool:
+        """Use ``amount`` if the window has that much left."""
+        now = self._clock()
+        used = 0 if now >= self.end else self._used
+        if used + amount > self.limit:
+            return False
+        self._use(amount, now)
+        return True
+
+    def charge(self, amount: int) -> None:
+        """Use ``amount``, even beyond the limit."""
+        self._use(amount, self._clock())
+
+    def give_back(self, amount: int, end: float) -> None:
+        """Return what was taken in the window that ends at ``end`` and was not used."""
+        if end == self.end and self._clock() < end:
+            self._used -= amount
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the current window ends; 0 if none is open."""
+        return max(0.0, self.end - self._clock())
+
+    def _use(self, amount: int, now: float) -> None:
+        if now >= self.end:
+            self.end = now + SECONDS
+            self._used = 0
+        self._used += amount
