@@ -10,9 +10,9 @@ from typing import Self
 
 import psutil
 
-from proofserve import settings
 from proofserve.cli.checkpoints import SmallModel, checkpoint
 from proofserve.cli.servers import ServerOptions, small_server
+from proofserve.settings.process import environment, python
 from proofserve.wiring.launch import (
     Server,
     ServerCommand,
@@ -103,8 +103,8 @@ class Receiver(Killable):
 
     def command(self) -> ServerCommand:
         """Without the live summary."""
-        argv = (settings.python(), "-m", "proofserve", "receive", "--quiet")
-        return ServerCommand((*argv, "--database", str(self.database)), settings.environment({}))
+        argv = (python(), "-m", "proofserve", "receive", "--quiet")
+        return ServerCommand((*argv, "--database", str(self.database)), environment({}))
 
 
 class Node(Killable):
@@ -146,6 +146,6 @@ class Gateway(Killable):
 
     def command(self) -> ServerCommand:
         """With nothing set but the backend."""
-        argv = (settings.python(), "-m", "proofserve", "gateway")
-        env = settings.environment({"VLLM_BACKEND_URL": self._backend_url})
+        argv = (python(), "-m", "proofserve", "gateway")
+        env = environment({"VLLM_BACKEND_URL": self._backend_url})
         return ServerCommand(argv, env)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from proofserve.settings import PREFIX, ClientKey, GatewaySettings, client_keys
+from proofserve.settings.gateway import PREFIX, ClientKey, GatewaySettings, client_keys
 
 # Requirement 004.
 REQUIRED = {

@@ -45,4 +45,4 @@ def test_only_settings_reads_the_environment() -> None:
         for path in SOURCES
         if re.search(r"os\.(environ|getenv)", path.read_text())
     ]
-    assert readers == ["settings.py"]
+    assert readers == ["settings/process.py"]

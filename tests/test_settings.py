@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from proofserve import settings
-from proofserve.settings import EngineSettings, NodeSettings
+from proofserve.settings.node import EngineSettings, NodeSettings
+from proofserve.settings.process import plugin_list
 
 # Protocol B.8.
 DEFAULTS = {
@@ -66,7 +66,7 @@ def test_share_leaves_chat_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plugins_of_others_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    assert settings.plugin_list().split(",")[-1] == "proofserve"
-    assert "lora_filesystem_resolver" in settings.plugin_list()
+    assert plugin_list().split(",")[-1] == "proofserve"
+    assert "lora_filesystem_resolver" in plugin_list()
     monkeypatch.setenv("VLLM_PLUGINS", "theirs")
-    assert settings.plugin_list() == "theirs,proofserve"
+    assert plugin_list() == "theirs,proofserve"

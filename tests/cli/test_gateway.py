@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from proofserve.cli import gateway
 from proofserve.cli.main import app
-from proofserve.settings import PREFIX, GatewaySettings
+from proofserve.settings.gateway import PREFIX, GatewaySettings
 
 FIELDS = GatewaySettings.model_fields
 

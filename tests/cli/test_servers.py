@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from proofserve import settings
 from proofserve.cli import servers
 from proofserve.cli.interrupts import Interrupts
 from proofserve.cli.progress import ProgressLine
 from proofserve.cli.servers import ServerOptions, serving, small_server
 from proofserve.cli.session import CommandSession
+from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.wiring.launch import ServerCommand, ServerFailed
 
 DEPLOYMENT = ServerOptions(Path("/models/tiny"), "tiny", forward_batch=8, measure=True)
@@ -53,9 +53,9 @@ def test_the_users_own_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_keys_of_the_users_node_are_no_keys_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in settings.ACCESS_VARIABLES:
+    for name in ACCESS_VARIABLES:
         monkeypatch.setenv(name, "something")
-    assert not settings.ACCESS_VARIABLES & small_server(DEPLOYMENT, tmp_path).env.keys()
+    assert not ACCESS_VARIABLES & small_server(DEPLOYMENT, tmp_path).env.keys()
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from proofserve.plugin.endpoint import ROUND_END_S
-from proofserve.settings import GatewaySettings, NodeSettings
+from proofserve.settings.gateway import GatewaySettings
+from proofserve.settings.node import NodeSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve import settings
+from proofserve.settings.process import environment, python
 from support.gateway import END_S, Users, embedded, gateway_process, until
 from support.gateway_requests import chat
 
@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 def ending(**variables: str) -> "subprocess.CompletedProcess[str]":
     """A gateway that should not start."""
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **variables}
-    command = [settings.python(), "-m", "proofserve", "gateway"]
+    command = [python(), "-m", "proofserve", "gateway"]
     return subprocess.run(
         command,
-        env=settings.environment(env),
+        env=environment(env),
         capture_output=True,
         text=True,
         timeout=END_S,
@@ -47,7 +47,7 @@ def test_a_taken_port_is_a_failure_of_the_gateway() -> None:
 
 
 def test_a_gateway_without_its_backends_starts_and_ends_well(tmp_path: Path) -> None:
-    env = settings.environment({})
+    env = environment({})
     with gateway_process(tmp_path, env, backend_url="http://127.0.0.1:9") as server:
         server.process.terminate()
         assert server.process.wait(END_S) == 0

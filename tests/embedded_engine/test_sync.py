@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from proofserve import settings
+from proofserve.settings.process import environment
 
 pytestmark = pytest.mark.engine
 
@@ -19,13 +19,11 @@ TESTS = Path(__file__).parent.parent
 def test_a_synchronous_engine_defers_while_requests_are_unfinished(
     tiny: Path, vectors: NDArray[np.float32], cpu_environment: pytest.MonkeyPatch
 ) -> None:
-    environment = settings.environment(
-        {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(TESTS)}
-    )
+    env = environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(TESTS)})
     script = str(TESTS / "engine" / "sync_engine.py")
     ran = subprocess.run(
         [sys.executable, script, str(tiny)],
-        env=environment,
+        env=env,
         capture_output=True,
         text=True,
         timeout=300,

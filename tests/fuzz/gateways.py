@@ -9,7 +9,7 @@ from anyio.from_thread import start_blocking_portal
 
 from fuzz.targets import Json, Target
 from gateway.scripted import END, MODEL, OK, SSE_HEAD, Backend, Call, backends, event
-from proofserve import settings
+from proofserve.settings.process import environment
 from support.gateway import gateway_process
 from support.gateway_requests import CHAT
 
@@ -35,7 +35,7 @@ def real_gateway(folder: Path) -> Iterator[tuple[Target, list[Backend]]]:
         portal.wrap_async_context_manager(backends(obliging, obliging)) as made,
     ):
         urls = ",".join(backend.url for backend in made)
-        with gateway_process(folder, settings.environment({}), backend_url=urls) as server:
+        with gateway_process(folder, environment({}), backend_url=urls) as server:
             known = {"model": MODEL, "backend": made[1].url}
 
             def aim(body: Json) -> Json:

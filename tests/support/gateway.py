@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from proofserve import settings
 from proofserve.cli.servers import ServerOptions, small_server
+from proofserve.settings.process import environment, python
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server
 from support.gateway_requests import CHAT, chat
 from support.node import NAME
@@ -95,7 +95,7 @@ def metric_in(text: str, name: str) -> float:
 def gateway_process(folder: Path, env: Mapping[str, str], **variables: object) -> Iterator[Server]:
     """``proofserve gateway`` with these VLLM_ variables."""
     ours = {f"VLLM_{name.upper()}": str(value) for name, value in variables.items()}
-    argv = (settings.python(), "-m", "proofserve", "gateway")
+    argv = (python(), "-m", "proofserve", "gateway")
     log = folder / f"gateway-{free_port()}.log"
     command = ServerCommand(argv, {**env, "VLLM_PROBE_INTERVAL_SECONDS": "0.5", **ours})
     with running_server(command, free_port(), log) as server:
@@ -109,7 +109,7 @@ def two_processes(model: Path, folder: Path) -> Iterator[ServedGateway]:
         log = folder / "vllm.log"
         with (
             running_server(command, free_port(), log) as vllm,
-            gateway_process(folder, settings.environment({}), backend_url=vllm.url) as server,
+            gateway_process(folder, environment({}), backend_url=vllm.url) as server,
         ):
             yield ServedGateway(server, vllm.url, embedded=False)
 
@@ -143,7 +143,7 @@ def in_front_of(
     served: ServedGateway, folder: Path, **variables: object
 ) -> Iterator[ServedGateway]:
     """One more gateway to the same engine, with settings of its own."""
-    env = settings.environment({})
+    env = environment({})
     with gateway_process(folder, env, backend_url=served.vllm_url, **variables) as server:
         yield ServedGateway(server, served.vllm_url, embedded=False)
 

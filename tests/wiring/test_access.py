@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from proofserve.api.access import Access
-from proofserve.settings import NodeSettings, node_settings
+from proofserve.settings.node import NodeSettings, node_settings
 from proofserve.wiring.access import (
     OpenToStrangers,
     access_of,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
-from proofserve.settings import PREFIX, GatewaySettings
+from proofserve.settings.gateway import PREFIX, GatewaySettings
 from proofserve.wiring import gateway
 from proofserve.wiring.gateway import application, backends_of, plan_of, run_gateway
 

@@ -14,7 +14,7 @@ from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import RoundSpec, Target, Workload
 from proofserve.rounds.state import State
-from proofserve.settings import NodeSettings
+from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
 from rounds.doubles import round_spec, until
 

@@ -11,7 +11,7 @@ from outbox.support import FastClock, Target, running_target
 from proofserve.engines.fake import FakeEngine
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import ShuttingDown
-from proofserve.settings import NodeSettings
+from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
 from rounds.doubles import job, round_spec, until
 

@@ -7,7 +7,7 @@ import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from proofserve.settings import PREFIX, GatewaySettings
+from proofserve.settings.gateway import PREFIX, GatewaySettings
 from proofserve.wiring.gateway import run_gateway
 
 

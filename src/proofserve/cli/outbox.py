@@ -19,7 +19,7 @@ from proofserve.outbox.retry import Choice
 from proofserve.outbox.retry import retry as make_due
 from proofserve.outbox.statistics import survey
 from proofserve.rounds.errors import RoundsError
-from proofserve.settings import NodeSettings
+from proofserve.settings.node import NodeSettings
 
 # As in every command that asks: it could not be found out, or not be done.
 FAILED = 2

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from proofserve.outbox.lock import claim
 from proofserve.rounds.errors import OutboxUnavailable
-from proofserve.settings import node_settings
+from proofserve.settings.node import node_settings
 from proofserve.wiring.access import allowlist_of, require_known_callers_of
 from proofserve.wiring.launch import exec_server, server_command
 

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from proofserve import settings
 from proofserve.cli.session import CommandSession
 from proofserve.lab.client.node_client import NodeClient
+from proofserve.settings.node import ACCESS_VARIABLES
+from proofserve.settings.process import has_variable
 from proofserve.wiring.launch import (
     ServerCommand,
     ServerFailed,
@@ -60,9 +61,9 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
     }
     command = server_command(str(deployment.checkpoint), options, poc)
     wanted = {**SMALL_MACHINE, **_a_core_each(deployment.ranks)}
-    ours = {name: text for name, text in wanted.items() if not settings.has_variable(name)}
+    ours = {name: text for name, text in wanted.items() if not has_variable(name)}
     # It listens to this machine alone, and its only client is us.
-    theirs = {n: text for n, text in command.env.items() if n not in settings.ACCESS_VARIABLES}
+    theirs = {n: text for n, text in command.env.items() if n not in ACCESS_VARIABLES}
     # vLLM leaves its sockets behind when it is stopped; in our folder they go with it.
     return replace(command, env={**theirs, **ours, "TMPDIR": str(folder)})
 

@@ -17,7 +17,8 @@ from proofserve.engines.vllm import vetting
 from proofserve.plugin.logs import log_as
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.records import EngineInfo
-from proofserve.settings import NodeSettings, has_variable
+from proofserve.settings.node import NodeSettings
+from proofserve.settings.process import has_variable
 from proofserve.wiring.access import access_of, require_known_callers, words
 from proofserve.wiring.node import running_node, versions
 

@@ -23,7 +23,7 @@ def _gate(engine: Any) -> Any:
     """The gate of ``engine``, built by its first proof call."""
     if not hasattr(engine, "proofserve_gate"):
         from proofserve.engines.vllm.core_gate import ProofGate
-        from proofserve.settings import EngineSettings
+        from proofserve.settings.node import EngineSettings
 
         settings = EngineSettings()
         engine.proofserve_gate = ProofGate(

@@ -6,10 +6,9 @@ Light to import: `serve` asks before it makes way for the server.
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from proofserve import settings
 from proofserve.api.access import Access, ApiKey, Caller, Role, is_loopback
 from proofserve.outbox.allowlist import Allowlist
-from proofserve.settings import BearerKeys, NodeKey, NodeSettings
+from proofserve.settings.node import BearerKeys, NodeKey, NodeSettings, node_keys
 
 # What vLLM takes for no --host at all.
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - we refuse it
@@ -30,7 +29,7 @@ def access_of(chosen: NodeSettings) -> Access:
         *_unnamed(chosen.viewer_key, Role.VIEWER),
     ]
     if chosen.api_keys_file is not None:
-        keys += [_named(each) for each in settings.node_keys(chosen.api_keys_file)]
+        keys += [_named(each) for each in node_keys(chosen.api_keys_file)]
     return Access(keys, chosen.allow_anonymous)
 
 

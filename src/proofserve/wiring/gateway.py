@@ -15,12 +15,12 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
-from proofserve import settings
 from proofserve.gateway.http.app import build
 from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.settings import GatewaySettings
+from proofserve.settings.gateway import GatewaySettings, client_keys
+from proofserve.settings.process import export, has_variable, plugin_list
 
 SCHEMES = {"http", "https"}
 # Between two requests of a client, seconds; what a proxy in front is used to.
@@ -50,7 +50,7 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         total=chosen.request_timeout_seconds,
     )
     file = chosen.client_keys_file
-    keys = () if file is None else settings.client_keys(file)
+    keys = () if file is None else client_keys(file)
     return GatewayPlan(
         backends=() if chosen.use_embedded_engine else backends_of(chosen.backend_url),
         clients=tuple(ClientSpec(**key.model_dump()) for key in keys),
@@ -128,11 +128,11 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
     from proofserve.engines.vllm.embedded_app import vllm_app  # noqa: PLC0415
     from proofserve.wiring.unix_server import on_unix_socket  # noqa: PLC0415
 
-    changes = {"VLLM_PLUGINS": settings.plugin_list()}
-    if not settings.has_variable("VLLM_USE_V2_MODEL_RUNNER"):
+    changes = {"VLLM_PLUGINS": plugin_list()}
+    if not has_variable("VLLM_USE_V2_MODEL_RUNNER"):
         changes["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     # They have been read. To vLLM they are unknown, or worse: its processes meet at VLLM_PORT.
-    settings.export(changes, drop=chosen.variables())
+    export(changes, drop=chosen.variables())
     # An interrupt at a terminal reaches the engine core too, and it must not end before us.
     drain = math.ceil(chosen.drain_timeout_seconds)
     options = [
@@ -153,7 +153,7 @@ def run_gateway(chosen: GatewaySettings) -> None:
         SystemExit: it did not start, or the engine in this process died; the log says why.
     """
     plan_of(chosen)
-    settings.export(chosen.variables())
+    export(chosen.variables())
     if chosen.use_embedded_engine and (not chosen.model or chosen.gateway_workers > 1):
         raise ValueError("an embedded engine needs VLLM_MODEL, and exactly one worker")
     config = uvicorn.Config(

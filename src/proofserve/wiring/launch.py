@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from proofserve import settings
+from proofserve.settings.process import environment, has_variable, plugin_list, python
 
 # How long a stopped server's helpers may take to end, seconds.
 HELPERS_S = 5.0
@@ -35,12 +35,12 @@ def server_command(
     model: str, vllm_options: Sequence[str], poc: Mapping[str, str]
 ) -> ServerCommand:
     """The vLLM server for ``model``; ``poc`` holds our own settings as POC_ variables."""
-    env = {"VLLM_PLUGINS": settings.plugin_list(), **poc}
-    if not settings.has_variable("VLLM_USE_V2_MODEL_RUNNER"):
+    env = {"VLLM_PLUGINS": plugin_list(), **poc}
+    if not has_variable("VLLM_USE_V2_MODEL_RUNNER"):
         # Proof forwards were verified on the first model runner only.
         env["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    argv = (settings.python(), "-m", VLLM_SERVER, "--model", model, *vllm_options)
-    return ServerCommand(argv, settings.environment(env))
+    argv = (python(), "-m", VLLM_SERVER, "--model", model, *vllm_options)
+    return ServerCommand(argv, environment(env))
 
 
 def exec_server(command: ServerCommand) -> None:

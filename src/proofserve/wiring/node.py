@@ -18,7 +18,7 @@ from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
 from proofserve.rounds.records import EngineInfo, RoundSpec
-from proofserve.settings import NodeSettings
+from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import access_of, allowlist_of
 
 _logger = logging.getLogger(__name__)

@@ -1,0 +1,118 @@
+"""Settings of the gateway: variables, which are also its options, and the client keys' file."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from proofserve.settings.toml_file import read_toml
+
+# Of the gateway's variables.
+PREFIX = "VLLM_"
+
+
+class GatewaySettings(BaseSettings):
+    """What the gateway needs. Each field is a variable, and an option of ``proofserve gateway``."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, allow_inf_nan=False)
+
+    backend_url: str = Field(
+        "http://127.0.0.1:8001",
+        description="vLLM servers, separated by commas; http://a:8001*2 has a weight of 2.",
+    )
+    host: str = Field("0.0.0.0", description="Where to listen.")  # noqa: S104 - as required
+    port: int = Field(7000, ge=0, le=65535, description="Where to listen.")
+    max_concurrent_requests: int = Field(
+        100, ge=1, description="Permits: requests that are at backends at a time."
+    )
+    max_queued_requests: int = Field(
+        1000, ge=0, description="Requests that may wait for a permit; one more gets 503."
+    )
+    queue_wait_timeout_seconds: float = Field(
+        60.0, gt=0, description="Longest wait for a permit, then 503."
+    )
+    request_timeout_seconds: float = Field(
+        120.0, gt=0, description="Longest time from the permit to the end of the answer."
+    )
+    connect_timeout_seconds: float = Field(
+        5.0, gt=0, description="Longest time for a backend to accept a connection."
+    )
+    first_byte_timeout_seconds: float = Field(
+        120.0, gt=0, description="Longest time for a backend to begin its answer."
+    )
+    stall_timeout_seconds: float = Field(
+        60.0, gt=0, description="Longest silence of a backend in mid-answer."
+    )
+    drain_timeout_seconds: float = Field(
+        30.0, ge=0, description="For requests in flight to finish after SIGTERM."
+    )
+    probe_interval_seconds: float = Field(
+        5.0, gt=0, description="Between two looks at a backend's health and models."
+    )
+    max_body_bytes: int = Field(
+        32 * 1024 * 1024, ge=1, description="Largest body of a request; a larger one gets 413."
+    )
+    prefix_affinity: bool = Field(
+        False, description="Send conversations that begin alike to the same backend."
+    )
+    client_keys_file: Path | None = Field(
+        None, description="TOML file of [[client]] keys and their limits; none: open to all."
+    )
+    backend_api_key: str | None = Field(None, description="The key that the backends ask for.")
+    gateway_admin_key: str | None = Field(
+        None, description="Opens /admin to other machines; without it only this one may."
+    )
+    cors_origins: str = Field(
+        "", description="Web origins that may call, separated by commas; * for all."
+    )
+    gateway_workers: int = Field(
+        1, ge=1, description="Processes; they share permits and queue evenly."
+    )
+    use_embedded_engine: bool = Field(
+        False, description="Run vLLM in this process, without a backend URL."
+    )
+    model: str | None = Field(
+        None, description="Of the embedded engine: name or folder, as vLLM takes it."
+    )
+    engine_options: str = Field(
+        "", description="Of the embedded engine: vLLM's own options, in one string."
+    )
+
+    def variables(self) -> dict[str, str]:
+        """The environment that gives these settings again."""
+        values = self.model_dump(exclude_none=True)
+        return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
+
+
+class ClientKey(BaseModel):
+    """One ``[[client]]`` of the file of client keys. What is left out has no limit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    key: str = Field(min_length=1)
+    concurrency: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+
+
+class ClientKeyFile(BaseModel):
+    """The file of client keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    client: tuple[ClientKey, ...] = Field(min_length=1)
+
+
+def client_keys(file: Path) -> tuple[ClientKey, ...]:
+    """The gateway's keys in a TOML file.
+
+    Raises:
+        ValueError: the file cannot be read, or its content is not valid.
+    """
+    clients = read_toml(file, ClientKeyFile).client
+    for what in ("name", "key"):
+        values = [getattr(each, what) for each in clients]
+        if len(set(values)) < len(values):
+            raise ValueError(f"{file}: two clients share a {what}")
+    return clients

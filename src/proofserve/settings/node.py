@@ -1,0 +1,199 @@
+"""Settings of a node: the variables ``POC_…``, and the file of its keys.
+
+``proofserve serve`` turns its options into these variables, because vLLM's processes inherit the
+environment and must all have the same values.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from proofserve.settings.toml_file import read_toml
+
+# Of a node's variables.
+PREFIX = "POC_"
+# Variables that let a client in; a server that a command starts for itself needs none of them.
+ACCESS_VARIABLES = frozenset(
+    {"POC_API_KEY", "POC_VIEWER_KEY", "POC_API_KEYS_FILE", "POC_ALLOW_ANONYMOUS"}
+)
+# What a header can carry as a bearer key (RFC 6750); a comma separates keys in a variable.
+_KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+
+def _bearer_key(key: SecretStr) -> SecretStr:
+    if not _KEY.fullmatch(key.get_secret_value()):
+        raise ValueError("a key consists of letters, digits and . _ ~ + / - and may end with =")
+    return key
+
+
+def _listed(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+BearerKey = Annotated[SecretStr, AfterValidator(_bearer_key)]
+BearerKeys = Annotated[tuple[BearerKey, ...], NoDecode, BeforeValidator(_listed)]
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+
+
+class EngineSettings(BaseSettings):
+    """The settings that the engine core reads."""
+
+    # An error that shows its input would show keys.
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+    )
+
+    forward_batch: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="Nonces per forward. Chat waits for at most one forward: keep it short.",
+    )
+    share: float = Field(
+        0.0,
+        ge=0.0,
+        le=0.9,
+        description="Fraction of engine time for proofs while chat never pauses.",
+    )
+    lease_idle_sec: float = Field(
+        30.0, gt=0.0, description="Unused KV blocks go back to vLLM's pool after this, seconds."
+    )
+
+
+class NodeSettings(EngineSettings):
+    """The settings of a server with proofs. Each field is a variable and an option of ``serve``."""
+
+    enabled: bool = Field(False, description="Open the proof endpoints under /api/v1/pow.")
+    measure: bool = Field(
+        False, description="Open POST /api/v1/pow/measure for `bench`; not for a node in service."
+    )
+    resume: bool = Field(
+        False, description="Continue the round that ran when the server ended; same model only."
+    )
+    scheme: Literal["artifact-v1", "artifact-v1-layers"] = Field(
+        "artifact-v1",
+        description="Scheme of the artifact protocol; artifact-v1-layers adds layer reflections.",
+    )
+    seq_len: int | None = Field(
+        None, ge=1, description="Fix the tokens per nonce; requests with another value get 409."
+    )
+    k_dim: int | None = Field(
+        None, ge=1, description="Fix the vector's dimensions; requests with another value get 409."
+    )
+    batch_size_default: int = Field(
+        32, ge=3, le=1024, description="Nonces per engine call where a request names no number."
+    )
+    outbox: Path = Field(
+        Path("proofserve-outbox.sqlite"),
+        description="SQLite file that keeps results until they are delivered.",
+    )
+    defer_sec: float = Field(
+        5.0, gt=0, description="Longest wait for chat inside the engine per call, seconds."
+    )
+    rpc_timeout_ms: int = Field(
+        60_000, ge=1, description="A call fails when the engine is silent this long, milliseconds."
+    )
+    max_queued_nonces: int = Field(
+        100_000, ge=1, description="Nonces of queued and running jobs, and of one request."
+    )
+    max_open_waits: int = Field(
+        64, ge=1, description="Open calls of /generate with `wait` and of /validate."
+    )
+    max_body_bytes: int = Field(
+        32 * 1024 * 1024, ge=1, description="Largest body of a request, bytes; above it 413."
+    )
+    requests_per_minute: int = Field(
+        6000, ge=1, description="Requests of one key, or of all clients where there are no keys."
+    )
+    generate_chunk_timeout_sec: float = Field(
+        60.0, gt=0, description="Longest time that chat may hold back one chunk of a job, seconds."
+    )
+    generate_result_ttl_sec: float = Field(
+        300.0, gt=0, description="A finished job stays readable this long, seconds."
+    )
+    callback_interval_sec: float = Field(
+        5.0, gt=0, description="Shortest time between two artifact callbacks of a round, seconds."
+    )
+    callback_max_artifacts: int = Field(
+        1_000_000, ge=1, description="Artifacts in one callback; the next one carries the rest."
+    )
+    callback_max_retries: int = Field(
+        10, ge=0, description="A callback expires after this many failures; 0: never."
+    )
+    callback_max_concurrent: int = Field(
+        10, ge=1, description="Receivers to which callbacks are posted at the same time."
+    )
+    callback_queue_size: int = Field(
+        10_000, ge=1, description="Undelivered callbacks above which a new job gets 429."
+    )
+    shutdown_flush_sec: float = Field(
+        5.0, ge=0, description="Time for callbacks that are due when the server ends, seconds."
+    )
+    callback_allow: Texts = Field(
+        ("loopback",),
+        description="Where callbacks may go: https://host[:port], a network like 10.0.0.0/8, or"
+        " loopback. Commas, or the option again.",
+    )
+    callback_secret: SecretStr | None = Field(
+        None, description="Sign callbacks with it; better as a variable than as an option."
+    )
+    api_key: BearerKeys = Field(
+        (), description="Operators' keys: all calls. Better as a variable than as an option."
+    )
+    viewer_key: BearerKeys = Field(
+        (), description="Viewers' keys: GET only. Better as a variable than as an option."
+    )
+    api_keys_file: Path | None = Field(
+        None, description="TOML file of [[key]] tables: name, key, role."
+    )
+    allow_anonymous: bool = Field(
+        False, description="Let every client operate without a key; not beside keys."
+    )
+
+
+def node_settings(changes: Mapping[str, str]) -> NodeSettings:
+    """The settings of this environment with ``changes``. Raises ValidationError."""
+    fields = {name.removeprefix(PREFIX).lower(): text for name, text in changes.items()}
+    known = NodeSettings.model_fields.keys() & fields.keys()
+    return NodeSettings.model_validate({name: fields[name] for name in known})
+
+
+class NodeKey(BaseModel):
+    """One ``[[key]]`` of a node's file of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    name: str = Field(min_length=1)
+    key: BearerKey
+    role: Literal["operator", "viewer"]
+    requests_per_minute: int | None = Field(None, ge=1)
+
+
+class NodeKeyFile(BaseModel):
+    """A node's file of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    key: tuple[NodeKey, ...] = Field(min_length=1)
+
+
+def node_keys(file: Path) -> tuple[NodeKey, ...]:
+    """A node's keys in a TOML file.
+
+    Raises:
+        ValueError: the file cannot be read, or its content is not valid.
+    """
+    keys = read_toml(file, NodeKeyFile).key
+    if len({each.name for each in keys}) < len(keys):
+        raise ValueError(f"{file}: two keys share a name")
+    return keys

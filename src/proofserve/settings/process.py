@@ -1,0 +1,51 @@
+"""This process: its environment, the plugins that vLLM loads, and the Python interpreter."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+
+PLUGIN = "proofserve"
+# The groups that vLLM loads whole while VLLM_PLUGINS is unset.
+PLUGIN_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.platform_plugins",
+    "vllm.stat_logger_plugins",
+)
+
+
+def export(changes: Mapping[str, str], drop: Iterable[str] = ()) -> None:
+    """Set ``changes`` and remove ``drop`` in the environment that child processes inherit."""
+    os.environ.update(changes)
+    for name in drop:
+        os.environ.pop(name, None)
+
+
+def environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with ``changes``, for a child process."""
+    return {**os.environ, **changes}
+
+
+def has_variable(name: str) -> bool:
+    """Whether the operator set ``name``; it then takes precedence over our default."""
+    return name in os.environ
+
+
+def plugin_list() -> str:
+    """The value of VLLM_PLUGINS that adds proofserve and keeps every other plugin.
+
+    vLLM loads no plugin that this variable does not name, so all installed plugins are listed
+    when the operator has not set it.
+    """
+    chosen = os.environ.get("VLLM_PLUGINS")
+    if chosen is not None:
+        names = [name for name in chosen.split(",") if name]
+    else:
+        names = [p.name for group in PLUGIN_GROUPS for p in entry_points(group=group)]
+    return ",".join(dict.fromkeys([*names, PLUGIN]))
+
+
+def python() -> str:
+    """Path of the Python interpreter that runs this process."""
+    return sys.executable

@@ -1,0 +1,23 @@
+"""Reads a TOML file into a model; an error names the file and the field, never a value."""
+
+import tomllib
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_toml(file: Path, model: type[M]) -> M:
+    """The content of ``file``. Raises ValueError if it cannot be read or is not valid."""
+    try:
+        return model.model_validate(tomllib.loads(file.read_text("utf-8")))
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{file}: {field}: {first['msg']}") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is no TOML: {error}") from error
