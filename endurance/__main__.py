@@ -9,7 +9,7 @@ import typer
 from endurance import chaos as killing
 from endurance import soak as soaking
 from proofserve.cli.servers import scratch_folder
-from proofserve.cli.session import BROKEN, CommandSession, open_desk
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.report.report import Report
 
 app = typer.Typer(help="Long trials of node, receiver and gateway on this machine.")
@@ -29,7 +29,7 @@ def chaos(
     Afterwards every proof that anybody was shown must be there and at the receiver, once.
     A kill of the node costs a start of vLLM: 50 kills take about twenty minutes.
     """
-    _run(lambda folder, desk: killing.chaos(folder, kills, seed, desk.line), json)
+    _run(lambda folder, session: killing.chaos(folder, kills, seed, session.line), json)
 
 
 @app.command()
@@ -43,19 +43,19 @@ def soak(
     \b
     Nothing may fail, and nothing may be held that was not held after the first minute.
     """
-    _run(lambda folder, desk: soaking.soak(folder, minutes, seed, desk.line), json)
+    _run(lambda folder, session: soaking.soak(folder, minutes, seed, session.line), json)
 
 
 def _run(trial: Callable[[Path, CommandSession], Report], json: Path | None) -> None:
     """Show what came of a trial. Ends with exit code 1 if a limit is broken."""
-    with open_desk() as desk:
-        with scratch_folder() as folder, desk.interrupts.allowed():
-            report = trial(folder, desk)
-        desk.console.print(report.table())
+    with open_session() as session:
+        with scratch_folder() as folder, session.interrupts.allowed():
+            report = trial(folder, session)
+        session.console.print(report.table())
         if json is not None:
             report.write(json)
     if not report.passed:
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

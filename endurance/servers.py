@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.settings.process import environment, python
 from proofserve.wiring.launch import (

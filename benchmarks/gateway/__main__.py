@@ -15,7 +15,7 @@ from benchmarks.gateway.acceptance import judge
 from benchmarks.gateway.errors import Unusable
 from benchmarks.gateway.programs import build
 from benchmarks.gateway.rounds import Bench, Plan, starts_missing
-from proofserve.cli.progress import ProgressLine
+from proofserve.cli.session import ProgressLine
 
 CACHE = Path(__file__).parents[2] / ".cache" / "gateway-bench"
 LOG_WIDTH = 130

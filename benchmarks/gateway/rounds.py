@@ -13,7 +13,7 @@ from benchmarks.gateway.processes import Service, Usage, running
 from benchmarks.gateway.programs import Programs
 from benchmarks.gateway.readings import Reading, Results, figures
 from benchmarks.gateway.scenarios import Scenario
-from proofserve.cli.progress import ProgressLine
+from proofserve.cli.session import ProgressLine
 from proofserve.wiring.launch import free_port
 
 SELF_CHECK_S = 0.3

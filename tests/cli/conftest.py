@@ -19,7 +19,7 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
     started: list[ServerOptions] = []
 
     @contextmanager
-    def serving(deployment: ServerOptions, desk: CommandSession) -> Iterator[NodeClient]:
+    def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[NodeClient]:
         started.append(deployment)
         with stub_node() as (_, url), NodeClient(url) as node:
             yield node

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from lab.stub_node import StubNode, stub_node
 from proofserve.cli import calibrate
-from proofserve.cli.checkpoints import SmallModel
 from proofserve.cli.main import app
+from proofserve.cli.model import SmallModel
 from proofserve.cli.servers import ServerOptions
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import DistanceWork

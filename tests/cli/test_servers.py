@@ -10,10 +10,8 @@ import pytest
 from rich.console import Console
 
 from proofserve.cli import servers
-from proofserve.cli.interrupts import Interrupts
-from proofserve.cli.progress import ProgressLine
 from proofserve.cli.servers import ServerOptions, serving, small_server
-from proofserve.cli.session import CommandSession
+from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.wiring.launch import ServerCommand, ServerFailed
 
@@ -59,7 +57,7 @@ def test_keys_of_the_users_node_are_no_keys_of_ours(
 
 
 @contextmanager
-def open_desk() -> Iterator[CommandSession]:
+def open_session() -> Iterator[CommandSession]:
     console = Console(quiet=True)
     with Interrupts() as interrupts, ProgressLine(console) as line:
         yield CommandSession(console, interrupts, line)
@@ -85,8 +83,8 @@ def test_a_server_that_fails_leaves_its_log(scratch: Path, monkeypatch: pytest.M
     answer_with(monkeypatch, "echo no kernel for this machine; exit 3")
     with (
         pytest.raises(ServerFailed, match=r"(?s)no kernel.*kept as") as caught,
-        open_desk() as desk,
-        serving(DEPLOYMENT, desk),
+        open_session() as session,
+        serving(DEPLOYMENT, session),
     ):
         raise AssertionError("there is no such server")
     (kept,) = scratch.iterdir()
@@ -99,7 +97,11 @@ def test_an_interrupt_while_starting_leaves_nothing(
 ) -> None:
     # The shell's parent is this process.
     answer_with(monkeypatch, "kill -INT $PPID; sleep 300")
-    with pytest.raises(SystemExit) as caught, open_desk() as desk, serving(DEPLOYMENT, desk):
+    with (
+        pytest.raises(SystemExit) as caught,
+        open_session() as session,
+        serving(DEPLOYMENT, session),
+    ):
         raise AssertionError("there is no such server")
     assert caught.value.code == 128 + signal.SIGINT
     assert list(scratch.iterdir()) == []
@@ -119,7 +121,7 @@ def test_a_long_temporary_folder_leaves_room_for_sockets(
         return replace(real(deployment, folder), argv=("false",))
 
     monkeypatch.setattr(servers, "small_server", fake)
-    with pytest.raises(ServerFailed), open_desk() as desk, serving(DEPLOYMENT, desk):
+    with pytest.raises(ServerFailed), open_session() as session, serving(DEPLOYMENT, session):
         raise AssertionError("there is no such server")
     assert len(f"{folders[0]}/{uuid.uuid4()}") <= 107
     assert not folders[0].exists()

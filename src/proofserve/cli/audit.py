@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proofserve.cli.progress import ProgressLine
+from proofserve.cli.session import ProgressLine
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.lab.audit.audit import audit
 from proofserve.lab.audit.audit_page import write_page

@@ -4,22 +4,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import torch
 import typer
 
-from proofserve.cli.bench_reference import reference
-from proofserve.cli.checkpoints import SmallModel, checkpoint
-from proofserve.cli.protocols import Protocol, order
-from proofserve.cli.servers import ServerOptions, serving, somebody_elses
-from proofserve.cli.session import BROKEN, ApiKey, CommandSession, Name, SeqLen, Url, open_desk
+from proofserve.cli.model import SmallModel, checkpoint, checkpoint_named
+from proofserve.cli.options import ApiKey, Name, Protocol, SeqLen, Url, order
+from proofserve.cli.servers import ServerOptions, existing_server, serving
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.bench.chat import ChatPlan, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
+from proofserve.lab.bench.reference import Forward, ReferencePlan, ReferenceSubject, bench_reference
 from proofserve.lab.bench.saturation import Load
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import Work
+from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.records import Workload
+
+if TYPE_CHECKING:
+    from proofserve.engines.reference.network import Network
 
 app = typer.Typer(help="Measure a server, one we start or one that runs.", no_args_is_help=True)
 
@@ -40,6 +48,7 @@ class Habit:
 
 
 HABITS = {"tiny": Habit(32, 32, 60.0, 0.95), "small": Habit(8, 8, 40.0, 0.99)}
+SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 # What else may run at --url.
 UNKNOWN_SIZE = Habit(32, 32, 40.0, 0.95)
 
@@ -65,9 +74,6 @@ class MeasuredServer:
     name: str | None
     model: SmallModel
     forward_batch: int | None
-
-
-app.command("reference")(reference)
 
 
 @app.command("generation")
@@ -139,21 +145,70 @@ def chat_priority(
     _run(MeasuredServer(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
 
 
+@app.command("reference")
+def reference(
+    model: Annotated[str, typer.Argument(help="qwen, llama, gemma, or a checkpoint's folder.")],
+    *,
+    size: Annotated[
+        str, typer.Option(help="Of our models: tiny, small, or 0.6b (the shape of Qwen3-0.6B).")
+    ] = "small",
+    seq_len: Annotated[
+        list[int] | None, typer.Option(help="Tokens per nonce, once or more; 64 and 256.", min=1)
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Nonces per forward, once or more; 8, 32, 128.", min=1)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="Of each combination.", min=0.1)] = 2.0,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file.")
+    ] = None,
+) -> None:
+    """How many nonces a second does the reference engine recompute?
+
+    Beside it stands its share of what the device reaches in bare matrix
+    multiplications, measured in the same run. Batches that the device has
+    no room for are left out.
+
+    \b
+    proofserve bench reference qwen --size small
+    proofserve bench reference qwen --size 0.6b --device cuda --batch 32 --batch 512
+    """
+    # Two seconds of imports that other commands of the group do without.
+    from proofserve.engines.reference.network import load  # noqa: PLC0415
+
+    with open_session() as session:
+        session.line.step(f"loading {model}, written first unless it is in the cache")
+        found = checkpoint_named(model, size)
+        network = load(found.folder, dtype, device)
+        subject = ReferenceSubject(
+            found.name, network.weights, network.device, network.dtype, _forward(network)
+        )
+        plan = ReferencePlan(seq_len or SEQ_LENS, batch or BATCHES, seconds)
+        with session.interrupts.allowed():
+            report = bench_reference(subject, plan, machine(), session.line)
+        session.console.print(report.table())
+        if json is not None:
+            report.write(json)
+            session.console.print(f"figures written to {json}")
+
+
 def _run(
     subject: MeasuredServer,
     measure: Callable[[NodeClient, str, Progress], Report],
     file: Path | None,
 ) -> None:
     """Measure, show, write. Ends with exit code 1 if a figure breaks its limit."""
-    with open_desk() as desk:
-        with _served(subject, desk) as (node, name):
-            report = measure(node, name, desk.line)
-        desk.console.print(report.table())
+    with open_session() as session:
+        with _served(subject, session) as (node, name):
+            report = measure(node, name, session.line)
+        session.console.print(report.table())
         if file is not None:
             report.write(file)
-            desk.console.print(f"figures written to {file}")
+            session.console.print(f"figures written to {file}")
     if not report.passed:
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _habit(size: str, url: str | None) -> Habit:
@@ -162,14 +217,30 @@ def _habit(size: str, url: str | None) -> Habit:
 
 
 @contextmanager
-def _served(subject: MeasuredServer, desk: CommandSession) -> Iterator[tuple[NodeClient, str]]:
+def _served(subject: MeasuredServer, session: CommandSession) -> Iterator[tuple[NodeClient, str]]:
     """The node to measure and the name of its model."""
     if subject.url is not None:
-        with somebody_elses(subject.url, subject.api_key, desk) as node:
+        with existing_server(subject.url, subject.api_key, session) as node:
             yield node, subject.name or node.models()[0]
         return
     model = subject.model
     forward_batch = subject.forward_batch or _habit(model.size, None).forward_batch
     deployment = ServerOptions(checkpoint(model), model.name, forward_batch, measure=True)
-    with serving(deployment, desk) as node:
+    with serving(deployment, session) as node:
         yield node, model.name
+
+
+def _forward(network: "Network") -> Forward:
+    from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415 - as above
+
+    def forward(seq_len: int, batch: int) -> bool:
+        engine = ReferenceEngine(network, "bench", batch)
+        try:
+            engine.compute(Workload(ArtifactScheme(), "block", "key", seq_len), range(batch))
+        except EngineFault as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                return False
+            raise
+        return True
+
+    return forward

@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from proofserve.cli.checkpoints import SmallModel, checkpoint, independent
-from proofserve.cli.choice import SEVERAL, Models, chosen
+from proofserve.cli.model import SmallModel, checkpoint, independent
 from proofserve.cli.noise import noise
-from proofserve.cli.servers import ServerOptions, serving, somebody_elses
-from proofserve.cli.session import BROKEN, ApiKey, CommandSession, Name, SeqLen, Url, open_desk
+from proofserve.cli.options import SEVERAL, ApiKey, Models, Name, SeqLen, Url, chosen
+from proofserve.cli.servers import ServerOptions, existing_server, serving
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.calibrate.distances import METHODS, Sample, collect
 from proofserve.lab.calibrate.histogram import write_histograms
 from proofserve.lab.calibrate.target import calibrate, interval_ranks
@@ -104,14 +104,14 @@ def r_target(
         independent(SmallModel(name, size)) for name in chosen(ctx, models, url, DEFAULT_MODELS)
     ]
     sample = Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
-    with open_desk() as desk:
+    with open_session() as desk:
         # Too few nonces are refused now rather than after they were computed.
         interval_ranks(sample.total, rate)
         subjects = _somebody_elses(url, api_key, model, desk) if url else _ours(ours, desk)
         results = {each.name: _measure(each, sample, rate, desk) for each in subjects}
         _write(results, json, png, desk)
     if not _passed(results):
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _ours(models: Sequence[SmallModel], desk: CommandSession) -> list[CalibratedModel]:
@@ -125,7 +125,7 @@ def _somebody_elses(
 ) -> list[CalibratedModel]:
     with NodeClient(url, api_key) as node:
         name = model or node.models()[0]
-    return [CalibratedModel(name, partial(somebody_elses, url, api_key, desk))]
+    return [CalibratedModel(name, partial(existing_server, url, api_key, desk))]
 
 
 def _measure(

@@ -7,12 +7,21 @@ from functools import partial
 import typer
 from rich.markup import escape
 
-from proofserve.cli.checkpoints import SmallModel, checkpoint
-from proofserve.cli.choice import SEVERAL, Models, chosen
+from proofserve.cli.model import SmallModel, checkpoint
+from proofserve.cli.options import (
+    SEVERAL,
+    ApiKey,
+    Models,
+    Name,
+    Protocols,
+    SeqLen,
+    Url,
+    chosen,
+    orders,
+)
 from proofserve.cli.outsider import claims_of_model
-from proofserve.cli.protocols import Protocols, orders
-from proofserve.cli.servers import ServerOptions, serving, somebody_elses
-from proofserve.cli.session import BROKEN, ApiKey, CommandSession, Name, SeqLen, Url, open_desk
+from proofserve.cli.servers import ServerOptions, existing_server, serving
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.check.checks import Check, Tell
 from proofserve.lab.check.coexist import coexist as coexist_checks
 from proofserve.lab.check.distance_e2e import distance_trial
@@ -124,30 +133,32 @@ def _trial(work: AnyWork, model: SmallModel | None) -> Trial:
 def _run(check: Callable[[CheckedModel, Tell], None], target: CheckedServer) -> None:
     """Check every subject. Ends with exit code 1 if a check failed."""
     checks: list[Check] = []
-    with open_desk() as desk:
+    with open_session() as session:
 
         def tell(made: Check) -> None:
             checks.append(made)
             detail = f"  [dim]{escape(made.detail)}[/dim]"
             text = f"{VERDICTS[made.passed]}  {made.name}{detail}"
-            desk.console.print(text, highlight=False, soft_wrap=True)
+            session.console.print(text, highlight=False, soft_wrap=True)
 
-        for subject in _subjects(target, desk):
-            desk.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
+        for subject in _subjects(target, session):
+            session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
             check(subject, tell)
         failed = sum(made.passed is False for made in checks)
-        desk.console.print(f"{len(checks)} checks, {failed} failed")
+        session.console.print(f"{len(checks)} checks, {failed} failed")
     if failed:
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(EXIT_FAILED)
 
 
-def _subjects(target: CheckedServer, desk: CommandSession) -> Iterator[CheckedModel]:
+def _subjects(target: CheckedServer, session: CommandSession) -> Iterator[CheckedModel]:
     if target.url is not None:
         with NodeClient(target.url, target.api_key) as node:
             name = target.name or node.models()[0]
-        yield CheckedModel(name, partial(somebody_elses, target.url, target.api_key, desk), None)
+        yield CheckedModel(
+            name, partial(existing_server, target.url, target.api_key, session), None
+        )
         return
     for arch in target.models:
         model = SmallModel(arch)
         deployment = ServerOptions(checkpoint(model), model.name, FORWARD_BATCH)
-        yield CheckedModel(model.name, partial(serving, deployment, desk), model)
+        yield CheckedModel(model.name, partial(serving, deployment, session), model)

@@ -8,10 +8,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.outsider import claims_of_model
 from proofserve.cli.servers import ServerOptions, serving
-from proofserve.cli.session import BROKEN, CommandSession, open_desk
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.client.chats import chats
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.load import Reply, ask_all
@@ -52,15 +52,15 @@ def demo() -> None:
 
     Needs no network, no GPU and no settings, and leaves nothing running.
     """
-    with open_desk() as desk:
-        desk.line.step("writing two small models, unless they are in the cache")
+    with open_session() as session:
+        session.line.step("writing two small models, unless they are in the cache")
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
         deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH)
-        with serving(deployment, desk) as node:
-            tour = _Tour(node, desk)
+        with serving(deployment, session) as node:
+            tour = _Tour(node, session)
             tour.introduce()
             claims = tour.prove()
-            desk.line.step("computing the same nonces with another model, without a server")
+            session.line.step("computing the same nonces with another model, without a server")
             foreign = claims_of_model(other, tour.work, [claim.nonce for claim in claims])
             altered = tampered(claims, tour.work.k_dim, TAMPER_EVERY)
             as_expected = tour.judge(
@@ -72,20 +72,20 @@ def demo() -> None:
                     DemoResult("another model's artifacts", foreign, fraud=True),
                 )
             )
-            desk.line.step("stopping the server")
-        desk.console.print("[bold]Stopped[/bold]   nothing is left running")
+            session.line.step("stopping the server")
+        session.console.print("[bold]Stopped[/bold]   nothing is left running")
     if not as_expected:
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(EXIT_FAILED)
 
 
 class _Tour:
     """The steps of the demo, each with a line that says what it shows."""
 
-    def __init__(self, node: NodeClient, desk: CommandSession) -> None:
+    def __init__(self, node: NodeClient, session: CommandSession) -> None:
         self.work = Work(MODEL.name, block_hash="demo-block", public_key="demo-key")
         self._node = node
-        self._console = desk.console
-        self._line = desk.line
+        self._console = session.console
+        self._line = session.line
 
     def introduce(self) -> None:
         """What runs here."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from proofserve.cli.checkpoints import Model
+from proofserve.cli.model import Checkpoint
 from proofserve.cli.recompute import Compute, by_checkpoint, by_node
-from proofserve.cli.servers import ServerOptions, serving, somebody_elses
+from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.verify.claimed import Claimed, Wanted, from_file
@@ -31,12 +31,12 @@ class Task:
 
     work: Workload
     nonces: Sequence[int]
-    model: Model | None
+    model: Checkpoint | None
     device: str
     forward_batch: int
     api_key: str | None = field(default=None, repr=False)
 
-    def checkpoint(self, side: str) -> Model:
+    def checkpoint(self, side: str) -> Checkpoint:
         """The model. Raises LabError if none was named."""
         if self.model is None:
             raise LabError(f"{side} needs a model; name one of ours, or a checkpoint's folder")
@@ -57,7 +57,7 @@ class ComparedEngine(Protocol):
         ...
 
     def artifacts(self, task: Task, desk: CommandSession) -> list[Claim]:
-        """Those of the task's nonces, in their order. Raises what ``open_desk`` can show."""
+        """Those of the task's nonces, in their order. Raises what ``open_session`` can show."""
         ...
 
 
@@ -119,7 +119,7 @@ class RunningNode:
 
     def artifacts(self, task: Task, desk: CommandSession) -> list[Claim]:
         """See ``ComparedEngine``."""
-        with somebody_elses(self.name, task.api_key, desk) as node:
+        with existing_server(self.name, task.api_key, desk) as node:
             compute = by_node(task.work, node, node.models()[0])
             return _in_steps(self.name, compute, task, desk)
 

@@ -1,10 +1,21 @@
-"""``proofserve model``: small checkpoints for tests, demos and benchmarks."""
+"""``proofserve model``, and the small checkpoints that other commands keep in the user's cache."""
 
+import hashlib
+from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from proofserve.lab.client.errors import LabError
+
+# Short names of the families, beside their exact names.
+ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
+# Two checkpoints of one seed share every tensor whose name they have in common. With the seed of
+# qwen, llama would be qwen without its query norms, and a check of llama would show nothing new.
+SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2}
 
 app = typer.Typer(help="Make small, seeded checkpoints that load like any other.")
 
@@ -27,7 +38,7 @@ def new(
     proofserve model new ./tiny --arch qwen3 --size tiny
     proofserve serve ./tiny --enable-poc --enforce-eager --max-model-len 2048
     """
-    # Costs seconds, and needs an extra, that the other commands do without.
+    # This import takes seconds and needs the extra `models`; the other commands need neither.
     from proofserve.models import write_model  # noqa: PLC0415
 
     console = Console()
@@ -41,3 +52,86 @@ def new(
         f"{summary.path}: {summary.arch} {summary.size}, "
         f"{summary.parameters / 1e6:.1f}M parameters, {summary.bytes / 1e6:.1f} MB"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SmallModel:
+    """One of the seeded checkpoints of ``proofserve model new``."""
+
+    arch: str = "qwen3"
+    size: str = "tiny"
+    seed: int = 0
+
+    @property
+    def family(self) -> str:
+        """The exact name of the architecture."""
+        return ALIASES.get(self.arch, self.arch)
+
+    @property
+    def name(self) -> str:
+        """The name to serve it under."""
+        return f"{self.size}-{self.family}"
+
+
+def independent(model: SmallModel) -> SmallModel:
+    """``model`` with a seed of its architecture's own.
+
+    ``checkpoint`` refuses an unknown architecture.
+    """
+    return replace(model, seed=SEEDS.get(model.family, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint on this machine and the name to serve it under."""
+
+    name: str
+    folder: Path
+
+
+def checkpoint_named(name: str, size: str) -> Checkpoint:
+    """The small model of an architecture, written if need be, or the checkpoint in a folder.
+
+    Raises LabError for a name that is neither, and ModelError as ``checkpoint`` does.
+    """
+    if name in {*ALIASES, *SEEDS}:
+        small = independent(SmallModel(name, size))
+        return Checkpoint(small.name, checkpoint(small))
+    if not Path(name).is_dir():
+        raise LabError(f"{name!r} is no folder, and none of {', '.join([*ALIASES, *SEEDS])}")
+    return Checkpoint(Path(name).absolute().name, Path(name))
+
+
+def checkpoint(model: SmallModel) -> Path:
+    """The folder of ``model``, written if it is not there yet.
+
+    Raises ModelError for an architecture or a size that is not on offer.
+    """
+    # transformers takes seconds to import, and --help must not wait for it.
+    from proofserve.models import write_model  # noqa: PLC0415
+
+    folder = cache_folder() / f"{model.family}-{model.size}-{model.seed}-{_recipe()}"
+    if folder.exists():
+        return folder
+    try:
+        write_model(folder, model.family, model.size, model.seed)
+    except OSError:
+        # Another process wrote it first; folders appear complete or not at all.
+        if not folder.is_dir():
+            raise
+    return folder
+
+
+def cache_folder() -> Path:
+    """The folder of all checkpoints."""
+    return Path.home() / ".cache" / "proofserve" / "models"
+
+
+def _recipe() -> str:
+    """A digest of the code that writes checkpoints, so that one of older code is not used."""
+    files = resources.files("proofserve.models").iterdir()
+    sources = sorted((f.name, f.read_bytes()) for f in files if f.name.endswith((".py", ".txt")))
+    digest = hashlib.sha256()
+    for name, content in sources:
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:8]

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from proofserve.cli.checkpoints import Model, named
 from proofserve.cli.engines_compared import ComparedEngine, Saved, Task, side_of
-from proofserve.cli.session import BROKEN, ApiKey, CommandSession, open_desk
+from proofserve.cli.model import Checkpoint, checkpoint_named
+from proofserve.cli.options import ApiKey
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.source_options import completed, workload
 from proofserve.lab.calibrate.noise import Noise, Pairs, pairs_of, require_enough
 from proofserve.lab.calibrate.noise import noise as noise_of
@@ -105,7 +106,7 @@ def noise(
     proofserve calibrate noise qwen --one vllm --save there.json    (on another machine)
     proofserve calibrate noise qwen --other there.json
     """
-    with open_desk() as desk:
+    with open_session() as desk:
         sides = _sides(one, other, save)
         claimed = completed(_subject(sides, nonces, seq_len, k_dim), seq_len, k_dim, scheme)
         if len(sides) == 2:
@@ -125,7 +126,7 @@ def noise(
                 results.append(_judge(_title(sides, model), pairs, rate, _setup(task, sides), desk))
         _write(results, json, png, desk)
     if not all(result.report.passed for result in results):
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _sides(one: str, other: str | None, save: Path | None) -> list[ComparedEngine]:
@@ -156,7 +157,7 @@ def _models(
     sides: Sequence[ComparedEngine],
     save: Path | None,
     desk: CommandSession,
-) -> list[Model | None]:
+) -> list[Checkpoint | None]:
     """Whose noise to measure: one entry each, None where both sides know what they run."""
     if not any(side.needs_model for side in sides):
         if names:
@@ -166,10 +167,10 @@ def _models(
     if not several and len(names or ()) != 1:
         raise LabError("name the one model that a node, or a file, is about")
     desk.line.step("writing small models, unless they are in the cache")
-    return [named(name, size) for name in names or DEFAULT_MODELS]
+    return [checkpoint_named(name, size) for name in names or DEFAULT_MODELS]
 
 
-def _title(sides: Sequence[ComparedEngine], model: Model | None) -> str:
+def _title(sides: Sequence[ComparedEngine], model: Checkpoint | None) -> str:
     pair = " against ".join(side.name for side in sides)
     return f"{model.name}: {pair}" if model is not None else pair
 

@@ -75,17 +75,17 @@ def _a_core_each(ranks: int) -> dict[str, str]:
 
 
 @contextmanager
-def serving(deployment: ServerOptions, desk: CommandSession) -> Iterator[NodeClient]:
+def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[NodeClient]:
     """A running server that nothing remains of, whatever ends the context.
 
     Raises:
         ServerFailed: it did not start. Its log is kept, and named.
     """
-    desk.line.step(f"starting vLLM with {deployment.name}, about half a minute")
+    session.line.step(f"starting vLLM with {deployment.name}, about half a minute")
 
     def waiting(seconds: float) -> None:
-        desk.interrupts.check()
-        desk.line.seconds(seconds)
+        session.interrupts.check()
+        session.line.seconds(seconds)
 
     with scratch_folder() as folder:
         command, log = small_server(deployment, folder), folder / "server.log"
@@ -93,18 +93,18 @@ def serving(deployment: ServerOptions, desk: CommandSession) -> Iterator[NodeCli
             with (
                 running_server(command, free_port(), log, waiting) as server,
                 NodeClient(server.url) as node,
-                desk.interrupts.allowed(),
+                session.interrupts.allowed(),
             ):
-                desk.line.step(f"{deployment.name} answers")
+                session.line.step(f"{deployment.name} answers")
                 yield node
         except ServerFailed as error:
             raise ServerFailed(f"{error}\nThe whole log was kept as {_keep(log)}") from error
 
 
 @contextmanager
-def somebody_elses(url: str, api_key: str | None, desk: CommandSession) -> Iterator[NodeClient]:
+def existing_server(url: str, api_key: str | None, session: CommandSession) -> Iterator[NodeClient]:
     """A server that runs already and is left running."""
-    with NodeClient(url, api_key) as node, desk.interrupts.allowed():
+    with NodeClient(url, api_key) as node, session.interrupts.allowed():
         yield node
 
 

@@ -1,43 +1,126 @@
-"""What every command that measures or checks works with: a console, signals, readable errors."""
+"""What every measuring or checking command works with: console, progress line, signals, errors."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 import typer
 from rich.console import Console
 
-from proofserve.cli.interrupts import Interrupts
-from proofserve.cli.progress import ProgressLine
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.lab.client.errors import LabError
 from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed
 
-# Exit codes: a promise was broken, or it could not be found out.
-BROKEN = 1
-UNKNOWN = 2
+# Exit codes: a check or a limit failed, or the command could not find out.
+EXIT_FAILED = 1
+EXIT_ERROR = 2
 
-Url = Annotated[str | None, typer.Option(help="A server that runs already, instead of our own.")]
-Name = Annotated[
-    str | None, typer.Option("--model", help="With --url: the model's name, if not its first.")
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        envvar="POC_API_KEY",
-        # A server's variable may list several keys.
-        callback=lambda keys: keys and keys.partition(",")[0],
-        help="A key of the node that runs already, if it asks for one.",
-    ),
-]
-SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Holds Ctrl-C and SIGTERM back as long as the context lasts, except inside ``allowed``.
+
+    An exception between the start of a server and the note of its process id would leave that
+    server running for ever, and an exception during its cleanup would stop the cleanup. So a
+    signal is only noted; ``check`` and ``allowed`` turn it into SystemExit with the code that a
+    shell expects: 130 after Ctrl-C, 143 after SIGTERM. They do so once, so that no later signal
+    disturbs the cleanup.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._allowed = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if error is None:
+            self.check()
+
+    def check(self) -> None:
+        """Raise SystemExit if a signal has come."""
+        if self._received is not None:
+            raise SystemExit(128 + self._received)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Let a signal end the program at once; the caller cleans up around this context."""
+        self._allowed = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._allowed = False
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self._received = number
+        if self._allowed:
+            self._allowed = False
+            raise SystemExit(128 + number)
+
+
+class ProgressLine:
+    """Shows the current step: one changing line on a terminal, one line per step in a log file.
+
+    Implements ``lab.client.progress.Progress``.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("")
+        self._text = ""
+        self._total: int | None = None
+        self._done = 0
+
+    def __enter__(self) -> Self:
+        self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._status.stop()
+
+    def step(self, text: str, total: int | None = None) -> None:
+        """Show a new step."""
+        self._text, self._total, self._done = text, total, 0
+        self._status.update(f"{text} ...")
+        if not self._console.is_terminal:
+            self._console.print(f"{text} ...")
+
+    def advance(self) -> None:
+        """Count one part of the step."""
+        self._done += 1
+        of = f" of {self._total}" if self._total is not None else ""
+        self._status.update(f"{self._text} ({self._done}{of}) ...")
+
+    def seconds(self, elapsed: float) -> None:
+        """Show how long the step has taken so far."""
+        self._status.update(f"{self._text} ({elapsed:.0f} s) ...")
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSession:
-    """Where results go, what may interrupt us, and the line that says what we are at."""
+    """Where a command prints its results, when signals may end it, and its progress line."""
 
     console: Console
     interrupts: Interrupts
@@ -45,12 +128,12 @@ class CommandSession:
 
 
 @contextmanager
-def open_desk() -> Iterator[CommandSession]:
-    """A desk for one command. Errors that a person can act on become their text and exit code 2."""
+def open_session() -> Iterator[CommandSession]:
+    """The session of one command. Errors that the user can act on are printed: exit code 2."""
     console = Console()
     try:
         with Interrupts() as interrupts, ProgressLine(console) as line:
             yield CommandSession(console, interrupts, line)
     except (LabError, ServerFailed, CheckpointError, RoundsError, ValueError, OSError) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(UNKNOWN) from error
+        raise typer.Exit(EXIT_ERROR) from error

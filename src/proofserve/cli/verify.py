@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from proofserve.cli.judging import NO_VERDICT, VerdictCommand
-from proofserve.cli.progress import ProgressLine
+from proofserve.cli.options import ApiKey
 from proofserve.cli.recompute import by_checkpoint, by_node
-from proofserve.cli.session import ApiKey
+from proofserve.cli.session import ProgressLine
 from proofserve.cli.source_options import completed, workload
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.lab.client.errors import LabError

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proofserve.cli.interrupts import Interrupts
+from proofserve.cli.session import Interrupts
 
 
 def strike(number: int = signal.SIGINT) -> None:

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.cli import checkpoints
-from proofserve.cli.checkpoints import SmallModel, checkpoint
+from proofserve.cli import model
+from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.models import DirectoryInUseError, UnknownModelError
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(checkpoints, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(model, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -25,7 +25,7 @@ def test_a_checkpoint_is_written_once(cache: Path) -> None:
 
 def test_another_recipe_is_another_checkpoint(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = checkpoint(SmallModel())
-    monkeypatch.setattr(checkpoints, "_recipe", lambda: "changed")
+    monkeypatch.setattr(model, "_recipe", lambda: "changed")
     assert checkpoint(SmallModel()) != before
     assert len(list(cache.iterdir())) == 2
 

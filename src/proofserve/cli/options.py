@@ -1,0 +1,56 @@
+"""Options that several commands share: which server, which small models, which protocol."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from proofserve.lab.client.records import AnyWork, DistanceWork, Work
+
+Url = Annotated[str | None, typer.Option(help="A server that runs already, instead of our own.")]
+Name = Annotated[
+    str | None, typer.Option("--model", help="With --url: the model's name, if not its first.")
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="POC_API_KEY",
+        # A server's variable may list several keys.
+        callback=lambda keys: keys and keys.partition(",")[0],
+        help="A key of the node that runs already, if it asks for one.",
+    ),
+]
+SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
+Protocol = Annotated[Literal["artifact", "distance"], typer.Option(help="Which proofs.")]
+Protocols = Annotated[
+    Literal["artifact", "distance", "both"], typer.Option("--protocol", help="Which proofs.")
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--models", help="Small models to serve: qwen llama gemma, one or several."),
+]
+# In "--models qwen llama" typer passes "llama" on as an extra argument of the command.
+SEVERAL = {"allow_extra_args": True}
+
+
+def chosen(
+    ctx: typer.Context, models: list[str] | None, url: str | None, default: list[str]
+) -> list[str]:
+    """The models of ``--models a b`` or of ``--models a --models b``, or the default."""
+    if models and url:
+        raise typer.BadParameter("give --models (we start servers) or --url (one runs)")
+    if ctx.args and not models:
+        raise typer.BadParameter(f"unexpected argument {ctx.args[0]!r}")
+    return [*models, *ctx.args] if models else default
+
+
+def order(protocol: str, model: str, seq_len: int, batch_size: int = 32) -> AnyWork:
+    """An order for proofs of ``protocol``."""
+    if protocol == "distance":
+        return DistanceWork(model, seq_len=seq_len, batch_size=batch_size)
+    return Work(model, seq_len=seq_len, batch_size=batch_size)
+
+
+def orders(protocols: str, model: str, seq_len: int) -> list[AnyWork]:
+    """An order for each of ``protocols``."""
+    chosen = ("artifact", "distance") if protocols == "both" else (protocols,)
+    return [order(protocol, model, seq_len) for protocol in chosen]
