@@ -5,17 +5,15 @@ from contextlib import contextmanager
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
-from starlette.types import Message
 
 from proofserve.api.access import Caller
 from proofserve.api.errors import BodyTooLarge, ClientGone, TooMany
 from proofserve.api.strict import StrictRequest, holds_more_values
+from proofserve.web.bounded_body import with_body
 from proofserve.web.fixed_window import FixedWindow
 
 # What waits has hardly ended sooner; it may well take longer. Seconds.
 _WAIT_ENDS_S = 5.0
-# Digits of a length that any request could have.
-_DIGITS = 19
 # Of each nonce: itself, and a claim of two fields in braces.
 _VALUES_OF_NONCE = 4
 # Of everything else in a body, with room for what is refused by name.
@@ -66,35 +64,20 @@ class Waits:
             self._open -= 1
 
 
-async def with_body(request: Request, most: int, nonces: int) -> StrictRequest:
-    """The same request with its body read: at most ``most`` bytes, and values for ``nonces``.
+async def bounded(request: Request, max_bytes: int, nonces: int) -> StrictRequest:
+    """``request`` with its body read: at most ``max_bytes``, and values for ``nonces`` nonces.
 
-    Raises BodyTooLarge as soon as that is known, and ClientGone.
+    Raises BodyTooLarge as soon as the body is known to be larger, and ClientGone.
     """
-    named = "POC_MAX_BODY_BYTES"
-    if not nonces and most > _BYTES_BESIDES:
-        most, named = _BYTES_BESIDES, "this call takes no list"
-    too_large = BodyTooLarge(f"the body has more than {most} bytes ({named})")
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and (len(announced) > _DIGITS or int(announced) > most):
-        raise too_large
-    came = 0
-
-    async def receive() -> Message:
-        nonlocal came
-        message = await request.receive()
-        came += len(message.get("body", b""))
-        if came > most:
-            raise too_large
-        return message
-
-    counted = StrictRequest(request.scope, receive)
+    setting = "POC_MAX_BODY_BYTES"
+    if not nonces and max_bytes > _BYTES_BESIDES:
+        max_bytes, setting = _BYTES_BESIDES, "this call takes no list"
+    too_large = BodyTooLarge(f"the body has more than {max_bytes} bytes ({setting})")
     try:
-        # Kept by the request, whoever asks it for its body later.
-        body = await counted.body()
+        read = await with_body(StrictRequest, request, max_bytes, too_large)
     except ClientDisconnect:
         raise ClientGone("Client closed request") from None
-    if holds_more_values(body, nonces * _VALUES_OF_NONCE + _VALUES_BESIDES):
+    if holds_more_values(await read.body(), nonces * _VALUES_OF_NONCE + _VALUES_BESIDES):
         need = f"{nonces} nonces need (POC_MAX_QUEUED_NONCES)" if nonces else "this call takes"
         raise BodyTooLarge(f"the body has more values than {need}")
-    return counted
+    return read

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from proofserve.api.access import Role
 from proofserve.api.accounts import account, reason_of
-from proofserve.api.bounds import with_body
+from proofserve.api.bounds import bounded
 from proofserve.api.distance_schemas import ARTIFACT, DISTANCE
 from proofserve.api.errors import (
     ApiError,
@@ -47,6 +47,7 @@ from proofserve.rounds.errors import (
     ShuttingDown,
     UnknownJob,
 )
+from proofserve.web.request_ids import RequestIds
 
 _logger = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
     Everything that does not merely look is for operators. 503 while proofs are not enabled.
     """
 
+    ids = RequestIds()
+
     class GuardedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Any]:
             handle = super().get_route_handler()
@@ -111,7 +114,7 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
                     node.rates.count(caller)
                     most = node.deployment
                     nonces = most.max_nonces if lists else 0
-                    whole = await with_body(request, most.max_body_bytes, nonces)
+                    whole = await bounded(request, most.max_body_bytes, nonces)
                     response: Response = await handle(whole)
                 except _KNOWN as error:
                     response, reason = explained(error), reason_of(error)
@@ -119,7 +122,9 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
                     _logger.exception("%s %s failed", request.method, request.url.path)
                     response = JSONResponse({"detail": "Internal server error"}, 500)
                     reason = "internal"
-                account(node, request, response, reason)
+                request_id = _id_of(request, ids)
+                response.headers["X-Request-Id"] = request_id
+                account(node, request, response, request_id, reason)
                 return response
 
             return answer
@@ -136,6 +141,11 @@ def explained(error: Exception) -> JSONResponse:
     if isinstance(error, QueueFull):
         headers = {"Retry-After": _QUEUE_MOVES_S}
     return JSONResponse({"detail": _detail(error)}, status, headers)
+
+
+def _id_of(request: Request, ids: RequestIds) -> str:
+    given = request.headers.get("x-request-id")
+    return ids.of(given.encode("latin-1") if given is not None else None).decode()
 
 
 def _takes_nonces(dependant: Dependant) -> bool:

@@ -1,1 +1,1 @@
-"""What every HTTP server of this package shares."""
+"""Rules of HTTP that the node and the gateway share; this package knows nothing of proofs."""

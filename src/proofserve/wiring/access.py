@@ -6,9 +6,10 @@ Light to import: `serve` asks before it makes way for the server.
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from proofserve.api.access import Access, ApiKey, Caller, Role, is_loopback
+from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.outbox.allowlist import Allowlist
 from proofserve.settings.node import BearerKeys, NodeKey, NodeSettings, node_keys
+from proofserve.web.this_machine import is_loopback
 
 # What vLLM takes for no --host at all.
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - we refuse it

@@ -14,7 +14,8 @@ from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.connection import Connection
 from proofserve.gateway.relay.deadlines import Deadlines
-from proofserve.gateway.relay.headers import HOP_BY_HOP, CrossOrigin, RequestIds
+from proofserve.gateway.relay.headers import HOP_BY_HOP, CrossOrigin
+from proofserve.web.request_ids import RequestIds
 
 
 class Gateway:

@@ -1,7 +1,5 @@
 """Heads on their way through: what belongs to one connection stays behind."""
 
-import itertools
-import os
 import re
 from collections.abc import Collection, Sequence
 
@@ -25,23 +23,8 @@ HOP_BY_HOP = frozenset(
 )
 _ONE_HOP = re.compile(rb"\r\n(?:connection|keep-alive|x-request-id):[^\r\n]*", re.IGNORECASE)
 _CORS = re.compile(rb"\r\n(?:access-control-[a-z-]+|vary):[^\r\n]*", re.IGNORECASE)
-_REQUEST_ID = re.compile(rb"[\w.:+/=-]{1,128}", re.ASCII)
 
 Header = tuple[bytes, bytes]
-
-
-class RequestIds:
-    """Names for requests that come without one: a random stem, and a number."""
-
-    def __init__(self) -> None:
-        self._stem = os.urandom(8).hex().encode()
-        self._numbers = itertools.count()
-
-    def of(self, given: bytes | None) -> bytes:
-        """The client's own id if it is fit for a log line, else a new one."""
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            return given
-        return b"%s-%x" % (self._stem, next(self._numbers))
 
 
 def request_head(
