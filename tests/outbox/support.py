@@ -75,6 +75,7 @@ class Target:
     clock: Callable[[], float]
     answer: Callable[[Arrival], int] = lambda _arrival: 200
     delay_s: float = 0.0
+    location: str = "/elsewhere"
     arrivals: list[Arrival] = field(default_factory=list)
     accepted: list[Arrival] = field(default_factory=list)
 
@@ -92,9 +93,9 @@ class Target:
         status = self.answer(arrival)
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        if status < 400:
+        if status < 300:
             self.accepted.append(arrival)
-        return Response("so says the target", status, {"location": "/elsewhere"})
+        return Response("so says the target", status, {"location": self.location})
 
     def nonces(self) -> list[int]:
         """What was accepted, in the order of arrival."""

@@ -28,11 +28,38 @@ async def test_the_request_is_as_promised(target: Target) -> None:
     assert only.headers["content-length"] == "13"
 
 
-@pytest.mark.parametrize("status", [200, 204, 302, 399])
-async def test_a_status_below_400_is_success_and_not_followed(target: Target, status: int) -> None:
+@pytest.mark.parametrize("status", [200, 202, 204, 299])
+async def test_a_2xx_status_acknowledges(target: Target, status: int) -> None:
     target.answer = lambda _arrival: status
     assert await _post(target.url) is None
     assert len(target.arrivals) == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_a_failure_that_names_its_target(target: Target, status: int) -> None:
+    target.answer = lambda _arrival: status
+    target.location = "/moved/validated"
+    assert await _post(target.url) == (
+        f"HTTP {status}: redirects to {target.url}/moved/validated; redirects are not followed:"
+        f" configure {target.url}/moved as the callback URL"
+    )
+    assert len(target.arrivals) == 1
+
+
+async def test_a_redirect_to_another_host_names_that_host(target: Target) -> None:
+    target.answer = lambda _arrival: 308
+    target.location = "https://validator.example/hooks"
+    error = await _post(target.url)
+    assert error is not None
+    assert "configure https://validator.example/hooks as the callback URL" in error
+
+
+@pytest.mark.parametrize("status", [300, 304, 399])
+async def test_a_3xx_status_that_is_no_redirect_is_a_failure(target: Target, status: int) -> None:
+    target.answer = lambda _arrival: status
+    error = await _post(target.url)
+    assert error is not None
+    assert error.startswith(f"HTTP {status}: ")
 
 
 @pytest.mark.parametrize("status", [400, 422, 500, 503])

@@ -17,7 +17,7 @@ from proofserve.protocol.signature import Envelope
 # per second.
 _SLOWEST_UPLOAD = 1_000_000
 
-# How much of a refusal is kept, in bytes.
+# How much of a refusal is kept, in bytes; of a redirect's target, in characters.
 _EXCERPT = 300
 
 
@@ -53,9 +53,10 @@ async def post(
     body: bytes,
     timeout_s: float,
 ) -> str | None:
-    """POST ``body``; what went wrong, None when the target took it with a status below 400.
+    """POST ``body``; what went wrong, None when the target acknowledged it with a 2xx status.
 
-    The target has ``timeout_s`` seconds, and another for each megabyte of the body.
+    A redirect is a failure: it is not followed, and nobody behind it has the callback. The target
+    has ``timeout_s`` seconds, and another for each megabyte of the body.
     """
     headers = {
         "Content-Type": "application/json",
@@ -72,9 +73,10 @@ async def post(
             asyncio.timeout(allowed_s),
             client.stream("POST", url, content=body, headers=headers) as response,
         ):
-            accepted = response.status_code < httpx.codes.BAD_REQUEST
+            accepted = response.is_success
             if not accepted:
-                error = f"HTTP {response.status_code}: {await _excerpt(response)}"
+                said = _redirect(response, delivery.endpoint) or await _excerpt(response)
+                error = f"HTTP {response.status_code}: {said}"
     except TimeoutError:
         error = f"no answer within {allowed_s:.1f} s"
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
@@ -92,6 +94,22 @@ async def _signature(outward: Outward, delivery: Delivery, body: bytes) -> dict[
     # On a thread: a body of a million artifacts would hold the loop for a tenth of a second.
     signature = await asyncio.to_thread(envelope.sign, outward.secret, body)
     return {"X-Proofserve-Timestamp": str(now), "X-Proofserve-Signature": signature}
+
+
+def _redirect(response: httpx.Response, endpoint: str) -> str | None:
+    """Where a redirect leads and what to do about it; None for any other answer."""
+    if not response.has_redirect_location:
+        return None
+    location = response.headers["location"]
+    try:
+        location = str(response.url.join(location))
+    except httpx.InvalidURL:
+        return f"redirects to {location[:_EXCERPT]!r}, which is no address"
+    base = location.removesuffix(f"/{endpoint}")
+    return (
+        f"redirects to {location[:_EXCERPT]}; redirects are not followed:"
+        f" configure {base[:_EXCERPT]} as the callback URL"
+    )
 
 
 async def _excerpt(response: httpx.Response) -> str:
