@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from outbox.support import a_distance_spec, a_spec, artifacts, winners
 from proofserve.cli.main import app
-from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import Situation
+from proofserve.outbox.schedule import CallbackPolicy, Situation
 from proofserve.outbox.store import SqliteOutbox
 
 SECRET = "http://user:s3cret@hook:9000/t0ken?key=s3cret"  # noqa: S105 - that is the test

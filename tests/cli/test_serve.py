@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from proofserve.cli import serve
 from proofserve.cli.main import app
-from proofserve.outbox.lock import claim
+from proofserve.outbox.database import hold_lock
 from proofserve.wiring.launch import ServerCommand
 
 KEY, OTHER, VIEWERS = "first-secret", "second-secret", "third-secret"
@@ -104,10 +104,10 @@ def test_what_cannot_be_meant_is_refused_without_showing_a_key(
 def test_an_outbox_of_another_server_is_refused_before_vllm_starts(
     started: list[ServerCommand], tmp_path: Path
 ) -> None:
-    with claim(tmp_path / "proofserve-outbox.sqlite"):
+    with hold_lock(tmp_path / "proofserve-outbox.sqlite"):
         result = run("--host", "127.0.0.1")
         assert result.exit_code == 2
-        assert "belongs to another server that runs" in said(result)
+        assert "another running server uses the outbox" in said(result)
         assert started == []
         assert run("--host", "127.0.0.1", "--poc-outbox", "mine.sqlite").exit_code == 0
     assert run("--host", "127.0.0.1").exit_code == 0

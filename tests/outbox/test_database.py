@@ -46,7 +46,7 @@ async def test_what_is_no_database_is_unavailable(path: Path, tmp_path: Path) ->
     shutil.copyfile(__file__, path)
     with pytest.raises(OutboxUnavailable, match=r"\.sqlite failed: file is not a database"):
         await Database.open(path)
-    with pytest.raises(OutboxUnavailable, match="unable to open database file"):
+    with pytest.raises(OutboxUnavailable, match="is a folder: name a file"):
         await Database.open(tmp_path)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from proofserve.outbox.allowlist import Address, Allowlist
 from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.post import Outward, new_client, post
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 

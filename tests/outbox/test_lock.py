@@ -1,14 +1,15 @@
 """An outbox belongs to one server, until that one has closed it or is dead."""
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.database import Database
-from proofserve.outbox.lock import OutboxInUse, claim
+from proofserve.outbox.database import Database, NotAnOutbox, OutboxInUse, hold_lock
 from proofserve.rounds.errors import OutboxUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -29,12 +30,12 @@ asyncio.run(main())
 
 async def test_a_second_server_is_refused_until_the_first_has_closed(path: Path) -> None:
     first = await Database.open(path)
-    with pytest.raises(OutboxInUse, match=r"belongs to another server .* POC_OUTBOX"):
+    with pytest.raises(OutboxInUse, match=r"another running server uses the outbox .* POC_OUTBOX"):
         await Database.open(path)
     # The refusal has taken nothing from the first.
     await first.rewrite_version()
     with pytest.raises(OutboxInUse):
-        claim(path)
+        hold_lock(path)
     await first.close()
     await (await Database.open(path)).close()
 
@@ -52,13 +53,37 @@ async def test_a_server_that_is_killed_leaves_its_outbox_to_the_next(path: Path)
     await (await Database.open(path)).close()
 
 
-async def test_one_that_does_not_open_is_not_claimed(path: Path) -> None:
-    folder = path.parent
+def files_beside(path: Path) -> set[Path]:
+    return set(path.parent.iterdir())
+
+
+async def test_a_folder_is_refused_and_gets_no_lock_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
     for _ in range(2):
-        with pytest.raises(OutboxUnavailable, match="unable to open database file"):
+        with pytest.raises(OutboxUnavailable, match="is a folder: name a file"):
             await Database.open(folder)
+    assert files_beside(folder) == {folder}
+
+
+async def test_a_file_that_is_no_outbox_gets_no_lock_beside_it(path: Path) -> None:
+    with path.open("w") as file:
+        file.write("dear diary" * 100)
+    with pytest.raises(OutboxUnavailable, match="not a database"):
+        await Database.open(path)
+    assert files_beside(path) == {path}
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+async def test_a_database_of_something_else_gets_no_lock_beside_it(path: Path, mode: str) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA journal_mode = {mode}")
+        other.execute("CREATE TABLE diary (page TEXT)")
+    with pytest.raises(NotAnOutbox, match="something else"):
+        await Database.open(path)
+    assert files_beside(path) == {path}
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(OutboxUnavailable, match="No such file or directory"):
-        claim(tmp_path / "nowhere" / "outbox.sqlite")
+        hold_lock(tmp_path / "nowhere" / "outbox.sqlite")

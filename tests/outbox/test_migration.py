@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import Situation
+from proofserve.outbox.schedule import CallbackPolicy, Situation
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.records import RoundProgress, StoredResult

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.naming import origin_of
 from proofserve.outbox.offline import reading, writing
+from proofserve.outbox.retry import origin_of
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 

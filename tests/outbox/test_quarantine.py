@@ -107,7 +107,7 @@ async def test_a_file_of_something_else_is_left_where_it_is(path: Path, clock: F
     with pytest.raises(OutboxUnavailable, match="file is not a database"):
         await SqliteOutbox.open(path, clock)
     assert read(path) == b"a letter to a friend " * 500
-    assert sorted(files_of(path)) == [path.name, f"{path.name}.lock"]
+    assert files_of(path) == [path.name]
 
 
 async def test_a_sound_file_stays(path: Path, clock: FastClock) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from proofserve.outbox.offline import writing
-from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.retry import Choice, retry
-from proofserve.outbox.schedule import Situation
+from proofserve.outbox.schedule import CallbackPolicy, Situation
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 

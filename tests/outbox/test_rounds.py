@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import Situation
+from proofserve.outbox.schedule import CallbackPolicy, Situation
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
 from proofserve.outbox.store import SqliteOutbox
 
 from .support import a_spec, artifacts, nonces_of

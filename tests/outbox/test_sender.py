@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from proofserve.outbox import payload
-from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.records import RoundProgress, StoredResult, Winner

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.post import Outward
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.signature import Envelope

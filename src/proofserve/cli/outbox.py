@@ -13,9 +13,8 @@ import typer
 from rich.console import Console
 
 from proofserve.cli.outbox_table import render
-from proofserve.outbox.naming import origin_of
 from proofserve.outbox.offline import reading, writing
-from proofserve.outbox.retry import Choice
+from proofserve.outbox.retry import Choice, origin_of
 from proofserve.outbox.retry import retry as make_due
 from proofserve.outbox.statistics import survey
 from proofserve.rounds.errors import RoundsError

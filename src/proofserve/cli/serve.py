@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from proofserve.outbox.lock import claim
+from proofserve.outbox.database import hold_lock
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.node import node_settings
 from proofserve.wiring.access import allowlist_of, require_known_callers_of
@@ -126,7 +126,7 @@ def _check(poc: Mapping[str, str], vllm_options: Sequence[str]) -> None:
         require_known_callers_of(chosen, vllm_options)
         allowlist_of(chosen)
         if chosen.enabled:
-            claim(chosen.outbox).close()
+            hold_lock(chosen.outbox).close()
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

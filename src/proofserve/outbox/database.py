@@ -1,6 +1,7 @@
 """One SQLite file behind one thread, so that the event loop never waits for a disk."""
 
 import asyncio
+import fcntl
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO, Self, TypeVar
 
 from proofserve.outbox import quarantine
-from proofserve.outbox.lock import claim
 from proofserve.rounds.errors import OutboxUnavailable
 
 SCHEMA_VERSION = 3
@@ -24,6 +24,10 @@ class NotAnOutbox(OutboxUnavailable):
     """The file is a database of something else, or of a newer proofserve. It was not touched."""
 
 
+class OutboxInUse(OutboxUnavailable):
+    """Another server uses the file. It was not touched."""
+
+
 class Database:
     """Runs transactions one after another on a thread of its own."""
 
@@ -31,12 +35,12 @@ class Database:
         self,
         path: Path,
         connection: sqlite3.Connection,
-        claimed: BinaryIO,
+        lock: BinaryIO,
         thread: ThreadPoolExecutor,
     ) -> None:
         self._path = path
         self._connection = connection
-        self._claimed = claimed
+        self._lock = lock
         self._thread = thread
         self._closed = False
 
@@ -54,11 +58,11 @@ class Database:
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
         loop = asyncio.get_running_loop()
         try:
-            connection, claimed = await loop.run_in_executor(thread, _claimed, path)
+            connection, lock = await loop.run_in_executor(thread, _locked, path)
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(path, connection, claimed, thread)
+        return cls(path, connection, lock, thread)
 
     async def read(self, work: Work[T]) -> T:
         """What ``work`` returns for the connection, seen at one moment. Raises OutboxUnavailable.
@@ -84,7 +88,7 @@ class Database:
         self._thread.shutdown(wait=True)
 
     def _let_go(self) -> None:
-        with self._claimed:
+        with self._lock:
             self._connection.close()
 
     async def _run(self, begin: str, work: Work[T]) -> T:
@@ -110,12 +114,57 @@ def _transact(connection: sqlite3.Connection, begin: str, work: Work[T]) -> T:
     return result
 
 
-def _claimed(path: Path) -> tuple[sqlite3.Connection, BinaryIO]:
-    claimed = claim(path)
+def hold_lock(path: Path) -> BinaryIO:
+    """Keep other servers off the outbox until the returned file is closed or this process ends.
+
+    A second server would end the round of the first, and send all of its callbacks once more.
+
+    Raises:
+        NotAnOutbox: the file belongs to something else or to a newer version.
+        OutboxInUse: another server holds the lock.
+        OutboxUnavailable: the outbox or its lock file cannot be opened.
+    """
+    _require_own(path)
+    # SQLite's locks would not do: they end when any file handle of the process on it is closed.
     try:
-        return _connect(path), claimed
+        file = path.with_name(f"{path.name}.lock").open("ab")
+    except OSError as error:
+        raise OutboxUnavailable(f"the outbox {path} failed: {error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            raise OutboxInUse(
+                f"another running server uses the outbox {path}: stop that server,"
+                " or give this one another file with POC_OUTBOX"
+            ) from error
+        raise OutboxUnavailable(f"the outbox {path} failed: {error}") from error
+    return file
+
+
+def _require_own(path: Path) -> None:
+    """Raise for a folder or file that is no outbox, before a lock file appears beside it."""
+    if path.is_dir():
+        raise OutboxUnavailable(f"the outbox {path} is a folder: name a file, with POC_OUTBOX")
+    if not path.exists():
+        return
+    # Immutable: reads without leaving SQLite's own files there. Its WAL is examined later.
+    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            version_of(path, connection)
+    except sqlite3.Error as error:
+        if not quarantine.is_damage(path, error):
+            raise unavailable(path, error) from error
+
+
+def _locked(path: Path) -> tuple[sqlite3.Connection, BinaryIO]:
+    lock = hold_lock(path)
+    try:
+        return _connect(path), lock
     except BaseException:
-        claimed.close()
+        lock.close()
         raise
 
 

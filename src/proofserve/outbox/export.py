@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 from proofserve.outbox import results
-from proofserve.outbox.naming import round_number
+from proofserve.outbox.retry import round_number
 from proofserve.rounds.records import StoredResult
 
 # Rows that are in memory at a time.

@@ -3,7 +3,7 @@
 import sqlite3
 from dataclasses import dataclass
 
-from proofserve.outbox.naming import origin_of, round_number
+import httpx
 
 _WHICH = "state = :state AND url = coalesce(:url, url) AND (:round IS NULL OR round = :round)"
 _DUE = f"""
@@ -51,6 +51,31 @@ def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried
     if choice.expired:
         revived = connection.executemany(_REVIVE, [{**each, "state": "expired"} for each in which])
     return Retried(pending.rowcount, 0 if revived is None else revived.rowcount)
+
+
+def origin_of(url: str) -> str | None:
+    """Scheme, host and port of ``url``, a default port left out; None if it has none of them.
+
+    More is not shown of a callback's address: path, query and user name can hold secrets.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return None
+    if not (parsed.scheme and parsed.host):
+        return None
+    bare = parsed.copy_with(userinfo=b"", path="/", query=None, fragment=None)
+    return str(bare).rstrip("/")
+
+
+def round_number(connection: sqlite3.Connection, round_id: str) -> int:
+    """The row of a round. Raises ValueError for one that the outbox does not have."""
+    found = connection.execute("SELECT number FROM rounds WHERE round_id = ?", (round_id,))
+    for (number,) in found:
+        return int(number)
+    raise ValueError(
+        f"there is no round {round_id!r} in the outbox: `proofserve outbox status` lists the newest"
+    )
 
 
 def _urls(connection: sqlite3.Connection, origin: str) -> list[str]:

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import httpx
 
 from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.post import Outward, new_client, post
-from proofserve.outbox.schedule import SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proofserve.outbox.naming import origin_of
+from proofserve.outbox.retry import origin_of
 
 # Of the rounds, these many are listed.
 NEWEST_ROUNDS = 5

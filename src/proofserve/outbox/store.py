@@ -11,8 +11,7 @@ from typing import Any, Self
 from proofserve.outbox import deliveries, payload, results, schedule
 from proofserve.outbox.database import Database
 from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.policy import CallbackPolicy
-from proofserve.outbox.schedule import SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import Finding, RoundProgress, RoundSpec, StoredResult, Winner
 from proofserve.rounds.status import OutboxGauges

@@ -97,6 +97,11 @@ class NodeSettings(EngineSettings):
         Path("proofserve-outbox.sqlite"),
         description="SQLite file that keeps results until they are delivered.",
     )
+    outbox_keep_days: float = Field(
+        30.0,
+        ge=0,
+        description="Delivered results and callbacks are deleted after this many days; 0: never.",
+    )
     defer_sec: float = Field(
         5.0, gt=0, description="Longest wait for chat inside the engine per call, seconds."
     )

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from proofserve.api.bounds import Rates, Waits
 from proofserve.api.node import Deployment, Node
 from proofserve.outbox.allowlist import Allowlist
-from proofserve.outbox.policy import CallbackPolicy
 from proofserve.outbox.post import Outward
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
