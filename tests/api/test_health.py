@@ -92,6 +92,6 @@ async def test_a_node_on_its_way_down_is_not_ready_and_begins_nothing(server: Se
     assert (await server.get(LIVE)).status_code == 200
     for response in (await server.get(READY), await server.get(DEEP)):
         assert response.status_code == 503
-        assert "going down" in response.json()["detail"]
+        assert "shutting down" in response.json()["detail"]
     assert (await server.post(START, ORDER)).status_code == 503
     assert server.engine.calls == []

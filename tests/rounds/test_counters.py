@@ -66,10 +66,10 @@ async def fails(error: BaseException) -> Verdict:
 
 
 async def test_a_verdict_is_counted_once_and_handed_on() -> None:
-    tally = NodeTotals()
-    assert (await tally.judged(verdict())).n_total == 4
-    assert (await tally.judged(verdict(fraud=True))).fraud_detected
-    assert tally.validations == {"honest": 1, "fraud": 1, "error": 0}
+    totals = NodeTotals()
+    assert (await totals.judged(verdict())).n_total == 4
+    assert (await totals.judged(verdict(fraud=True))).fraud_detected
+    assert totals.validations == {"honest": 1, "fraud": 1, "error": 0}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ async def test_a_verdict_is_counted_once_and_handed_on() -> None:
     ids=["fault", "refusal", "caller left"],
 )
 async def test_only_what_began_and_failed_is_an_error(error: BaseException, counted: int) -> None:
-    tally = NodeTotals()
+    totals = NodeTotals()
     with pytest.raises(type(error)):
-        await tally.judged(fails(error))
-    assert tally.validations["error"] == counted
+        await totals.judged(fails(error))
+    assert totals.validations["error"] == counted

@@ -1,4 +1,6 @@
 import asyncio
+import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,12 +11,13 @@ import pytest
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.schemes import scheme
 from proofserve.rounds.calls import NOT_FINITE
 from proofserve.rounds.counters import Counters, NodeTotals
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.limits import RoundLimits
-from proofserve.rounds.records import RoundProgress, RoundSpec
-from rounds.doubles import QUICK, MemoryOutbox, round_spec, until
+from proofserve.rounds.records import RoundProgress, RoundSpec, Target
+from rounds.doubles import QUICK, WORK, MemoryOutbox, round_spec, until
 
 pytestmark = pytest.mark.anyio
 
@@ -261,3 +264,53 @@ async def test_an_outer_cancellation_leaves_nothing_running() -> None:
     assert task.cancelled()
     await until(lambda: bench.engine.leases == 0)
     assert asyncio.all_tasks() == before
+
+
+LOGGING = replace(QUICK.rounds, log_interval_s=0.05)
+
+
+def progress_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "nonces/s" in r.getMessage()]
+
+
+async def test_a_running_round_logs_its_progress(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "proofserve")
+    bench = Bench(LOGGING)
+    async with bench.running():
+        await bench.outbox.enqueue("generated", "http://receiver", {})
+        await until(lambda: len(progress_lines(caplog)) >= 2)
+    shape = (
+        r"round round: \d+ nonces, \d+\.\d nonces/s, \d+ valid, held back by nothing,"
+        r" 1 callbacks pending"
+    )
+    first, second = progress_lines(caplog)[:2]
+    assert re.fullmatch(shape, first)
+    assert re.fullmatch(shape, second)
+    assert int(second.split()[2]) > int(first.split()[2]) > 0
+    count = len(progress_lines(caplog))
+    await asyncio.sleep(3 * LOGGING.log_interval_s)
+    assert len(progress_lines(caplog)) == count
+
+
+async def test_the_progress_line_names_chat_and_the_outbox(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "proofserve")
+    bench = Bench(LOGGING)
+    bench.engine.deferrals = 10_000
+    async with bench.running():
+        await until(lambda: any("held back by chat" in line for line in progress_lines(caplog)))
+        bench.engine.deferrals = 0
+        bench.outbox.full = "database or disk is full"
+        text = "held back by outbox: database or disk is full, unknown callbacks pending"
+        await until(lambda: any(text in line for line in progress_lines(caplog)))
+        bench.outbox.full = None
+
+
+async def test_the_progress_line_counts_winners_of_a_distance_round(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "proofserve")
+    spec = round_spec(work=replace(WORK, scheme=scheme("distance-v1")), target=Target(2.0))
+    async with Bench(LOGGING, spec).running():
+        await until(lambda: any(" found, held back" in line for line in progress_lines(caplog)))

@@ -33,12 +33,12 @@ class Snapshot:
 async def read(node: Node) -> Snapshot:
     """The reading of now; it takes as long as the slower of engine and outbox, 5 s at most."""
     engine, outbox = await asyncio.gather(_engine(node), _outbox(node))
-    tally = node.manager.tally
+    totals = node.manager.totals
     return Snapshot(
         status=node.manager.status(),
-        nonces=dict(tally.nonces),
-        validations=dict(tally.validations),
-        faults=tally.faults,
+        nonces=dict(totals.nonces),
+        validations=dict(totals.validations),
+        faults=totals.faults,
         refusals=dict(node.refusals),
         engine=engine,
         outbox=outbox,

@@ -1,4 +1,4 @@
-"""One call to an engine session: its answer checked, its refusals paced."""
+"""One call to an engine: the answer is checked and turned into what is published."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ NOT_FINITE = "the model's output for this nonce was not finite"
 
 
 def checked(batch: ProofBatch, nonces: Sequence[int], width: int) -> ProofBatch:
-    """``batch``, if it accounts for every one of ``nonces`` with finite rows of ``width``.
+    """Return ``batch`` if it has every one of ``nonces`` with finite rows of ``width`` values.
 
     Raises:
-        EngineFault: it does not, so nothing of it may be used.
+        EngineFault: it does not; nothing of it may be used.
     """
     failed = frozenset(batch.failed)
     expected = tuple(nonce for nonce in nonces if nonce not in failed)
@@ -39,7 +39,7 @@ def checked(batch: ProofBatch, nonces: Sequence[int], width: int) -> ProofBatch:
             f"the engine answered with shape {batch.values.shape}"
             f" where {(len(expected), width)} is needed"
         )
-    # Looked at as the wire carries it: float16 ends long before float32.
+    # Checked as published: a finite float32 can be infinite in float16.
     if not np.isfinite(to_float16(batch.values)).all():
         raise EngineFault("the engine answered with values that are not finite")
     return batch
@@ -62,27 +62,27 @@ def distances_of(batch: ProofBatch) -> tuple[float, ...]:
 
 
 def artifacts_of(batch: ProofBatch) -> tuple[Artifact, ...]:
-    """The published form of every row."""
+    """The artifact of every row."""
     texts = encode(batch.values)
     return tuple(Artifact(n, text) for n, text in zip(batch.nonces, texts, strict=True))
 
 
 def failures_of(batch: ProofBatch) -> dict[int, str]:
-    """Why the nonces without a row have none."""
+    """The nonces without a row, each with the reason."""
     return dict.fromkeys(batch.failed, NOT_FINITE)
 
 
-# An engine waits for chat before it says "deferred", so callers ask again at once. One that says
-# so without waiting must not turn them into a busy loop.
+# An engine waits for chat before it answers "deferred", so callers ask again at once. This pause
+# prevents a busy loop with an engine that answers without waiting.
 SHORTEST_DEFERRAL_S = 0.05
 
 
 async def ask(session: ProofSession, nonces: Sequence[int], width: int) -> ProofBatch | Deferred:
-    """The checked batch of ``nonces``, or the engine's refusal, which takes 50 ms at least.
+    """The checked batch of ``nonces``, or ``Deferred``, which takes at least 50 ms.
 
     Raises:
         EngineFault: the computation failed, or its answer cannot be used.
-        EngineGone: there is no engine any more.
+        EngineGone: the engine process is dead.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -95,7 +95,7 @@ async def ask(session: ProofSession, nonces: Sequence[int], width: int) -> Proof
 
 @dataclass(frozen=True, slots=True)
 class ChunkDeadline:
-    """How long chat may hold one chunk back before its caller gives up: seconds of ``clock``."""
+    """How long chat may defer one chunk of nonces: ``seconds`` of ``clock``."""
 
     seconds: float
     clock: Callable[[], float]
@@ -103,11 +103,11 @@ class ChunkDeadline:
     async def retry_until_deadline(
         self, session: ProofSession, nonces: Sequence[int], width: int
     ) -> ProofBatch:
-        """``ask`` until there is a batch.
+        """Call ``ask`` until the engine computes the batch or the deadline has passed.
 
         Raises:
-            EngineFault: the computation failed, or chat held it back for too long.
-            EngineGone: there is no engine any more.
+            EngineFault: the computation failed, or chat deferred it past the deadline.
+            EngineGone: the engine process is dead.
         """
         deadline = self.clock() + self.seconds
         while True:
@@ -122,19 +122,19 @@ class ChunkDeadline:
 
 
 def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """``nonces`` in order, ``size`` at a time."""
+    """``nonces`` in order, in tuples of at most ``size``."""
     return [tuple(nonces[start : start + size]) for start in range(0, len(nonces), size)]
 
 
-# Always the same numbers, so that nothing but the node decides the outcome.
+# Fixed inputs, so that the result depends on the node alone.
 NONCES = (0,)
 BLOCK, KEY = "proofserve self-check", "nobody"
-# Tokens; a block for each sequence of the forward on most engines, so a full pool has room.
+# Tokens: one KV block for each sequence on most engines, so that even a nearly full pool has room.
 SEQ_LEN = 16
 
 
 class SelfCheck:
-    """Forwards of a tiny fixed workload, one at a time however many ask. ``clock``: seconds."""
+    """Runs one small fixed forward to test the engine. ``clock`` gives monotonic seconds."""
 
     def __init__(self, engine: ProofEngine, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -142,12 +142,12 @@ class SelfCheck:
         self._turn = asyncio.Lock()
 
     async def run(self) -> float:
-        """Seconds that the forward took, chat and the round's own calls before it included.
+        """Seconds until the forward had run, including the time that chat and a round took before.
 
         Raises:
-            ChatBusy: chat left no time for it.
-            EngineFault: it failed, or gave numbers that are not finite.
-            EngineGone: there is no engine any more.
+            ChatBusy: chat deferred it.
+            EngineFault: it failed, or its numbers are not finite.
+            EngineGone: the engine process is dead.
         """
         made_by = scheme("artifact-v1")
         seq_len = min(SEQ_LEN, self._engine.engine_info.max_seq_len)

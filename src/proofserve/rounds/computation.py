@@ -1,4 +1,4 @@
-"""Computes one job chunk by chunk, in the time that no round takes."""
+"""Computes one job chunk by chunk while no round runs, and judges its claims."""
 
 import asyncio
 from collections import deque
@@ -24,34 +24,34 @@ from proofserve.rounds.records import (
 
 
 class Computation:
-    """Runs jobs on ``engine`` while ``no_round`` is set, and counts them in ``tally``."""
+    """Runs jobs on ``engine`` while ``no_round`` is set, and counts them in ``totals``."""
 
     def __init__(
         self,
         engine: ProofEngine,
         no_round: asyncio.Event,
         patience: ChunkDeadline,
-        tally: NodeTotals,
+        totals: NodeTotals,
     ) -> None:
         self._engine = engine
         self._no_round = no_round
         self._patience = patience
-        self._tally = tally
+        self._totals = totals
 
     async def run(self, job: Job, started: Callable[[], None]) -> Outcome:
-        """The outcome of ``job``; ``started`` is called when the engine is first asked.
+        """The outcome of ``job``; ``started`` is called before the first engine call.
 
-        A round that starts in between is waited for before the next chunk, without a lease.
+        If a round starts meanwhile, the job gives its lease back and waits for the round's end.
 
         Raises:
-            EngineFault: a chunk failed, or chat held it back for too long.
-            EngineGone: there is no engine any more.
+            EngineFault: a chunk failed, or chat deferred it past the deadline.
+            EngineGone: the engine process is dead.
             ProtocolError: the claims cannot be judged.
         """
         if job.validation is not None:
-            return await self._tally.judged(self._judge(job, job.validation, started))
+            return await self._totals.judged(self._judge(job, job.validation, started))
         done = await self._prove(job, started)
-        # Thousands of vectors are encoded or compared here: off the loop that also serves chat.
+        # In a thread: thousands of vectors would block the event loop that serves chat.
         return await asyncio.to_thread(_proofs, done)
 
     async def _judge(
@@ -72,7 +72,7 @@ class Computation:
                 while todo and self._no_round.is_set():
                     width = job.work.scheme.width
                     batch = await self._patience.retry_until_deadline(session, todo[0], width)
-                    self._tally.computed(work, len(batch.nonces), len(batch.failed))
+                    self._totals.computed(work, len(batch.nonces), len(batch.failed))
                     done.append(batch)
                     todo.popleft()
         return done
@@ -95,7 +95,7 @@ def validate(
     """Judge ``claims`` about ``nonces`` by the batches in ``recomputed``.
 
     Raises:
-        EngineFault: the recomputation has a gap, so there is nothing to judge by.
+        EngineFault: the recomputation is incomplete, so no verdict is possible.
         ProtocolError: the claims or the test cannot be judged (see ``comparison.compare``).
     """
     for batch in recomputed:

@@ -1,4 +1,4 @@
-"""What one round has done so far, and how fast."""
+"""What one round has done and how fast, and what the node has done since its start."""
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
@@ -13,14 +13,14 @@ V = TypeVar("V", bound=Verdict | DistanceVerdict)
 
 
 class NodeTotals:
-    """Counts for whoever watches the node; nothing of the node's own decisions rests on them.
+    """Counts over all rounds and jobs, for metrics only: the node decides nothing by them.
 
-    ``nonces`` by what they were computed for and whether that gave a row; ``validations`` by how
-    they ended; ``faults`` of engine calls made for rounds.
+    ``nonces`` counts by purpose and by whether the engine gave a row; ``validations`` counts by
+    result; ``faults`` counts failed engine calls of rounds.
     """
 
     def __init__(self) -> None:
-        # Zeros from the start: who watches a rate must see the first step.
+        # Zeros from the start, so that Prometheus sees the first increase.
         self.nonces: Counter[tuple[Work, str]] = Counter(
             {(work, outcome): 0 for work in get_args(Work) for outcome in ("proved", "failed")}
         )
@@ -28,12 +28,12 @@ class NodeTotals:
         self.faults = 0
 
     def computed(self, work: Work, proved: int, failed: int) -> None:
-        """So many nonces have an outcome."""
+        """Add ``proved`` nonces with a row and ``failed`` nonces without one."""
         self.nonces[work, "proved"] += proved
         self.nonces[work, "failed"] += failed
 
     async def judged(self, running: Awaitable[V]) -> V:
-        """The verdict that ``running`` comes to, counted. A refusal began nothing, and is none."""
+        """Await the verdict of ``running`` and count it. A Refused error counts as nothing."""
         try:
             verdict = await running
         except Refused:
@@ -48,15 +48,15 @@ class NodeTotals:
 class Counters:
     """Counts one round through all its phases. ``clock`` gives monotonic seconds.
 
-    Time passes from its construction on, and not between ``end`` and ``begin``. What is counted
-    here is counted in the node's ``tally``, too, which outlives the round.
+    Its time runs from the construction, but not between ``end`` and ``begin``. Everything is also
+    added to ``totals``, which outlives the round.
     """
 
     def __init__(
-        self, clock: Callable[[], float], tally: NodeTotals, window_s: float = 30.0
+        self, clock: Callable[[], float], totals: NodeTotals, window_s: float = 30.0
     ) -> None:
         self._clock = clock
-        self._tally = tally
+        self._totals = totals
         self._window_s = window_s
         self._started = clock()
         self._ended: float | None = None
@@ -70,39 +70,39 @@ class Counters:
         self._faults = 0
 
     def carry(self, processed: int, found: int, failed: int) -> None:
-        """What the round had done before this process began; it counts, but not in the rates."""
+        """Add what an earlier process did for this round; the rates leave it out."""
         self._carried = processed
         self._processed, self._found, self._failed = processed, found, failed
 
     def done(self, processed: int, found: int, failed: int) -> None:
-        """The outcome of so many nonces is known, and stored where it is to be kept."""
-        self._tally.computed("round", processed, failed)
+        """Count nonces whose results are stored."""
+        self._totals.computed("round", processed, failed)
         self._count(processed, found, failed)
 
     def judged(self, recomputed: int, found: int) -> None:
-        """So many nonces of somebody else were computed again, of which ``found`` win."""
-        self._tally.computed("validation", recomputed, 0)
+        """Count nonces that were recomputed to judge claims; ``found`` of them win."""
+        self._totals.computed("validation", recomputed, 0)
         self._count(recomputed, found, 0)
 
     def deferred(self, seconds: float) -> None:
-        """An engine call gave way to chat for ``seconds`` and was not run."""
+        """Count an engine call that chat deferred for ``seconds`` and that did not run."""
         self._deferred_calls += 1
         self._deferred_s += seconds
 
     def fault(self) -> None:
-        """An engine call failed."""
+        """Count a failed engine call."""
         self._faults += 1
-        self._tally.faults += 1
+        self._totals.faults += 1
 
     def begin(self) -> None:
-        """Let time pass, again if it was stopped."""
+        """Let the time run again after ``end``."""
         if self._ended is not None:
             self._started += self._clock() - self._ended
             self._ended = None
             self._recent.clear()
 
     def end(self) -> None:
-        """Stop the clock, so that the rates of an ended round stay what they were."""
+        """Stop the time, so that the rates of an ended round no longer change."""
         if self._ended is None:
             self._ended = self._clock()
 
@@ -111,7 +111,7 @@ class Counters:
         now = self._clock() if self._ended is None else self._ended
         self._forget(now)
         elapsed = now - self._started
-        # A young round has not filled its window; an old one is not blamed for its start.
+        # A round younger than the window has only its own time.
         window = min(elapsed, self._window_s)
         return Stats(
             processed=self._processed,

@@ -1,12 +1,12 @@
-"""Every way a round, a job or their seams can refuse or fail, one name each."""
+"""Every way in which a round, a job, the engine or the outbox can refuse or fail."""
 
 
 class RoundsError(Exception):
-    """Root of this layer's errors. The text is for the caller of the API."""
+    """Base class. The API shows the text to its client."""
 
 
 class Refused(RoundsError):
-    """A legal request that the present state does not allow. Nothing was changed."""
+    """A valid request that the present state does not allow. Nothing was changed."""
 
 
 class AlreadyGenerating(Refused):
@@ -14,11 +14,11 @@ class AlreadyGenerating(Refused):
 
 
 class NotInitialised(Refused):
-    """There is no round of the distance protocol that could go on."""
+    """No round of the distance protocol is configured."""
 
 
 class NoRound(Refused):
-    """There is no round of the distance protocol whose rules could judge a claim."""
+    """No round of the distance protocol is configured, so claims cannot be judged."""
 
 
 class OtherProtocol(Refused):
@@ -30,7 +30,7 @@ class OtherRound(Refused):
 
 
 class LaneUnset(Refused):
-    """The configured round was not told which nonces are its own."""
+    """The configured round has no node number and node count, so it has no nonces to prove."""
 
 
 class QueueFull(Refused):
@@ -38,19 +38,19 @@ class QueueFull(Refused):
 
 
 class UnknownJob(Refused):
-    """No job of this id: never there, expired, or cleared by a stop."""
+    """No job has this id: it never existed, has expired, or a stop removed it."""
 
 
 class ShuttingDown(Refused):
-    """The server is on its way down and begins nothing new."""
+    """The server shuts down and starts nothing new."""
 
 
 class ChatBusy(RoundsError):
-    """Chat had the engine for all the time that a call may wait for it. Nothing was computed."""
+    """Chat used the engine for as long as the call may wait. Nothing was computed."""
 
 
 class EngineFault(RoundsError):
-    """The engine could not compute a batch; it lives and may serve the next one."""
+    """The engine could not compute a batch. It still runs and may compute the next one."""
 
 
 class EngineGone(RoundsError):

@@ -1,8 +1,10 @@
-"""A round that generates: the engine's side and the outbox's side, until something ends them."""
+"""Runs one round: proves batches, stores them, and logs its progress, until it ends."""
 
 import asyncio
+import logging
 
 from proofserve.rounds.counters import Counters
+from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.ports import Outbox, ProofEngine
 from proofserve.rounds.prover import Prover
@@ -10,9 +12,11 @@ from proofserve.rounds.recorder import Recorder
 from proofserve.rounds.records import RoundProgress, RoundSpec
 from proofserve.rounds.tasks import end, reason_of
 
+_logger = logging.getLogger(__name__)
+
 
 class Generation:
-    """Generates the proofs of one round, once. Its ``counters`` may have counted before."""
+    """Generates the proofs of one round, once. ``counters`` may hold earlier phases of it."""
 
     def __init__(
         self,
@@ -33,51 +37,52 @@ class Generation:
 
     @property
     def paused_reason(self) -> str | None:
-        """Why the round does not get on at the moment, None while it does."""
-        sides = (self._recorder, self._prover)
-        return next((side.trouble for side in sides if side is not None and side.trouble), None)
+        """Why the round makes no progress at the moment; None if it does."""
+        tasks = (self._recorder, self._prover)
+        return next((side.trouble for side in tasks if side is not None and side.trouble), None)
 
     @property
     def error(self) -> str | None:
-        """What ended the round other than an order to stop, and what was lost by that."""
+        """The faults that ended the round, and what was lost by them; None if it was stopped."""
         return "; ".join(self._errors) or None
 
     def stop(self) -> None:
-        """Let ``run`` end: calls in flight are cancelled, what is finished is stored."""
+        """Make ``run`` end: it cancels calls in flight and stores finished batches."""
         self._stopping.set()
 
     async def run(self, spec: RoundSpec, opened: RoundProgress) -> None:
-        """Generate until told to end or an error, which is kept in ``error`` and not raised.
+        """Generate until ``stop`` or a fault, which is kept in ``error`` and not raised.
 
-        Every ending stores what was finished. The round stays open in the outbox until ``close``:
-        a fault or a restart is not the end of it.
+        Finished batches are stored in either case. The round stays open in the outbox until
+        ``close``, so that it can go on after a fault or a restart.
         """
         recorder = self._recorder = Recorder(
             self._outbox, spec.round_id, self._counters, self._limits
         )
-        order = asyncio.create_task(self._stopping.wait())
+        stopped = asyncio.create_task(self._stopping.wait())
+        logging_progress = asyncio.create_task(self._log_progress(spec))
         proving = asyncio.create_task(self._prove(spec, opened.next_index, recorder))
         recording = asyncio.create_task(recorder.run())
-        sides = (proving, recording)
+        tasks = (proving, recording)
         try:
-            await asyncio.wait({order, *sides}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             proving.cancel()
             await end(proving, grace_s=self._limits.flush_timeout_s)
             recorder.close()
             await end(recording, grace_s=self._limits.flush_timeout_s)
         finally:
-            # On the way of an outer cancellation nothing may be awaited any more.
-            for task in (order, *sides):
+            # After a cancellation from outside nothing may be awaited.
+            for task in (stopped, logging_progress, *tasks):
                 task.cancel()
-        self._errors.extend(text for text in map(reason_of, sides) if text)
+        self._errors.extend(text for text in map(reason_of, tasks) if text)
         if lost := recorder.unstored_nonces:
             reason = recorder.trouble or "outbox: no answer"
             self._errors.append(f"{lost} finished nonces could not be stored ({reason})")
 
     async def close(self, spec: RoundSpec) -> None:
-        """Close the round in the outbox, so that what was recorded is delivered at once.
+        """Close the round in the outbox, so that its stored results are delivered at once.
 
-        What prevents it is added to ``error``. Closing again does nothing.
+        A failure is added to ``error``. A second call does nothing.
         """
         if self._closed:
             return
@@ -100,3 +105,31 @@ class Generation:
                     await recorder.room()
             finally:
                 await prover.aclose()
+
+    async def _log_progress(self, spec: RoundSpec) -> None:
+        """Log one line per interval: an operator sees the rate and what slows the round down."""
+        kind = "valid" if spec.target is None else "found"
+        deferred = self._counters.read().deferred_calls
+        while True:
+            await asyncio.sleep(self._limits.log_interval_s)
+            stats = self._counters.read()
+            chat = "chat" if stats.deferred_calls > deferred else "nothing"
+            deferred = stats.deferred_calls
+            _logger.info(
+                "round %s: %d nonces, %.1f nonces/s, %d %s, held back by %s, %s callbacks pending",
+                spec.round_id,
+                stats.processed,
+                stats.recent_rate,
+                stats.found,
+                kind,
+                self.paused_reason or chat,
+                await self._pending_callbacks(),
+                extra={"round_id": spec.round_id},
+            )
+
+    async def _pending_callbacks(self) -> int | str:
+        try:
+            async with asyncio.timeout(self._limits.log_interval_s):
+                return (await self._outbox.gauges()).pending
+        except (OutboxUnavailable, TimeoutError):
+            return "unknown"

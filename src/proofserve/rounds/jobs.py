@@ -18,11 +18,10 @@ _logger = logging.getLogger(__name__)
 
 
 class JobQueue:
-    """Owns the tasks of submitted jobs, and their results until these expire.
+    """Runs submitted jobs one at a time, and keeps their results until they expire.
 
-    The oldest results go earlier if there are too many.
-
-    ``clock`` gives monotonic seconds.
+    If there are too many results, the oldest are removed earlier. ``clock`` gives monotonic
+    seconds.
     """
 
     def __init__(
@@ -37,10 +36,10 @@ class JobQueue:
         self._outbox = outbox
         self._limits = limits
         self._clock = clock
-        self._line = WaitQueue()
+        self._places_in_order = WaitQueue()
         self._admission = admission
         self._entries: dict[str, _QueuedJob] = {}
-        # Those of them that have ended, the oldest first, and how many nonces they have.
+        # The ended ones of them, the oldest first, and the sum of their nonces.
         self._ended: dict[str, _QueuedJob] = {}
         self._ended_nonces = 0
 
@@ -48,51 +47,51 @@ class JobQueue:
         """Queue ``job`` and return its id, under which ``result`` finds it.
 
         Raises:
-            QueueFull: too many nonces wait already; nothing was queued.
+            QueueFull: too many nonces wait; nothing was queued.
         """
         self._admission.admit(len(job.nonces))
-        entry = _QueuedJob(str(uuid.uuid4()), job, self._line.join())
+        entry = _QueuedJob(str(uuid.uuid4()), job, self._places_in_order.join())
         self._entries[entry.request_id] = entry
         entry.task = asyncio.create_task(self._carry_out(entry))
-        # Not a finally in the task: one that is cancelled before its first step never gets there.
+        # Not a finally in the task: a task that is cancelled before its first step runs no finally.
         entry.task.add_done_callback(lambda task: self._settle(entry, task))
         return entry.request_id
 
     async def run(self, job: Job) -> Outcome:
-        """Compute ``job`` in its turn for a caller who waits; nothing of it is kept.
+        """Compute ``job`` in its turn while the caller waits; its result is not kept.
 
-        It is the caller's: stopping does not cancel it, cancelling the caller does.
+        ``cancel`` does not end it; cancelling the caller does.
 
         Raises:
-            QueueFull: too many nonces wait already.
-            EngineFault: a chunk failed, or chat held it back for too long.
-            EngineGone: there is no engine any more.
+            QueueFull: too many nonces wait.
+            EngineFault: a chunk failed, or chat deferred it past the deadline.
+            EngineGone: the engine process is dead.
             ProtocolError: the claims cannot be judged.
         """
         with self._admission.admitted(len(job.nonces)):
-            place = self._line.join()
+            place = self._places_in_order.join()
             try:
                 await place.wait()
                 return await self._computation.run(job, started=lambda: None)
             finally:
-                self._line.leave(place)
+                self._places_in_order.leave(place)
 
     def result(self, request_id: str) -> JobView:
-        """A submitted job as it is now. Raises UnknownJob, also for one that has expired."""
+        """The present state of a submitted job. Raises UnknownJob, also for an expired one."""
         entry = self._entries.get(request_id)
         if entry is None or entry.expired(self._clock()):
             raise UnknownJob(f"Request {request_id} not found")
         return entry.view()
 
     async def cancel(self, grace_s: float) -> None:
-        """Cancel the submitted jobs that wait or run; results stay until they expire."""
+        """Cancel the submitted jobs that wait or run. Results of ended jobs stay."""
         active = [entry for entry in self._entries.values() if not entry.task.done()]
         for entry in active:
             entry.cancel()
         await end(*(entry.task for entry in active), grace_s=grace_s)
 
     async def aclose(self, grace_s: float) -> None:
-        """Cancel every submitted job and forget all results."""
+        """Cancel every submitted job and delete all results."""
         await self.cancel(grace_s)
         for entry in self._entries.values():
             entry.forget_expiry()
@@ -103,8 +102,8 @@ class JobQueue:
     async def _carry_out(self, entry: "_QueuedJob") -> Outcome:
         await entry.place.wait()
         outcome = await self._computation.run(entry.job, entry.start)
-        # The engine is free for the next job, whatever the outbox takes.
-        self._line.leave(entry.place)
+        # The next job may use the engine while the outbox stores this one's callback.
+        self._places_in_order.leave(entry.place)
         if entry.job.url is not None:
             await self._store_callback(entry, entry.job.url, outcome)
         return outcome
@@ -124,7 +123,7 @@ class JobQueue:
             await asyncio.sleep(self._limits.callback_retry_s)
 
     def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[Outcome]") -> None:
-        self._line.leave(entry.place)
+        self._places_in_order.leave(entry.place)
         self._admission.leave(len(entry.job.nonces))
         ttl = self._limits.result_ttl_s
         timer = asyncio.get_running_loop().call_later(ttl, self._forget, entry.request_id)
@@ -139,7 +138,7 @@ class JobQueue:
         _logger.info(text, view.request_id, len(view.job.nonces), _end_of(view), extra=known)
 
     def _too_many_ended(self) -> bool:
-        """Whether the oldest result must go. Never the newest: nobody could have read it."""
+        """Whether the oldest result must go. The newest stays: no client could have read it yet."""
         few = len(self._ended) <= self._limits.max_kept_jobs
         small = self._ended_nonces <= self._limits.max_kept_nonces
         return len(self._ended) > 1 and not (few and small)
@@ -157,7 +156,7 @@ def _end_of(view: JobView) -> str:
 
 
 class _QueuedJob:
-    """One submitted job on its way."""
+    """A submitted job and its task."""
 
     task: "asyncio.Task[Outcome]"
 
@@ -177,10 +176,10 @@ class _QueuedJob:
         self._state = JobState.RUNNING
 
     def cancel(self) -> None:
-        """Cancel at the next moment at which nothing is half stored.
+        """Cancel the job, but not while its callback is being stored.
 
-        A callback that is just being stored either is kept, and the job completes, or is not.
-        Cancelling the call would leave nobody to know which.
+        The store either succeeds, and the job completes, or fails, and the job is cancelled then.
+        Cancelling the store itself would leave the result unknown.
         """
         self.cancel_ordered = True
         if not self.storing:
@@ -211,20 +210,20 @@ class _QueuedJob:
 
 
 class WaitQueue:
-    """First come, first served. A place is taken at once, not when some task gets to run."""
+    """A first-in, first-out queue. ``join`` takes a place at once, not when a task next runs."""
 
     def __init__(self) -> None:
         self._places: deque[asyncio.Event] = deque()
 
     def join(self) -> asyncio.Event:
-        """A place at the end; it is set when it has become the first."""
+        """Take the last place; its event is set when it becomes the first."""
         place = asyncio.Event()
         self._places.append(place)
         self._call_first()
         return place
 
     def leave(self, place: asyncio.Event) -> None:
-        """Give a place up, from wherever it is in the line. Once given up, it stays so."""
+        """Give a place up, at any position. A second call does nothing."""
         if place in self._places:
             self._places.remove(place)
             self._call_first()

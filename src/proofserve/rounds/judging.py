@@ -1,4 +1,4 @@
-"""Judges claimed distances by computing them again (protocol A.4, A.5, P.2.2)."""
+"""Judges claimed distances by recomputing them (protocol A.4, A.5, P.2.2)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,28 +23,32 @@ from proofserve.rounds.records import (
 
 
 class Judging:
-    """Recomputes claims beside whatever else the engine does; it serves calls in their order."""
+    """Recomputes claimed distances and compares. It may run beside a round or a job."""
 
     def __init__(
-        self, engine: ProofEngine, admission: NonceLimit, patience: ChunkDeadline, tally: NodeTotals
+        self,
+        engine: ProofEngine,
+        admission: NonceLimit,
+        patience: ChunkDeadline,
+        totals: NodeTotals,
     ) -> None:
         self._engine = engine
         self._admission = admission
         self._patience = patience
-        self._tally = tally
+        self._totals = totals
 
     async def run(self, spec: RoundSpec, target: Target, claims: DistanceClaims) -> DistanceVerdict:
-        """Judge ``claims`` by the numbers of the round ``spec`` and the key of the claimant.
+        """Judge ``claims`` by the parameters of the round ``spec`` and the prover's public key.
 
         Raises:
-            OtherRound: they are about another block.
-            QueueFull: too many nonces wait already.
-            EngineFault: the recomputation has a gap, or chat held it back for too long.
-            EngineGone: there is no engine any more.
+            OtherRound: the claims are about another block.
+            QueueFull: too many nonces wait for the engine.
+            EngineFault: the recomputation is incomplete, or chat deferred it past the deadline.
+            EngineGone: the engine process is dead.
             ProtocolError: the claims cannot be judged (see ``comparison.compare_distances``).
         """
         _require_same_block(spec, claims)
-        return await self._tally.judged(self._recompute(spec, target, claims))
+        return await self._totals.judged(self._recompute(spec, target, claims))
 
     async def _recompute(
         self, spec: RoundSpec, target: Target, claims: DistanceClaims

@@ -1,4 +1,4 @@
-"""The numbers that bound rounds and jobs. Durations in seconds."""
+"""The numbers that bound rounds and jobs, and the counter of waiting nonces. Seconds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,13 @@ from proofserve.rounds.status import QueueGauges
 
 @dataclass(frozen=True, slots=True)
 class RoundLimits:
-    """How one round treats its engine and its outbox.
+    """Limits of one round.
 
-    ``depth`` engine calls are in flight at a time, and up to ``max_unrecorded`` finished batches
-    may wait for the outbox before the engine is asked for more. ``fault_backoff_s`` are the pauses
+    ``depth`` engine calls are in flight at a time. At most ``max_unrecorded`` finished batches wait
+    for the outbox; then the round pauses its engine calls. ``fault_backoff_s`` holds the pauses
     after the first, second, ... fault of the same batch; fault number ``max_faults`` ends the
-    round. A stopped round has ``flush_timeout_s`` each for its engine and its outbox.
+    round. A stopped round waits at most ``flush_timeout_s`` for its engine, and as long for its
+    outbox. A running round logs one line every ``log_interval_s``.
     """
 
     depth: int = 2
@@ -24,13 +25,14 @@ class RoundLimits:
     fault_backoff_s: tuple[float, ...] = (1.0, 2.0, 4.0)
     max_faults: int = 3
     flush_timeout_s: float = 10.0
+    log_interval_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """How much may queue, how long chat may hold a chunk back, how long results are kept.
+    """Limits of jobs: the queue, how long chat may delay a chunk, how long results are kept.
 
-    And how many: of jobs and of their nonces, all results together.
+    ``max_kept_jobs`` and ``max_kept_nonces`` bound all kept results together.
     """
 
     max_queued_nonces: int = 100_000
@@ -43,7 +45,7 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """All of them. ``engine_answer_s`` bounds how long a question about the engine may take."""
+    """Limits of rounds and jobs; the engine must answer ``gauges`` within ``engine_answer_s``."""
 
     rounds: RoundLimits = field(default_factory=RoundLimits)
     jobs: JobLimits = field(default_factory=JobLimits)
@@ -51,7 +53,7 @@ class Limits:
 
 
 class NonceLimit:
-    """Counts nonces from their admission to their end."""
+    """Counts the nonces that wait for the engine or use it, outside of rounds."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -59,22 +61,22 @@ class NonceLimit:
 
     @property
     def gauges(self) -> QueueGauges:
-        """How full it is."""
+        """The count and its limit."""
         return QueueGauges(self._queued, self._limit)
 
     def admit(self, nonces: int) -> None:
-        """Let so many in; they must be let out again. Raises QueueFull, with nothing changed."""
+        """Add ``nonces``; ``leave`` must follow. Raises QueueFull and then adds nothing."""
         if self._queued + nonces > self._limit:
             raise QueueFull(f"Queue full: {self._queued} nonces queued, limit is {self._limit}")
         self._queued += nonces
 
     def leave(self, nonces: int) -> None:
-        """Let so many out."""
+        """Subtract ``nonces``."""
         self._queued -= nonces
 
     @contextmanager
     def admitted(self, nonces: int) -> Iterator[None]:
-        """Let so many in for the length of a context. Raises QueueFull."""
+        """Count ``nonces`` for the length of a context. Raises QueueFull."""
         self.admit(nonces)
         try:
             yield

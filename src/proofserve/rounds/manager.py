@@ -1,4 +1,4 @@
-"""The owner of everything that runs: at most one round, the job queue, and judging."""
+"""Owns the running round (at most one), the job queue and the judging of claims."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Round:
-    """The configured round, what it has done, and what carries it out while it generates."""
+    """The configured round, its counters, and its task while it generates."""
 
     spec: RoundSpec
     counters: Counters
@@ -48,8 +48,8 @@ class _Round:
 class RoundManager:
     """Configures, starts, stops and shows the rounds and jobs of one node.
 
-    ``clock`` gives monotonic seconds. A call that ``state`` refuses changes nothing, and
-    after ``aclose`` each one but ``stop`` raises ShuttingDown. ``tally`` counts over all rounds.
+    ``clock`` gives monotonic seconds. A call that ``state.step`` refuses changes nothing. After
+    ``aclose`` every call but ``stop`` raises ShuttingDown. ``totals`` counts over all rounds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RoundManager:
         self._outbox = outbox
         self._limits = limits
         self._clock = clock
-        self.tally = NodeTotals()
+        self.totals = NodeTotals()
         self._state = State.IDLE
         self._closing = False
         self._round: _Round | None = None
@@ -72,41 +72,41 @@ class RoundManager:
         self._changing = asyncio.Lock()
         self._admission = NonceLimit(limits.jobs.max_queued_nonces)
         patience = ChunkDeadline(limits.jobs.chunk_timeout_s, clock)
-        computation = Computation(engine, self._no_round, patience, self.tally)
+        computation = Computation(engine, self._no_round, patience, self.totals)
         self._jobs = JobQueue(computation, outbox, self._admission, limits.jobs, clock)
-        self._judging = Judging(engine, self._admission, patience, self.tally)
+        self._judging = Judging(engine, self._admission, patience, self.totals)
         self._self_check = SelfCheck(engine, clock)
 
     async def init(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and do nothing yet. Raises AlreadyGenerating."""
+        """Configure ``spec`` without starting it. Raises AlreadyGenerating."""
         async with self._changing:
             self._state = self._step(Move.INIT)
             self._round = self._new(spec)
 
     async def start(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and generate; jobs wait from now on.
+        """Configure ``spec`` and generate; jobs wait until the round ends.
 
         Raises:
             AlreadyGenerating: a round runs.
-            LaneUnset: ``spec`` has no nonces of its own.
-            OutboxUnavailable: the round could not be written down.
-            Nothing has changed in any of these cases.
+            LaneUnset: ``spec`` has no node number and node count.
+            OutboxUnavailable: the round could not be stored.
+            In each of these cases nothing has changed.
         """
         async with self._changing:
             self._step(Move.START)
             await self._begin(self._new(spec))
 
     async def init_validate(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and judge by it. Raises AlreadyGenerating."""
+        """Configure ``spec`` and judge claims by it. Raises AlreadyGenerating."""
         async with self._changing:
             self._state = self._step(Move.INIT_VALIDATE)
             self._round = self._new(spec)
 
     async def generate(self) -> None:
-        """Let the configured round generate, from where it was. Nothing to do if it does.
+        """Let the configured round generate from where it stopped; no change if it generates.
 
         Raises:
-            NotInitialised, OtherProtocol: there is no distance round.
+            NotInitialised, OtherProtocol: no distance round is configured.
             LaneUnset, OutboxUnavailable: as in ``start``.
         """
         async with self._changing:
@@ -115,10 +115,10 @@ class RoundManager:
                 await self._begin(self._round)
 
     async def validate(self) -> None:
-        """Let the configured round judge; one that generates stops doing so first.
+        """Let the configured round judge claims; it stops generating first.
 
         Raises:
-            NotInitialised, OtherProtocol: there is no distance round.
+            NotInitialised, OtherProtocol: no distance round is configured.
         """
         async with self._changing:
             target = self._step(Move.VALIDATE)
@@ -128,17 +128,17 @@ class RoundManager:
             self._state = target
 
     async def judge(self, claims: DistanceClaims) -> DistanceVerdict:
-        """Recompute ``claims`` by the rules of the configured round; in VALIDATING also push.
+        """Recompute ``claims`` by the configured round. In VALIDATING the verdict is also sent.
 
         Raises:
-            NoRound, OtherProtocol: there is no distance round.
+            NoRound, OtherProtocol: no distance round is configured.
             OutboxUnavailable: the callback could not be stored; nothing was counted.
-            Everything else as in ``Judging.run``.
+            Further errors as in ``Judging.run``.
         """
         self._step(Move.JUDGE)
         configured = self._round
         if configured is None or configured.spec.target is None:
-            raise AssertionError("the table lets no judgement pass without a distance round")
+            raise AssertionError("state.step allows judging only with a distance round")
         spec, target = configured.spec, configured.spec.target
         pushing = self._state is State.VALIDATING and spec.url is not None
         verdict = await self._judging.run(spec, target, claims)
@@ -148,15 +148,15 @@ class RoundManager:
         return verdict
 
     async def stop(self) -> None:
-        """End the round, if one runs, and cancel the submitted jobs. Always legal.
+        """End the running round, if any, and cancel the submitted jobs. Always allowed.
 
-        What the round has finished is stored before this returns, if the outbox takes it.
+        Finished batches are stored before this returns, if the outbox can store them.
         """
         async with self._changing:
             await self._stop(close=True)
 
     def status(self) -> Status:
-        """What happens now."""
+        """What the node does at the moment."""
         configured = self._round
         generation = configured.generation if configured else None
         running = self._state is State.GENERATING
@@ -175,23 +175,20 @@ class RoundManager:
         return self._jobs.submit(job)
 
     async def run(self, job: Job) -> Outcome:
-        """Compute ``job`` in its turn while the caller waits; see ``JobQueue.run``.
-
-        Raises ShuttingDown too.
-        """
+        """Compute ``job`` while the caller waits. Raises ShuttingDown, and as ``JobQueue.run``."""
         self.require_open()
         return await self._jobs.run(job)
 
     def result(self, request_id: str) -> JobView:
-        """A submitted job as it is now. Raises UnknownJob."""
+        """The present state of a submitted job. Raises UnknownJob."""
         return self._jobs.result(request_id)
 
     async def engine_gauges(self) -> EngineGauges:
         """The engine's counters.
 
         Raises:
-            EngineGone: there is no engine any more.
-            EngineFault: it did not answer in time.
+            EngineGone: the engine process is dead.
+            EngineFault: the engine did not answer in time.
         """
         seconds = self._limits.engine_answer_s
         try:
@@ -201,19 +198,19 @@ class RoundManager:
             raise EngineFault(f"the engine did not answer within {seconds:g} s") from None
 
     async def self_check(self) -> float:
-        """Seconds that one real forward took; see ``SelfCheck.run``. Raises ShuttingDown too."""
+        """Seconds of one real forward. Raises ShuttingDown, and as ``SelfCheck.run``."""
         self.require_open()
         return await self._self_check.run()
 
     def require_open(self) -> None:
-        """Raises ShuttingDown from the moment on in which ``aclose`` was called."""
+        """Raises ShuttingDown once ``aclose`` was called."""
         if self._closing:
-            raise ShuttingDown("the server is going down; ask again once it is back")
+            raise ShuttingDown("the server is shutting down; ask again after its restart")
 
     async def aclose(self) -> None:
-        """End every task that this object owns, and begin nothing new; twice is harmless.
+        """End every task of this object and start nothing new. A second call does nothing.
 
-        A running round stays open in the outbox.
+        A running round stays open in the outbox, so that ``--resume`` can continue it.
         """
         self._closing = True
         async with self._changing:
@@ -226,14 +223,13 @@ class RoundManager:
         return step(self._state, move, self._round.kind if self._round else Configured.NOTHING)
 
     def _new(self, spec: RoundSpec) -> _Round:
-        return _Round(spec, Counters(self._clock, self.tally))
+        return _Round(spec, Counters(self._clock, self.totals))
 
     async def _begin(self, chosen: _Round) -> None:
-        """Make ``chosen`` the configured round and generate."""
         lane_of(chosen.spec)
         opened = await self._outbox.open_round(chosen.spec)
         if chosen.generation is None:
-            # The first time in this process: whatever is stored was done before it.
+            # First start in this process: the stored results are from an earlier process.
             processed = opened.next_index - opened.failed
             chosen.counters.carry(processed, opened.found, opened.failed)
         chosen.counters.begin()
@@ -249,7 +245,7 @@ class RoundManager:
         _logger.info("round %s generates", round_id, extra={"round_id": round_id})
 
     async def _generate(self, running: Awaitable[None], chosen: _Round) -> None:
-        """A round, and the state that goes with it: whatever ends the one ends the other."""
+        """Run a round and set the state when it ends, for any reason."""
         try:
             await running
         finally:
@@ -259,7 +255,7 @@ class RoundManager:
             self._no_round.set()
 
     async def _stop(self, close: bool) -> None:
-        # Jobs first: the end of the round would start them.
+        # Jobs first: they would start when the round ends.
         await self._jobs.cancel(self._limits.rounds.flush_timeout_s)
         await self._end_generation(close)
         if self._round is not None:
@@ -267,7 +263,7 @@ class RoundManager:
         self._state = self._step(Move.STOP)
 
     async def _end_generation(self, close: bool) -> None:
-        """End what generates, if anything does; ``close`` a round that ended by itself, too."""
+        """End the running round, if any; ``close`` also closes a round that a fault ended."""
         last = self._round
         if last is None or last.generation is None or last.task is None:
             return

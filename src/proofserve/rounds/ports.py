@@ -1,4 +1,4 @@
-"""The two seams of a round: the engine that computes and the outbox that keeps."""
+"""What a round needs of an engine and of an outbox, as protocols."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,14 +20,14 @@ from proofserve.rounds.status import EngineGauges, OutboxGauges
 
 
 class ProofSession(Protocol):
-    """A lease on an engine for one workload."""
+    """Access to an engine for one workload, for as long as its lease lasts."""
 
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
-        """Compute the proofs of ``nonces``; calls may overlap and are served in order.
+        """Compute the proofs of ``nonces``. Calls may overlap; the engine runs them in order.
 
         Raises:
-            EngineFault: the computation failed; the engine lives.
-            EngineGone: there is no engine any more.
+            EngineFault: the computation failed; the engine still runs.
+            EngineGone: the engine process is dead.
         """
         ...
 
@@ -37,11 +37,11 @@ class ProofEngine(Protocol):
 
     @property
     def engine_info(self) -> EngineInfo:
-        """What is deployed. Constant for the life of the engine."""
+        """What is deployed; constant while the engine runs."""
         ...
 
     def session(self, work: Workload) -> AbstractAsyncContextManager[ProofSession]:
-        """Open a lease; leaving the context returns it and cancels what is still deferred."""
+        """Open a lease; the end of the context returns it and cancels deferred calls."""
         ...
 
     async def gauges(self) -> EngineGauges:
@@ -50,31 +50,31 @@ class ProofEngine(Protocol):
 
 
 class MeasurableEngine(Protocol):
-    """An engine whose bare forward can be timed."""
+    """An engine that can time forwards alone."""
 
     async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
         """Time ``forwards`` forwards of ``nonces`` back to back; chat waits for all of them.
 
         Raises:
-            EngineFault: a forward failed; the engine lives.
-            EngineGone: there is no engine any more.
+            EngineFault: a forward failed; the engine still runs.
+            EngineGone: the engine process is dead.
         """
         ...
 
 
 class Outbox(Protocol):
-    """Keeps results on disk until they are delivered, and afterwards for readers."""
+    """Keeps results on disk for callbacks and for ``GET /results``."""
 
     async def open_round(self, spec: RoundSpec) -> RoundProgress:
-        """Remember a round, so that its results and callbacks survive a restart.
+        """Store a round, so that its results and callbacks survive a restart.
 
-        The same one again goes on where it was; any other that is open is closed. Raises
-        OutboxUnavailable.
+        A round that is stored already goes on where it was; any other open round is closed.
+        Raises OutboxUnavailable.
         """
         ...
 
     async def interrupted(self) -> RoundSpec | None:
-        """The round that is open: on a new start, the one that nobody had stopped."""
+        """The open round: at a start of the server, the round that ran when the last one ended."""
         ...
 
     async def record(
@@ -87,13 +87,13 @@ class Outbox(Protocol):
         """Store findings, failures (nonce to reason) and the lane's progress in one transaction.
 
         Raises:
-            OutboxUnavailable: nothing was stored (a full disk, say); the same call may be tried
-                again.
+            OutboxUnavailable: nothing was stored (the disk is full, for example); the same call may
+                be tried again.
         """
         ...
 
     async def close_round(self, round_id: str) -> None:
-        """Mark the round stopped and hand what is undelivered to the sender at once."""
+        """Mark the round stopped and make its undelivered results due for delivery at once."""
         ...
 
     async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
@@ -105,13 +105,13 @@ class Outbox(Protocol):
         ...
 
     async def winners(self, round_id: str, limit: int) -> list[Winner]:
-        """The newest winners of a round in the order of their storing, at most ``limit``."""
+        """The newest winners of a round, at most ``limit``, in the order of storing."""
         ...
 
     async def probe(self) -> None:
-        """Write something that changes nothing. Raises OutboxUnavailable if that fails."""
+        """Write and roll back. Raises OutboxUnavailable if that fails."""
         ...
 
     async def gauges(self) -> OutboxGauges:
-        """Count what is kept, waiting, delivered and expired."""
+        """Count results and callbacks."""
         ...

@@ -1,4 +1,4 @@
-"""The engine's side of a round: batches in lane order, several calls in flight."""
+"""Asks the engine for the batches of a round in lane order, with several calls in flight."""
 
 import asyncio
 from collections import deque
@@ -14,9 +14,9 @@ from proofserve.rounds.records import Deferred, RoundSpec
 
 
 class Prover:
-    """Takes batches from the lane of one round and proves them through one session.
+    """Proves the batches of one round's lane through one engine session.
 
-    ``first_index`` is the number of the lane's nonce to begin with.
+    ``first_index`` is the lane index of the first nonce.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class Prover:
 
     @property
     def trouble(self) -> str | None:
-        """Why a batch is being tried again after a fault, None while all goes well."""
+        """The fault after which a batch is being tried again; None if there is none."""
         return next(iter(self._troubles.values()), None)
 
     async def next(self) -> Finished:
-        """The next batch of the lane; the calls after it are already in flight.
+        """The next batch of the lane; later calls are already in flight.
 
         Raises:
             EngineFault: the batch failed ``max_faults`` times in a row.
-            EngineGone: there is no engine any more.
-            ProtocolError: the lane has ended.
+            EngineGone: the engine process is dead.
+            ProtocolError: the lane has no further nonces.
         """
         while len(self._in_flight) < self._limits.depth:
             self._in_flight.append(asyncio.create_task(self._prove(self._start)))
@@ -57,13 +57,12 @@ class Prover:
         return finished
 
     async def aclose(self) -> None:
-        """Cancel what is in flight and wait until it has ended."""
+        """Cancel the calls in flight and wait for their end."""
         for call in self._in_flight:
             call.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
 
     async def _prove(self, start: int) -> Finished:
-        """Ask for the same nonces until the engine has computed them."""
         nonces = self._lane.batch(start, self._spec.batch_size)
         faults = 0
         while True:
@@ -94,7 +93,7 @@ class Prover:
 
 
 def lane_of(spec: RoundSpec) -> NonceLane:
-    """The nonces of a round. Raises LaneUnset for one that was only meant to judge."""
+    """The nonces of a round. Raises LaneUnset if it has no node number and node count."""
     if spec.lane is None:
         raise LaneUnset("Node ID and node count must be set")
     return spec.lane

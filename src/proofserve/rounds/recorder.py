@@ -1,4 +1,4 @@
-"""The outbox's side of a round: finished batches are stored in order, and only then counted."""
+"""Stores the finished batches of a round in lane order, and counts them once they are stored."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ from proofserve.rounds.records import Finding
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A computed batch; ``next_index`` is the number of the lane's first nonce after it.
+    """A computed batch; ``next_index`` is the lane index of the first nonce after it.
 
-    ``processed`` nonces have an outcome; what is worth publishing of it is in ``findings``.
+    ``processed`` nonces have a result; ``findings`` holds those that are published.
     """
 
     next_index: int
@@ -27,10 +27,10 @@ class Finished:
 
 
 class Recorder:
-    """Stores the batches of one round. The engine runs on while the disk is written.
+    """Stores the batches of one round while the engine computes the next ones.
 
-    Batches that finish during a transaction share the next one, so a slow disk costs fewer
-    transactions rather than throughput.
+    Batches that finish during a transaction share the next transaction, so that a slow disk does
+    not slow the engine down.
     """
 
     def __init__(
@@ -49,32 +49,32 @@ class Recorder:
 
     @property
     def trouble(self) -> str | None:
-        """Why storing is being tried again, None while all goes well."""
+        """Why the last attempt to store failed; None if it did not."""
         return self._trouble
 
     @property
     def unstored_nonces(self) -> int:
-        """How many finished nonces the outbox has not taken."""
+        """How many finished nonces are not stored."""
         return sum(batch.processed + len(batch.failed) for batch in self._waiting)
 
     def add(self, batch: Finished) -> None:
-        """Hand over the next batch of the lane."""
+        """Queue the next batch of the lane for storing."""
         self._waiting.append(batch)
         self._wake.set()
         if len(self._waiting) >= self._limits.max_unrecorded:
             self._room.clear()
 
     async def room(self) -> None:
-        """Wait until another batch may be handed over."""
+        """Wait until there is room for another batch."""
         await self._room.wait()
 
     def close(self) -> None:
-        """No batch will follow: ``run`` ends when all are stored, or after one more failure."""
+        """Announce the last batch: ``run`` ends when all are stored, or after one more failure."""
         self._closing.set()
         self._wake.set()
 
     async def run(self) -> None:
-        """Store what is handed over until closed."""
+        """Store queued batches until ``close``."""
         while True:
             await self._wake.wait()
             self._wake.clear()

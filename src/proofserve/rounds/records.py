@@ -11,13 +11,13 @@ from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.scheme import Scheme
 
-# Below this probability nobody believes in an accident; the default of both protocols.
+# A p-value below this is called fraud; the default of both protocols.
 FRAUD_THRESHOLD = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Everything that decides the numbers of a proof, the nonce apart."""
+    """Everything besides the nonce that decides the numbers of a proof."""
 
     scheme: Scheme
     block_hash: str
@@ -27,7 +27,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which nonces of a distance round win, and how unlikely a claim must be to be called fraud."""
+    """Which nonces of a distance round win, and the p-value below which claims are fraud."""
 
     r_target: float
     fraud_threshold: float = FRAUD_THRESHOLD
@@ -35,11 +35,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class RoundSpec:
-    """One order to generate proofs until told to stop, or to judge the proofs of others.
+    """What a round computes: proofs until it is stopped, or verdicts about claims.
 
-    ``batch_size`` groups the nonces of one engine call; the shape of a forward is the engine's
-    own. ``url`` is where callbacks go, None for none. A round of the distance protocol has a
-    ``target``; one that only judges needs no ``lane``.
+    ``batch_size`` is the number of nonces in one engine call; the engine decides the shape of a
+    forward. ``url`` is where callbacks go; None sends none. A round of the distance protocol has a
+    ``target``. A round that only judges claims needs no ``lane``.
     """
 
     round_id: str
@@ -66,7 +66,7 @@ class ProofBatch:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """The engine did not run the call: chat had the engine for ``seconds``. Ask again."""
+    """The engine did not run the call because chat used it for ``seconds``. Ask again."""
 
     reason: str
     seconds: float
@@ -74,7 +74,7 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Forwards back to back, nothing between them: how many nonces in how many seconds."""
+    """The result of forwards run back to back: nonces computed, and seconds they took."""
 
     nonces: int
     seconds: float
@@ -82,7 +82,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a deployed engine is, as far as requests are checked against it."""
+    """The properties of a deployed engine that requests are checked against."""
 
     model_names: tuple[str, ...]
     hidden_size: int
@@ -111,7 +111,7 @@ Finding = Artifact | Winner
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """One row of the outbox: an artifact's text, a winner's distance, or why the nonce failed."""
+    """One row of the outbox: an artifact's text, a winner's distance, or the nonce's error."""
 
     seq: int
     round_id: str
@@ -132,7 +132,7 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
-    """How far a round got: the lane's next number, and the findings and failures stored."""
+    """How far a round is: the lane's next index, and the findings and failures stored."""
 
     next_index: int = 0
     found: int = 0
@@ -150,7 +150,7 @@ class StatTest:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What somebody claims about a job's nonces, and the test that judges it."""
+    """A prover's claims about a job's nonces, and the test that judges them."""
 
     claims: tuple[Claim, ...]
     test: StatTest
@@ -158,10 +158,10 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One order to prove a given list of nonces, and to judge claims about them if there are any.
+    """A request to prove a list of nonces, and to judge claims about them if there are any.
 
-    ``batch_size`` is how many nonces go into one engine call. ``url`` is where the completion
-    callback goes, None for none.
+    ``batch_size`` is the number of nonces in one engine call. ``url`` is where the completion
+    callback goes; None sends none.
     """
 
     work: Workload
@@ -175,7 +175,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Proofs:
-    """What a job without claims gives; ``failed`` maps a nonce without an artifact to a reason."""
+    """The result of a job without claims; ``failed`` maps a nonce to why it has no artifact."""
 
     artifacts: tuple[Artifact, ...]
     failed: Mapping[int, str]
@@ -183,7 +183,7 @@ class Proofs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a job with claims gives: every nonce was recomputed, and this is how they compare."""
+    """The result of a job with claims: every nonce was recomputed and compared with its claim."""
 
     n_total: int
     n_mismatch: int
@@ -197,7 +197,7 @@ Outcome = Proofs | Verdict
 
 @dataclass(frozen=True, slots=True)
 class DistanceClaims:
-    """Somebody's winners: ``distances[i]`` is claimed for ``nonces[i]``, and may be any float."""
+    """A prover's winners: ``distances[i]`` is claimed for ``nonces[i]`` and may be any float."""
 
     block_hash: str
     block_height: int
@@ -208,7 +208,7 @@ class DistanceClaims:
 
 @dataclass(frozen=True, slots=True)
 class DistanceVerdict:
-    """What became of claims: ``computed`` and ``valid`` in the order of their nonces."""
+    """The verdict about claims; ``computed`` and ``valid`` are in the order of their nonces."""
 
     claims: DistanceClaims
     computed: tuple[float, ...]
@@ -218,12 +218,12 @@ class DistanceVerdict:
 
     @property
     def n_invalid(self) -> int:
-        """How many claims do not stand."""
+        """How many claims are invalid."""
         return self.valid.count(False)
 
 
 class JobState(StrEnum):
-    """Where a job is. A job that waits for its turn or for a round to end is queued."""
+    """The state of a job. A job that waits for other jobs or for a round to end is queued."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -234,7 +234,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as a reader sees it: ``outcome`` once completed, ``error`` once failed."""
+    """A job as a client sees it: ``outcome`` once completed, ``error`` once failed."""
 
     request_id: str
     state: JobState

@@ -17,13 +17,13 @@ class State(StrEnum):
     """What a node is doing about rounds."""
 
     IDLE = "IDLE"
-    """Nothing runs: there was no round yet, or one was configured and not begun."""
+    """No round runs: none is configured, or the configured one has not started."""
     GENERATING = "GENERATING"
-    """A round's loop runs."""
+    """A round generates proofs."""
     VALIDATING = "VALIDATING"
-    """The configured round judges the claims of others, and pushes its verdicts."""
+    """The configured round judges claims and sends its verdicts to its callback URL."""
     STOPPED = "STOPPED"
-    """The last round has ended, by order or by a fault. It may go on."""
+    """The last round was stopped or ended by a fault. It may continue."""
 
 
 class Move(StrEnum):
@@ -54,7 +54,7 @@ class Configured(StrEnum):
 
 _ROWS = (State.IDLE, State.GENERATING, State.VALIDATING, State.STOPPED)
 _BUSY = AlreadyGenerating("Already generating")
-# One line for a move, one column for a state: where it leads, None for nowhere new.
+# One line for a move, one column for a state: the next state; None leaves the state as it is.
 _LINES: Mapping[Move, tuple[State | Refused | None, ...]] = {
     Move.INIT: (State.IDLE, _BUSY, State.IDLE, State.IDLE),
     Move.START: (State.GENERATING, _BUSY, State.GENERATING, State.GENERATING),
@@ -71,7 +71,7 @@ _TABLE: Mapping[tuple[State, Move], State | Refused] = MappingProxyType(
         for state, target in zip(_ROWS, line, strict=True)
     }
 )
-# These moves work on the configured round, which must be one of the distance protocol.
+# These moves need a configured round of the distance protocol.
 _NEEDS_ROUND: Mapping[Move, Refused] = MappingProxyType(
     {
         Move.GENERATE: NotInitialised("PoC not initialized"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import State
 
-# The upper ends of the histogram of forwards, seconds; the last bin has none.
+# Upper ends of the bins of the forwards' histogram, in seconds; a last bin has no upper end.
 FORWARD_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -13,8 +13,8 @@ FORWARD_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.
 class EngineGauges:
     """Counters read inside the engine. Durations in seconds, from the engine's start.
 
-    ``forward_counts`` says how many forwards ended within each of ``FORWARD_BOUNDS_S`` and not
-    the one before, and how many took longer; empty where nobody counts.
+    ``forward_counts`` has one count of forwards for each bin of ``FORWARD_BOUNDS_S`` and a last one
+    for longer forwards; it is empty if the engine does not count.
     """
 
     forwards: int
@@ -32,10 +32,10 @@ class EngineGauges:
 
 @dataclass(frozen=True, slots=True)
 class OutboxGauges:
-    """How full the outbox is: results kept, callbacks waiting, delivered and given up.
+    """What the outbox holds: results, and callbacks that wait, were delivered or expired.
 
-    ``revived`` counts those that were given up and then asked for again. ``failed_attempts`` since
-    this process began; the others are of the whole file.
+    ``revived`` counts expired callbacks that an operator ordered again. ``failed_attempts`` counts
+    since this process began; the other numbers count the whole file.
     """
 
     results: int
@@ -50,7 +50,7 @@ class OutboxGauges:
 
 @dataclass(frozen=True, slots=True)
 class QueueGauges:
-    """Nonces of the jobs that wait or run, and how many may."""
+    """Nonces of the jobs that wait or run, and their limit."""
 
     queued_nonces: int
     limit: int
@@ -60,10 +60,10 @@ class QueueGauges:
 class Stats:
     """The counters of one round. Rates in nonces per second, durations in seconds.
 
-    ``processed`` counts the nonces whose outcome the outbox has stored, and those recomputed to
-    judge claims; ``found`` those of them worth publishing; ``failed`` those without an outcome.
-    ``recent_rate`` looks back ``window_s`` at most, ``rate`` to the start of the round. Pauses do
-    not count as time.
+    ``processed`` counts the nonces whose result the outbox has stored, and those recomputed to
+    judge claims; ``found`` counts those that are published; ``failed`` those without a result.
+    ``recent_rate`` covers the last ``window_s``, ``rate`` the whole round. Time in which the round
+    does not run does not count.
     """
 
     processed: int
@@ -80,9 +80,10 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a node does. ``spec`` and ``stats`` are of the configured round, running or not.
+    """What a node does. ``spec`` and ``stats`` describe the configured round, running or not.
 
-    ``paused_reason`` says why a running round does not get on, ``error`` what ended a stopped one.
+    ``paused_reason`` says why a running round makes no progress; ``error`` says which fault ended
+    a round.
     """
 
     state: State

@@ -1,4 +1,4 @@
-"""Ending asyncio tasks that somebody owns, and telling why they ended."""
+"""Ending asyncio tasks, and the reason why a task ended."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ _logger = logging.getLogger(__name__)
 
 
 async def end(*tasks: "asyncio.Task[Any]", grace_s: float) -> None:
-    """Wait for ``tasks``, at most ``grace_s`` seconds; then cancel them and wait for that."""
+    """Wait at most ``grace_s`` seconds for ``tasks``, then cancel them and wait for their end."""
     if not tasks:
         return
     _, late = await asyncio.wait(tasks, timeout=grace_s)
@@ -22,9 +22,10 @@ async def end(*tasks: "asyncio.Task[Any]", grace_s: float) -> None:
 
 
 def reason_of(task: "asyncio.Task[Any]") -> str | None:
-    """Why a finished task failed, as its reader may see it. Being cancelled is no failure.
+    """Why a finished task failed, as a client may see it; None for success or cancellation.
 
-    Errors of no known kind go to the log: their texts may say more than a reader should know.
+    The text of an unexpected error goes to the log only: it may contain what a client must not
+    see.
     """
     error = None if task.cancelled() else task.exception()
     if error is None:
