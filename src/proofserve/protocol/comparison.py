@@ -1,7 +1,7 @@
-"""Claims against our own recomputation: every requested nonce agrees or is a named mismatch.
+"""Compares claims with a recomputation: every requested nonce agrees or is a named mismatch.
 
-Nothing is ever skipped (protocol P.2.1). What a claimant may have got wrong is a mismatch; what we
-lack ourselves, or cannot be asked to compare, is an error and never a verdict.
+No nonce is skipped (protocol P.2.1). A fault of the prover is a mismatch. A gap in the validator's
+own recomputation, or a request that cannot be compared, is an error and gives no verdict.
 """
 
 import math
@@ -18,7 +18,7 @@ from proofserve.protocol.nonces import check_nonces
 
 
 class Reason(StrEnum):
-    """Why a claim does not stand."""
+    """Why a claim is a mismatch."""
 
     MISSING = "missing"
     EMPTY = "empty"
@@ -30,7 +30,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a node says the vector of a nonce is."""
+    """The vector that a prover publishes for a nonce."""
 
     nonce: int
     vector_b64: str
@@ -38,7 +38,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A requested nonce whose claim does not stand; ``distance`` where one could be taken."""
+    """A requested nonce with an invalid claim; ``distance`` if the claim could be decoded."""
 
     nonce: int
     reason: Reason
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def n_mismatch(self) -> int:
-        """Number of requested nonces whose claim does not stand."""
+        """Number of requested nonces whose claim is a mismatch."""
         return len(self.mismatches)
 
     @property
@@ -73,9 +73,9 @@ def compare(
 ) -> Comparison:
     """Compare artifact claims with our vectors, both as the float16 of the wire (B.4, P.2.1).
 
-    A claim stands iff it is the nonce's only one, decodes strictly, and lies within
+    A claim is valid iff it is the nonce's only one, decodes strictly, and lies within
     ``dist_threshold`` (L2, float32). Raises ProtocolError for repeated or out-of-range nonces,
-    claims that nobody asked for and a threshold that is not a finite number from 0 on, and
+    claims about nonces that were not requested and a threshold that is not a finite number from 0 on, and
     IncompleteRecomputation unless ``computed`` has a finite vector [k_dim] for every nonce.
     """
     check_nonces("nonces", nonces)
@@ -95,7 +95,7 @@ def compare_distances(
 ) -> Comparison:
     """Compare distance claims with our distances, pairwise in the order of ``nonces`` (A.4, P.2.2).
 
-    A claim stands iff it is finite and below ``r_target`` and ours is not above it. Raises
+    A claim is valid iff it is finite and below ``r_target`` and our distance is not above it. Raises
     ProtocolError for unequal lengths, repeated or out-of-range nonces and a radius that is not
     finite, and IncompleteRecomputation when a distance of ours is not finite.
     """
@@ -120,7 +120,7 @@ def _texts_by_nonce(nonces: Sequence[int], claims: Sequence[Claim]) -> dict[int,
     texts: dict[int, list[str]] = {nonce: [] for nonce in nonces}
     for claim in claims:
         if claim.nonce not in texts:
-            raise ProtocolError("claims", f"nonce {claim.nonce} was not asked for")
+            raise ProtocolError("claims", f"nonce {claim.nonce} was not requested")
         texts[claim.nonce].append(claim.vector_b64)
     return texts
 
@@ -128,7 +128,7 @@ def _texts_by_nonce(nonces: Sequence[int], claims: Sequence[Claim]) -> dict[int,
 def _wire_vector(
     nonce: int, computed: Mapping[int, NDArray[np.float32]], k_dim: int
 ) -> NDArray[np.float32]:
-    """Our vector as the other side would read it from the wire."""
+    """Our vector as a receiver would decode it."""
     if nonce not in computed:
         raise IncompleteRecomputation("computed", f"nonce {nonce} is missing")
     vector = to_float16(computed[nonce]).astype(np.float32)

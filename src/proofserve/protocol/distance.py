@@ -18,7 +18,7 @@ _PROJECTION_SCALE = 0.02
 
 
 def is_winner(distance: float, r_target: float) -> bool:
-    """Whether a nonce is worth reporting: strictly below the target radius (A.2.8)."""
+    """Whether a nonce wins: its distance is strictly below the target radius (A.2.8)."""
     return distance < r_target
 
 
@@ -42,7 +42,7 @@ class DistanceScheme(Scheme):
 
     @property
     def name(self) -> str:
-        """``distance-v1``, whatever the options."""
+        """``distance-v1`` with any options."""
         return "distance-v1"
 
     @property

@@ -1,10 +1,10 @@
-"""What can be wrong with a protocol argument; every error names the argument at fault."""
+"""Errors of protocol arguments; every error names the argument."""
 
 
 class ProtocolError(ValueError):
     """An argument that the protocol does not allow.
 
-    ``field`` is the name of the argument, ready to be shown to whoever sent it.
+    ``field`` is the name of the argument, as the API shows it to its client.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -23,8 +23,8 @@ class MalformedVector(ProtocolError):
 
 
 class UnknownScheme(ProtocolError):
-    """A scheme name that no recipe answers to."""
+    """No scheme has this name."""
 
 
 class IncompleteRecomputation(ProtocolError):
-    """Our own side of a comparison has a gap, so no verdict may be given."""
+    """The validator's own recomputation is incomplete, so no verdict may be given."""

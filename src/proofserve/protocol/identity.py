@@ -1,4 +1,4 @@
-"""The seed strings of protocol section 0.2: what is unique to a block, a node and a nonce."""
+"""The seed strings of protocol section 0.2 for a block, a node and a nonce, and their seeds."""
 
 import hashlib
 import struct
@@ -22,7 +22,7 @@ def layer_string(block_hash: str, layer: int) -> str:
 
 @dataclass(frozen=True)
 class Challenge:
-    """One node's work on one block; its methods name what differs from nonce to nonce."""
+    """One node's work on one block. Its methods give the seed strings of a nonce."""
 
     block_hash: str
     public_key: str

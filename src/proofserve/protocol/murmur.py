@@ -1,8 +1,8 @@
 """The integer hash behind every random number (protocol 0.3), batched over seeds and keys.
 
-Torch has no unsigned arithmetic worth the name, so a uint32 travels as the int32 with the same
-bits: products and sums wrap alike, and a right shift is made logical by masking what the sign
-smeared in. Nothing here is ever wider than four bytes.
+Torch supports few operations on unsigned integers, so a uint32 is held as the int32 with the same
+bits: products and sums wrap in the same way, and a right shift is made logical by masking the
+copies of the sign bit. No value is wider than four bytes.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which nonces a node tries, and which it may be asked for (protocol B.2, B.3, P.2.6)."""
+"""The nonces that a node tries, and the valid range of nonces (protocol B.2, B.3, P.2.6)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

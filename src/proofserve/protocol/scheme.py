@@ -1,4 +1,4 @@
-"""The shape of every proof scheme: a recipe, and the recipe at work on one block."""
+"""The interface of proof schemes: a scheme and its options, and the scheme on one block."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from proofserve.protocol.transforms import LayerOutput, map_layer_output
 class BlockScheme(abc.ABC):
     """A scheme bound to a block, a hidden size and a device.
 
-    It keeps what depends on the block alone; everything costly is built on first use. All tensors
-    given to it and made by it are on its device.
+    It holds what depends on the block alone and builds costly tensors on first use. All its inputs
+    and outputs are on its device.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class BlockScheme(abc.ABC):
 
     @property
     def uses_layer_transforms(self) -> bool:
-        """Whether ``layer_transform`` belongs after every decoder layer of the forward."""
+        """Whether the forward must apply ``layer_transform`` after every decoder layer."""
         return self._layer_step is not None
 
     def inputs(
@@ -65,7 +65,7 @@ class BlockScheme(abc.ABC):
 
     @abc.abstractmethod
     def finish(self, public_key: str, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
-        """Everything after the forward: the proof values float32 [len(nonces), width].
+        """The proof values float32 [len(nonces), width] from the forward's output.
 
         ``last_hidden`` [len(nonces), hidden_size], of any float dtype, is the model's output at
         each sequence's last position, in the order of ``nonces``. A row that is not finite, or
@@ -79,7 +79,7 @@ class BlockScheme(abc.ABC):
                 "last_hidden", f"shape {tuple(last_hidden.shape)} where {expected} is needed"
             )
         rows = last_hidden.to(torch.float32)
-        # Dividing by an infinite norm would turn a broken row into harmless looking zeros.
+        # Dividing by an infinite norm would turn a broken row into zeros, which look valid.
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         return rows.masked_fill(~norms.isfinite(), torch.nan)
 
@@ -93,12 +93,12 @@ class BlockScheme(abc.ABC):
 
 
 class Scheme(abc.ABC):
-    """A frozen, named recipe (protocol P.1); subclasses are frozen dataclasses of its options."""
+    """A named scheme that never changes (protocol P.1); subclasses are dataclasses of its options."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name under which nodes agree on this recipe."""
+        """The name by which nodes and validators agree on this scheme."""
 
     @property
     @abc.abstractmethod
@@ -116,4 +116,4 @@ class Scheme(abc.ABC):
 
     @abc.abstractmethod
     def for_block(self, block_hash: str, hidden_size: int, device: torch.device) -> BlockScheme:
-        """Bind the recipe to a block; raises ProtocolError for a hidden size that it cannot use."""
+        """Bind the scheme to a block; raises ProtocolError for a hidden size that it cannot use."""

@@ -9,10 +9,10 @@ from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError, UnknownScheme
 from proofserve.protocol.scheme import Scheme
 
-_Recipe = tuple[Callable[..., Scheme], Mapping[str, type]]
+_Builder = tuple[Callable[..., Scheme], Mapping[str, type]]
 
 _ARTIFACT_OPTIONS = MappingProxyType({"k_dim": int, "stronger_rng": bool})
-_RECIPES: Mapping[str, _Recipe] = MappingProxyType(
+_BUILDERS: Mapping[str, _Builder] = MappingProxyType(
     {
         "distance-v1": (
             DistanceScheme,
@@ -26,7 +26,7 @@ _RECIPES: Mapping[str, _Recipe] = MappingProxyType(
     }
 )
 
-SCHEMES = tuple(_RECIPES)
+SCHEMES = tuple(_BUILDERS)
 
 
 def scheme(name: str, **options: object) -> Scheme:
@@ -35,9 +35,9 @@ def scheme(name: str, **options: object) -> Scheme:
     Raises UnknownScheme for the name, and ProtocolError naming the option for one that the scheme
     does not have, that has the wrong type, or that it refuses.
     """
-    if name not in _RECIPES:
+    if name not in _BUILDERS:
         raise UnknownScheme("scheme", f"{name!r} is none of {', '.join(SCHEMES)}")
-    build, kinds = _RECIPES[name]
+    build, kinds = _BUILDERS[name]
     for option, value in options.items():
         if option not in kinds:
             raise ProtocolError(option, f"{name} has no such option")

@@ -1,4 +1,4 @@
-"""A test that looks at one nonce after the other, and stops as soon as it knows.
+"""A test that takes one nonce after the other and stops as soon as it is certain.
 
 Wald's sequential probability ratio test (A. Wald, Sequential Analysis, 1947) of two rates of
 mismatches: ``p_honest`` and ``p_fraud``. After m mismatches among n nonces the log likelihood ratio
@@ -9,7 +9,7 @@ is
 At log(1/alpha) or more it convicts, at log(beta) or less it clears. An honest ratio is a martingale
 of mean 1, so that by Ville's inequality the chance of convicting an honest node is at most alpha;
 its inverse gives beta for the other error. Wald's own bounds, log((1 - beta)/alpha) and
-log(beta/(1 - alpha)), keep to the chances only nearly.
+log(beta/(1 - alpha)), hold only approximately.
 """
 
 import math
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.statistics import check_inside
 
-# A boundary that is met exactly must not be missed by the last bit of a logarithm.
+# Rounding of a logarithm must not miss a boundary that is met exactly.
 _SLACK = 1e-9
 
 
 class SequentialResult(StrEnum):
-    """What the nonces so far tell."""
+    """The state of the test after the nonces so far."""
 
     HONEST = "honest"
     FRAUD = "fraud"
@@ -36,11 +36,11 @@ class SequentialResult(StrEnum):
 
 @dataclass(frozen=True)
 class SequentialTest:
-    """The two rates, and how often each error may happen.
+    """The two rates of mismatches and the largest chances of the two errors.
 
-    ``alpha`` is the most often that a node which mismatches at ``p_honest`` or less is convicted,
-    ``beta`` the most often that one at ``p_fraud`` or more is cleared. A node between the rates may
-    be called either. Raises ProtocolError for a rate or chance that is not between 0 and 1, and
+    ``alpha`` bounds the chance that a node with a rate of ``p_honest`` or less is convicted,
+    ``beta`` the chance that a node with ``p_fraud`` or more is cleared. For a node between the two
+    rates either result is possible. Raises ProtocolError for a rate or chance that is not between 0 and 1, and
     unless ``p_honest`` is below ``p_fraud``.
     """
 
@@ -57,12 +57,12 @@ class SequentialTest:
 
     @property
     def convicts_at(self) -> float:
-        """The log likelihood ratio from which on it convicts."""
+        """The test convicts at this log likelihood ratio or above."""
         return -math.log(self.alpha)
 
     @property
     def clears_at(self) -> float:
-        """The log likelihood ratio down to which it goes on."""
+        """The test clears at this log likelihood ratio or below."""
         return math.log(self.beta)
 
     def log_ratio(self, n_mismatch: int, n_total: int) -> float:
@@ -76,7 +76,7 @@ class SequentialTest:
         return n_mismatch * self._mismatch + matches * self._match
 
     def finding(self, n_mismatch: int, n_total: int) -> SequentialResult:
-        """What so many mismatches among so many nonces tell. Raises as ``log_ratio``."""
+        """The result for ``n_mismatch`` among ``n_total`` nonces. Raises as ``log_ratio``."""
         ratio = self.log_ratio(n_mismatch, n_total)
         if ratio >= self.convicts_at - _SLACK:
             return SequentialResult.FRAUD
@@ -85,9 +85,9 @@ class SequentialTest:
         return SequentialResult.UNDECIDED
 
     def course(self, rate: float, most: int) -> "Course":
-        """How it goes against a node that mismatches at ``rate``, for at most ``most`` nonces.
+        """When the test ends for a node that mismatches at ``rate``, within ``most`` nonces.
 
-        Exact: the chances of every undecided count of mismatches, carried from nonce to nonce.
+        Exact: it computes the chance of every undecided count of mismatches, nonce by nonce.
         Raises ProtocolError unless ``rate`` is a probability and ``most`` at least 1.
         """
         if not 0.0 <= rate <= 1.0:
@@ -127,28 +127,28 @@ class Course:
 
     @property
     def convicted(self) -> float:
-        """The chance that it convicts."""
+        """The chance that the test convicts."""
         return float(self.convicted_at.sum())
 
     @property
     def cleared(self) -> float:
-        """The chance that it clears."""
+        """The chance that the test clears."""
         return float(self.cleared_at.sum())
 
     @property
     def undecided(self) -> float:
-        """The chance that the nonces run out."""
+        """The chance that the nonces run out before a result."""
         return max(0.0, 1.0 - self.convicted - self.cleared)
 
     @property
     def expected_nonces(self) -> float:
-        """Nonces looked at on average; a test that ran out has looked at all of them."""
+        """The mean number of nonces used; an undecided test uses all of them."""
         ended = self.convicted_at + self.cleared_at
         numbers = np.arange(1, len(ended) + 1)
         return float(ended @ numbers) + self.undecided * len(ended)
 
     def nonces_to_convict(self, power: float) -> int | None:
-        """After how many nonces it has convicted with a chance of ``power``, None if it never has.
+        """The number of nonces after which it has convicted with a chance of ``power``, or None.
 
         Raises ProtocolError unless 0 < power < 1.
         """

@@ -1,7 +1,7 @@
 """From a count of mismatches to a verdict: the exact one-sided binomial test (A.4, B.4).
 
-Also what such a test can do: the interval of a rate that was measured, the power of a sample size.
-``sequential`` has the test that stops as soon as it knows.
+Also the confidence interval of a measured rate and the power of a sample size. ``sequential`` has
+the test that stops as soon as it is certain.
 """
 
 import math
@@ -16,13 +16,13 @@ DISTANCE_P_MISMATCH = 5e-4
 # Halvings of an interval within [0, 1]: beyond the digits of a float.
 _HALVINGS = 60
 
-# Terms below this share of the sum cannot change it any more.
+# Terms below this share of the sum do not change it.
 _NEGLIGIBLE = 2.0**-60
 
 
 @dataclass(frozen=True)
 class BinomialVerdict:
-    """How likely an honest node is to differ this often, and whether that is too unlikely."""
+    """The p-value of a count of mismatches for an honest node, and whether it means fraud."""
 
     p_value: float
     fraud_detected: bool
@@ -63,7 +63,7 @@ def binomial_tail(k: int, n: int, p: float) -> float:
     odds = p / (1.0 - p)
     if k > n * p:
         return _mass(k, n, p) * _relative_tail(k, n, odds)
-    # The lower tail is the smaller one here: the upper tail of the n - X that did not happen.
+    # The lower tail is the smaller one here; it is the upper tail of n - X.
     return 1.0 - _mass(k - 1, n, p) * _relative_tail(n - k + 1, n, 1.0 / odds)
 
 
@@ -77,7 +77,7 @@ def rate_interval(k: int, n: int, confidence: float = 0.95) -> tuple[float, floa
     """
     _check_counts("k", k, "n", n)
     if n == 0:
-        raise ProtocolError("n", "no trial says anything about a rate")
+        raise ProtocolError("n", "a rate needs at least one trial")
     check_inside("confidence", confidence)
     tail = (1.0 - confidence) / 2.0
     low = 0.0 if k == 0 else _root(lambda p: binomial_tail(k, n, p) < tail)
