@@ -74,9 +74,9 @@ def compare(
     """Compare artifact claims with our vectors, both as the float16 of the wire (B.4, P.2.1).
 
     A claim is valid iff it is the nonce's only one, decodes strictly, and lies within
-    ``dist_threshold`` (L2, float32). Raises ProtocolError for repeated or out-of-range nonces,
-    claims about nonces that were not requested and a threshold that is not a finite number from 0 on, and
-    IncompleteRecomputation unless ``computed`` has a finite vector [k_dim] for every nonce.
+    ``dist_threshold`` (L2, float32). Raises ProtocolError for repeated or out-of-range nonces, for
+    claims about nonces that were not requested and for a threshold that is negative or not finite,
+    and IncompleteRecomputation unless ``computed`` has a finite vector [k_dim] for every nonce.
     """
     check_nonces("nonces", nonces)
     if not 0 <= dist_threshold < math.inf:
@@ -95,9 +95,9 @@ def compare_distances(
 ) -> Comparison:
     """Compare distance claims with our distances, pairwise in the order of ``nonces`` (A.4, P.2.2).
 
-    A claim is valid iff it is finite and below ``r_target`` and our distance is not above it. Raises
-    ProtocolError for unequal lengths, repeated or out-of-range nonces and a radius that is not
-    finite, and IncompleteRecomputation when a distance of ours is not finite.
+    A claim is valid iff it is finite and below ``r_target`` and our distance is not above it.
+    Raises ProtocolError for unequal lengths, repeated or out-of-range nonces and a radius that is
+    not finite, and IncompleteRecomputation when a distance of ours is not finite.
     """
     check_nonces("nonces", nonces)
     if not math.isfinite(r_target):

@@ -93,7 +93,7 @@ class BlockScheme(abc.ABC):
 
 
 class Scheme(abc.ABC):
-    """A named scheme that never changes (protocol P.1); subclasses are dataclasses of its options."""
+    """A named scheme that never changes (protocol P.1); subclasses hold its options."""
 
     @property
     @abc.abstractmethod

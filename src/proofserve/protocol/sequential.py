@@ -40,8 +40,8 @@ class SequentialTest:
 
     ``alpha`` bounds the chance that a node with a rate of ``p_honest`` or less is convicted,
     ``beta`` the chance that a node with ``p_fraud`` or more is cleared. For a node between the two
-    rates either result is possible. Raises ProtocolError for a rate or chance that is not between 0 and 1, and
-    unless ``p_honest`` is below ``p_fraud``.
+    rates either result is possible. Raises ProtocolError for a rate or chance that is not between
+    0 and 1, and unless ``p_honest`` is below ``p_fraud``.
     """
 
     p_honest: float
