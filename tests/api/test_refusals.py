@@ -21,6 +21,7 @@ from api.support import (
     serving,
 )
 from proofserve.outbox.allowlist import Allowlist
+from proofserve.outbox.transport import UrlCheck
 from proofserve.protocol.nonces import MAX_NONCE
 
 pytestmark = pytest.mark.anyio
@@ -143,7 +144,7 @@ async def test_claims_about_other_nonces_are_400(server: Server, nonces: list[in
 async def test_a_url_where_callbacks_may_not_go_is_422(
     path: str, body: dict[str, Any], field: str
 ) -> None:
-    async with serving(url_refusal=Allowlist(["loopback"]).refusal) as server:
+    async with serving(check_url=UrlCheck(Allowlist(["loopback"]))) as server:
         for url, words in (
             ("http://10.0.0.1:9000", "--poc-callback-allow"),
             ("http://169.254.169.254/latest", "--poc-callback-allow"),

@@ -128,8 +128,9 @@ async def test_callbacks_go_where_the_settings_say_signed_as_they_say(tmp_path: 
         running_node(engine(), chosen) as node,
     ):
         port = target.sockets[0].getsockname()[1]
-        assert node.deployment.url_refusal(f"http://127.0.0.1:{port}")
-        assert node.deployment.url_refusal(f"http://127.0.0.2:{port}") is None
+        with pytest.raises(ValueError, match="--poc-callback-allow"):
+            await node.deployment.check_url(f"http://127.0.0.1:{port}")
+        assert await node.deployment.check_url(f"http://127.0.0.2:{port}") is None
         await node.outbox.enqueue("validated", f"http://127.0.0.2:{port}", {})
         await until(lambda: bool(heads))
     assert b"x-proofserve-signature: v1=" in heads[0].lower()

@@ -43,6 +43,8 @@ class ArtifactRoutes:
         """Prove given nonces, or judge claims about them; after the round, while one runs."""
         node = self._get_node(request)
         job = translate.job(order, node.deployment)
+        warning = await translate.url_warning("url", job.url, node.deployment)
+        more = {"warning": warning} if warning else {}
         await require_engine(node)
         if not order.wait:
             await _require_callback_room(node, job)
@@ -51,6 +53,7 @@ class ArtifactRoutes:
                 "status": "queued",
                 "request_id": request_id,
                 "queued_count": len(job.nonces),
+                **more,
             }
         with node.waits.one():
             outcome = await while_connected(request, node.manager.run(job))
@@ -58,6 +61,7 @@ class ArtifactRoutes:
             "status": "completed",
             "request_id": str(uuid.uuid4()),
             **outcome_body(job, outcome),
+            **more,
         }
 
     async def job_result(self, request: Request, request_id: str) -> dict[str, Any]:

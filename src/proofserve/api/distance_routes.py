@@ -13,6 +13,7 @@ from proofserve.api.engine import require_engine
 from proofserve.api.node import Node
 from proofserve.api.response_models import JudgeAnswer, PowAnswer, documented
 from proofserve.api.status import pow_status
+from proofserve.api.translate import url_warning
 
 
 class DistanceRoutes:
@@ -36,9 +37,10 @@ class DistanceRoutes:
         """Configure a round and do nothing yet. 409 while a round generates."""
         node = self._get_node(request)
         spec = distance_translate.round_spec(order, node.deployment, str(uuid.uuid4()))
+        warning = await url_warning("callback_url", spec.url, node.deployment)
         await require_engine(node)
         await node.manager.init(spec)
-        return await _ok(node)
+        return {**await _ok(node), **node.warn(spec.round_id, warning)}
 
     async def init_validate(self, request: Request, order: DistanceRoundRequest) -> dict[str, Any]:
         """Configure a round to judge claims by, and push verdicts to its callback_url.
@@ -47,9 +49,10 @@ class DistanceRoutes:
         """
         node = self._get_node(request)
         spec = distance_translate.round_spec(order, node.deployment, str(uuid.uuid4()))
+        warning = await url_warning("callback_url", spec.url, node.deployment)
         await require_engine(node)
         await node.manager.init_validate(spec)
-        return await _ok(node)
+        return {**await _ok(node), **node.warn(spec.round_id, warning)}
 
     async def phase_generate(self, request: Request) -> dict[str, Any]:
         """Let the configured round generate, from where it stopped. 400 if there is none."""

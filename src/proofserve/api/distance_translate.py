@@ -3,7 +3,7 @@
 from proofserve.api.distance_schemas import UNSET, DistanceClaimsRequest, DistanceRoundRequest
 from proofserve.api.errors import DeploymentMismatch, LaneMissing
 from proofserve.api.node import Deployment
-from proofserve.api.translate import check_fits, check_lane, check_list, check_url
+from proofserve.api.translate import check_fits, check_lane, check_list
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import NonceLane
@@ -38,7 +38,6 @@ def round_spec(order: DistanceRoundRequest, deployment: Deployment, round_id: st
                 "deployed": {"seq_len": deployment.seq_len},
             }
         )
-    check_url("callback_url", order.callback_url, deployment)
     check_fits("seq_len", order.seq_len, deployment.engine_info.max_seq_len, "context")
     scheme = DistanceScheme(sign_flips=order.use_sign_flips, layer_hooks=order.use_layer_hooks)
     batch_size = order.batch_size or deployment.default_batch_size

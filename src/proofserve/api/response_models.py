@@ -47,6 +47,7 @@ class PowAnswer(ResponseModel):
 
     status: Literal["OK"]
     pow_status: PowStatus
+    warning: str | None = None
 
 
 class StartAnswer(ResponseModel):
@@ -54,6 +55,7 @@ class StartAnswer(ResponseModel):
 
     status: Literal["OK"]
     pow_status: PowStatus | StateOnly
+    warning: str | None = None
 
 
 class StopAnswer(ResponseModel):
@@ -83,6 +85,7 @@ class NodeStatusResponse(PowStatus):
     scheme: str
     paused_reason: str | None
     error: str | None
+    warning: str | None
     queue: dict[str, int]
     outbox: dict[str, Any] | None
     outbox_error: str | None
@@ -153,6 +156,7 @@ class JobAnswer(ResponseModel):
     p_value: float | None = None
     fraud_detected: bool | None = None
     error: str | None = None
+    warning: str | None = None
 
 
 class HealthAnswer(ResponseModel):

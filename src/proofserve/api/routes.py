@@ -84,14 +84,18 @@ class _SharedRoutes:
         node = self._get_node(request)
         round_id = str(uuid.uuid4())
         if isinstance(order, DistanceRoundRequest):
+            field = "callback_url"
             spec = distance_translate.generating(order, node.deployment, round_id)
         else:
+            field = "url"
             spec = translate.round_spec(order, node.deployment, round_id)
+        warning = await translate.url_warning(field, spec.url, node.deployment)
         await require_engine(node)
         await node.manager.start(spec)
+        more = node.warn(round_id, warning)
         if isinstance(order, DistanceRoundRequest):
-            return {"status": "OK", "pow_status": await pow_status(node)}
-        return {"status": "OK", "pow_status": {"status": "GENERATING"}}
+            return {"status": "OK", "pow_status": await pow_status(node), **more}
+        return {"status": "OK", "pow_status": {"status": "GENERATING"}, **more}
 
     async def status(self, request: Request) -> dict[str, Any]:
         """The round, its counters, and how queue, outbox and engine are."""

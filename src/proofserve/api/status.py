@@ -38,6 +38,7 @@ async def status_body(node: Node) -> dict[str, Any]:
         "scheme": node.deployment.scheme,
         "paused_reason": status.paused_reason,
         "error": status.error,
+        "warning": node.url_warnings.get(status.spec.round_id) if status.spec else None,
         "queue": asdict(status.queue),
         **await _outbox(node),
         **await _engine(node),

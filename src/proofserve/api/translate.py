@@ -20,7 +20,6 @@ def round_spec(order: RoundRequest, deployment: Deployment, round_id: str) -> Ro
         ProtocolError: a number is out of the range that this deployment or the order itself sets.
     """
     work = _workload(order, deployment)
-    check_url("url", order.url, deployment)
     lane = NonceLane(order.node_id, order.node_count, order.group_id, order.n_groups)
     batch_size = order.batch_size or deployment.default_batch_size
     check_lane(lane, batch_size)
@@ -43,7 +42,6 @@ def job(order: JobRequest, deployment: Deployment) -> Job:
         ProtocolError: a number is out of the range that this deployment or the order itself sets.
     """
     work = _workload(order, deployment)
-    check_url("url", order.url, deployment)
     # Nonces are given, not taken from the lane; only the node's numbers must make sense.
     NonceLane(order.node_id, order.node_count)
     check_list(order.nonces, deployment)
@@ -129,10 +127,18 @@ def check_length(field: str, values: Sequence[object], deployment: Deployment) -
         )
 
 
-def check_url(field: str, url: str | None, deployment: Deployment) -> None:
-    """Raise ProtocolError for an address to which callbacks may not go."""
-    if url is not None and (reason := deployment.url_refusal(url)):
-        raise ProtocolError(field, reason)
+async def url_warning(field: str, url: str | None, deployment: Deployment) -> str | None:
+    """A warning about a callback URL, None for none.
+
+    Raises ProtocolError for one to which no callback may go. Takes 2 s at most.
+    """
+    if url is None:
+        return None
+    try:
+        warning = await deployment.check_url(url)
+    except ValueError as error:
+        raise ProtocolError(field, str(error)) from None
+    return f"{field}: {warning}" if warning else None
 
 
 def check_fits(field: str, value: int, limit: int, what: str) -> None:

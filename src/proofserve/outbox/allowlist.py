@@ -49,13 +49,15 @@ class Allowlist:
                 texts = _LOOPBACK_NETWORKS if entry == LOOPBACK else (entry,)
                 self._networks += [_network(text) for text in texts]
 
-    def refusal(self, url: str) -> str | None:
-        """Why callbacks to ``url`` will never be sent, as far as that is known without looking up
-        its name; None if they may be.
+    def refusal(self, url: str, addresses: Iterable[Address] | None = None) -> str | None:
+        """Why no callback may go to ``url``; None if callbacks may.
+
+        ``addresses`` are those of its host. Without them only a host that is itself an address is
+        judged by address.
         """
         try:
             parsed = httpx.URL(url)
-            return self._refusal(parsed, _literal(parsed.host))
+            return self._refusal(parsed, addresses or _literal(parsed.host))
         except httpx.InvalidURL:
             return "is no URL"
 

@@ -1,20 +1,26 @@
-"""Connections of the sender: each name is looked up once, and what was checked is what is dialled.
+"""Where a callback goes: names are looked up, checked against the allowlist, then dialled.
 
-A check of the URL alone would be worth nothing: whoever owns a name can let it lead anywhere, and
-elsewhere a moment later.
+For each attempt the sender looks a name up once and dials an address that it has checked. A check
+of the URL alone would not do: the owner of a name can change its addresses at any moment.
 """
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from ipaddress import ip_address
+from typing import Any
 
 import httpx
 
 from proofserve.outbox.allowlist import Address, Allowlist
 
 # The addresses of a host, for a port. Raises OSError.
-Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
+Resolve = Callable[[str, int], Coroutine[Any, Any, Sequence[Address]]]
+
+# How long an order waits for the name in its URL, seconds.
+_LOOKUP_S = 2.0
+# Lookups at a time: a slow resolver must not take all threads of the process.
+_MOST_LOOKUPS = 4
 
 
 async def resolve(host: str, port: int) -> Sequence[Address]:
@@ -23,6 +29,56 @@ async def resolve(host: str, port: int) -> Sequence[Address]:
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     # A list and not a set: the order says what to try first.
     return [ip_address(address[0]) for *_, address in found]
+
+
+class UrlCheck:
+    """Says at order time what is known of a callback URL; what counts is checked at each attempt.
+
+    ``timeout_s`` bounds a call in seconds. A lookup that takes longer goes on by itself.
+    """
+
+    def __init__(
+        self, allowlist: Allowlist, resolve: Resolve = resolve, timeout_s: float = _LOOKUP_S
+    ) -> None:
+        self._allowlist = allowlist
+        self._resolve = resolve
+        self._timeout_s = timeout_s
+        self._lookups: dict[str, asyncio.Task[Sequence[Address]]] = {}
+
+    async def __call__(self, url: str) -> str | None:
+        """A warning about ``url``, None for none. Raises ValueError if no callback may go there."""
+        if reason := self._allowlist.refusal(url):
+            raise ValueError(reason)
+        host = httpx.URL(url).host
+        try:
+            addresses = await self._addresses(host)
+        except (OSError, UnicodeError) as error:
+            return f"{host} could not be resolved ({error}): callbacks are tried all the same"
+        reasons = [self._allowlist.refusal(url, [address]) for address in addresses]
+        refused = [reason for reason in reasons if reason]
+        if refused and len(refused) == len(reasons):
+            raise ValueError(refused[0])
+        return f"callbacks fail while it {refused[0]}" if refused else None
+
+    async def _addresses(self, host: str) -> Sequence[Address]:
+        lookup = self._lookups.get(host)
+        if lookup is None:
+            if len(self._lookups) >= _MOST_LOOKUPS:
+                raise OSError("the resolver is busy with other names")
+            lookup = asyncio.create_task(self._resolve(host, 0))
+            self._lookups[host] = lookup
+            lookup.add_done_callback(lambda done: self._end(host, done))
+        # Cancelling would not end the thread that asks the resolver, so the lookup goes on.
+        await asyncio.wait({lookup}, timeout=self._timeout_s)
+        if not lookup.done():
+            raise OSError(f"no answer within {self._timeout_s:g} s")
+        return lookup.result()
+
+    def _end(self, host: str, lookup: "asyncio.Task[Sequence[Address]]") -> None:
+        del self._lookups[host]
+        if not lookup.cancelled():
+            # Retrieved, so that asyncio does not log it: each caller has had its answer.
+            lookup.exception()
 
 
 class CheckedTransport(httpx.AsyncBaseTransport):

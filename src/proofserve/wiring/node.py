@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 
 from proofserve.api.bounds import Rates, Waits
 from proofserve.api.node import Deployment, Node
-from proofserve.outbox.allowlist import Allowlist
 from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
+from proofserve.outbox.transport import UrlCheck
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
@@ -42,7 +42,7 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
         sending = asyncio.create_task(sender.run(), name="proofserve-callbacks")
         sending.add_done_callback(_report)
         manager = RoundManager(engine, outbox, _limits(settings))
-        deployment = _deployment(engine.engine_info, settings, outward.allowlist)
+        deployment = _deployment(engine.engine_info, settings, outward)
         try:
             await _take_up(manager, outbox, deployment, resume=settings.resume)
             rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
@@ -106,9 +106,7 @@ def _outward(settings: NodeSettings) -> Outward:
     return Outward(allowlist_of(settings), key)
 
 
-def _deployment(
-    engine_info: EngineInfo, settings: NodeSettings, allowlist: Allowlist
-) -> Deployment:
+def _deployment(engine_info: EngineInfo, settings: NodeSettings, outward: Outward) -> Deployment:
     return Deployment(
         engine_info=engine_info,
         enabled=settings.enabled,
@@ -119,7 +117,7 @@ def _deployment(
         max_nonces=settings.max_queued_nonces,
         max_callbacks=settings.callback_queue_size,
         max_body_bytes=settings.max_body_bytes,
-        url_refusal=allowlist.refusal,
+        check_url=UrlCheck(outward.allowlist, outward.resolve),
     )
 
 
