@@ -10,6 +10,7 @@ import pytest
 from proofserve.lab.client.vectors import tampered
 from proofserve.lab.verify.claimed import Wanted, from_file
 from support.environments import Environment, build_wheel, downloaded, linked
+from support.models import TINY_THRESHOLD
 
 ARTIFACTS = Path(__file__).parent / "data" / "artifacts-tiny-qwen3.json"
 
@@ -30,7 +31,7 @@ def forged(folder: Path) -> Path:
 
 
 def verify(environment: Environment, artifacts: Path, model: Path) -> int:
-    options = ("--model", model, "--dist-threshold", "0.1")
+    options = ("--model", model, "--dist-threshold", TINY_THRESHOLD, "--dtype", "float32")
     done = environment.run("-m", "proofserve", "verify", artifacts, *options)
     print(done.stdout, done.stderr)
     return done.returncode

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from lab.stub_node import stub_node
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
+from proofserve.lab.calibrate.calibration_file import read
 from proofserve.lab.verify.claimed import Wanted, from_file
 from support.four_bits import one_thread
 
@@ -31,10 +32,10 @@ def test_two_dtypes_of_one_model(tiny: Path, tmp_path: Path) -> None:
     figures, picture = tmp_path / "noise.json", tmp_path / "noise.png"
     result = run(tiny, *REFERENCES, *FEW, "--json", figures, "--png", picture)
     assert result.exit_code == 0, result.output
-    read = json.loads(figures.read_text())
-    ((title, found),) = read["pairs"].items()
+    written = json.loads(figures.read_text())
+    ((title, found),) = written["pairs"].items()
     assert title == f"{tiny.name}: reference:float32 against reference:bfloat16"
-    assert read["passed"] is found["passed"] is True
+    assert written["passed"] is found["passed"] is True
     distances = found["windows"]["distances"]
     assert len(distances) == 48
     assert found["maximum"] == max(distances) <= found["dist_threshold"] < 0.1
@@ -79,6 +80,35 @@ def test_running_nodes_are_asked(tmp_path: Path) -> None:
     assert json.loads(figures.read_text())["pairs"][f"{url} against {other}"]["maximum"] == 0.0
 
 
+def test_a_calibration_is_a_file_that_is_read_strictly(tiny: Path, tmp_path: Path) -> None:
+    out, there = tmp_path / "calibration.json", tmp_path / "there.json"
+    assert run(tiny, *REFERENCES, *FEW, "--out", out).exit_code == 0
+    calibration = read(out)
+    assert (calibration.model, calibration.dtype) == (tiny.name, "float32")
+    assert calibration.shape == {
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "intermediate_size": 512,
+    }
+    assert (calibration.scheme, calibration.seq_len, calibration.k_dim) == ("artifact-v1", 8, 12)
+    assert calibration.engines == ("reference:float32", "reference:bfloat16")
+    assert (calibration.nonces, calibration.p_mismatch) == (48, 0.08)
+    assert 0 < calibration.quantiles["0.5"] < calibration.quantiles["1"]
+    assert calibration.quantiles["1"] <= calibration.dist_threshold < 0.1
+    assert calibration.p_mismatch_interval[0] == 0.0 < calibration.p_mismatch_interval[1] < 0.08
+    # Two files do not say their model, and equal vectors measure no noise.
+    run(tiny, "--one", "reference:float32", "--save", there, *FEW)
+    files = ("--one", there, "--other", there, "--rate", "0.08", "--out", tmp_path / "none.json")
+    unnamed = run(*files)
+    assert unnamed.exit_code == 2
+    assert "the files do not say of which model they are" in unnamed.output
+    with stub_node() as (_, url), stub_node() as (_, other):
+        same = run("--one", url, "--other", other, *FEW, "--out", tmp_path / "none.json")
+    assert same.exit_code == 2
+    assert "measures no noise" in same.output
+    assert not (tmp_path / "none.json").exists()
+
+
 def test_servers_are_started_as_they_were_named(
     deployments: list[ServerOptions], tiny: Path, tmp_path: Path
 ) -> None:
@@ -102,6 +132,8 @@ def test_servers_are_started_as_they_were_named(
         (("--other", "http://127.0.0.1:9"), "name the one model"),
         (("qwen", "llama", "--save", "a.json"), "name the one model"),
         (("qwen", "--save", "a.json", "--json", "b.json"), "name the --other"),
+        (("qwen", "--save", "a.json", "--out", "b.json"), "name the --other"),
+        (("--out", "calibration.json"), "--out is about one model; name it"),
         (("qwen", "--one", "http://x", "--other", "http://y"), "neither engine computes from qwen"),
         (("--scheme", "distance-v1"), "distance-v1 has no such option"),
         (("--rate", "0.5"), "--rate"),

@@ -17,10 +17,10 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.rounds.records import Workload
 from support.four_bits import engine_of, one_thread
-from support.models import SmallModels
+from support.models import TINY_THRESHOLD, SmallModels
 
 WORK = Work("tiny", seq_len=32)
-CLOSE = ("--dist-threshold", "0.1")
+CLOSE = ("--dist-threshold", TINY_THRESHOLD)
 Body = dict[str, Any]
 
 
@@ -39,6 +39,19 @@ def published(tiny: Path) -> Body:
         "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
         "params": {"seq_len": 32},
     }
+
+
+@pytest.fixture(scope="module")
+def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str | Path, ...]:
+    """The tiny model and its calibration: float32 against bfloat16."""
+    file = tmp_path_factory.mktemp("calibration") / "calibration.json"
+    engines = ("--one", "reference:float32", "--other", "reference:bfloat16")
+    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "32")
+    with one_thread():
+        options = ["calibrate", "noise", str(tiny), *engines, *few, "--out", str(file)]
+        result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    return "--model", tiny, "--calibration", file
 
 
 @pytest.fixture
@@ -65,6 +78,84 @@ def test_an_honest_node_is_honest(
     assert outcome["seed"] == "42"
     assert 0 < outcome["likelihood_ratio"] < 1e-3
     assert outcome["test"] == {"p_honest": 0.001, "p_fraud": 0.5, "alpha": 1e-6, "beta": 1e-3}
+
+
+def test_without_a_threshold_one_line_says_how_to_measure_it(tiny: Path) -> None:
+    result = run("a.json", "--model", tiny)
+    assert result.exit_code == 3, result.output
+    assert "proofserve calibrate noise MODEL --seq-len N --out FILE" in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_a_calibration_says_the_threshold_the_rate_and_the_dtype(
+    tiny: Path,
+    measured: tuple[str | Path, ...],
+    published: Body,
+    write: Callable[[Body], Path],
+    tmp_path: Path,
+) -> None:
+    record = tmp_path / "outcome.json"
+    result = run(write(published), *measured, "--json", record)
+    assert result.exit_code == 0, result.output
+    origin = "calibration of qwen3-0: reference:float32 against reference:bfloat16, 48 nonces"
+    assert f"Threshold: {origin}." in result.output
+    outcome, fields = json.loads(record.read_text()), json.loads(Path(measured[-1]).read_text())
+    assert outcome["dist_threshold"] == fields["dist_threshold"] < 0.05
+    assert outcome["test"]["p_honest"] == fields["p_mismatch"] == 0.08
+    assert outcome["threshold_from"] == origin
+    work = Workload(ArtifactScheme(), WORK.block_hash, WORK.public_key, WORK.seq_len)
+    with one_thread():
+        forged = engine_of(tiny, "bfloat16", four_bits=True).compute(work, range(24)).values
+    artifacts = [{"nonce": n, "vector_b64": text} for n, text in enumerate(encode(forged))]
+    fraud = run(write(published | {"artifacts": artifacts}), *measured)
+    assert fraud.exit_code == 1, fraud.output
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"params": {"seq_len": 64}}, (), "seq_len: the calibration has 32, the artifacts have 64"),
+        ({}, ("--scheme", "artifact-v1-layers"), "scheme: the calibration has artifact-v1, the"),
+        ({}, ("--dtype", "bfloat16"), "dtype: the calibration has float32, --dtype is bfloat16"),
+        ({}, ("--p-mismatch", "0.001"), "p_mismatch: "),
+        ({}, CLOSE, "two thresholds: give --calibration or --dist-threshold"),
+    ],
+)
+def test_a_calibration_of_something_else_is_no_verdict(
+    measured: tuple[str | Path, ...],
+    published: Body,
+    write: Callable[[Body], Path],
+    change: Body,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    result = run(write(published | change), *measured, *options)
+    assert result.exit_code == 3, result.output
+    assert message in result.output
+
+
+def test_a_calibration_of_another_model_or_a_broken_one_is_no_verdict(
+    small_models: SmallModels,
+    measured: tuple[str | Path, ...],
+    published: Body,
+    write: Callable[[Body], Path],
+    tmp_path: Path,
+) -> None:
+    calibration = Path(measured[-1])
+    source = write(published)
+    other = run(source, "--model", small_models.flat(), "--calibration", calibration)
+    assert other.exit_code == 3, other.output
+    assert "num_hidden_layers: the calibration has 6, the model has 4" in other.output
+    with stub_node() as (_, url):
+        served = run(source, "--recompute-url", url, "--calibration", calibration)
+    assert served.exit_code == 3, served.output
+    assert "model: the calibration has qwen3-0, the model is stub" in served.output
+    broken = tmp_path / "broken.json"
+    fields = json.loads(calibration.read_text())
+    broken.write_text(json.dumps(fields | {"dist_threshold": "0.1"}))
+    refused = run(source, *measured[:-1], broken)
+    assert refused.exit_code == 3, refused.output
+    assert "broken.json: dist_threshold: " in refused.output
 
 
 def test_another_model_is_fraud(
@@ -149,7 +240,6 @@ def test_what_cannot_be_judged_is_no_verdict(
     ("args", "named"),
     [
         ((), "source"),
-        (("a.json",), "--dist-threshold"),
         (("a.json", "--dist-threshold", "near"), "--dist-threshold"),
         (("a.json", *CLOSE, "--nonces", "0"), "--nonces"),
         (("a.json", *CLOSE, "--modle", "m"), "--modle"),

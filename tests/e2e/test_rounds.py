@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from proofserve.cli.main import app
 from support.four_bits import one_thread
-from support.models import SmallModels
+from support.models import TINY_THRESHOLD, SmallModels
 from support.node import ROUND, ServedNode, until
 
 pytestmark = pytest.mark.engine
@@ -121,7 +121,7 @@ def test_a_stranger_verifies_a_round_without_vllm(
     until(lambda: node.processed() >= 64)
     node.stop()
     for model, verdict in ((tiny, 0), (small_models.get("qwen3", seed=1), 1)):
-        options = ("--model", str(model), "--dist-threshold", "0.1")
+        options = ("--model", str(model), "--dist-threshold", TINY_THRESHOLD, "--dtype", "float32")
         outcome = CliRunner().invoke(app, ["verify", node.server.url, *options])
         assert outcome.exit_code == verdict, outcome.output
     assert node.chat("Chat goes on.")
@@ -137,5 +137,5 @@ def test_the_noise_of_a_node_is_far_below_a_threshold_for_frauds(
         outcome = CliRunner().invoke(app, ["calibrate", "noise", str(tiny), *engines, *few])
     assert outcome.exit_code == 0, outcome.output
     (found,) = json.loads(figures.read_text())["pairs"].values()
-    assert 0 < found["median"] < found["dist_threshold"] < 0.1
+    assert 0 < found["median"] < found["dist_threshold"] <= float(TINY_THRESHOLD)
     assert found["convicted_sequential"] == found["convicted_fixed"] == 0

@@ -9,37 +9,42 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from proofserve.cli.judging import (
+    NO_VERDICT,
+    Calibration,
+    DistThreshold,
+    PMismatch,
+    VerdictCommand,
+    measured_threshold,
+)
 from proofserve.cli.session import ProgressLine
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.lab.audit.audit import audit
 from proofserve.lab.audit.audit_page import write_page
 from proofserve.lab.audit.audit_report import PASSED_COLOURS, AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
+from proofserve.lab.calibrate.calibration_file import checkpoint_shape
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.report.machine import machine
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.rounds.errors import RoundsError
+from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
 
 app = typer.Typer()
 
 FAILED = 1
-NO_VERDICT = 3
 # By attack.
 NONCES, QUICK_NONCES = 96, 24
 
 
-@app.command("audit")
+@app.command("audit", cls=VerdictCommand)
 def command(
     model: Annotated[Path, typer.Argument(help="The checkpoint that is deployed; needs no vLLM.")],
-    dist_threshold: Annotated[
-        float,
-        typer.Option(help="The deployed threshold; it belongs to the model.", min=0.0, max=2.0),
-    ] = 0.1,
-    p_mismatch: Annotated[
-        float, typer.Option(help="How often an honest vector may be beyond the threshold.")
-    ] = 0.001,
+    dist_threshold: DistThreshold = None,
+    calibration: Calibration = None,
+    p_mismatch: PMismatch = None,
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
     power: Annotated[float, typer.Option(help="Wanted chance to convict a cheat.")] = 0.999,
     max_nonces: Annotated[
@@ -88,15 +93,25 @@ def command(
     Exit code 0: every attack that saves 10 % of the compute or more is
     caught. 1: one is not, or honest nodes would be convicted. 3: no verdict.
 
+    The threshold has no default. Measure it first, on an honest engine:
+
     \b
-    proofserve audit ./model --dist-threshold 0.05 --html audit.html
-    proofserve audit ./model --quick
+    proofserve calibrate noise ./model --seq-len 256 --out calibration.json
+    proofserve audit ./model --calibration calibration.json --html audit.html
+    proofserve audit ./model --dist-threshold 0.026 --quick
     """
     console = Console()
     began = time.monotonic()
     try:
-        rule = ConvictionRule(dist_threshold, p_mismatch, alpha, power, max_nonces)
+        threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
+        rule = ConvictionRule(
+            threshold.dist_threshold, threshold.p_mismatch, alpha, power, max_nonces
+        )
         made_by = _artifact_scheme(scheme, k_dim, stronger_rng)
+        if threshold.calibration is not None:
+            work = Workload(made_by, "", "", seq_len)
+            threshold.calibration.require(work, [model.name], checkpoint_shape(model))
+            threshold.calibration.validator_dtype(validator_dtype)
         setup = AuditSetup(
             model=model,
             scheme=made_by,
@@ -112,7 +127,8 @@ def command(
             line.step(f"loading {model}")
             deployment = CheckpointDeployment(setup)
             found = audit(deployment, rule, count, line)
-        report = AuditReport(found, deployment.price, _facts(setup, count, began), machine())
+        facts = {**_facts(setup, count, began), "threshold": threshold.origin}
+        report = AuditReport(found, deployment.price, facts, machine())
         # Shown before it is written: a file that cannot be written loses nothing.
         _show(console, report)
         _write(report, json, html)

@@ -8,17 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from proofserve.cli.engines_compared import ComparedEngine, Saved, Task, side_of
+from proofserve.cli.engines_compared import (
+    ComparedEngine,
+    Reference,
+    RunningNode,
+    Saved,
+    Task,
+    side_of,
+)
 from proofserve.cli.model import Checkpoint, checkpoint_named
 from proofserve.cli.options import ApiKey
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.source_options import completed, workload
+from proofserve.lab.calibrate.calibration_file import FORMAT, CalibrationFile, checkpoint_shape
 from proofserve.lab.calibrate.noise import Noise, Pairs, pairs_of, require_enough
 from proofserve.lab.calibrate.noise import noise as noise_of
 from proofserve.lab.calibrate.noise_picture import write_noise
 from proofserve.lab.calibrate.noise_report import VerificationTrial, noise_report
 from proofserve.lab.calibrate.simulation import SimulationPlan, simulate
 from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
@@ -62,6 +71,9 @@ def noise(
     save: Annotated[
         Path | None, typer.Option(help="Write what --one computed, as `verify` reads it.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the threshold, as `verify` and `audit` read it.")
+    ] = None,
     size: Annotated[
         str, typer.Option(help="Of our models: tiny (a few MB) or small (about 100M parameters).")
     ] = "small",
@@ -101,8 +113,9 @@ def noise(
     sequential and by the fixed test: exit code 1 if one of them convicts.
 
     \b
+    proofserve calibrate noise ./model --seq-len 256 --out calibration.json
+    proofserve calibrate noise ./model --other http://mine:8000 --out calibration.json
     proofserve calibrate noise --json noise.json --png noise.png
-    proofserve calibrate noise ./model --one reference:bfloat16 --other http://node:8000
     proofserve calibrate noise qwen --one vllm --save there.json    (on another machine)
     proofserve calibrate noise qwen --other there.json
     """
@@ -112,10 +125,12 @@ def noise(
         if len(sides) == 2:
             # Too few nonces are refused now rather than after they were computed.
             require_enough(len(claimed.nonces), rate)
-        elif json or png:
-            raise LabError("--json and --png are about two engines; name the --other")
+        elif json or png or out:
+            raise LabError("--json, --png and --out are about two engines; name the --other")
         work, results = workload(claimed, stronger_rng), []
-        for model in _models(models, size, sides, save, desk):
+        compared = _models(models, size, sides, save, desk)
+        name = _name(compared, sides, api_key) if out else ""
+        for model in compared:
             task = Task(work, claimed.nonces, model, device, forward_batch, api_key)
             computed = [side.artifacts(task, desk) for side in sides]
             if save is not None:
@@ -125,6 +140,9 @@ def noise(
                 pairs = pairs_of(computed[0], computed[1], work.scheme.width)
                 results.append(_judge(_title(sides, model), pairs, rate, _setup(task, sides), desk))
         _write(results, json, png, desk)
+        if out is not None and results[0].report.passed:
+            _calibration(name, task, sides, results[0].found).write(out)
+            desk.console.print(f"calibration of {name} written to {out}", soft_wrap=True)
     if not all(result.report.passed for result in results):
         raise typer.Exit(EXIT_FAILED)
 
@@ -168,6 +186,48 @@ def _models(
         raise LabError("name the one model that a node, or a file, is about")
     desk.line.step("writing small models, unless they are in the cache")
     return [checkpoint_named(name, size) for name in names or DEFAULT_MODELS]
+
+
+def _name(
+    models: Sequence[Checkpoint | None], sides: Sequence[ComparedEngine], api_key: str | None
+) -> str:
+    """The model that a calibration is of: as a node serves it, else the checkpoint's name."""
+    if len(models) != 1:
+        raise LabError("--out is about one model; name it")
+    for side in sides:
+        if isinstance(side, RunningNode):
+            with NodeClient(side.name, api_key) as node:
+                return node.models()[0]
+    if models[0] is None:
+        raise LabError("--out: the files do not say of which model they are; compare an engine")
+    return models[0].name
+
+
+def _calibration(
+    name: str, task: Task, sides: Sequence[ComparedEngine], found: Noise
+) -> CalibrationFile:
+    """What was measured, for a file. Raises LabError if there was no noise to measure."""
+    if not found.dist_threshold:
+        raise LabError("the engines gave the same vectors, which measures no noise; name another")
+    dtypes = [side.dtype for side in sides if isinstance(side, Reference)]
+    scheme = task.work.scheme.to_wire()
+    return CalibrationFile(
+        format=FORMAT,
+        version=1,
+        model=name,
+        shape=checkpoint_shape(task.model.folder) if task.model else None,
+        scheme=str(scheme["name"]),
+        stronger_rng=bool(scheme["stronger_rng"]),
+        seq_len=task.work.seq_len,
+        k_dim=task.work.scheme.width,
+        dtype=dtypes[0] if dtypes else None,
+        engines=(sides[0].name, sides[1].name),
+        nonces=len(task.nonces),
+        quantiles=found.quantiles,
+        dist_threshold=found.dist_threshold,
+        p_mismatch=found.rate,
+        p_mismatch_interval=found.rate_interval,
+    )
 
 
 def _title(sides: Sequence[ComparedEngine], model: Checkpoint | None) -> str:

@@ -113,7 +113,7 @@ def export(
     \b
     proofserve outbox export --after 12000 > results.jsonl
     proofserve outbox export --round ID --for-verify --output artifacts.json
-    proofserve verify artifacts.json --model ./model --dist-threshold 0.1
+    proofserve verify artifacts.json --model ./model --calibration calibration.json
 
     Delivered and expired ones, too: nothing is ever deleted.
     """

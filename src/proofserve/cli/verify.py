@@ -10,12 +10,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proofserve.cli.judging import NO_VERDICT, VerdictCommand
+from proofserve.cli.judging import (
+    NO_VERDICT,
+    Calibration,
+    DistThreshold,
+    PMismatch,
+    VerdictCommand,
+    measured_threshold,
+)
 from proofserve.cli.options import ApiKey
 from proofserve.cli.recompute import by_checkpoint, by_node
 from proofserve.cli.session import ProgressLine
 from proofserve.cli.source_options import completed, workload
 from proofserve.engines.reference.errors import CheckpointError
+from proofserve.lab.calibrate.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.vectors import vectors_of
@@ -61,10 +69,8 @@ def command(
         str,
         typer.Argument(help="A JSON file, a file of `proofserve receive`, or a node's URL."),
     ],
-    dist_threshold: Annotated[
-        float,
-        typer.Option(help="How far an honest vector may be from ours; it belongs to the model."),
-    ],
+    dist_threshold: DistThreshold = None,
+    calibration: Calibration = None,
     model: Annotated[
         Path | None, typer.Option(help="Recompute with this checkpoint; needs no vLLM.")
     ] = None,
@@ -76,7 +82,8 @@ def command(
         str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY", help="Of --recompute-url.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, float16 or float32; the checkpoint's if unset.")
+        str | None,
+        typer.Option(help="bfloat16, ...; by default the calibration's or checkpoint's."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     forward_batch: Annotated[int, typer.Option(help="Nonces per forward.", min=1)] = 8,
@@ -102,11 +109,9 @@ def command(
     sequential: Annotated[
         bool, typer.Option("--sequential/--fixed", help="Stop as soon as it is known, or not.")
     ] = True,
-    p_mismatch: Annotated[
-        float, typer.Option(help="How often an honest vector is beyond the threshold.")
-    ] = 0.001,
+    p_mismatch: PMismatch = None,
     p_fraud: Annotated[
-        float, typer.Option(help="How often that of a fraud is, at the least.")
+        float, typer.Option(help="Share of a fraud's vectors beyond the threshold, at least.")
     ] = 0.5,
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
     beta: Annotated[float, typer.Option(help="Chance to clear a fraud.")] = 1e-3,
@@ -116,20 +121,26 @@ def command(
 ) -> None:
     """Recompute a sample of a node's artifacts, and tell honest from fraud.
 
-    Exit code 0: honest. 1: fraud. 2: undecided, for want of nonces. 3: no
-    verdict, because something could not be understood, read or recomputed.
+    Exit code 0: honest. 1: fraud. 2: undecided, because the nonces ran out.
+    3: no verdict: an option, a source or the recomputation is wrong.
 
     A missing, repeated, malformed or non-finite artifact is a mismatch.
 
+    The threshold has no default. Measure it first, on an honest engine:
+
     \b
-    proofserve verify artifacts.json --model ./model --dist-threshold 0.1
-    proofserve verify received.sqlite --model ./model --dist-threshold 0.1 --seq-len 256
-    proofserve verify http://node:8000 --recompute-url http://mine:8000 --dist-threshold 0.1
+    proofserve calibrate noise ./model --seq-len 256 --out calibration.json
+    proofserve verify artifacts.json --model ./model --calibration calibration.json
+    proofserve verify received.sqlite --model ./model --calibration calibration.json --seq-len 256
+    proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --dtype float32
     """
     console = Console()
     try:
-        test = SequentialTest(p_mismatch, p_fraud, alpha, beta)
-        rule = VerificationRule(test, dist_threshold, sequential, at_once=forward_batch)
+        threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
+        test = SequentialTest(threshold.p_mismatch, p_fraud, alpha, beta)
+        rule = VerificationRule(test, threshold.dist_threshold, sequential, at_once=forward_batch)
+        if threshold.calibration and model:
+            dtype = threshold.calibration.validator_dtype(dtype)
         means = Means(model, recompute_url, recompute_api_key, dtype, device, forward_batch)
         _require_one(means)
         with ProgressLine(console) as line:
@@ -138,12 +149,14 @@ def command(
             claimed = completed(claimed, seq_len, k_dim, scheme)
             work = workload(claimed, stronger_rng)
             line.step(f"loading {model}" if model else f"asking {recompute_url}")
-            with _recompute(work, means) as recompute:
+            with _recompute(work, means, threshold.calibration) as recompute:
                 sample = draw(claimed.nonces, seed, nonces)
                 outcome = verify(claimed, sample, recompute, rule, line)
         _show(console, outcome, rule, len(claimed.nonces), seed)
+        console.print(f"Threshold: {threshold.origin}.", markup=False, soft_wrap=True)
         if json is not None:
             record = _record(outcome, rule, claimed, seed)
+            record["threshold_from"] = threshold.origin
             json.write_text(json_format.dumps(record, indent=2) + "\n")
     except (LabError, CheckpointError, RoundsError, ValueError, OSError) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
@@ -167,17 +180,24 @@ def _require_one(means: Means) -> None:
 
 
 @contextmanager
-def _recompute(work: Workload, means: Means) -> Iterator[Recompute]:
+def _recompute(
+    work: Workload, means: Means, calibration: CalibrationFile | None
+) -> Iterator[Recompute]:
     def ours(nonces: Sequence[int]) -> Vectors:
         return vectors_of(compute(nonces), work.scheme.width)
 
     if means.model is not None:
+        if calibration is not None:
+            calibration.require(work, [means.model.name], checkpoint_shape(means.model))
         how = (means.dtype, means.device, means.forward_batch)
         compute = by_checkpoint(work, means.model, *how)
         yield ours
         return
     with NodeClient(str(means.url), means.api_key) as node:
-        compute = by_node(work, node, node.models()[0])
+        models = node.models()
+        if calibration is not None:
+            calibration.require(work, models, None)
+        compute = by_node(work, node, models[0])
         yield ours
 
 

@@ -12,6 +12,7 @@ from proofserve.lab.calibrate.target import CONFIDENCE, quantile_interval
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.vectors import vectors_of
 from proofserve.protocol.comparison import Claim
+from proofserve.protocol.statistics import rate_interval
 
 # Beyond either end of an interval.
 _TAIL = (1.0 - CONFIDENCE) / 2.0
@@ -64,6 +65,17 @@ class Noise:
     def dist_threshold(self) -> float:
         """The safe end of the interval, rounded up: more than ``rate`` is beyond 1 time in 40."""
         return _rounded_up(self.interval[1], 3)
+
+    @property
+    def quantiles(self) -> dict[str, float]:
+        """The distance at or below which a share of 0.5, 0.9, 0.99 and 1 of the sample lies."""
+        return {f"{p:g}": float(np.quantile(self.distances, p)) for p in (0.5, 0.9, 0.99, 1.0)}
+
+    @property
+    def rate_interval(self) -> tuple[float, float]:
+        """The 95 % interval of the share of honest nonces beyond ``dist_threshold``."""
+        beyond = int((self.distances > self.dist_threshold).sum())
+        return rate_interval(beyond, self.distances.size)
 
 
 def noise(distances: NDArray[np.float64], rate: float) -> Noise:

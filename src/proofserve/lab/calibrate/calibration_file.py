@@ -1,0 +1,118 @@
+"""The file that carries a measured threshold from ``calibrate noise`` to ``verify`` and ``audit``.
+
+A threshold holds for one model, scheme, ``seq_len``, ``k_dim`` and dtype of the validator, so the
+file says all of them, and a judgement of anything else is refused. No field has a default.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from proofserve.lab.client.errors import LabError
+from proofserve.rounds.records import Workload
+
+FORMAT: Final = "proofserve-calibration"
+HOW_TO_CALIBRATE: Final = (
+    "give --calibration FILE, which"
+    " `proofserve calibrate noise MODEL --seq-len N --out FILE` measures, or --dist-threshold"
+)
+# What tells models apart in the configuration of a checkpoint.
+SHAPE_FIELDS: Final = ("hidden_size", "num_hidden_layers", "intermediate_size")
+
+Shape = Mapping[str, int]
+Name = Annotated[str, Field(min_length=1)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class CalibrationFile(BaseModel):
+    """A threshold, and what it was measured with. Distances are L2 between vectors of length 1.
+
+    ``dtype`` is the one in which the validator computes, None if both engines were nodes or files.
+    ``shape`` is None where no checkpoint was at hand. ``quantiles`` are honest distances by the
+    share (0 to 1) of nonces at or below them. At most ``p_mismatch`` of the honest nonces are
+    beyond ``dist_threshold``; ``p_mismatch_interval`` is the 95 % Clopper-Pearson interval of that
+    share, from these ``nonces``.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    format: Literal["proofserve-calibration"]
+    version: Literal[1]
+    model: Name
+    shape: dict[str, int] | None
+    scheme: Name
+    stronger_rng: bool
+    seq_len: int = Field(ge=1)
+    k_dim: int = Field(ge=1)
+    dtype: Name | None
+    engines: tuple[Name, Name]
+    nonces: int = Field(ge=1)
+    quantiles: dict[str, Annotated[float, Field(ge=0.0)]]
+    dist_threshold: float = Field(gt=0.0, le=2.0)
+    p_mismatch: float = Field(gt=0.0, lt=1.0)
+    p_mismatch_interval: tuple[Probability, Probability]
+
+    @property
+    def origin(self) -> str:
+        """Where the threshold comes from, for reports."""
+        one, other = self.engines
+        return f"calibration of {self.model}: {one} against {other}, {self.nonces} nonces"
+
+    def write(self, path: Path) -> None:
+        """Write the file that ``read`` reads. Raises OSError."""
+        path.write_text(json.dumps(self.model_dump(), indent=2) + "\n", encoding="utf-8")
+
+    def require(self, work: Workload, models: Collection[str], shape: Shape | None) -> None:
+        """Raise LabError, naming the field, unless the threshold holds for these artifacts.
+
+        ``models`` are the names of the judged model, ``shape`` the shape of its checkpoint. The
+        shapes decide where both are known; a served model has other names than its folder.
+        """
+        theirs = {"seq_len": work.seq_len, **work.scheme.to_wire()}
+        theirs["scheme"] = theirs.pop("name")
+        for field, value in theirs.items():
+            if getattr(self, field) != value:
+                raise _misfit(field, getattr(self, field), f"the artifacts have {value}")
+        if self.shape is None or shape is None:
+            if self.model not in models:
+                raise _misfit("model", self.model, f"the model is {' or '.join(models)}")
+            return
+        for field in {**self.shape, **shape}:
+            if self.shape.get(field) != shape.get(field):
+                raise _misfit(field, self.shape.get(field), f"the model has {shape.get(field)}")
+
+    def validator_dtype(self, given: str | None) -> str | None:
+        """The dtype to recompute in. Raises LabError if ``given`` by ``--dtype`` is another."""
+        if self.dtype is not None and given not in {None, self.dtype}:
+            raise _misfit("dtype", self.dtype, f"--dtype is {given}")
+        return given or self.dtype
+
+
+def read(path: Path) -> CalibrationFile:
+    """The calibration in a file. Raises LabError naming the field that is wrong."""
+    try:
+        return CalibrationFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        raise LabError(f"{path}: {where}{first['msg']}; write it by `calibrate noise`") from error
+
+
+def checkpoint_shape(folder: Path) -> dict[str, int] | None:
+    """Those of ``SHAPE_FIELDS`` that a checkpoint's ``config.json`` has; None if it has none."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+    except (OSError, ValueError, AttributeError):
+        # Loading the checkpoint says what is wrong with it.
+        return None
+    return {name: config[name] for name in SHAPE_FIELDS if name in config} or None
+
+
+def _misfit(field: str, ours: object, theirs: str) -> LabError:
+    return LabError(f"{field}: the calibration has {ours}, {theirs}; calibrate for what is judged")

@@ -1,0 +1,152 @@
+"""A threshold in a file: what was measured is read back, and nothing else is taken for it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofserve.lab.calibrate.calibration_file import CalibrationFile, checkpoint_shape, read
+from proofserve.lab.client.errors import LabError
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.rounds.records import Workload
+
+SHAPE = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 512}
+WORK = Workload(ArtifactScheme(k_dim=12), "block", "key", 64)
+FIELDS: dict[str, Any] = {
+    "format": "proofserve-calibration",
+    "version": 1,
+    "model": "tiny-qwen3",
+    "shape": SHAPE,
+    "scheme": "artifact-v1",
+    "stronger_rng": False,
+    "seq_len": 64,
+    "k_dim": 12,
+    "dtype": "float32",
+    "engines": ["reference:float32", "vllm"],
+    "nonces": 400,
+    "quantiles": {"0.5": 0.011, "0.9": 0.016, "0.99": 0.022, "1": 0.026},
+    "dist_threshold": 0.0261,
+    "p_mismatch": 0.01,
+    "p_mismatch_interval": [0.0, 0.0092],
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps(FIELDS))
+    return file
+
+
+def test_what_was_written_is_read(path: Path, tmp_path: Path) -> None:
+    calibration = read(path)
+    assert (calibration.dist_threshold, calibration.p_mismatch) == (0.0261, 0.01)
+    again = tmp_path / "again.json"
+    calibration.write(again)
+    assert read(again) == calibration
+    assert json.loads(again.read_text()) == FIELDS
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: str) -> None:
+    path.write_text(json.dumps({name: FIELDS[name] for name in FIELDS if name != field}))
+    with pytest.raises(LabError, match=rf"calibration\.json: {field}: Field required"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"format": "something"}, "format: "),
+        ({"version": 2}, "version: "),
+        ({"model": ""}, "model: "),
+        ({"shape": {"hidden_size": "256"}}, r"shape\.hidden_size: "),
+        ({"seq_len": 64.5}, "seq_len: "),
+        ({"engines": ["vllm"]}, r"engines\.1: "),
+        ({"dist_threshold": "0.02"}, "dist_threshold: "),
+        ({"dist_threshold": 0.0}, "dist_threshold: "),
+        ({"dist_threshold": 2.5}, "dist_threshold: "),
+        ({"dist_threshold": float("nan")}, "dist_threshold: "),
+        ({"p_mismatch": 1.0}, "p_mismatch: "),
+        ({"p_mismatch_interval": [0.0, 2.0]}, r"p_mismatch_interval\.1: "),
+        ({"quantiles": {"0.5": None}}, r"quantiles\.0\.5: "),
+        ({"treshold": 0.1}, "treshold: "),
+    ],
+)
+def test_a_broken_field_is_named(path: Path, change: dict[str, Any], named: str) -> None:
+    path.write_text(json.dumps(FIELDS | change))
+    with pytest.raises(LabError, match=rf"calibration\.json: {named}"):
+        read(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "0.02", "\xff", "[" * 100_000])
+def test_a_file_of_something_else_is_refused(path: Path, text: str) -> None:
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(LabError, match=r"calibration\.json: "):
+        read(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=r"cannot read .*nothing"):
+        read(tmp_path / "nothing")
+
+
+def test_what_fits_is_accepted(path: Path) -> None:
+    calibration = read(path)
+    calibration.require(WORK, ["./model"], SHAPE)
+    # Where the shape of the judged model is not known, its name decides.
+    calibration.require(WORK, ["alias", "tiny-qwen3"], None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_len": 256}, "seq_len: the calibration has 64, the artifacts have 256"),
+        (
+            {"scheme": ArtifactScheme(k_dim=8)},
+            "k_dim: the calibration has 12, the artifacts have 8",
+        ),
+        (
+            {"scheme": ArtifactScheme(k_dim=12, layer_reflections=True)},
+            "scheme: the calibration has artifact-v1, the artifacts have artifact-v1-layers",
+        ),
+    ],
+)
+def test_other_artifacts_are_refused_by_the_name_of_the_field(
+    path: Path, change: dict[str, Any], message: str
+) -> None:
+    values = {"scheme": WORK.scheme, "seq_len": WORK.seq_len} | change
+    work = Workload(values["scheme"], "block", "key", values["seq_len"])
+    with pytest.raises(LabError, match=message):
+        read(path).require(work, ["tiny-qwen3"], SHAPE)
+
+
+def test_another_model_is_refused(path: Path) -> None:
+    calibration = read(path)
+    with pytest.raises(LabError, match="hidden_size: the calibration has 256, the model has 64"):
+        calibration.require(WORK, ["tiny-qwen3"], SHAPE | {"hidden_size": 64})
+    with pytest.raises(LabError, match="model: the calibration has tiny-qwen3, the model is other"):
+        calibration.require(WORK, ["other"], None)
+
+
+def test_the_validators_dtype_is_the_calibrations(path: Path) -> None:
+    calibration = read(path)
+    assert calibration.validator_dtype(None) == "float32"
+    assert calibration.validator_dtype("float32") == "float32"
+    with pytest.raises(LabError, match="dtype: the calibration has float32, --dtype is bfloat16"):
+        calibration.validator_dtype("bfloat16")
+
+
+@pytest.mark.parametrize("nest", [lambda config: config, lambda config: {"text_config": config}])
+def test_the_shape_of_a_checkpoint_is_read_from_its_configuration(
+    tmp_path: Path, nest: Callable[[dict[str, int]], dict[str, Any]]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(nest(SHAPE | {"vocab_size": 100})))
+    assert checkpoint_shape(tmp_path) == SHAPE
+
+
+def test_a_calibration_of_no_noise_is_never_written() -> None:
+    with pytest.raises(ValueError, match="dist_threshold"):
+        CalibrationFile(**(FIELDS | {"engines": ("vllm", "vllm"), "dist_threshold": 0.0}))
