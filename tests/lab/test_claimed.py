@@ -1,5 +1,4 @@
 import json
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from proofserve.lab.client.records import DistanceWork, Work
 from proofserve.lab.client.waiting import wait_until
 from proofserve.lab.verify.claimed import Claimed, Wanted, from_file, from_node
 from proofserve.protocol.comparison import Claim
-from proofserve.receiver.messages import Generated, Stamp
-from proofserve.receiver.store import ReceiverStore
 
 ANY = Wanted()
 BODY: dict[str, Any] = {
@@ -86,26 +83,8 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="cannot read"):
         from_file(tmp_path / "nothing", ANY)
     (tmp_path / "text").write_text("Dear validator, ")
-    with pytest.raises(LabError, match="neither JSON nor SQLite"):
+    with pytest.raises(LabError, match="not JSON"):
         from_file(tmp_path / "text", ANY)
-    with sqlite3.connect(tmp_path / "other.sqlite") as database:
-        database.execute("CREATE TABLE songs (title TEXT)")
-    with pytest.raises(LabError, match="no file of `proofserve receive`"):
-        from_file(tmp_path / "other.sqlite", ANY)
-
-
-def test_a_receivers_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a book?.sqlite"
-    book = ReceiverStore.open(path)
-    book.add_generated(Generated.model_validate(BODY), Stamp())
-    book.add_generated(Generated.model_validate(BODY | {"block_hash": "other"}), Stamp())
-    claimed = from_file(path, Wanted(block_hash="block"))
-    assert claimed == Claimed("block", "key", (2, 4), CLAIMS[::-1])
-    with pytest.raises(LabError, match=r"several nodes or blocks fit(?s:.*)2 of block other"):
-        from_file(path, ANY)
-    with pytest.raises(LabError, match="nothing fits"):
-        from_file(path, Wanted(public_key="nobody"))
-    book.close()
 
 
 def test_a_nodes_round_is_read() -> None:

@@ -115,7 +115,7 @@ def test_a_migration_that_fails_leaves_version_1(old: Path) -> None:
     with closing(sqlite3.connect(old)) as file:
         # The last change of the script stumbles over this.
         file.execute("ALTER TABLE sources ADD COLUMN winners")
-    with pytest.raises(database.BookError, match="duplicate column name: winners"):
+    with pytest.raises(database.ReceiverFileError, match="duplicate column name: winners"):
         ReceiverStore.open(old)
     with closing(sqlite3.connect(old)) as file:
         assert file.execute("PRAGMA user_version").fetchone() == (1,)

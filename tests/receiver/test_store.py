@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.receiver.database import BookError
+from proofserve.receiver.database import ReceiverFileError
 from proofserve.receiver.messages import Generated, Stamp, Validated
 from proofserve.receiver.store import ClaimSource, ReceiverStore, Summary
 
@@ -87,14 +87,14 @@ def test_the_summary_does_not_wait_for_a_callback(path: Path, book: ReceiverStor
 
 
 def test_files_that_are_not_a_book_are_refused(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(BookError, match="unable to open"):
+    with pytest.raises(ReceiverFileError, match="unable to open"):
         ReceiverStore.open(tmp_path)
-    with pytest.raises(BookError, match="not a database"):
+    with pytest.raises(ReceiverFileError, match="not a database"):
         ReceiverStore.open(Path(__file__))
     with closing(sqlite3.connect(path)) as file:
         file.execute("CREATE TABLE recipes (name)")
-        with pytest.raises(BookError, match="something else"):
+        with pytest.raises(ReceiverFileError, match="something else"):
             ReceiverStore.open(path)
         file.execute("PRAGMA user_version = 3")
-    with pytest.raises(BookError, match="has version 3, this proofserve knows up to 2"):
+    with pytest.raises(ReceiverFileError, match="has version 3, this proofserve knows up to 2"):
         ReceiverStore.open(path)

@@ -9,8 +9,9 @@ from proofserve.cli.model import Checkpoint
 from proofserve.cli.recompute import Compute, by_checkpoint, by_node
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
+from proofserve.cli.source_options import read_file
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.verify.claimed import Claimed, Wanted, from_file
+from proofserve.lab.verify.claimed import Claimed, Wanted
 from proofserve.protocol.comparison import Claim
 from proofserve.rounds.calls import chunks
 from proofserve.rounds.records import Workload
@@ -154,7 +155,7 @@ def side_of(spec: str) -> ComparedEngine:
         return Vllm(int(ranks))
     if not Path(spec).is_file():
         raise LabError(f"{spec!r} is no engine and no file; choose from {SPECS}")
-    return Saved(spec, from_file(Path(spec), Wanted()))
+    return Saved(spec, read_file(Path(spec), Wanted()))
 
 
 def _in_steps(name: str, compute: Compute, task: Task, desk: CommandSession) -> list[Claim]:

@@ -1,17 +1,37 @@
 """What a source says about its artifacts, and what the options say: they must not contradict."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.verify.claimed import Claimed
+from proofserve.lab.verify.claimed import Claimed, Wanted, from_file, from_pairs, only_source
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.schemes import scheme as scheme_named
+from proofserve.receiver import reader
+from proofserve.receiver.database import ReceiverFileError
 from proofserve.rounds.records import Workload
 
 PLAIN = "artifact-v1"
 
 T = TypeVar("T")
+
+
+def read_file(path: Path, wanted: Wanted) -> Claimed:
+    """The artifacts in a JSON file, or in the SQLite file of ``proofserve receive``.
+
+    Raises LabError naming what is wrong with the file.
+    """
+    try:
+        if not reader.is_database(path):
+            return from_file(path, wanted)
+        with reader.reading(path) as received:
+            source = only_source(path, received.counts(), wanted)
+            return from_pairs(source, received.of(source))
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error.strerror}") from error
+    except ReceiverFileError as error:
+        raise LabError(str(error)) from error
 
 
 def completed(

@@ -21,13 +21,13 @@ from proofserve.cli.judging import (
 from proofserve.cli.options import ApiKey
 from proofserve.cli.recompute import by_checkpoint, by_node
 from proofserve.cli.session import ProgressLine
-from proofserve.cli.source_options import completed, workload
+from proofserve.cli.source_options import completed, read_file, workload
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.lab.calibrate.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.vectors import vectors_of
-from proofserve.lab.verify.claimed import Claimed, Wanted, from_file, from_node
+from proofserve.lab.verify.claimed import Claimed, Wanted, from_node
 from proofserve.lab.verify.verification import (
     Recompute,
     Vectors,
@@ -166,7 +166,7 @@ def command(
 
 def _read(source: str, api_key: str | None, wanted: Wanted) -> Claimed:
     if not source.startswith(("http://", "https://")):
-        return from_file(Path(source), wanted)
+        return read_file(Path(source), wanted)
     with NodeClient(source, api_key) as node:
         claimed = from_node(node)
     if not wanted.fits(claimed.block_hash, claimed.public_key):

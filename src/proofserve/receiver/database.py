@@ -82,22 +82,22 @@ PRAGMA user_version = 2;
 _STEPS = (_VERSION_1, _VERSION_2)
 
 
-class BookError(Exception):
+class ReceiverFileError(Exception):
     """The file cannot be opened, or belongs to something else or to a newer version."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection that threads may share when they take turns. Raises BookError."""
+    """A connection that threads may share when they take turns. Raises ReceiverFileError."""
     try:
         # Transactions are begun by hand: Python's own begin too late for reads.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
-        raise BookError(f"cannot open {path}: {error}") from error
+        raise ReceiverFileError(f"cannot open {path}: {error}") from error
     try:
         _prepare(connection)
-    except (sqlite3.Error, BookError) as error:
+    except (sqlite3.Error, ReceiverFileError) as error:
         connection.close()
-        raise BookError(f"cannot use {path}: {error}") from error
+        raise ReceiverFileError(f"cannot use {path}: {error}") from error
     return connection
 
 
@@ -105,9 +105,11 @@ def _prepare(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version > len(_STEPS):
-        raise BookError(f"it has version {version}, this proofserve knows up to {len(_STEPS)}")
+        raise ReceiverFileError(
+            f"it has version {version}, this proofserve knows up to {len(_STEPS)}"
+        )
     if version == 0 and tables:
-        raise BookError("it is a database of something else")
+        raise ReceiverFileError("it is a database of something else")
     connection.execute("PRAGMA journal_mode = WAL")
     # A 200 tells the sender to forget the callback, so it must be on disk by then.
     connection.execute("PRAGMA synchronous = FULL")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from proofserve.receiver.database import BookError, connect
+from proofserve.receiver.database import ReceiverFileError, connect
 from proofserve.receiver.distance_messages import GeneratedWinners, ValidatedDistances
 from proofserve.receiver.messages import Generated, Stamp, Validated
 
@@ -102,11 +102,11 @@ class ReceiverStore:
 
     @classmethod
     def open(cls, path: Path, clock: Callable[[], float] = time.time) -> Self:
-        """Open or create the file; ``clock`` gives wall-clock seconds. Raises BookError."""
+        """Open or create the file; ``clock`` gives wall-clock seconds. Raises ReceiverFileError."""
         writer = connect(path)
         try:
             return cls(writer, connect(path), clock)
-        except BookError:
+        except ReceiverFileError:
             writer.close()
             raise
 

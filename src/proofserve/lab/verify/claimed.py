@@ -1,12 +1,10 @@
 """Artifacts that a node answers for, read from wherever they were published."""
 
 import json
-import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
@@ -14,12 +12,6 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import MAX_NONCE
-
-SQLITE: Final = b"SQLite format 3\x00"
-_SOURCES = "SELECT block_hash, public_key, count(*) FROM artifacts GROUP BY 1, 2 ORDER BY 1, 2"
-_ARTIFACTS = (
-    "SELECT nonce, vector_b64 FROM artifacts WHERE block_hash = ? AND public_key = ? ORDER BY nonce"
-)
 
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
 # One claim that is no text is that claim's fault, and must not save the others from a verdict.
@@ -83,17 +75,33 @@ class _Document(BaseModel):
 
 
 def from_file(path: Path, wanted: Wanted) -> Claimed:
-    """The artifacts in a JSON file, or in the SQLite file of ``proofserve receive``.
-
-    Raises LabError naming what is wrong with the file, and what it holds if nothing is wanted.
-    """
+    """The artifacts in a JSON file. Raises LabError naming what is wrong with the file."""
     try:
         blob = path.read_bytes()
     except OSError as error:
         raise LabError(f"cannot read {path}: {error.strerror}") from error
-    return (
-        _from_database(path, wanted) if blob.startswith(SQLITE) else _from_json(path, blob, wanted)
-    )
+    return _from_json(path, blob, wanted)
+
+
+def from_pairs(source: tuple[str, str], pairs: Iterable[tuple[int, str]]) -> Claimed:
+    """The artifacts of ``source`` (block hash, public key) from its (nonce, vector_b64) pairs."""
+    claims = tuple(Claim(nonce, text) for nonce, text in pairs)
+    return Claimed(*source, tuple(claim.nonce for claim in claims), claims)
+
+
+def only_source(
+    path: Path, counts: Mapping[tuple[str, str], int], wanted: Wanted
+) -> tuple[str, str]:
+    """The one (block hash, public key) of ``counts`` that is wanted.
+
+    Raises LabError, which lists what ``path`` holds, if none or several are.
+    """
+    fitting = [source for source in counts if wanted.fits(*source)]
+    if len(fitting) == 1:
+        return fitting[0]
+    held = "\n".join(f"  {n} of block {block}, key {key}" for (block, key), n in counts.items())
+    problem = "several nodes or blocks fit" if fitting else "nothing fits"
+    raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
 
 
 def to_file(path: Path, claimed: Claimed, claims: Sequence[Claim]) -> None:
@@ -145,7 +153,7 @@ def _from_json(path: Path, blob: bytes, wanted: Wanted) -> Claimed:
         where = ".".join(map(str, first["loc"]))
         raise LabError(f"{path}: {where}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:
-        raise LabError(f"{path} is neither JSON nor SQLite: {error}") from error
+        raise LabError(f"{path} is not JSON: {error}") from error
     if not wanted.fits(read.block_hash, read.public_key):
         raise LabError(f"{path} is about block {read.block_hash}, key {read.public_key}")
     claims = tuple(Claim(one.nonce, one.vector_b64) for one in read.artifacts)
@@ -159,24 +167,3 @@ def _from_json(path: Path, blob: bytes, wanted: Wanted) -> Claimed:
         seq_len=read.params.seq_len,
         scheme=read.scheme,
     )
-
-
-def _from_database(path: Path, wanted: Wanted) -> Claimed:
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            sources = database.execute(_SOURCES).fetchall()
-            block_hash, public_key = _only(path, sources, wanted)
-            rows = database.execute(_ARTIFACTS, (block_hash, public_key)).fetchall()
-    except sqlite3.Error as error:
-        raise LabError(f"{path} is no file of `proofserve receive`: {error}") from error
-    claims = tuple(Claim(nonce, text) for nonce, text in rows)
-    return Claimed(block_hash, public_key, tuple(claim.nonce for claim in claims), claims)
-
-
-def _only(path: Path, sources: Sequence[Any], wanted: Wanted) -> tuple[str, str]:
-    fitting = [(block, key) for block, key, _ in sources if wanted.fits(block, key)]
-    if len(fitting) == 1:
-        return fitting[0]
-    held = "\n".join(f"  {count} of block {block}, key {key}" for block, key, count in sources)
-    problem = "several nodes or blocks fit" if fitting else "nothing fits"
-    raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")

@@ -1,0 +1,53 @@
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofserve.cli.source_options import read_file
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.verify.claimed import Claimed, Wanted
+from proofserve.protocol.comparison import Claim
+from proofserve.receiver.messages import Generated, Stamp
+from proofserve.receiver.store import ReceiverStore
+
+ANY = Wanted()
+BODY: dict[str, Any] = {
+    "public_key": "key",
+    "block_hash": "block",
+    "block_height": 7,
+    "node_id": 0,
+    "artifacts": [{"nonce": 4, "vector_b64": "AAA="}, {"nonce": 2, "vector_b64": "!"}],
+    "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
+}
+CLAIMS = (Claim(4, "AAA="), Claim(2, "!"))
+
+
+def test_a_json_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "artifacts.json"
+    path.write_text(json.dumps(BODY))
+    assert read_file(path, ANY).claims == CLAIMS
+
+
+def test_a_receivers_file_is_read_while_the_receiver_runs(tmp_path: Path) -> None:
+    path = tmp_path / "a file?.sqlite"
+    with closing(ReceiverStore.open(path)) as store:
+        store.add_generated(Generated.model_validate(BODY), Stamp())
+        store.add_generated(Generated.model_validate(BODY | {"block_hash": "other"}), Stamp())
+        claimed = read_file(path, Wanted(block_hash="block"))
+        assert claimed == Claimed("block", "key", (2, 4), CLAIMS[::-1])
+        with pytest.raises(LabError, match=r"several nodes or blocks fit(?s:.*)2 of block other"):
+            read_file(path, ANY)
+        with pytest.raises(LabError, match="nothing fits"):
+            read_file(path, Wanted(public_key="unknown"))
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="cannot read"):
+        read_file(tmp_path / "nothing", ANY)
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as database:
+        database.execute("CREATE TABLE songs (title TEXT)")
+    with pytest.raises(LabError, match="no file of `proofserve receive`"):
+        read_file(tmp_path / "other.sqlite", ANY)
