@@ -15,7 +15,7 @@ PYTHON_FILES := src tests benchmarks endurance run_vllm_gateway.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow wheel chaos soak fuzz auth ssrf disk check golden bench bench-gateway
-.PHONY: lock audit-deps clean
+.PHONY: checks lock audit-deps clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,11 @@ check: $(READY) ## Lint, types, layers. Seconds.
 	$(BIN)/ruff format --check $(PYTHON_FILES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+checks: $(READY) ## Run `proofserve check` on real servers of both model shapes (eight starts, minutes).
+	$(BIN)/proofserve check smoke --models qwen llama
+	$(BIN)/proofserve check coexist --models qwen llama
+	$(BIN)/proofserve check e2e --models qwen llama
 
 golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, GOLDEN_DEVICE=cuda).
 	$(BIN)/python -m pytest tests/golden

@@ -1,6 +1,8 @@
 """The commands as a person runs them, against a node that is a stub."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from typer.testing import CliRunner
 from lab.stub_node import Habits, stub_node
 from proofserve.cli import check
 from proofserve.cli.main import app
+from proofserve.cli.servers import ServerOptions
 from proofserve.lab.bench import saturation
 from proofserve.lab.check import coexist
+from proofserve.lab.client.node_client import NodeClient
 
 
 def run(*args: str) -> Result:
@@ -74,12 +78,14 @@ def test_several_models_may_be_named_either_way(
     [
         (("llama",), "llama"),
         (("--models", "qwen", "--url", "http://127.0.0.1:9"), "--models"),
+        (("--models", "qwen", "--model", "."), "--model"),
+        (("--model", "no-such-folder"), "no-such-folder"),
         (("--modles", "qwen"), "--modles"),
         (("--seq-len", "0"), "--seq-len"),
         (("--protocol", "neither"), "--protocol"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(args: tuple[str, ...], complaint: str) -> None:
+def test_contradictory_options_are_refused(args: tuple[str, ...], complaint: str) -> None:
     result = run("check", "smoke", *args)
     assert result.exit_code == 2
     assert complaint in result.output
@@ -155,16 +161,36 @@ def test_a_check_that_fails_is_exit_code_1() -> None:
     assert result.output.count("FAIL") == 1
 
 
-def test_e2e_on_somebody_elses_server_says_what_it_leaves_out() -> None:
+def test_e2e_at_a_url_names_the_checks_that_it_skips() -> None:
     with stub_node() as (_, url):
         result = run("check", "e2e", "--url", url)
     assert result.exit_code == 0, result.output
     assert result.output.count("SKIP") == 2
-    assert "not ours to restart" in result.output
+    assert "a server that we did not start" in result.output
     assert "winners with layer hooks are fraud without them" in result.output
 
 
-def test_coexist_on_somebody_elses_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2e_of_a_folder_serves_it_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[ServerOptions] = []
+
+    @contextmanager
+    def serving(deployment: ServerOptions, _session: object) -> Iterator[NodeClient]:
+        started.append(deployment)
+        with stub_node() as (_, url), NodeClient(url) as node:
+            yield node
+
+    monkeypatch.setattr(check, "serving", serving)
+    folder = tmp_path / "my-checkpoint"
+    folder.mkdir()
+    result = run("check", "e2e", "--model", str(folder))
+    assert result.exit_code == 0, result.output
+    assert [(each.name, each.checkpoint) for each in started] == [("my-checkpoint", folder)] * 2
+    # There is no checkpoint in this folder from which forged claims could be computed.
+    assert result.output.count("SKIP") == 1
+    assert "accepted after a restart" in result.output
+
+
+def test_coexist_at_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SETTLE_S", "LOAD_S", "FULL_SPEED_S"):
         monkeypatch.setattr(coexist, name, 0.2)
     with stub_node(Habits(chat_tokens=1000.0)) as (_, url):

@@ -9,7 +9,7 @@ import pytest
 from lab.stub_node import Habits, stub_node
 from lab.stub_servers import Servers
 from proofserve.lab.check import coexist as coexist_module
-from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.coexist import coexist
 from proofserve.lab.check.e2e import CheckStage, artifact_trial, end_to_end
 from proofserve.lab.check.smoke import smoke
@@ -23,7 +23,7 @@ WORK = Work("stub")
 UNHURRIED = 1000.0
 
 
-def made(checks: Callable[[NodeClient, Work, Tell], None], habits: Habits) -> list[Check]:
+def made(checks: Callable[[NodeClient, Work, Reporter], None], habits: Habits) -> list[Check]:
     found: list[Check] = []
     with stub_node(habits) as (_, url), NodeClient(url) as node:
         checks(node, WORK, found.append)
@@ -45,8 +45,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(coexist_module, name, seconds)
 
 
-def artifact_smoke(node: NodeClient, work: Work, tell: Tell) -> None:
-    smoke(node, [work], tell)
+def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
+    smoke(node, [work], report)
 
 
 def test_a_good_node_passes_the_smoke_checks() -> None:
@@ -86,7 +86,10 @@ def test_a_good_node_passes_the_coexistence_checks() -> None:
     [
         (
             Habits(polite=False, chat_tokens=UNHURRIED),
-            ["and yields until chat drains", "proofs pause while chat is active"],
+            [
+                "the round waits until that chat has ended",
+                "a running round pauses while chat is active",
+            ],
         ),
         (
             Habits(gauges={"busy_s": 1.0}, chat_tokens=UNHURRIED),
@@ -94,14 +97,14 @@ def test_a_good_node_passes_the_coexistence_checks() -> None:
         ),
         (
             Habits(gauges={"longest_chat_wait_batches": 2.0}, chat_tokens=UNHURRIED),
-            ["no chat waits for more than one forward"],
+            ["no chat request waits for more than one forward"],
         ),
         (
             Habits(finish_reason="abort", chat_tokens=UNHURRIED),
             [
                 "chat completes during a round",
-                "that chat completes",
-                "that chat completes as well",
+                "chat completes although a round has started",
+                "chat completes beside a paused round",
             ],
         ),
     ],

@@ -53,7 +53,7 @@ def test_a_good_node_passes_and_is_left_stopped() -> None:
             ["every winner is below 1.41", "a round stores exactly its winners"],
         ),
         (Habits(drift=1.0), ["distances are valid", "a round stores exactly its winners"]),
-        (Habits(stuck_state="GENERATING"), ["the states of a distance round are true"]),
+        (Habits(stuck_state="GENERATING"), ["a distance round reports its states"]),
     ],
     ids=["draws lots", "ignores the key", "miscounts", "all win", "beyond 2", "always generates"],
 )
@@ -68,7 +68,7 @@ def test_a_round_that_does_not_get_on_is_stopped(monkeypatch: pytest.MonkeyPatch
         NodeClient(url) as node,
         pytest.raises(TooSlowError, match="first winners"),
     ):
-        distance_smoke_module.live(node, WORK)
+        distance_smoke_module.observe_round(node, WORK)
     assert stub.state == "STOPPED"
 
 
@@ -119,7 +119,7 @@ def test_honest_winners_pass_and_false_ones_are_caught(restarts: bool, where: st
                 "honest winners with layer hooks are accepted after a restart",
             ],
         ),
-        # Downwards, so that every winner stays one: only the numbers themselves can tell.
+        # Downwards, so that every winner stays one: only the numbers themselves can report.
         (
             Habits(drift=-2e-4),
             [

@@ -14,9 +14,9 @@ def replies(*ended: float) -> list[Reply]:
     return [Reply(("x",), 90, 10, at - 1.0, at) for at in ended]
 
 
-def test_the_longest_silence_counts_the_edges() -> None:
+def test_a_silence_counts_to_the_end_and_from_the_reply_before_the_beginning() -> None:
     assert longest_silence(replies(1.0, 2.0, 2.5), 0.5, 4.0) == pytest.approx(1.5)
-    assert longest_silence(replies(1.0, 9.0), 2.0, 5.0) == 3.0
+    assert longest_silence(replies(1.0, 9.0), 2.0, 5.0) == 4.0
     assert longest_silence([], 0.0, 3.0) == 3.0
 
 

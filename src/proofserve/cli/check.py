@@ -1,28 +1,20 @@
-"""``proofserve check``: does a server keep its promises?"""
+"""``proofserve check``: does a server do what its documents say?"""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from proofserve.cli.model import SmallModel, checkpoint
-from proofserve.cli.options import (
-    SEVERAL,
-    ApiKey,
-    Models,
-    Name,
-    Protocols,
-    SeqLen,
-    Url,
-    chosen,
-    orders,
-)
-from proofserve.cli.outsider import claims_of_model
+from proofserve.cli.model import checkpoint_named
+from proofserve.cli.options import SEVERAL, ApiKey, Models, Protocols, SeqLen, Url, chosen, orders
+from proofserve.cli.outsider import claims_of_redrawn_model
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.coexist import coexist as coexist_checks
 from proofserve.lab.check.distance_e2e import distance_trial
 from proofserve.lab.check.e2e import CheckStage, StartNode, Trial, artifact_trial, end_to_end
@@ -30,17 +22,31 @@ from proofserve.lab.check.smoke import smoke as smoke_checks
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 
-app = typer.Typer(help="Check a server, one we start or one that runs.", no_args_is_help=True)
+app = typer.Typer(
+    help="Check a server: one that we start with a small model (--models), one that we start with"
+    " your checkpoint (--model DIR), or one that runs already (--url).",
+    no_args_is_help=True,
+)
 
 FORWARD_BATCH = 8
-# Another seed is another model of the same shape.
-FOREIGN_SEED = 1
 VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: "[yellow]SKIP[/yellow]"}
+
+ModelOrName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="The folder of a checkpoint to serve; with --url, the model's name if not its first.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedServer:
-    """What to check: the server at ``url``, or one of our own for each of ``models``."""
+    """What to check: the server at ``url``, or a server of our own for each of ``models``.
+
+    ``models`` are names of small models or folders of checkpoints; ``name`` is that of the model
+    at ``url``, None for its first.
+    """
 
     models: Sequence[str]
     url: str | None
@@ -50,11 +56,11 @@ class CheckedServer:
 
 @dataclass(frozen=True, slots=True)
 class CheckedModel:
-    """One server under check; ``model`` is None for one that somebody else runs."""
+    """One server under check. ``folder`` holds its checkpoint, None for a server at a URL."""
 
     name: str
     start: StartNode
-    model: SmallModel | None
+    folder: Path | None
 
 
 @app.command("smoke", context_settings=SEVERAL)
@@ -64,22 +70,23 @@ def smoke(
     protocol: Protocols = "both",
     url: Url = None,
     api_key: ApiKey = None,
-    model: Name = None,
+    model: ModelOrName = None,
     seq_len: SeqLen = 256,
 ) -> None:
     """Proofs are valid and repeatable, another key gives others, a round counts.
 
     \b
     proofserve check smoke
+    proofserve check smoke --model ./my-checkpoint
     proofserve check smoke --models qwen llama --protocol distance
     proofserve check smoke --url http://127.0.0.1:8000
     """
 
-    def check(subject: CheckedModel, tell: Tell) -> None:
+    def check(subject: CheckedModel, report: Reporter) -> None:
         with subject.start() as node:
-            smoke_checks(node, orders(protocol, subject.name, seq_len), tell)
+            smoke_checks(node, orders(protocol, subject.name, seq_len), report)
 
-    _run(check, CheckedServer(chosen(ctx, models, url, ["qwen"]), url, model, api_key))
+    _run(check, _target(ctx, models, model, url, api_key))
 
 
 @app.command("coexist", context_settings=SEVERAL)
@@ -88,16 +95,21 @@ def coexist(
     models: Models = None,
     url: Url = None,
     api_key: ApiKey = None,
-    model: Name = None,
+    model: ModelOrName = None,
     seq_len: SeqLen = 256,
 ) -> None:
-    """Chat completes during a round, proofs give way to it and resume afterwards."""
+    """Chat completes during a round, proofs give way to it and resume afterwards.
 
-    def check(subject: CheckedModel, tell: Tell) -> None:
+    \b
+    proofserve check coexist
+    proofserve check coexist --url http://127.0.0.1:8000   (no other chat may run there)
+    """
+
+    def check(subject: CheckedModel, report: Reporter) -> None:
         with subject.start() as node:
-            coexist_checks(node, Work(subject.name, seq_len=seq_len), tell)
+            coexist_checks(node, Work(subject.name, seq_len=seq_len), report)
 
-    _run(check, CheckedServer(chosen(ctx, models, url, ["qwen"]), url, model, api_key))
+    _run(check, _target(ctx, models, model, url, api_key))
 
 
 @app.command("e2e", context_settings=SEVERAL)
@@ -107,35 +119,56 @@ def e2e(
     protocol: Protocols = "both",
     url: Url = None,
     api_key: ApiKey = None,
-    model: Name = None,
+    model: ModelOrName = None,
     seq_len: SeqLen = 256,
 ) -> None:
-    """Generate, restart, validate: honest proofs are accepted, forgeries are not."""
+    """Generate, restart, validate: honest proofs are accepted, forgeries are not.
 
-    def check(subject: CheckedModel, tell: Tell) -> None:
+    With --url nothing is restarted, and the check against another checkpoint is skipped.
+
+    \b
+    proofserve check e2e
+    proofserve check e2e --model ./my-checkpoint
+    proofserve check e2e --url http://127.0.0.1:8000
+    """
+
+    def check(subject: CheckedModel, report: Reporter) -> None:
         works = orders(protocol, subject.name, seq_len)
-        trials = [_trial(work, subject.model) for work in works]
-        end_to_end(CheckStage(subject.start, subject.model is not None), trials, tell)
+        trials = [_trial(work, subject.folder) for work in works]
+        end_to_end(CheckStage(subject.start, subject.folder is not None), trials, report)
 
-    _run(check, CheckedServer(chosen(ctx, models, url, ["qwen", "llama"]), url, model, api_key))
+    _run(check, _target(ctx, models, model, url, api_key, ["qwen", "llama"]))
 
 
-def _trial(work: AnyWork, model: SmallModel | None) -> Trial:
-    """Of the server's own ``model``, if we know it, there is another with the same shape."""
+def _target(
+    ctx: typer.Context,
+    models: list[str] | None,
+    model: str | None,
+    url: str | None,
+    api_key: str | None,
+    default: Sequence[str] = ("qwen",),
+) -> CheckedServer:
+    if url is not None or model is None:
+        return CheckedServer(chosen(ctx, models, url, [*default]), url, model, api_key)
+    if models or ctx.args:
+        raise typer.BadParameter("give --models (small models) or --model (one checkpoint)")
+    return CheckedServer([model], None, None, None)
+
+
+def _trial(work: AnyWork, folder: Path | None) -> Trial:
+    """The checkpoint in ``folder`` also gives forged claims: the same model with other weights."""
     if isinstance(work, DistanceWork):
         return partial(distance_trial, work)
-    if model is None:
-        return partial(artifact_trial, work, None)
-    other = checkpoint(replace(model, seed=FOREIGN_SEED))
-    return partial(artifact_trial, work, partial(claims_of_model, other, work))
+    foreign = None if folder is None else partial(claims_of_redrawn_model, folder, work)
+    return partial(artifact_trial, work, foreign)
 
 
-def _run(check: Callable[[CheckedModel, Tell], None], target: CheckedServer) -> None:
-    """Check every subject. Ends with exit code 1 if a check failed."""
+def _run(check: Callable[[CheckedModel, Reporter], None], target: CheckedServer) -> None:
+    """Check every server. Ends with exit code 1 if a check failed."""
     checks: list[Check] = []
     with open_session() as session:
 
-        def tell(made: Check) -> None:
+        def report(made: Check) -> None:
             checks.append(made)
             detail = f"  [dim]{escape(made.detail)}[/dim]"
             text = f"{VERDICTS[made.passed]}  {made.name}{detail}"
@@ -143,7 +176,7 @@ def _run(check: Callable[[CheckedModel, Tell], None], target: CheckedServer) -> 
 
         for subject in _subjects(target, session):
             session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
-            check(subject, tell)
+            check(subject, report)
         failed = sum(made.passed is False for made in checks)
         session.console.print(f"{len(checks)} checks, {failed} failed")
     if failed:
@@ -154,11 +187,10 @@ def _subjects(target: CheckedServer, session: CommandSession) -> Iterator[Checke
     if target.url is not None:
         with NodeClient(target.url, target.api_key) as node:
             name = target.name or node.models()[0]
-        yield CheckedModel(
-            name, partial(existing_server, target.url, target.api_key, session), None
-        )
+        start = partial(existing_server, target.url, target.api_key, session)
+        yield CheckedModel(name, start, None)
         return
-    for arch in target.models:
-        model = SmallModel(arch)
-        deployment = ServerOptions(checkpoint(model), model.name, FORWARD_BATCH)
-        yield CheckedModel(model.name, partial(serving, deployment, session), model)
+    for model in target.models:
+        found = checkpoint_named(model, "tiny")
+        deployment = ServerOptions(found.folder, found.name, FORWARD_BATCH)
+        yield CheckedModel(found.name, partial(serving, deployment, session), found.folder)

@@ -1,7 +1,7 @@
-"""Finds the stretches of a load in which the machine stood still, so that nothing is blamed for it.
+"""Finds the windows of a load in which the machine stood still, so that they are not counted.
 
-A machine that is short of memory or shared with others stops for half a second now and then: no
-client sends, nobody answers. Chat does not saturate an engine in such a moment.
+A machine that is short of memory or shared with other work stops now and then for up to half a
+second: no client sends, no server answers, and the engine is idle. A proof may rightly run then.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,24 @@ from statistics import median
 
 from proofserve.lab.client.load import Reply
 
-# A proof that slips in between two steps of chat about doubles the longest pause of its window.
-# Three times the usual is beyond what a node that gives way at all can be blamed for.
+# A proof between two steps of chat about doubles the longest silence of its window. Three times the
+# usual silence is more than that: a node that gives way to chat at all did not cause it.
 STALL = 3.0
-# The share of windows that may be left out before there is nothing left to go by.
+# The share of windows that may be left out; with more of them the others say too little.
 TOLERATED = 0.25
 
 
 def longest_silence(replies: Sequence[Reply], began: float, ended: float) -> float:
-    """Seconds of the longest time between two instants in which no reply arrived."""
+    """Seconds of the longest time without a reply in a window.
+
+    A silence across the window's beginning counts from the reply before it: the engine may have
+    computed a proof in a stall just before the window, which is stored inside the window.
+    """
+    last_before = max((reply.ended for reply in replies if reply.ended <= began), default=began)
     inside = sorted(reply.ended for reply in replies if began < reply.ended < ended)
-    instants = [began, *inside, ended]
-    return max(after - before for before, after in pairwise(instants))
+    return max(later - earlier for earlier, later in pairwise([last_before, *inside, ended]))
 
 
-def stall_s(silences: Sequence[float]) -> float:
-    """The longest silence that is none, by those of windows in which nothing disturbed the load."""
-    return STALL * median(silences)
+def stall_s(usual: Sequence[float]) -> float:
+    """Seconds above which a silence is a stall, from the silences of ordinary windows."""
+    return STALL * median(usual)

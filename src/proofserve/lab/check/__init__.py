@@ -1,1 +1,1 @@
-"""Does a running server keep its promises?"""
+"""Checks of a running server: do its proofs and its chat behave as the documents say?"""

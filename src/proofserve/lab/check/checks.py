@@ -1,4 +1,4 @@
-"""One promise of a node, and whether it was kept."""
+"""The result of one check of a node."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``detail`` holds what was seen. ``passed`` is None for a check that could not be made."""
+    """``detail`` says what was measured. ``passed`` is None for a check that was skipped."""
 
     name: str
     passed: bool | None
     detail: str
 
 
-# Checks are told as they are made, and not yielded: a reader that is interrupted would leave a
-# generator behind with a server in its hands.
-Tell = Callable[[Check], None]
+# Gets each check as it is made. Generators would not do: an interrupted caller would leave a
+# suspended generator behind that still holds a running server.
+Reporter = Callable[[Check], None]

@@ -1,10 +1,10 @@
-"""Do honest winners survive a restart, and is every kind of false winner caught?"""
+"""End-to-end checks of the distance protocol: honest winners pass, false winners are caught."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.e2e import Judge
 from proofserve.lab.client.errors import NodeError
 from proofserve.lab.client.node_client import NodeClient
@@ -16,9 +16,10 @@ from proofserve.rounds.records import Winner
 R_TARGET = 1.416
 WINNERS = 64
 FORGED = WINNERS // 8
-# Below the target, and no closer to the block's point than many an honest winner.
+# Below the target, and a distance that many honest winners have.
 FORGED_DISTANCE = 1.41
-# Distances are spread by 0.008; the same forward of another process is off by far less than this.
+# Distances have a standard deviation of 0.008. The same forward in another process differs by far
+# less than this.
 TOLERANCE = 1e-4
 ROUND_S = 120.0
 
@@ -32,23 +33,23 @@ class Found:
     losers: tuple[int, ...]
 
 
-def distance_trial(work: DistanceWork, node: NodeClient, tell: Tell) -> Judge:
-    """Generate in a round without layer hooks, then in one with them."""
+def distance_trial(work: DistanceWork, node: NodeClient, report: Reporter) -> Judge:
+    """Generate in a round without layer hooks and in one with them."""
     plain = find(node, replace(work, r_target=R_TARGET, layer_hooks=False))
-    tell(_told("a round finds winners", plain))
+    report(_enough_found("a round finds winners", plain))
     hooked = find(node, replace(work, r_target=R_TARGET, layer_hooks=True))
-    tell(_told("a round with layer hooks finds winners", hooked))
+    report(_enough_found("a round with layer hooks finds winners", hooked))
     return partial(_judge_all, plain, hooked)
 
 
 def find(node: NodeClient, work: DistanceWork) -> Found:
-    """What a new round finds until there is enough for a judgement."""
+    """The first winners and losers of a new round, enough of both for a judgement."""
     after = node.last_seq()
     with node.round(work):
         wait_until(lambda: _has_enough(node.status()), f"{WINNERS} winners", ROUND_S)
     tried, rows = node.status().processed, node.results(after)
     winners = [Winner(row.nonce, row.distance) for row in rows if row.distance is not None]
-    # A nonce that failed has a row as well: it is neither.
+    # A nonce that failed has a row too; it is neither a winner nor a loser.
     losers = set(range(tried)) - {row.nonce for row in rows}
     return Found(work, tuple(winners[:WINNERS]), tuple(sorted(losers)))
 
@@ -58,30 +59,30 @@ def _has_enough(status: NodeStatus) -> bool:
     return status.found >= WINNERS and losers >= FORGED
 
 
-def _told(name: str, found: Found) -> Check:
+def _enough_found(name: str, found: Found) -> Check:
     winners, losers = len(found.winners), len(found.losers)
     detail = f"{winners} winners below {R_TARGET:g} read back, {losers} nonces that do not win"
     return Check(name, winners == WINNERS, detail)
 
 
-def _judge_all(plain: Found, hooked: Found, node: NodeClient, where: str, tell: Tell) -> None:
+def _judge_all(plain: Found, hooked: Found, node: NodeClient, where: str, report: Reporter) -> None:
     work, winners = plain.work, plain.winners
     with node.judging(work):
-        tell(_accepted(node, plain, f"honest winners are accepted {where}"))
-        tell(_refused(node, replace(work, block_hash=f"not {work.block_hash}"), winners))
+        report(_accepted(node, plain, f"honest winners are accepted {where}"))
+        report(_refused(node, replace(work, block_hash=f"not {work.block_hash}"), winners))
         other_key = replace(work, public_key=f"not {work.public_key}")
-        tell(_fraud(node, other_key, winners, "winners of another key are fraud"))
+        report(_fraud(node, other_key, winners, "winners of another key are fraud"))
         false = forged(plain)
-        tell(_fraud(node, work, false, "winners an eighth of which do not win are fraud"))
+        report(_fraud(node, work, false, "winners an eighth of which do not win are fraud"))
         name = "winners with layer hooks are fraud without them"
-        tell(_fraud(node, work, hooked.winners, name))
+        report(_fraud(node, work, hooked.winners, name))
     with node.judging(hooked.work):
         name = f"honest winners with layer hooks are accepted {where}"
-        tell(_accepted(node, hooked, name))
+        report(_accepted(node, hooked, name))
 
 
 def forged(found: Found) -> tuple[Winner, ...]:
-    """The winners, an eighth of them replaced by nonces that do not win and are said to."""
+    """The winners, an eighth of them replaced by losers with a false distance."""
     false = [Winner(nonce, FORGED_DISTANCE) for nonce in found.losers[:FORGED]]
     return (*false, *found.winners[len(false) :])
 
@@ -105,7 +106,7 @@ def _refused(node: NodeClient, work: DistanceWork, winners: Sequence[Winner]) ->
         judgement = node.judge(work, winners)
     except NodeError as error:
         return Check(name, ": 409 " in str(error), str(error))
-    return Check(name, False, f"they were judged: {_verdict(judgement)}")
+    return Check(name, False, f"the node judged them: {_verdict(judgement)}")
 
 
 def _verdict(judgement: Judgement) -> str:

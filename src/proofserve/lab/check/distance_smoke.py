@@ -1,11 +1,11 @@
-"""Are distances sound, and does a round store exactly the nonces that win?"""
+"""Smoke checks of the distance protocol: distances are valid, a round stores its winners only."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import DistanceWork, NodeStatus
 from proofserve.lab.client.waiting import wait_until
@@ -13,24 +13,24 @@ from proofserve.protocol.distance import is_winner
 from proofserve.rounds.records import Winner
 
 NONCES = range(12)
-# Points on a sphere of radius 1 are no further apart; a float32 may say a little more.
+# The diameter of a sphere of radius 1, and the rounding error of a float32.
 LARGEST = 2.0 + 1e-6
 # Distances are spread by 0.008, so unrelated ones differ by 0.007 in the middle pair.
 UNRELATED = 5e-4
 # About a third of the nonces win: enough to see some, and to see the others left out.
 R_TARGET = 1.41
-# So many of a round's nonces are computed again.
+# How many of the round's nonces are computed again.
 RECOMPUTED = 64
 ROUND_S = 60.0
 STATES = ("IDLE", "GENERATING", "VALIDATING", "STOPPED")
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """A round from its configuration to its end.
+class ObservedRound:
+    """What one round showed from its configuration to its end.
 
-    ``counted`` is what the node said when it no longer generated, ``winners`` what it had stored,
-    ``computed`` the distances of the round's first nonces, recomputed by the round itself.
+    ``counted`` is the node's status after it stopped generating, ``winners`` holds the distance of
+    each stored nonce, and ``computed`` the recomputed distances of the round's first nonces.
     """
 
     states: tuple[str, ...]
@@ -39,27 +39,27 @@ class Life:
     computed: Mapping[int, float]
 
 
-def distance_smoke(node: NodeClient, work: DistanceWork, tell: Tell) -> None:
-    """Tell each check as it is made; a node that refuses a call is a NodeError."""
+def distance_smoke(node: NodeClient, work: DistanceWork, report: Reporter) -> None:
+    """Report the checks of the distance protocol. Raises NodeError if the node refuses a call."""
     ours = _distances(node, work, NONCES)
-    tell(_valid(ours))
+    report(_valid(ours))
     again = _distances(node, replace(work, batch_size=5), reversed(NONCES))
-    detail = "asked again, backwards, in other groups"
-    tell(Check("the same nonce gives the same distance", again == ours, detail))
+    detail = "computed again in reverse order and in other batches"
+    report(Check("the same nonce gives the same distance", again == ours, detail))
     for what, other in (
         ("another key", replace(work, public_key="another key")),
         ("another block", replace(work, block_hash="another block")),
     ):
-        tell(_others(what, ours, _distances(node, other, NONCES)))
-    life = live(node, replace(work, r_target=R_TARGET))
-    tell(_counts(life))
-    tell(_below_target(life))
-    tell(_complete(life))
-    tell(Check("the states of a distance round are true", life.states == STATES, _then(life)))
+        report(_others(what, ours, _distances(node, other, NONCES)))
+    seen = observe_round(node, replace(work, r_target=R_TARGET))
+    report(_counts(seen))
+    report(_below_target(seen))
+    report(_complete(seen))
+    report(Check("a distance round reports its states", seen.states == STATES, _then(seen)))
 
 
-def live(node: NodeClient, work: DistanceWork) -> Life:
-    """Lead a round through all its states."""
+def observe_round(node: NodeClient, work: DistanceWork) -> ObservedRound:
+    """Take a round through all its states."""
     after = node.last_seq()
     states = []
     node.init(work)
@@ -76,7 +76,7 @@ def live(node: NodeClient, work: DistanceWork) -> Life:
         node.stop()
     states += [counted.state, node.status().state]
     winners = {row.nonce: row.distance for row in rows if row.distance is not None}
-    return Life(tuple(states), counted, winners, computed)
+    return ObservedRound(tuple(states), counted, winners, computed)
 
 
 def _has_enough(status: NodeStatus) -> bool:
@@ -89,7 +89,7 @@ def _distances(node: NodeClient, work: DistanceWork, nonces: Iterable[int]) -> M
 
 
 def _recomputed(node: NodeClient, work: DistanceWork, nonces: Iterable[int]) -> Mapping[int, float]:
-    """What the configured round says of ``nonces``; what we claim about them is of no interest."""
+    """The distances that the configured round computes for ``nonces``; our claims do not matter."""
     claims = [Winner(nonce, 0.0) for nonce in nonces]
     computed = node.judge(work, claims).computed
     return {claim.nonce: distance for claim, distance in zip(claims, computed, strict=True)}
@@ -108,8 +108,8 @@ def _others(what: str, ours: Mapping[int, float], theirs: Mapping[int, float]) -
     return Check(f"{what} gives other distances", middle > UNRELATED, detail)
 
 
-def _counts(life: Life) -> Check:
-    counted, stored = life.counted, len(life.winners)
+def _counts(seen: ObservedRound) -> Check:
+    counted, stored = seen.counted, len(seen.winners)
     detail = (
         f"{counted.found} of {counted.processed} counted, {stored} stored,"
         f" {counted.rate:.1f} nonces/s"
@@ -118,21 +118,21 @@ def _counts(life: Life) -> Check:
     return Check("a round counts the winners it stores", within and counted.found == stored, detail)
 
 
-def _below_target(life: Life) -> Check:
-    above = [n for n, distance in life.winners.items() if not is_winner(distance, R_TARGET)]
-    farthest = max(life.winners.values(), default=math.nan)
-    detail = f"{len(above)} are not; the farthest is at {farthest:.4f}"
+def _below_target(seen: ObservedRound) -> Check:
+    above = [n for n, distance in seen.winners.items() if not is_winner(distance, R_TARGET)]
+    farthest = max(seen.winners.values(), default=math.nan)
+    detail = f"{len(above)} are not; the largest distance is {farthest:.4f}"
     return Check(f"every winner is below {R_TARGET:g}", not above, detail)
 
 
-def _complete(life: Life) -> Check:
-    stored = {nonce: d for nonce, d in life.winners.items() if nonce in life.computed}
-    ought = {nonce: d for nonce, d in life.computed.items() if is_winner(d, R_TARGET)}
+def _complete(seen: ObservedRound) -> Check:
+    stored = {nonce: d for nonce, d in seen.winners.items() if nonce in seen.computed}
+    winning = {nonce: d for nonce, d in seen.computed.items() if is_winner(d, R_TARGET)}
     detail = (
-        f"{len(ought)} of nonces 0 to {RECOMPUTED - 1} when computed again, {len(stored)} stored"
+        f"of nonces 0 to {RECOMPUTED - 1}, {len(winning)} win when recomputed, {len(stored)} stored"
     )
-    return Check("a round stores exactly its winners", bool(ought) and stored == ought, detail)
+    return Check("a round stores exactly its winners", bool(winning) and stored == winning, detail)
 
 
-def _then(life: Life) -> str:
-    return ", then ".join(life.states)
+def _then(seen: ObservedRound) -> str:
+    return ", then ".join(seen.states)

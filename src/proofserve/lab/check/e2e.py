@@ -1,11 +1,12 @@
-"""Does an honest proof survive a restart, and is every kind of forgery caught?"""
+"""End-to-end checks: honest proofs are accepted after a restart, every forgery is caught."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.checks import Check, Reporter
+from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of, tampered
@@ -18,48 +19,51 @@ ROUND_S = 120.0
 TAMPER_EVERY = 8
 
 StartNode = Callable[[], AbstractContextManager[NodeClient]]
-# Judges what was generated before; the text says on which server, to end the name of a check.
-Judge = Callable[[NodeClient, str, Tell], None]
-# Generates proofs of one protocol, and gives what will judge them.
-Trial = Callable[[NodeClient, Tell], Judge]
-# Computes the claims of another checkpoint.
+# Has a node judge proofs that were generated before. The text ends the names of checks and says
+# on which server this happens.
+Judge = Callable[[NodeClient, str, Reporter], None]
+# Generates proofs of one protocol and returns the function that judges them later.
+Trial = Callable[[NodeClient, Reporter], Judge]
+# Computes the claims of another checkpoint for these nonces. Raises LabError if it cannot.
 Foreign = Callable[[Sequence[int]], Sequence[Claim]]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckStage:
-    """Where the checks take place.
+    """How to reach the server under check.
 
-    ``start`` is entered once for each start of the server, twice if it ``restarts``.
+    ``start`` gives a running server; it is entered a second time if the check ``restarts`` it.
     """
 
     start: StartNode
     restarts: bool
 
 
-def end_to_end(stage: CheckStage, trials: Sequence[Trial], tell: Tell) -> None:
-    """Generate everything, restart once if we may, then judge everything and forgeries of it."""
+def end_to_end(stage: CheckStage, trials: Sequence[Trial], report: Reporter) -> None:
+    """Run every trial, restart the server once if we may, then judge proofs and forgeries."""
     with stage.start() as node:
-        judges = [trial(node, tell) for trial in trials]
+        judges = [trial(node, report) for trial in trials]
         if not stage.restarts:
-            tell(Check("restart", None, "skipped: this server is not ours to restart"))
+            report(Check("restart", None, "skipped: --url names a server that we did not start"))
             for judge in judges:
-                judge(node, "on the same server", tell)
+                judge(node, "on the same server", report)
     if stage.restarts:
         with stage.start() as node:
             for judge in judges:
-                judge(node, "after a restart", tell)
+                judge(node, "after a restart", report)
 
 
-def artifact_trial(work: Work, foreign: Foreign | None, node: NodeClient, tell: Tell) -> Judge:
-    """Generate in a round. ``foreign`` is None if there is no other checkpoint to be had."""
+def artifact_trial(
+    work: Work, foreign: Foreign | None, node: NodeClient, report: Reporter
+) -> Judge:
+    """Generate in a round. ``foreign`` is None if the server's checkpoint is not known here."""
     claims = generate(node, work)
-    tell(Check("a round fills the results", True, f"{len(claims)} vectors read back"))
+    report(Check("a round fills the results", True, f"{len(claims)} vectors read back"))
     return partial(_judge_all, work, foreign, claims)
 
 
 def generate(node: NodeClient, work: Work) -> list[Claim]:
-    """The first results of a new round, as many as a judgement needs."""
+    """The first ``NONCES`` results of a new round."""
     after = node.last_seq()
     with node.round(work):
         wait_until(lambda: node.status().processed >= NONCES, f"{NONCES} results", ROUND_S)
@@ -73,26 +77,31 @@ def _judge_all(
     claims: Sequence[Claim],
     node: NodeClient,
     where: str,
-    tell: Tell,
+    report: Reporter,
 ) -> None:
-    tell(judged(node, work, claims, f"an honest proof is accepted {where}", fraud=False))
+    report(judged(node, work, claims, f"an honest proof is accepted {where}", fraud=False))
     other_block = replace(work, block_hash=f"not {work.block_hash}")
-    tell(judged(node, other_block, claims, "a proof for another block is fraud"))
+    report(judged(node, other_block, claims, "a proof for another block is fraud"))
     other_key = replace(work, public_key=f"not {work.public_key}")
-    tell(judged(node, other_key, claims, "a proof of another key is fraud"))
+    report(judged(node, other_key, claims, "a proof of another key is fraud"))
     altered = tampered(claims, work.k_dim, TAMPER_EVERY)
-    tell(judged(node, work, altered, "a proof with an eighth of its vectors altered is fraud"))
+    report(judged(node, work, altered, "a proof with an eighth of its vectors altered is fraud"))
     name = "the proof of another checkpoint is fraud"
     if foreign is None:
-        tell(Check(name, None, "skipped: the server's checkpoint is not known here"))
-    else:
-        tell(judged(node, work, foreign([claim.nonce for claim in claims]), name))
+        report(Check(name, None, "skipped: the server's checkpoint is not known here"))
+        return
+    try:
+        foreign_claims = foreign([claim.nonce for claim in claims])
+    except LabError as error:
+        report(Check(name, None, f"skipped: {error}"))
+        return
+    report(judged(node, work, foreign_claims, name))
 
 
 def judged(
     node: NodeClient, work: Work, claims: Sequence[Claim], name: str, fraud: bool = True
 ) -> Check:
-    """Let ``node`` judge ``claims``; whether its verdict is the expected one."""
+    """Have ``node`` judge ``claims`` and check that the verdict is the expected one."""
     verdict = node.validate(work, claims)
     called = "fraud" if verdict.fraud_detected else "honest"
     counts = f"{verdict.n_mismatch} of {verdict.n_total} differ"

@@ -1,11 +1,11 @@
-"""Does the node prove anything at all, and is what it proves worth the name?"""
+"""Smoke checks: chat answers, proofs are valid and repeatable, a round counts correctly."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from proofserve.lab.check.checks import Check, Tell
+from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.distance_smoke import distance_smoke
 from proofserve.lab.client.chats import chat
 from proofserve.lab.client.load import ask_all
@@ -23,26 +23,26 @@ UNRELATED = 0.2
 ROUND_S = 60.0
 
 
-def smoke(node: NodeClient, works: Sequence[AnyWork], tell: Tell) -> None:
-    """Tell each check as it is made: of chat, then of the protocol of each order.
+def smoke(node: NodeClient, works: Sequence[AnyWork], report: Reporter) -> None:
+    """Report a check of chat, then the checks of the protocol of each order.
 
-    A node that refuses a call is a NodeError.
+    Raises NodeError if the node refuses a call.
     """
-    tell(_chat_answers(node, works[0].model))
+    report(_chat_answers(node, works[0].model))
     for work in works:
         if isinstance(work, DistanceWork):
-            distance_smoke(node, work, tell)
+            distance_smoke(node, work, report)
         else:
-            artifact_smoke(node, work, tell)
+            artifact_smoke(node, work, report)
 
 
-def artifact_smoke(node: NodeClient, work: Work, tell: Tell) -> None:
-    """The checks of the artifact protocol."""
-    tell(_vectors_are_valid(node, work))
-    tell(_same_again(node, work))
-    tell(_other_values("another key", node, work, replace(work, public_key="another key")))
-    tell(_other_values("another block", node, work, replace(work, block_hash="another block")))
-    _round_counts(node, work, tell)
+def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
+    """Report the checks of the artifact protocol."""
+    report(_vectors_are_valid(node, work))
+    report(_same_again(node, work))
+    report(_other_values("another key", node, work, replace(work, public_key="another key")))
+    report(_other_values("another block", node, work, replace(work, block_hash="another block")))
+    _round_counts(node, work, report)
 
 
 def _chat_answers(node: NodeClient, model: str) -> Check:
@@ -66,11 +66,11 @@ def _vectors_are_valid(node: NodeClient, work: Work) -> Check:
 
 
 def _same_again(node: NodeClient, work: Work) -> Check:
-    """Asked again backwards and in other groups: neither may be seen in the bits."""
+    """Order and batch size must not change a single bit."""
     once = node.artifacts(work, NONCES)
     again = node.artifacts(replace(work, batch_size=5), tuple(reversed(NONCES)))
     same = {a.nonce: a.vector_b64 for a in once} == {a.nonce: a.vector_b64 for a in again}
-    detail = "asked again, backwards, in other groups"
+    detail = "computed again in reverse order and in other batches"
     return Check("the same nonce gives the same bits", same, detail)
 
 
@@ -82,7 +82,7 @@ def _other_values(what: str, node: NodeClient, work: Work, other: Work) -> Check
     return Check(f"{what} gives other values", nearest > UNRELATED, detail)
 
 
-def _round_counts(node: NodeClient, work: Work, tell: Tell) -> None:
+def _round_counts(node: NodeClient, work: Work, report: Reporter) -> None:
     after = node.last_seq()
     with node.round(work):
         running = node.status().state
@@ -90,7 +90,7 @@ def _round_counts(node: NodeClient, work: Work, tell: Tell) -> None:
     status = node.status()
     rows = [row for row in node.results(after) if row.round_id == status.round_id]
     nonces = [row.nonce for row in rows if row.value is not None]
-    tell(
+    report(
         Check(
             "a round counts what it stores",
             0 < status.processed == len(nonces),
@@ -98,6 +98,12 @@ def _round_counts(node: NodeClient, work: Work, tell: Tell) -> None:
         )
     )
     complete = nonces == list(range(len(nonces)))
-    tell(Check("a round leaves no nonce out", complete, f"0 to {len(nonces) - 1}"))
+    report(Check("a round skips no nonce", complete, f"0 to {len(nonces) - 1}"))
     states = (running, status.state)
-    tell(Check("the states are true", states == ("GENERATING", "STOPPED"), ", then ".join(states)))
+    report(
+        Check(
+            "a round reports its states",
+            states == ("GENERATING", "STOPPED"),
+            ", then ".join(states),
+        )
+    )
