@@ -73,6 +73,7 @@ class RefusedByGateway(Exception):
         self.failure = failure
 
 
+INVALID_HTTP = Failure(400, "invalid_http", "The request is not valid HTTP/1.1.")
 INVALID_BODY = Failure(400, "invalid_body", "The body is not a JSON object.")
 BEYOND_BUDGET = Failure(
     400, "beyond_token_budget", "This request may cost more than this key's minute in all."
@@ -83,6 +84,9 @@ UNAUTHORIZED = Failure(
 UNKNOWN_MODEL = Failure(404, "model_not_found", "No backend serves this model.", param="model")
 RECEIVE_TIMEOUT = Failure(408, "receive_timeout", "The request did not arrive completely in time.")
 BODY_TOO_LARGE = Failure(413, "body_too_large", "The body is too large.")
+HEADERS_TOO_LARGE = Failure(
+    431, "headers_too_large", "The request has over 128 headers, or over 64 KiB of them."
+)
 TOO_MANY_AT_ONCE = Failure(
     429, "concurrency_limit", "This key has its full number of requests in flight.", 1
 )
@@ -90,6 +94,7 @@ REQUEST_RATE = Failure(429, "request_rate_limit", "This key has used its request
 TOKEN_RATE = Failure(
     429, "token_rate_limit", "This key's tokens per minute do not suffice for this request."
 )
+NOT_IMPLEMENTED = Failure(501, "not_implemented", "The gateway does not support this method.")
 BACKEND_BROKE = Failure(502, "backend_broke", "The backend ended without a complete answer.")
 BACKEND_GARBLED = Failure(502, "backend_garbled", "The backend's answer is not valid HTTP/1.1.")
 UNREACHABLE = Failure(502, "backend_unreachable", "The backend refuses connections.", 1)

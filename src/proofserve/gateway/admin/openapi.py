@@ -22,6 +22,8 @@ _REASONS: dict[int | str, str] = {
     413: "the body is too large",
     422: "a field is wrong; its name is in param",
     429: "a limit of the key is reached; Retry-After says when to come again",
+    431: "the request has too many headers, or too large ones",
+    501: "the gateway does not support this method or transfer coding",
     502: "the backend is not there, broke off, or speaks something else",
     503: "no place came free, or none may; Retry-After says when to come again",
     504: "the backend took too long",
@@ -132,7 +134,7 @@ def relaying(prompt: str, example: Any) -> Arguments:
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}},
         "responses": {
             200: {"description": "The backend's answer.", "content": answers},
-            **_problems(400, 401, 404, 408, 413, 429, 502, 503, 504),
+            **_problems(400, 401, 404, 408, 413, 429, 431, 501, 502, 503, 504),
             "4XX": passed,
             "5XX": passed,
         },

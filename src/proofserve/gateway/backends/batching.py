@@ -123,6 +123,11 @@ class BatchedTransport(asyncio.Transport):
         if rest := _after(written, parts):
             self._transport.writelines(rest)
 
+    def write_eof(self) -> None:
+        """Tell the other side that nothing follows."""
+        self.flush()
+        self._transport.write_eof()
+
     def close(self) -> None:
         """Close when everything is written."""
         self.flush()

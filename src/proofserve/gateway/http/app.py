@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proofserve.gateway.admin.admin_access import AdminOnly
 from proofserve.gateway.admin.routes import router
@@ -70,6 +70,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
     app.add_exception_handler(RefusedByGateway, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _not_ours)
+    app.add_middleware(HeadAsGet)
     if plan.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -78,6 +79,19 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
             allow_headers=["*"],
         )
     return app
+
+
+class HeadAsGet:
+    """Answers HEAD as GET. The server leaves the body out, because it sees the original method."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 @asynccontextmanager
@@ -153,4 +167,8 @@ def _not_ours(_request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     code = HTTPStatus(error.status_code).name.lower()
-    return _response(Failure(error.status_code, code, str(error.detail)))
+    answer = _response(Failure(error.status_code, code, str(error.detail)))
+    answer.headers.update(error.headers or {})
+    if answer.headers.get("allow") == "GET":
+        answer.headers["allow"] = "GET, HEAD"
+    return answer

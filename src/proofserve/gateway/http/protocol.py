@@ -1,34 +1,37 @@
 """The hot path, one level below ASGI: uvicorn's own protocol with a short cut (ADR 11).
 
-A POST to one of ``RELAYED`` becomes an Exchange; everything else takes the ordinary way to the
+A POST to one of ``RELAYED`` becomes an Exchange; every other request takes the ordinary way to the
 FastAPI application. ASGI middleware does not see the short cut.
 """
 
 import socket
 import struct
 from asyncio import AbstractEventLoop, TimerHandle, Transport
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from proofserve.gateway.relay.connection import Ended
+from proofserve.gateway.failures import Failure
+from proofserve.gateway.http.checked_protocol import CheckedProtocol
+from proofserve.gateway.http.close_delimited import CloseDelimited
+from proofserve.gateway.relay.connection import Connection, Ended
 from proofserve.gateway.relay.exchange import Exchange
-from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.relay.headers import Header
 
 RELAYED = frozenset(
     {b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"}
 )
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Requests that may be sent ahead of an answer. Beyond that nothing is read from the client, and so
-# its leaving is not noticed either.
+# Requests that may be sent ahead of an answer. Beyond that the gateway does not read from the
+# client, and so does not notice when the client leaves.
 AHEAD = 8
 # For SO_LINGER: nothing lingers, and a close is a reset.
 AT_ONCE = struct.pack("ii", 1, 0)
 
 
-class GatewayProtocol(HttpToolsProtocol):
+class GatewayProtocol(CheckedProtocol):
     """One connection of a client; the Connection that its exchanges write to."""
 
     def __init__(
@@ -39,32 +42,32 @@ class GatewayProtocol(HttpToolsProtocol):
         _loop: AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._gateway: Gateway = app_state["gateway"]
         self._active: Exchange | None = None
-        # Those whose body has come; a pipelined one may have to wait for its turn.
+        # Exchanges whose body has arrived; a pipelined one may have to wait for its turn.
         self._received: set[Exchange] = set()
         self._idle_since = 0.0
         self._idle_timer: TimerHandle | None = None
 
-    # -- what the parser tells ---------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self.url = b""
-        self.headers = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of its head."""
-        self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
+    def head_received(self, method: bytes, version: str, headers: Sequence[Header]) -> None:
         """Take the short cut, or leave the request to uvicorn."""
-        if self.url.partition(b"?")[0] not in RELAYED or self.parser.get_method() != b"POST":
-            self._leave_to_uvicorn()
+        if method == b"POST" and self.url.partition(b"?")[0] in RELAYED:
+            self._relay(version, headers)
             return
+        self.leave_to_uvicorn(version, headers)
+        raw_path = self.scope["raw_path"] or b""
+        if self.scope["path"].encode() in RELAYED and raw_path not in RELAYED:
+            # With an encoded slash it is another path, which nothing answers.
+            self.scope["path"] = raw_path.decode()
+
+    def _relay(self, version: str, headers: Sequence[Header]) -> None:
         before = self.cycle
-        keep_alive = self.parser.should_keep_alive()
-        exchange = Exchange(self._gateway, self, self.url, self.headers, keep_alive)
+        keep_alive = version == "1.1" and self.parser.should_keep_alive()
+        client: Connection = self
+        if version != "1.1":
+            client = cast("Connection", CloseDelimited(self))
+        exchange = Exchange(self._gateway, client, self.url, headers, keep_alive)
         self.cycle = exchange  # type: ignore[assignment] # it has what uvicorn reads of a cycle
         if before is None or before.response_complete:
             self._active = exchange
@@ -75,20 +78,11 @@ class GatewayProtocol(HttpToolsProtocol):
             if len(self.pipeline) >= AHEAD:
                 self.flow.pause_reading()
 
-    def _leave_to_uvicorn(self) -> None:
-        # Only an ASGI application needs the scope that uvicorn makes when a request begins.
-        url, headers = self.url, self.headers
-        super().on_message_begin()
-        super().on_url(url)
-        for name, value in headers:
-            super().on_header(name, value)
-        super().on_headers_complete()
-
     def _invite(self, exchange: Exchange) -> None:
         if not exchange.expects_continue:
             return
         if exchange.refusal is not None:
-            # The client has asked before it sends, and may spare itself the body.
+            # The client asks before it sends its body, and need not send it.
             exchange.keep_alive = False
             exchange.start()
         else:
@@ -102,8 +96,11 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request has come completely."""
-        exchange = self.cycle
+        """A request has arrived whole."""
+        exchange, self.incoming = self.incoming, None
+        if exchange is None:
+            # The head of a request with Upgrade.
+            return
         if not isinstance(exchange, Exchange):
             super().on_message_complete()
         elif exchange is self._active:
@@ -112,7 +109,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._received.add(exchange)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        # uvicorn asks for the next one of its pipeline.
+        # uvicorn calls this for the next request of its pipeline.
         if not isinstance(cycle, Exchange):
             super()._start_asgi_task(cycle, app)
             return
@@ -123,34 +120,47 @@ class GatewayProtocol(HttpToolsProtocol):
             # Not at once: a pipeline of requests that all fail would be a recursion.
             self.loop.call_soon(self._start_pipelined, cycle)
         else:
-            # It is the latest of the connection, whose body is still to come.
+            # It is the latest request of the connection, and its body has not arrived.
             self._invite(cycle)
+
+    def refuse_incoming(self, failure: Failure) -> None:
+        """Answer with ``failure`` in the place of the request that is arriving, or as the last."""
+        broken = self.incoming
+        if not isinstance(broken, Exchange):
+            super().refuse_incoming(failure)
+            return
+        broken.refuse(failure)
+        broken.keep_alive = False
+        if broken is self._active:
+            broken.start()
+        elif not broken.response_complete:
+            self._received.add(broken)
 
     def _start_pipelined(self, exchange: Exchange) -> None:
         if not exchange.response_complete:
             exchange.start()
 
-    # -- what the transport tells ------------------------------------------------------------
+    # -- the transport's callbacks -------------------------------------------------------------
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override] # as uvicorn
-        """A client has come."""
+        """A client has connected."""
         super().connection_made(self._gateway.writes.to_client(transport))
         self._gateway.connections.add(self)
 
     def pause_writing(self) -> None:
-        """The client takes less than it was given."""
+        """The client reads more slowly than the gateway writes."""
         super().pause_writing()
         if self._active is not None:
             self._active.pause()
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """The client has read what was written."""
         super().resume_writing()
         if self._active is not None:
             self._active.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left: everything that it asked for is dropped."""
+        """The client has left: all its requests are dropped."""
         self._gateway.connections.discard(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -158,15 +168,15 @@ class GatewayProtocol(HttpToolsProtocol):
             if isinstance(cycle, Exchange):
                 cycle.client_gone()
         if isinstance(self.cycle, Exchange):
-            # uvicorn would wake an ASGI application that is not there.
+            # uvicorn would wake an ASGI application, and an exchange has none.
             self.cycle = None  # type: ignore[assignment]
         super().connection_lost(exc)
 
-    # -- what an exchange asks for -----------------------------------------------------------
+    # -- the Connection of exchanges -----------------------------------------------------------
 
     @property
     def write_paused(self) -> bool:
-        """Whether the client takes less than it was given."""
+        """Whether the client reads more slowly than the gateway writes."""
         return self.flow.write_paused
 
     def write(self, data: bytes) -> None:
@@ -174,16 +184,16 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.write(data)
 
     def answered(self, exchange: Ended) -> None:
-        """Wait for the next request, or take leave."""
+        """Wait for the next request, or close."""
         if exchange is not self._active:
             return
         self._active = None
         if not exchange.keep_alive:
             self.transport.close()
-        if self.pipeline or self.transport.is_closing():
+        if self.pipeline or self.last_answer is not None or self.transport.is_closing():
             self.on_response_complete()
             return
-        # As there, but for a timer that would be set after each answer and unset by each request.
+        # The same without uvicorn's timer, which every answer sets and every request unsets.
         self.server_state.total_requests += 1
         self.flow.resume_reading()
         self._idle_since = self.loop.time()
@@ -193,7 +203,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _look_if_idle(self) -> None:
         self._idle_timer = None
         if not isinstance(self.cycle, Exchange) or not self.cycle.response_complete:
-            # Busy; or its latest request was uvicorn's, and so is the clock.
+            # A request is in progress; or the latest request was uvicorn's, and so is the timer.
             return
         left = self._idle_since + self.timeout_keep_alive - self.loop.time()
         if left > 0:
@@ -202,7 +212,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Cut the connection, by a reset: an orderly end might be the end of the answer."""
+        """Reset the connection: the client could take an orderly end for the answer's end."""
         raw = self.transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)

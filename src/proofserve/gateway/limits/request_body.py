@@ -60,15 +60,21 @@ class RequestFields(msgspec.Struct, gc=False):
 
 
 class RequestBodyReader:
-    """Reads bodies. Raises ValueError with the field's name for one that cannot be meant."""
+    """Reads bodies. Raises ValueError with a sentence for the client that names a wrong field."""
 
     def __init__(self) -> None:
         # As lax as the backends: "8" is a number to them as well.
         self._decoder = msgspec.json.Decoder(RequestFields, strict=False)
 
     def read(self, body: bytes | bytearray) -> RequestFields:
-        """The order in ``body``."""
+        """The fields in ``body``."""
+        if not body:
+            raise ValueError("The request body is empty.")
         try:
             return self._decoder.decode(body)
         except RecursionError as error:
-            raise ValueError("it is nested too deeply") from error
+            raise ValueError("The request body is nested too deeply.") from error
+        except msgspec.ValidationError as error:
+            raise ValueError(f"The request body has a wrong value: {error}.") from error
+        except ValueError as error:
+            raise ValueError(f"The request body is not valid JSON: {error}.") from error

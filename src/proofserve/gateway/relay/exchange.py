@@ -142,7 +142,7 @@ class Exchange:
         try:
             self._order = order = gateway.orders.read(self._body)
         except ValueError as error:
-            return failures.INVALID_BODY.saying(f"The body cannot be meant: {error}")
+            return failures.INVALID_BODY.saying(str(error))
         if not gateway.fleet.knows(order.model):
             return failures.UNKNOWN_MODEL.saying(
                 f"No backend serves the model {order.model!r:.200}."

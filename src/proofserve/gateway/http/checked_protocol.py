@@ -1,0 +1,205 @@
+"""uvicorn's protocol with the rules of HTTP that it leaves out: Upgrade, limits, framing, errors.
+
+A request that breaks a rule gets one answer in OpenAI's shape, and then the connection closes:
+where its body ends is not known, so nothing after it can be trusted to be a request.
+"""
+
+import logging
+from asyncio import AbstractEventLoop, Transport
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from proofserve.gateway.failures import (
+    HEADERS_TOO_LARGE,
+    INVALID_HTTP,
+    NOT_IMPLEMENTED,
+    Failure,
+    RefusedByGateway,
+)
+from proofserve.gateway.http.close_delimited import CloseDelimited
+from proofserve.gateway.http.request_head import (
+    MAX_HEAD_BYTES,
+    check_size,
+    checked_headers,
+    origin_form,
+    without_upgrade,
+)
+from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.relay.headers import Header
+
+log = logging.getLogger(__name__)
+# The most that one read of a socket brings, bytes: a body's end may come with the next head.
+READ_BYTES = 256 * 1024
+# For the client to read a refusal while its own data is still arriving, seconds. A connection that
+# is closed with unread data is reset, and the refusal is lost.
+LINGER_S = 1.0
+# Fields behind the last chunk are not headers (RFC 9110, section 6.5.1): they are dropped.
+TRAILERS: Any = deque(maxlen=0)
+
+
+class CheckedProtocol(HttpToolsProtocol):
+    """One connection of a client. Requests go to uvicorn unless a subclass takes them."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._gateway: Gateway = app_state["gateway"]
+        self._in_head = False
+        # Bytes that came since the read in which the current head began.
+        self._arrived = 0
+        # The cycle whose body is arriving.
+        self.incoming: Any = None
+        # Set once input is refused: what follows is not read as HTTP.
+        self._deaf = False
+        # The answer to refused input, after the answers to the requests before it.
+        self.last_answer: Failure | None = None
+
+    # -- input -----------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came. Input that is not HTTP is refused."""
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._arrived = self._arrived + len(data) if self._in_head else len(data)
+        try:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._ignore_upgrades(memoryview(data)[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(_failure_of(error))
+        else:
+            if self._in_head and self._arrived > MAX_HEAD_BYTES + READ_BYTES:
+                self._refuse(HEADERS_TOO_LARGE)
+
+    def _ignore_upgrades(self, rest: memoryview) -> None:
+        """Parse the head again without ``Upgrade``, which a server may ignore, and then ``rest``.
+
+        The parser ends a request with ``Upgrade`` at its head, and so loses its body.
+        """
+        while True:
+            old = self.parser
+            head = without_upgrade(old.get_method(), self.url, old.get_http_version(), self.headers)
+            self.parser = httptools.HttpRequestParser(self)
+            # As uvicorn does: what follows a last request is not an error.
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(head)
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            else:
+                return
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self.url = b""
+        self.headers = []
+        self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A line of its head."""
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Check the head, and pass the request on.
+
+        Raises RefusedByGateway, which the parser passes on as a HttpParserError.
+        """
+        self._in_head = False
+        parser = self.parser
+        method = parser.get_method()
+        if method == b"CONNECT":
+            raise RefusedByGateway(NOT_IMPLEMENTED)
+        if self._arrived > MAX_HEAD_BYTES:
+            check_size(self.url, self.headers)
+        version = parser.get_http_version()
+        headers = checked_headers(version, self.headers)
+        if parser.should_upgrade():
+            # Its head comes again, without Upgrade.
+            return
+        if b"%" in self.url or not self.url.startswith(b"/"):
+            self.url, host = origin_form(self.url)
+            if host is not None:
+                headers = [(b"host", host), *(each for each in headers if each[0] != b"host")]
+        self.headers = TRAILERS
+        self.head_received(method, version, headers)
+        self.incoming = self.cycle
+
+    def head_received(self, method: bytes, version: str, headers: Sequence[Header]) -> None:
+        """Begin a request whose target is ``self.url``; its cycle becomes ``self.cycle``."""
+        raise NotImplementedError
+
+    def leave_to_uvicorn(self, version: str, headers: Sequence[Header]) -> None:
+        """Begin a request of the ASGI application."""
+        # Only an ASGI application needs the scope that uvicorn makes when a request begins.
+        target = self.url
+        super().on_message_begin()
+        super().on_url(target)
+        for name, value in headers:
+            super().on_header(name, value)
+        super().on_headers_complete()
+        self.headers = TRAILERS
+        if version != "1.1":
+            self.cycle.transport = cast("Transport", CloseDelimited(self.transport))
+
+    # -- refused input ---------------------------------------------------------------------------
+
+    def _refuse(self, failure: Failure) -> None:
+        """Read no more requests. ``failure`` is the last answer, after those before it."""
+        if self._deaf:
+            return
+        self._deaf = True
+        self.refuse_incoming(failure)
+
+    def refuse_incoming(self, failure: Failure) -> None:
+        """Answer with ``failure`` in the place of the request that is arriving, or as the last."""
+        self.last_answer = failure
+        if self.incoming is not None and self.pipeline:
+            # The application has not seen it, and must not wait for its body.
+            self.pipeline.popleft()
+        elif self.incoming is not None or self.cycle is None or self.cycle.response_complete:
+            self._close_with_last_answer()
+
+    def _close_with_last_answer(self) -> None:
+        failure = self.last_answer
+        if failure is None or self.transport.is_closing():
+            return
+        self._gateway.tally.outcomes["unknown", failure.code] += 1
+        request_id = self._gateway.ids.of(None)
+        self.transport.write(failure.answer(request_id, b"", keep_alive=False))
+        with suppress(OSError):
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def on_response_complete(self) -> None:
+        """Go on with the pipeline, or close after refused input."""
+        if self.last_answer is None or self.pipeline:
+            super().on_response_complete()
+        else:
+            self._close_with_last_answer()
+
+
+def _failure_of(error: httptools.HttpParserError) -> Failure:
+    """How the client is told; an exception of a callback is the error's context."""
+    cause = error.__context__
+    if isinstance(cause, RefusedByGateway):
+        return cause.failure
+    if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(
+        cause, httptools.HttpParserError | UnicodeError
+    ):
+        log.error("a request could not be read", exc_info=cause)
+    return INVALID_HTTP

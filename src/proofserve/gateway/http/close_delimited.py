@@ -1,0 +1,49 @@
+"""Answers for clients of HTTP/1.0, which know no chunks: the connection's end is the answer's."""
+
+from typing import Any
+
+import httptools
+
+
+class CloseDelimited:
+    """A writer whose chunked answers leave without their chunks; all else is the ``writer``'s."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._parser = httptools.HttpResponseParser(self)
+        self._reason = b""
+        self._lines: list[bytes] = []
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def write(self, data: bytes) -> None:
+        """Write what ``data`` holds of the answer."""
+        self._parser.feed_data(data)
+        parts, self._parts = self._parts, []
+        if parts:
+            self._writer.write(b"".join(parts))
+
+    # -- what the parser reports ---------------------------------------------------------------
+
+    def on_status(self, reason: bytes) -> None:
+        """Keep the reason, which may come in parts."""
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep every line but those about this connection."""
+        if name.lower() not in (b"connection", b"keep-alive", b"transfer-encoding"):
+            self._lines.append(b"%s: %s\r\n" % (name, value))
+
+    def on_headers_complete(self) -> None:
+        """Pass the head on; an interim one is followed by another."""
+        lines = b"".join(self._lines)
+        status = b"%d %s" % (self._parser.get_status_code(), self._reason)
+        self._parts.append(b"HTTP/1.1 %s\r\n%sconnection: close\r\n\r\n" % (status, lines))
+        self._reason = b""
+        self._lines.clear()
+
+    def on_body(self, body: bytes) -> None:
+        """Pass on a part of the body."""
+        self._parts.append(body)

@@ -1,0 +1,87 @@
+"""The head of a client's request: what is refused before the body, what stays here, the target."""
+
+import re
+from collections.abc import Sequence
+
+from proofserve.gateway.failures import (
+    HEADERS_TOO_LARGE,
+    INVALID_HTTP,
+    NOT_IMPLEMENTED,
+    RefusedByGateway,
+)
+from proofserve.gateway.relay.headers import Header
+
+# Documented in docs/gateway.md. Bytes count the target, the names and the values.
+MAX_HEADERS = 128
+MAX_HEAD_BYTES = 64 * 1024
+
+_CHECKED = frozenset({b"host", b"connection", b"transfer-encoding"})
+_USUAL_CONNECTION = frozenset({b"close", b"keep-alive"})
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)([^#]*)", re.IGNORECASE)
+# An unreserved character (RFC 3986, section 2.3) that need not be encoded: both mean the same.
+_NEEDLESS_ESCAPE = re.compile(rb"%(2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])", re.I)
+
+
+def checked_headers(version: str, headers: Sequence[Header]) -> Sequence[Header]:
+    """``headers`` without those that ``Connection`` names: they are for the gateway only.
+
+    Raises:
+        RefusedByGateway: a rule of HTTP is broken, so the body's length cannot be trusted.
+    """
+    if len(headers) > MAX_HEADERS:
+        raise RefusedByGateway(HEADERS_TOO_LARGE)
+    hosts = 0
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name not in _CHECKED:
+            continue
+        if name == b"host":
+            hosts += 1
+        elif name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+        else:
+            _check_coding(version, value)
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        raise RefusedByGateway(INVALID_HTTP.saying("HTTP/1.1 needs exactly one Host header."))
+    if sum(name == b"transfer-encoding" for name, _ in headers) > 1:
+        raise RefusedByGateway(_OTHER_CODING)
+    if named <= _USUAL_CONNECTION:
+        return headers
+    return [header for header in headers if header[0] not in named]
+
+
+_OTHER_CODING = NOT_IMPLEMENTED.saying("The only Transfer-Encoding that is supported is chunked.")
+
+
+def _check_coding(version: str, coding: bytes) -> None:
+    if version != "1.1":
+        # RFC 9112, section 6.1: the framing of such a request is faulty.
+        raise RefusedByGateway(INVALID_HTTP.saying("HTTP/1.0 has no Transfer-Encoding."))
+    if coding.lower() != b"chunked":
+        raise RefusedByGateway(_OTHER_CODING)
+
+
+def check_size(target: bytes, headers: Sequence[Header]) -> None:
+    """Raise RefusedByGateway for a head that is larger than ``MAX_HEAD_BYTES``."""
+    if len(target) + sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
+        raise RefusedByGateway(HEADERS_TOO_LARGE)
+
+
+def without_upgrade(method: bytes, target: bytes, version: str, headers: Sequence[Header]) -> bytes:
+    """The same head without ``Upgrade``. Everything that frames the body stays as it is."""
+    kept = b"".join(b"%s: %s\r\n" % header for header in headers if header[0] != b"upgrade")
+    return b"%s %s HTTP/%s\r\n%s\r\n" % (method, target, version.encode(), kept)
+
+
+def origin_form(target: bytes) -> tuple[bytes, bytes | None]:
+    """A target as path and query, and the host of an absolute one (RFC 9112, section 3.2.2)."""
+    host = None
+    if absolute := _ABSOLUTE.fullmatch(target.partition(b"#")[0]):
+        host = absolute[1]
+        target = (absolute[2] or b"/") + absolute[3]
+    path, mark, query = target.partition(b"?")
+    return _NEEDLESS_ESCAPE.sub(_decoded, path) + mark + query, host
+
+
+def _decoded(escape: "re.Match[bytes]") -> bytes:
+    return bytes.fromhex(escape[1].decode())
