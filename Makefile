@@ -9,9 +9,7 @@ TOOLS := $(VENV)/tools
 TOOLS_READY := $(TOOLS)/.ready
 TORCH := requirements/torch.lock
 HASHED := requirements/cpu.lock requirements/cpu-nodeps.lock
-# Long installs and engine starts are worth a line of progress even in a log file.
-PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTHON_FILES := src tests benchmarks endurance run_vllm_gateway.py
+PYTHON_FILES := src tests benchmarks endurance scripts run_vllm_gateway.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow wheel chaos soak fuzz auth ssrf disk check golden bench bench-gateway
@@ -20,18 +18,10 @@ PYTHON_FILES := src tests benchmarks endurance run_vllm_gateway.py
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## Install everything into .venv (about two minutes, once).
+setup: $(READY) ## Install everything into .venv (about a minute, once).
 
-$(READY): $(TORCH) $(HASHED) pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
-	  f"proofserve needs Python 3.11 or newer, this is {v.major}.{v.minor}; try make PYTHON=python3.11")'
-	@echo "Installing the CPU build of vLLM and its requirements into $(VENV) (about two minutes) ..."
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-deps --require-hashes --requirement requirements/cpu.lock
-	# Torch has no hash, and finds here all that it needs, but for the CUDA libraries of a CUDA build.
-	$(PIP) install --requirement $(TORCH)
-	$(PIP) install --no-deps --require-hashes --requirement requirements/cpu-nodeps.lock
-	$(PIP) install --no-deps --no-build-isolation --editable .
+$(READY): scripts/setup.py $(TORCH) $(HASHED) requirements/uv.lock pyproject.toml
+	@$(PYTHON) scripts/setup.py $(VENV)
 	@touch $(READY)
 
 demo: $(READY) ## Serve a small model, chat, prove, and tell an honest proof from a forged one.
@@ -97,6 +87,7 @@ COMPILE := $(TOOLS)/bin/pip-compile --quiet --no-annotate --strip-extras --no-he
 lock: $(TOOLS_READY) ## Resolve requirements/*.in anew, with hashes (minutes). Keeps what still fits.
 	$(COMPILE) --output-file requirements/cpu.lock requirements/cpu.in requirements/dev.in
 	$(COMPILE) --output-file requirements/tools.lock requirements/tools.in
+	$(COMPILE) --output-file requirements/uv.lock requirements/uv.in
 	# Torch has a lock of its own: see there.
 	sed -i '/^torch==/,/[^\\]$$/d' requirements/cpu.lock
 
