@@ -11,7 +11,7 @@ from api.support import JOB, ORDER, Server, serving
 from proofserve.api import measure_routes
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.errors import NotAllowed
-from proofserve.api.routes import PREFIX
+from proofserve.wire.paths import PROOFS
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +72,7 @@ def at(server: Server, host: str | None = "127.0.0.1") -> httpx.AsyncClient:
         await server.app(scope, receive, send)
 
     transport = httpx.ASGITransport(app, client=(host or "", 50_000))
-    return httpx.AsyncClient(transport=transport, base_url=f"http://node{PREFIX}")
+    return httpx.AsyncClient(transport=transport, base_url=f"http://node{PROOFS}")
 
 
 def test_the_lists_name_every_route_there_is() -> None:
@@ -80,7 +80,7 @@ def test_the_lists_name_every_route_there_is() -> None:
     # What FastAPI itself adds is not below our prefix.
     paths = server.app.openapi()["paths"].items()
     found = {
-        (method.upper(), path.removeprefix(PREFIX)) for path, methods in paths for method in methods
+        (method.upper(), path.removeprefix(PROOFS)) for path, methods in paths for method in methods
     }
     assert found == FOR_ALL | set(EVERYTHING)
 

@@ -173,7 +173,10 @@ async def test_a_verdict_is_pushed_while_validating_only(server: Server) -> None
         "fraud_detected": answer["fraud_detected"],
         "n_invalid": answer["n_invalid"],
         "probability_honest": answer["probability_honest"],
+        "r_target": ROUND["r_target"],
+        "fraud_threshold": 0.01,
         "public_key": "key",
+        "node_id": CLAIMS["node_id"],
         "block_hash": "block",
         "block_height": 7,
     }

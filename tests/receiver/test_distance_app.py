@@ -15,7 +15,6 @@ from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.receiver.store import ReceiverStore
-from proofserve.rounds.bodies import verdict_callback
 from proofserve.rounds.records import (
     DistanceClaims,
     DistanceVerdict,
@@ -164,9 +163,12 @@ def test_it_takes_what_the_outbox_sends(url: str, book: ReceiverStore, tmp_path:
 
 async def _send(url: str, path: Path) -> None:
     work = Workload(scheme("distance-v1"), "b10c", "k3y", 256)
-    spec = RoundSpec("r1", work, 77, NonceLane(3, 4), 10, url, Target(1.4))
-    claims = DistanceClaims("b10c", 77, "k3y", (3, 7, 11), (1.25, NAN, -7.5))
-    verdict = DistanceVerdict(claims, (1.25, 1.5, 1.3), (True, False, True), 0.0015, True)
+    target = Target(1.4)
+    spec = RoundSpec("r1", work, 77, NonceLane(3, 4), 10, url, target)
+    claims = DistanceClaims("b10c", 77, "k3y", 3, (3, 7, 11), (1.25, NAN, -7.5))
+    verdict = DistanceVerdict(
+        claims, Target(1.4), (1.25, 1.5, 1.3), (True, False, True), 0.0015, True
+    )
     async with await SqliteOutbox.open(path) as store:
         sender = CallbackSender(store, CallbackPolicy(max_artifacts=30))
         running = asyncio.create_task(sender.run())
@@ -175,7 +177,7 @@ async def _send(url: str, path: Path) -> None:
             # Half of the nonces win.
             batch = [Winner(n, distance(n)) for n in spec.lane.batch(index, 10)[::2]]
             await store.record("r1", index + 10, batch, {})
-        await store.enqueue("validated", url, verdict_callback(verdict))
+        await store.push(url, verdict)
         assert await sender.drain(5.0)
         gauges = await store.gauges()
         assert (gauges.pending, gauges.expired) == (0, 0)

@@ -12,7 +12,9 @@ from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import JobLimits, Limits, RoundLimits
 from proofserve.rounds.records import (
     Artifact,
+    CompletedJob,
     Deferred,
+    DistanceVerdict,
     Finding,
     Job,
     ProofBatch,
@@ -25,6 +27,7 @@ from proofserve.rounds.records import (
     Workload,
 )
 from proofserve.rounds.status import OutboxGauges
+from proofserve.wire.callbacks import callback
 
 WORK = Workload(scheme("artifact-v1"), "block", "key", 16)
 # What takes seconds in service takes milliseconds here.
@@ -90,6 +93,10 @@ class MemoryOutbox:
     async def close_round(self, round_id: str) -> None:
         await self._take()
         self.closed.append(round_id)
+
+    async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
+        endpoint, body = callback(about)
+        await self.enqueue(endpoint, url, body)
 
     async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
         await self._take()

@@ -35,7 +35,7 @@ class Bench:
         return self.now
 
     async def judge(self, *nonces: int, distance: float = 1.0, key: str = "key") -> DistanceVerdict:
-        made = DistanceClaims("block", 7, key, nonces, (distance,) * len(nonces))
+        made = DistanceClaims("block", 7, key, 0, nonces, (distance,) * len(nonces))
         return await self.judging.run(SPEC, TARGET, made)
 
     def assert_idle(self) -> None:
@@ -47,7 +47,7 @@ async def test_a_claim_is_valid_when_both_distances_are_below_the_target() -> No
     bench = Bench()
     verdict = await bench.judge(*range(40))
     assert verdict.valid == tuple(distance <= 1.41 for distance in verdict.computed)
-    assert 0 < winners_among(verdict, TARGET) == verdict.valid.count(True) < 40
+    assert 0 < winners_among(verdict) == verdict.valid.count(True) < 40
     assert verdict.n_invalid == verdict.valid.count(False)
     assert verdict.fraud_detected
     nothing_claimed = await bench.judge(*range(40), distance=1.41)
@@ -65,7 +65,7 @@ async def test_the_numbers_are_those_of_the_claimant_s_key() -> None:
 @pytest.mark.parametrize("changes", [{"block_hash": "x"}, {"block_height": 8}])
 async def test_claims_about_another_block_are_refused(changes: dict[str, object]) -> None:
     bench = Bench()
-    claims = replace(DistanceClaims("block", 7, "key", (1,), (1.0,)), **changes)
+    claims = replace(DistanceClaims("block", 7, "key", 0, (1,), (1.0,)), **changes)
     with pytest.raises(OtherRound, match=next(iter(changes))):
         await bench.judging.run(SPEC, TARGET, claims)
     assert bench.engine.calls == []
@@ -103,5 +103,5 @@ async def test_too_many_and_unequal_claims_are_refused() -> None:
     with pytest.raises(QueueFull, match="limit is 40"):
         await bench.judge(*range(41))
     with pytest.raises(ProtocolError, match="received"):
-        await bench.judging.run(SPEC, TARGET, DistanceClaims("block", 7, "key", (1, 2), (1.0,)))
+        await bench.judging.run(SPEC, TARGET, DistanceClaims("block", 7, "key", 0, (1, 2), (1.0,)))
     bench.assert_idle()

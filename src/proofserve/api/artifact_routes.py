@@ -13,9 +13,9 @@ from proofserve.api.engine import require_engine
 from proofserve.api.node import Node
 from proofserve.api.response_models import JobAnswer, documented
 from proofserve.api.schemas import JobRequest
-from proofserve.rounds.bodies import outcome_body
 from proofserve.rounds.errors import OutboxUnavailable, QueueFull
 from proofserve.rounds.records import Job
+from proofserve.wire.callbacks import outcome_body
 
 
 class ArtifactRoutes:

@@ -1,11 +1,9 @@
 """The request bodies of the distance protocol (protocol A.7 with P.2)."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
-    Discriminator,
     FailFast,
     Field,
     FiniteFloat,
@@ -19,32 +17,28 @@ from proofserve.api.schemas import (
     BatchSize,
     Body,
     Count,
-    Height,
     Index,
-    Nonce,
     Probability,
     RoundRequest,
     Text,
     Url,
 )
 from proofserve.rounds.records import FRAUD_THRESHOLD
+from proofserve.wire.protocols import ARTIFACT, DISTANCE, by_field
+from proofserve.wire.records import Whole, WorkRecord
 
 UNSET = -1
-# What the error list of a body would name besides its fields.
-ARTIFACT = "artifact protocol"
-DISTANCE = "distance protocol"
-
 _MAX_COUNT = 2**31 - 1
 _SEQ_LEN = 256
 
 
-class DistanceRoundRequest(Body):
+class DistanceRoundRequest(Body, WorkRecord):
     """A round: what is computed, which nonces are this node's, and when one wins."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_ROUND]})
 
     block_hash: Text = Field(description="Hash of the block that the work is for.")
-    block_height: Height = Field(description="Its height; reported, not part of the numbers.")
+    block_height: Whole = Field(description="Its height; reported, not part of the numbers.")
     public_key: Text = Field(description="Key of the node that claims the work.")
     # Points on a sphere of radius 1: no two are further apart than 2.
     r_target: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
@@ -70,15 +64,15 @@ class DistanceRoundRequest(Body):
     use_layer_hooks: bool = Field(False, description="Transform the output of every layer.")
 
 
-class DistanceClaimsRequest(Body):
+class DistanceClaimsRequest(Body, WorkRecord):
     """Somebody's winners: ``dist[i]`` is claimed for ``nonces[i]``. NaN is allowed, and invalid."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_CLAIMS]})
 
     public_key: Text = Field(description="Key of the node that claims them.")
     block_hash: Text = Field(description="Must be the configured round's.")
-    block_height: Height = Field(description="Must be the configured round's.")
-    nonces: Annotated[list[Nonce], FailFast(), Field(min_length=1)]
+    block_height: Whole = Field(description="Must be the configured round's.")
+    nonces: Annotated[list[Whole], FailFast(), Field(min_length=1)]
     dist: Annotated[list[float], FailFast()] = Field(description="One distance for each nonce.")
     node_id: Annotated[int, Field(ge=UNSET, le=_MAX_COUNT)] = Field(
         description="Number of the node that claims them; not part of the numbers."
@@ -95,22 +89,7 @@ class DistanceClaimsRequest(Body):
         return self
 
 
-def _protocol(body: Any) -> str | None:
-    """The shape selects the protocol; None for a body that has the marks of both or of neither."""
-    if isinstance(body, BaseModel):
-        return DISTANCE if isinstance(body, DistanceRoundRequest) else ARTIFACT
-    if not isinstance(body, dict) or ("r_target" in body) is ("params" in body):
-        return None
-    return DISTANCE if "r_target" in body else ARTIFACT
-
-
 AnyRoundRequest = Annotated[
     Annotated[RoundRequest, Tag(ARTIFACT)] | Annotated[DistanceRoundRequest, Tag(DISTANCE)],
-    Discriminator(
-        _protocol,
-        custom_error_type="protocol",
-        custom_error_message=(
-            "exactly one of params (artifact protocol) and r_target (distance protocol) is needed"
-        ),
-    ),
+    by_field("params", "r_target"),
 ]

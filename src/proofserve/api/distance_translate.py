@@ -59,6 +59,7 @@ def claims(batch: DistanceClaimsRequest, deployment: Deployment) -> DistanceClai
         block_hash=batch.block_hash,
         block_height=batch.block_height,
         public_key=batch.public_key,
+        node_id=batch.node_id,
         nonces=tuple(batch.nonces),
         distances=tuple(batch.dist),
     )

@@ -5,7 +5,7 @@ routes raise may get that far.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import Request, Response
@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 from proofserve.api.access import Role
 from proofserve.api.accounts import account, reason_of
 from proofserve.api.bounds import bounded
-from proofserve.api.distance_schemas import ARTIFACT, DISTANCE
 from proofserve.api.errors import (
     ApiError,
     BodyTooLarge,
@@ -48,6 +47,7 @@ from proofserve.rounds.errors import (
     UnknownJob,
 )
 from proofserve.web.request_ids import RequestIds
+from proofserve.wire.protocols import problems
 
 _logger = logging.getLogger(__name__)
 
@@ -78,11 +78,6 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (OutboxUnavailable, 503),
 )
 _KNOWN: tuple[type[Exception], ...] = (HTTPException, *(kind for kind, _ in _STATUS))
-# A body with a hundred thousand faults, or one fault of a megabyte, must not be answered in kind.
-_MAX_ERRORS = 20
-_MAX_TEXT = 200
-# Where a body may be of either protocol, pydantic adds the one it took to the way to the field.
-_PROTOCOLS = (ARTIFACT, DISTANCE)
 # A full queue has moved by then, most likely. Seconds.
 _QUEUE_MOVES_S = "5"
 # Whoever may only look may use these.
@@ -160,33 +155,10 @@ def _require_enabled(node: Node) -> None:
 
 def _detail(error: Exception) -> Any:
     if isinstance(error, RequestValidationError):
-        return _plain(error.errors())
+        return problems(error.errors())
     if isinstance(error, ProtocolError):
         loc = ("body", *error.field.split("."))
-        return _plain([{"type": "value_error", "loc": loc, "msg": str(error)}])
+        return problems([{"type": "value_error", "loc": loc, "msg": str(error)}])
     if isinstance(error, ApiError):
         return error.detail
     return "Engine not available" if isinstance(error, EngineGone) else str(error)
-
-
-def _plain(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """FastAPI's form without the offending input, which may be huge or no JSON at all."""
-    return [
-        {
-            "type": error["type"],
-            "loc": [
-                part[:_MAX_TEXT] if isinstance(part, str) else part
-                for part in error["loc"]
-                if part not in _PROTOCOLS
-            ],
-            "msg": _message(error)[:_MAX_TEXT],
-        }
-        for error in list(errors)[:_MAX_ERRORS]
-    ]
-
-
-def _message(error: Mapping[str, Any]) -> str:
-    # Of a body that is no JSON, FastAPI says why and where somewhere else.
-    if error["type"] == "json_invalid":
-        return f"{error['msg']}: {error['ctx']['error']}"
-    return str(error["msg"])

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from proofserve.rounds.state import State
+from proofserve.wire.records import ArtifactRecord, VectorEncoding
 
 
 class ResponseModel(BaseModel):
@@ -119,11 +120,8 @@ class Versions(ResponseModel):
     versions: dict[str, str]
 
 
-class ArtifactModel(ResponseModel):
+class ArtifactModel(ResponseModel, ArtifactRecord):
     """One nonce and its vector."""
-
-    nonce: int
-    vector_b64: str
 
 
 class FailedNonce(ResponseModel):
@@ -133,12 +131,8 @@ class FailedNonce(ResponseModel):
     error: str
 
 
-class EncodingModel(ResponseModel):
+class EncodingModel(ResponseModel, VectorEncoding):
     """How a vector is written."""
-
-    dtype: Literal["f16"]
-    k_dim: int
-    endian: Literal["le"]
 
 
 class JobAnswer(ResponseModel):

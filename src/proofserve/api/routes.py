@@ -25,8 +25,9 @@ from proofserve.api.response_models import (
 )
 from proofserve.api.status import pow_status, status_body, stopped_body
 from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.wire.paths import PROOFS
+from proofserve.wire.records import result_record
 
-PREFIX = "/api/v1/pow"
 _EXAMPLES = {
     "artifact": {"summary": "artifact protocol", "value": ARTIFACT_ROUND},
     "distance": {"summary": "distance protocol", "value": DISTANCE_ROUND},
@@ -47,7 +48,7 @@ def empty_router(get_node: Callable[[Request], Node]) -> APIRouter:
     # The route class looks at the key itself, and earlier: this is for the pages alone.
     shown = Security(HTTPBearer(auto_error=False, description="A key of POC_API_KEY, if any."))
     return APIRouter(
-        prefix=PREFIX, tags=["proofs"], route_class=guarded(get_node), dependencies=[shown]
+        prefix=PROOFS, tags=["proofs"], route_class=guarded(get_node), dependencies=[shown]
     )
 
 
@@ -120,7 +121,7 @@ class _SharedRoutes:
         """
         rows = await self._get_node(request).outbox.results(after, limit)
         return {
-            "results": [row.to_wire() for row in rows],
+            "results": [result_record(row) for row in rows],
             "next_after": rows[-1].seq if rows else after,
         }
 

@@ -19,8 +19,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from proofserve.api.examples import ARTIFACT_ORDER, ARTIFACT_ROUND
-from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.rounds.records import StatTest
+from proofserve.wire.records import ArtifactRecord, Whole, WorkRecord
 
 # Node and group numbers: generous, and small enough that a node's first nonces stay in range.
 _MAX_COUNT = 2**31 - 1
@@ -45,10 +45,8 @@ def _callback_base(url: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
-Height = Annotated[int, Field(ge=0, le=MAX_NONCE)]
 Index = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
-Nonce = Annotated[int, Field(ge=0, le=MAX_NONCE)]
 Probability = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 BatchSize = Annotated[int, Field(ge=3, le=1024)]
 Url = Annotated[str, Field(max_length=2048), AfterValidator(_callback_base)]
@@ -77,11 +75,11 @@ class Params(Body):
     k_dim: Count = Field(12, description="Values per artifact.")
 
 
-class CommonFields(Body):
+class CommonFields(Body, WorkRecord):
     """What a round and a job have in common."""
 
     block_hash: Text = Field(description="Hash of the block that the work is for.")
-    block_height: Height = Field(description="Its height; reported, not part of the numbers.")
+    block_height: Whole = Field(description="Its height; reported, not part of the numbers.")
     public_key: Text = Field(description="Key of the node that claims the work.")
     node_id: Index = Field(description="Number of this node, below node_count.")
     node_count: Count = Field(description="How many nodes share the nonces.")
@@ -105,10 +103,9 @@ class RoundRequest(CommonFields):
     n_groups: Count = Field(1, description="How many servers share the node's nonces.")
 
 
-class ClaimModel(Body):
-    """What somebody says the artifact of a nonce is. A text that does not decode is a mismatch."""
+class ClaimModel(Body, ArtifactRecord):
+    """The artifact that a prover claims for a nonce. A text that does not decode is a mismatch."""
 
-    nonce: Nonce
     vector_b64: str = Field(max_length=65536)
 
 
@@ -171,7 +168,7 @@ class JobRequest(CommonFields):
             )
         return body
 
-    nonces: Annotated[list[Nonce], FailFast(), Field(min_length=1)]
+    nonces: Annotated[list[Whole], FailFast(), Field(min_length=1)]
     wait: bool = Field(False, description="Answer when the job is done, instead of with its id.")
     validation: Claims | None = None
     stat_test: Thresholds | None = None

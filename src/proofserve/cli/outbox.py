@@ -19,6 +19,7 @@ from proofserve.outbox.retry import retry as make_due
 from proofserve.outbox.statistics import survey
 from proofserve.rounds.errors import RoundsError
 from proofserve.settings.node import NodeSettings
+from proofserve.wire.records import result_record
 
 # As in every command that asks: it could not be found out, or not be done.
 FAILED = 2
@@ -128,7 +129,7 @@ def export(
             return
         count = 0
         for row in rows(connection, after, round_):
-            sink.write(f"{json_format.dumps(row.to_wire())}\n")
+            sink.write(f"{json_format.dumps(result_record(row))}\n")
             count, after = count + 1, row.seq
         typer.echo(f"{count} results; go on later with --after {after}", err=True)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proofserve.rounds.status import OutboxGauges
+from proofserve.wire.paths import GENERATED, VALIDATED
 
-ENDPOINTS = ("generated", "validated")
+ENDPOINTS = (GENERATED, VALIDATED)
 
 # Enough to recognise what went wrong; a target's whole error page would swell the database.
 _ERROR_LENGTH = 500

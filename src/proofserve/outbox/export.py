@@ -8,6 +8,7 @@ from itertools import takewhile
 from proofserve.outbox import results
 from proofserve.outbox.retry import round_number
 from proofserve.rounds.records import StoredResult
+from proofserve.wire.records import artifact_record, encoding_of
 
 # Rows that are in memory at a time.
 _PAGE = 4096
@@ -50,7 +51,7 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
         "public_key": public_key,
         "params": {"seq_len": seq_len},
         "scheme": json.loads(scheme)["name"],
-        "encoding": {"dtype": "f16", "k_dim": width, "endian": "le"},
+        "encoding": encoding_of(width),
     }
 
     def known() -> Iterator[StoredResult]:
@@ -61,7 +62,7 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
     yield from _listed(str(row.nonce) for row in known())
     yield '], "artifacts": ['
     yield from _listed(
-        json.dumps({"nonce": row.nonce, "vector_b64": row.value})
+        json.dumps(artifact_record(row.nonce, row.value))
         for row in known()
         if row.value is not None
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from proofserve.outbox.database import Database
 from proofserve.outbox.deliveries import Delivery, Span
+from proofserve.wire.records import artifact_record, encoding_of
 
 # Rows turned to JSON in one go: a few milliseconds, so that a result never waits for a large body.
 _PAGE = 4096
@@ -77,12 +78,12 @@ def _frame(
     head = {"public_key": key, "block_hash": block, "block_height": height, "node_id": node_id}
     if r_target is not None:
         return _Frame(head, ("nonces", "dist"), {"r_target": r_target}), _winners
-    tail = {"encoding": {"dtype": "f16", "k_dim": width, "endian": "le"}}
+    tail = {"encoding": encoding_of(width)}
     return _Frame(head, ("artifacts",), tail), _artifacts
 
 
 def _artifacts(rows: Sequence[_Row]) -> _Lists:
-    return (_dumps([{"nonce": nonce, "vector_b64": text} for nonce, text in rows])[1:-1],)
+    return (_dumps([artifact_record(nonce, text) for nonce, text in rows])[1:-1],)
 
 
 def _winners(rows: Sequence[_Row]) -> _Lists:

@@ -11,7 +11,13 @@ import httpx
 from proofserve.outbox.allowlist import Allowlist
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.transport import CheckedTransport, Resolve, resolve
-from proofserve.protocol.signature import Envelope
+from proofserve.wire.signature import (
+    KEY_HEADER,
+    SEQUENCE_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    Envelope,
+)
 
 # A million artifacts are some 65 MB: a target gets this much more time for a large body. Bytes
 # per second.
@@ -60,8 +66,8 @@ async def post(
     """
     headers = {
         "Content-Type": "application/json",
-        "Idempotency-Key": delivery.key,
-        "X-Proofserve-Sequence": str(delivery.sequence),
+        KEY_HEADER: delivery.key,
+        SEQUENCE_HEADER: str(delivery.sequence),
         **await _signature(outward, delivery, body),
     }
     url = f"{delivery.url}/{delivery.endpoint}"
@@ -93,7 +99,7 @@ async def _signature(outward: Outward, delivery: Delivery, body: bytes) -> dict[
     envelope = Envelope(delivery.endpoint, delivery.key, delivery.sequence, now)
     # On a thread: a body of a million artifacts would hold the loop for a tenth of a second.
     signature = await asyncio.to_thread(envelope.sign, outward.secret, body)
-    return {"X-Proofserve-Timestamp": str(now), "X-Proofserve-Signature": signature}
+    return {TIMESTAMP_HEADER: str(now), SIGNATURE_HEADER: signature}
 
 
 def _redirect(response: httpx.Response, endpoint: str) -> str | None:

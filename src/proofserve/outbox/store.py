@@ -13,8 +13,17 @@ from proofserve.outbox.database import Database
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
 from proofserve.rounds.ports import Outbox
-from proofserve.rounds.records import Finding, RoundProgress, RoundSpec, StoredResult, Winner
+from proofserve.rounds.records import (
+    CompletedJob,
+    DistanceVerdict,
+    Finding,
+    RoundProgress,
+    RoundSpec,
+    StoredResult,
+    Winner,
+)
 from proofserve.rounds.status import OutboxGauges
+from proofserve.wire.callbacks import callback
 
 
 class SqliteOutbox(Outbox):
@@ -101,6 +110,11 @@ class SqliteOutbox(Outbox):
             await self._database.write(lambda c: results.close_round(c, round_id))
         finally:
             self.news.set()
+
+    async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
+        """Queue the callback about a job or a verdict, due at once. Raises OutboxUnavailable."""
+        endpoint, body = callback(about)
+        await self.enqueue(endpoint, url, body)
 
     async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
         """Queue one callback, due at once.

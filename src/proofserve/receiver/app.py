@@ -9,18 +9,16 @@ from fastapi.responses import JSONResponse
 
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
-from proofserve.receiver.distance_messages import ARTIFACT, DISTANCE, AnyGenerated, AnyValidated
-from proofserve.receiver.messages import Generated, Stamp, Whole
+from proofserve.receiver.distance_messages import AnyGenerated, AnyValidated
+from proofserve.receiver.messages import Generated, Stamp
 from proofserve.receiver.signature_check import SignatureCheck, sealed
 from proofserve.receiver.store import ReceiverStore, Summary
+from proofserve.wire.protocols import problems
+from proofserve.wire.records import Whole
+from proofserve.wire.signature import KEY_HEADER, SEQUENCE_HEADER
 
-KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
-SequenceHeader = Annotated[Whole | None, Header(alias="X-Proofserve-Sequence")]
-
-# A body of a million broken artifacts needs no million complaints.
-_SHOWN = 20
-# Pydantic adds the protocol that it took a body for to the way to the field.
-_PROTOCOLS = (ARTIFACT, DISTANCE)
+KeyHeader = Annotated[str | None, Header(alias=KEY_HEADER, min_length=1, max_length=200)]
+SequenceHeader = Annotated[Whole | None, Header(alias=SEQUENCE_HEADER)]
 
 
 def create_app(book: ReceiverStore, seal: SignatureCheck | None = None) -> FastAPI:
@@ -84,16 +82,8 @@ def _check_vectors(body: Generated) -> None:
 
 def _refuse(_request: Request, error: Exception) -> JSONResponse:
     """422 without the input, which FastAPI would echo: it may be all of a body, or NaN."""
-    problems = error.errors() if isinstance(error, RequestValidationError) else []
-    shown = [
-        {
-            "type": one["type"],
-            "loc": [part for part in one["loc"] if part not in _PROTOCOLS],
-            "msg": one["msg"],
-        }
-        for one in problems[:_SHOWN]
-    ]
-    return JSONResponse({"detail": shown}, status_code=422)
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    return JSONResponse({"detail": problems(found)}, status_code=422)
 
 
 def _try_again(_request: Request, error: Exception) -> JSONResponse:

@@ -1,12 +1,9 @@
 """The bodies of the distance callbacks (protocol A.8), and what tells them from the others."""
 
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    Discriminator,
     Field,
     FiniteFloat,
     Tag,
@@ -17,11 +14,9 @@ from pydantic_core import PydanticCustomError
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import check_nonces
-from proofserve.receiver.messages import Generated, Message, Nonce, Text, Validated, Whole
-
-# What the error list of a body would name besides its fields.
-ARTIFACT = "artifact protocol"
-DISTANCE = "distance protocol"
+from proofserve.receiver.messages import Callback, Generated, Validated
+from proofserve.wire.protocols import ARTIFACT, DISTANCE, by_field
+from proofserve.wire.records import Whole
 
 T = TypeVar("T")
 
@@ -47,23 +42,24 @@ def _as_many(values: list[T], info: ValidationInfo) -> list[T]:
     return values
 
 
-Nonces = Annotated[list[Nonce], AfterValidator(_distinct)]
+Nonces = Annotated[list[Whole], AfterValidator(_distinct)]
 # Points on a sphere of radius 1: no two are further apart than 2.
 Distance = Annotated[FiniteFloat, Field(ge=0, le=2)]
 
 
-class GeneratedWinners(Message):
+RTarget = Annotated[FiniteFloat, Field(gt=0, le=2)]
+Probability = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+class GeneratedWinners(Callback):
     """The body of ``/generated`` in a distance round: ``nonces[i]`` has the distance ``dist[i]``.
 
     Every distance is a win, that is below ``r_target``.
     """
 
-    public_key: Text
-    block_hash: Text
-    block_height: Whole
     node_id: Whole
     # Before the distances, which are compared with both.
-    r_target: Annotated[FiniteFloat, Field(gt=0, le=2)]
+    r_target: RTarget
     nonces: Nonces
     dist: Annotated[list[Distance], AfterValidator(_as_many)]
 
@@ -83,54 +79,30 @@ class GeneratedWinners(Message):
         return dist
 
 
-class ValidatedDistances(Message):
+class ValidatedDistances(Callback):
     """The body of ``/validated`` in a distance round: the verdict on claims, in their order.
 
-    A received distance may be any number, it is what somebody claimed; None stands for one that
-    JSON lacks. Senders older than proofserve give neither ``n_invalid`` nor
-    ``probability_honest``.
+    A received distance is the prover's claim and may be any number; None stands for a number that
+    JSON cannot write. The fields with a default are missing in callbacks of other senders.
     """
 
-    public_key: Text
-    block_hash: Text
-    block_height: Whole
     nonces: Nonces
     computed_distances: Annotated[list[Distance], AfterValidator(_as_many)]
     received_distances: Annotated[list[FiniteFloat | None], AfterValidator(_as_many)]
     valid: Annotated[list[bool], AfterValidator(_as_many)]
     fraud_detected: bool
     n_invalid: Whole | None = None
-    probability_honest: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
-
-
-def _protocol(artifact: str, distance: str) -> Callable[[Any], str | None]:
-    """Tell the protocols apart by a field that only one of them has, None for both or neither."""
-
-    def protocol_of(body: Any) -> str | None:
-        if isinstance(body, BaseModel):
-            return ARTIFACT if isinstance(body, Generated | Validated) else DISTANCE
-        if not isinstance(body, dict) or (artifact in body) is (distance in body):
-            return None
-        return ARTIFACT if artifact in body else DISTANCE
-
-    return protocol_of
-
-
-def _by(artifact: str, distance: str) -> Discriminator:
-    return Discriminator(
-        _protocol(artifact, distance),
-        custom_error_type="protocol",
-        custom_error_message=(
-            f"exactly one of {artifact} ({ARTIFACT}) and {distance} ({DISTANCE}) is needed"
-        ),
-    )
+    probability_honest: Probability | None = None
+    r_target: RTarget | None = None
+    fraud_threshold: Probability | None = None
+    node_id: Whole | None = None
 
 
 AnyGenerated = Annotated[
     Annotated[Generated, Tag(ARTIFACT)] | Annotated[GeneratedWinners, Tag(DISTANCE)],
-    _by("artifacts", "dist"),
+    by_field("artifacts", "dist"),
 ]
 AnyValidated = Annotated[
     Annotated[Validated, Tag(ARTIFACT)] | Annotated[ValidatedDistances, Tag(DISTANCE)],
-    _by("n_mismatch", "computed_distances"),
+    by_field("n_mismatch", "computed_distances"),
 ]

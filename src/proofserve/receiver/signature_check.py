@@ -10,7 +10,13 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from proofserve.protocol.signature import Envelope
+from proofserve.wire.signature import (
+    KEY_HEADER,
+    SEQUENCE_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    Envelope,
+)
 
 # How far the sender's clock may be from ours, with the time that a large body takes. Seconds.
 MAX_AGE_S = 300.0
@@ -31,10 +37,10 @@ class SignatureCheck:
     async def complaint(self, request: Request) -> str | None:
         """What is wrong with the signature of a callback, None if nothing is."""
         headers = request.headers
-        signature = headers.get("x-proofserve-signature")
-        key = headers.get("idempotency-key")
-        timestamp = _whole(headers.get("x-proofserve-timestamp"))
-        sequence = _whole(headers.get("x-proofserve-sequence"))
+        signature = headers.get(SIGNATURE_HEADER)
+        key = headers.get(KEY_HEADER)
+        timestamp = _whole(headers.get(TIMESTAMP_HEADER))
+        sequence = _whole(headers.get(SEQUENCE_HEADER))
         if signature is None or key is None or timestamp is None or sequence is None:
             return "this receiver takes signed callbacks only: give the node POC_CALLBACK_SECRET"
         age = self._clock() - timestamp

@@ -6,12 +6,11 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 
-from proofserve.rounds.bodies import callback
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
 from proofserve.rounds.limits import JobLimits, NonceLimit
 from proofserve.rounds.ports import Outbox
-from proofserve.rounds.records import Job, JobState, JobView, Outcome
+from proofserve.rounds.records import CompletedJob, Job, JobState, JobView, Outcome
 from proofserve.rounds.tasks import end, reason_of
 
 _logger = logging.getLogger(__name__)
@@ -109,11 +108,11 @@ class JobQueue:
         return outcome
 
     async def _store_callback(self, entry: "_QueuedJob", url: str, outcome: Outcome) -> None:
-        endpoint, body = callback(entry.request_id, entry.job, outcome)
+        completed = CompletedJob(entry.request_id, entry.job, outcome)
         while True:
             entry.storing = True
             try:
-                await self._outbox.enqueue(endpoint, url, body)
+                await self._outbox.push(url, completed)
             except OutboxUnavailable:
                 entry.storing = False
             else:

@@ -63,9 +63,9 @@ class Judging:
         return await asyncio.to_thread(_judge, target, claims, done)
 
 
-def winners_among(verdict: DistanceVerdict, target: Target) -> int:
+def winners_among(verdict: DistanceVerdict) -> int:
     """How many of the recomputed nonces win."""
-    return sum(is_winner(distance, target.r_target) for distance in verdict.computed)
+    return sum(is_winner(distance, verdict.target.r_target) for distance in verdict.computed)
 
 
 def _require_same_block(spec: RoundSpec, claims: DistanceClaims) -> None:
@@ -90,6 +90,7 @@ def _judge(target: Target, claims: DistanceClaims, done: Sequence[ProofBatch]) -
     verdict = judge_distances(found.n_mismatch, found.n_total, target.fraud_threshold)
     return DistanceVerdict(
         claims=claims,
+        target=target,
         computed=computed,
         valid=tuple(nonce not in invalid for nonce in claims.nonces),
         probability_honest=verdict.p_value,

@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from proofserve.rounds.bodies import verdict_callback
 from proofserve.rounds.calls import ChunkDeadline, SelfCheck
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.counters import Counters, NodeTotals
@@ -143,8 +142,8 @@ class RoundManager:
         pushing = self._state is State.VALIDATING and spec.url is not None
         verdict = await self._judging.run(spec, target, claims)
         if pushing and spec.url is not None:
-            await self._outbox.enqueue("validated", spec.url, verdict_callback(verdict))
-        configured.counters.judged(len(claims.nonces), winners_among(verdict, target))
+            await self._outbox.push(spec.url, verdict)
+        configured.counters.judged(len(claims.nonces), winners_among(verdict))
         return verdict
 
     async def stop(self) -> None:

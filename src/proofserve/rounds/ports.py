@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from proofserve.rounds.records import (
+    CompletedJob,
     Deferred,
+    DistanceVerdict,
     EngineInfo,
     Finding,
     Measurement,
@@ -96,8 +98,8 @@ class Outbox(Protocol):
         """Mark the round stopped and make its undelivered results due for delivery at once."""
         ...
 
-    async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
-        """Queue one callback: POST ``body`` to ``{url}/{endpoint}``. Raises OutboxUnavailable."""
+    async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
+        """Queue the callback about a job or a verdict to ``url``. Raises OutboxUnavailable."""
         ...
 
     async def results(self, after: int, limit: int) -> list[StoredResult]:

@@ -120,15 +120,6 @@ class StoredResult:
     error: str | None = None
     distance: float | None = None
 
-    def to_wire(self) -> dict[str, object]:
-        """The row as ``GET /results`` and ``proofserve outbox export`` show it."""
-        known: dict[str, object] = {"seq": self.seq, "round_id": self.round_id, "nonce": self.nonce}
-        if self.error is not None:
-            return {**known, "error": self.error}
-        if self.distance is not None:
-            return {**known, "dist": self.distance}
-        return {**known, "vector_b64": self.value}
-
 
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
@@ -196,21 +187,35 @@ Outcome = Proofs | Verdict
 
 
 @dataclass(frozen=True, slots=True)
+class CompletedJob:
+    """A queued job with its outcome, for its callback."""
+
+    request_id: str
+    job: Job
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class DistanceClaims:
-    """A prover's winners: ``distances[i]`` is claimed for ``nonces[i]`` and may be any float."""
+    """A prover's winners: ``distances[i]`` is claimed for ``nonces[i]``, and may be any float.
+
+    ``node_id`` is the prover's number; it is only reported.
+    """
 
     block_hash: str
     block_height: int
     public_key: str
+    node_id: int
     nonces: tuple[int, ...]
     distances: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DistanceVerdict:
-    """The verdict about claims; ``computed`` and ``valid`` are in the order of their nonces."""
+    """Claims as judged by ``target``: ``computed`` and ``valid`` in the order of their nonces."""
 
     claims: DistanceClaims
+    target: Target
     computed: tuple[float, ...]
     valid: tuple[bool, ...]
     probability_honest: float

@@ -21,6 +21,7 @@ from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Tim
 from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings.gateway import GatewaySettings, client_keys
 from proofserve.settings.process import export, has_variable, plugin_list
+from proofserve.wire.paths import PROOFS
 
 SCHEMES = {"http", "https"}
 # Between two requests of a client, seconds; what a proxy in front is used to.
@@ -115,16 +116,13 @@ def application() -> FastAPI:
     plan = plan_of(chosen)
     if not chosen.use_embedded_engine:
         return build(plan)
-    # Two seconds of imports that a gateway in front of other machines can do without.
-    from proofserve.api.routes import PREFIX as PROOFS  # noqa: PLC0415
-
     return build(replace(plan, self_guarded=(f"{PROOFS}/",)), partial(_engine, chosen))
 
 
 @asynccontextmanager
 async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, ASGIApp]]:
     """vLLM's own application in this process and loop, behind a private socket."""
-    # As above.
+    # Two seconds of imports that a gateway in front of other machines can do without.
     from proofserve.engines.vllm.embedded_app import vllm_app  # noqa: PLC0415
     from proofserve.wiring.unix_server import on_unix_socket  # noqa: PLC0415
 

@@ -19,8 +19,9 @@ from proofserve.lab.client.records import (
 from proofserve.protocol.comparison import Claim
 from proofserve.rounds.records import Artifact, StoredResult, Verdict, Winner
 from proofserve.rounds.status import EngineGauges
+from proofserve.wire.paths import PROOFS
+from proofserve.wire.records import artifact_record, result_of
 
-PROOFS = "/api/v1/pow"
 # A waiting /generate stands in line behind everything else that the engine has to do.
 TIMEOUT_S = 300.0
 CONNECT_S = 5.0
@@ -105,9 +106,7 @@ class NodeClient:
             **work.body,
             "nonces": [claim.nonce for claim in claims],
             "wait": True,
-            "validation": {
-                "artifacts": [{"nonce": c.nonce, "vector_b64": c.vector_b64} for c in claims]
-            },
+            "validation": {"artifacts": [artifact_record(c.nonce, c.vector_b64) for c in claims]},
         }
         answer = self._call("POST", f"{PROOFS}/generate", body)
         return Verdict(
@@ -171,17 +170,7 @@ class NodeClient:
         """Results with ``seq > after``, oldest first."""
         path = f"{PROOFS}/results?after={after}&limit={limit}"
         rows = self._call("GET", path)["results"]
-        return [
-            StoredResult(
-                seq=r["seq"],
-                round_id=r["round_id"],
-                nonce=r["nonce"],
-                value=r.get("vector_b64"),
-                error=r.get("error"),
-                distance=r.get("dist"),
-            )
-            for r in rows
-        ]
+        return [result_of(row) for row in rows]
 
     def last_seq(self, after: int = 0) -> int:
         """The number of the newest result, ``after`` if there is none beyond it."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
@@ -12,6 +12,12 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.wire.records import (
+    ArtifactRecord,
+    VectorEncoding,
+    artifact_record,
+    encoding_of,
+)
 
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
 # One claim that is no text is that claim's fault, and must not save the others from a verdict.
@@ -47,17 +53,11 @@ class Wanted:
         return self.block_hash in {None, block_hash} and self.public_key in {None, public_key}
 
 
-class _Encoding(BaseModel):
-    dtype: Literal["f16"]
-    endian: Literal["le"]
-    k_dim: int = Field(ge=1)
-
-
 class _Params(BaseModel):
     seq_len: int | None = Field(default=None, ge=1)
 
 
-class _Artifact(BaseModel):
+class _Artifact(ArtifactRecord):
     nonce: Nonce
     vector_b64: Text = ""
 
@@ -68,7 +68,7 @@ class _Document(BaseModel):
     block_hash: str
     public_key: str
     artifacts: list[_Artifact]
-    encoding: _Encoding
+    encoding: VectorEncoding
     nonces: list[Nonce] | None = None
     params: _Params = _Params()
     scheme: str | None = None
@@ -107,14 +107,16 @@ def only_source(
 def to_file(path: Path, claimed: Claimed, claims: Sequence[Claim]) -> None:
     """Write ``claims`` for what ``claimed`` describes completely, as ``from_file`` reads it.
 
-    Raises OSError.
+    Raises OSError, and LabError if ``claimed`` does not say the length of its vectors.
     """
+    if claimed.k_dim is None:
+        raise LabError("cannot write claims: k_dim is not known")
     document = {
         "block_hash": claimed.block_hash,
         "public_key": claimed.public_key,
         "nonces": list(claimed.nonces),
-        "artifacts": [{"nonce": one.nonce, "vector_b64": one.vector_b64} for one in claims],
-        "encoding": {"dtype": "f16", "endian": "le", "k_dim": claimed.k_dim},
+        "artifacts": [artifact_record(one.nonce, one.vector_b64) for one in claims],
+        "encoding": encoding_of(claimed.k_dim),
         "params": {"seq_len": claimed.seq_len},
         "scheme": claimed.scheme,
     }

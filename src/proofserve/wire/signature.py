@@ -1,9 +1,13 @@
-"""How a callback is signed, so that its receiver can tell who sent it and when."""
+"""The headers of a callback, and its signature: by it a receiver knows the sender and the time."""
 
 import hashlib
 import hmac
 from dataclasses import dataclass
 
+KEY_HEADER = "Idempotency-Key"
+SEQUENCE_HEADER = "X-Proofserve-Sequence"
+TIMESTAMP_HEADER = "X-Proofserve-Timestamp"
+SIGNATURE_HEADER = "X-Proofserve-Signature"
 _VERSION = "v1"
 
 
@@ -11,8 +15,8 @@ _VERSION = "v1"
 class Envelope:
     """What is signed beside the body. ``timestamp`` in whole seconds since the epoch.
 
-    The endpoint and the two numbers are in it, so that a signed body is of no use under another
-    address or as another callback.
+    It contains the endpoint, the key and both numbers, so that a recorded body cannot be sent
+    again to another endpoint or as another callback.
     """
 
     endpoint: str

@@ -1,0 +1,65 @@
+"""Results and verdicts as JSON objects, in responses and in callbacks (protocol A.8, B.5, B.6)."""
+
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from proofserve.rounds.records import CompletedJob, DistanceVerdict, Job, Outcome, Proofs
+from proofserve.wire.paths import GENERATED, VALIDATED
+from proofserve.wire.records import artifact_record, encoding_of
+
+
+def outcome_body(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """The artifacts and their encoding, or the verdict.
+
+    ``failed`` is present only if a nonce has no artifact, so that all other bodies stay as
+    existing networks know them.
+    """
+    if not isinstance(outcome, Proofs):
+        return {**asdict(outcome), "mismatch_nonces": list(outcome.mismatch_nonces)}
+    body: dict[str, Any] = {
+        "artifacts": [artifact_record(a.nonce, a.vector_b64) for a in outcome.artifacts],
+        "encoding": encoding_of(job.work.scheme.width),
+    }
+    if outcome.failed:
+        body["failed"] = [{"nonce": n, "error": text} for n, text in outcome.failed.items()]
+    return body
+
+
+def callback(about: CompletedJob | DistanceVerdict) -> tuple[str, dict[str, Any]]:
+    """The path below the callback address, and the body."""
+    if isinstance(about, DistanceVerdict):
+        return VALIDATED, _verdict_body(about)
+    job, outcome = about.job, about.outcome
+    body = {
+        "request_id": about.request_id,
+        "block_hash": job.work.block_hash,
+        "block_height": job.block_height,
+        "public_key": job.work.public_key,
+        "node_id": job.node_id,
+        **outcome_body(job, outcome),
+    }
+    return GENERATED if isinstance(outcome, Proofs) else VALIDATED, body
+
+
+def _verdict_body(verdict: DistanceVerdict) -> dict[str, Any]:
+    """The fields of A.8, and those by which a reader can check the verdict.
+
+    A claimed distance that is not finite is null, because JSON has no number for it.
+    """
+    claims, target = verdict.claims, verdict.target
+    return {
+        "nonces": list(claims.nonces),
+        "computed_distances": list(verdict.computed),
+        "received_distances": [d if isfinite(d) else None for d in claims.distances],
+        "valid": list(verdict.valid),
+        "fraud_detected": verdict.fraud_detected,
+        "n_invalid": verdict.n_invalid,
+        "probability_honest": verdict.probability_honest,
+        "r_target": target.r_target,
+        "fraud_threshold": target.fraud_threshold,
+        "public_key": claims.public_key,
+        "node_id": claims.node_id,
+        "block_hash": claims.block_hash,
+        "block_height": claims.block_height,
+    }

@@ -1,0 +1,59 @@
+"""The two proof protocols share endpoints: a field of the body tells which protocol it is of."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, Discriminator
+
+# Tags of a discriminated union. Pydantic puts the tag into the location of an error.
+ARTIFACT = "artifact protocol"
+DISTANCE = "distance protocol"
+
+# A body with a hundred thousand faults, or one fault of a megabyte, is not answered in full.
+_MAX_PROBLEMS = 20
+_MAX_TEXT = 200
+
+
+def by_field(artifact: str, distance: str) -> Discriminator:
+    """Choose the protocol by the field that only one of them has.
+
+    A body with both fields or with neither is refused, and the error names both.
+    """
+
+    def protocol_of(body: Any) -> str | None:
+        if isinstance(body, BaseModel):
+            body = type(body).model_fields
+        if not isinstance(body, dict) or (artifact in body) is (distance in body):
+            return None
+        return ARTIFACT if artifact in body else DISTANCE
+
+    return Discriminator(
+        protocol_of,
+        custom_error_type="protocol",
+        custom_error_message=(
+            f"exactly one of {artifact} ({ARTIFACT}) and {distance} ({DISTANCE}) is needed"
+        ),
+    )
+
+
+def problems(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Validation errors in FastAPI's form, without the input, which may be huge or no JSON."""
+    return [
+        {
+            "type": error["type"],
+            "loc": [
+                part[:_MAX_TEXT] if isinstance(part, str) else part
+                for part in error["loc"]
+                if part not in (ARTIFACT, DISTANCE)
+            ],
+            "msg": _message(error)[:_MAX_TEXT],
+        }
+        for error in list(errors)[:_MAX_PROBLEMS]
+    ]
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    # FastAPI keeps the reason and the place in a body that is not JSON apart from the message.
+    if error["type"] == "json_invalid":
+        return f"{error['msg']}: {error['ctx']['error']}"
+    return str(error["msg"])
