@@ -63,9 +63,9 @@ def test_every_error_with_its_status() -> None:
 def test_every_metric_with_its_labels() -> None:
     async def collected() -> dict[str, set[str]]:
         gateway = Gateway(GatewayPlan(backends=(BackendSpec("http://127.0.0.1:8001"),)))
-        gateway.tally.outcomes["client", "ok"] += 1
-        gateway.tally.retries["reason"] += 1
-        assert gateway.tally.series["backend", "model"]
+        gateway.totals.outcomes["client", "ok"] += 1
+        gateway.totals.retries["reason"] += 1
+        assert gateway.totals.series["backend", "model"]
         return {
             f"`{metric.name}{'_total' if metric.type == 'counter' else ''}`": {
                 label for sample in metric.samples for label in sample.labels if label != "le"

@@ -45,9 +45,9 @@ async def node_series() -> dict[str, set[str]]:
 
 async def gateway_series() -> dict[str, set[str]]:
     gateway = Gateway(GatewayPlan(backends=(BackendSpec("http://127.0.0.1:8001"),)))
-    gateway.tally.outcomes["client", "ok"] += 1
-    gateway.tally.retries["reason"] += 1
-    assert gateway.tally.series["backend", "model"]
+    gateway.totals.outcomes["client", "ok"] += 1
+    gateway.totals.retries["reason"] += 1
+    assert gateway.totals.series["backend", "model"]
     found = labels_of(generate_latest(gateway.metrics).decode())
     # Shown for the keys that there are.
     found["gateway_client_in_flight"] = {"client"}

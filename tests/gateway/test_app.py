@@ -51,11 +51,11 @@ async def test_nothing_goes_on_after_the_end(stub: Asked) -> None:
     before = asyncio.all_tasks()
     async with running(GatewayPlan((BackendSpec(stub.url),), probe_interval=0.01)) as gateway:
         async with asyncio.timeout(5):
-            await gateway.watch.idle.wait()
+            await gateway.deadlines.idle.wait()
     served = {task for task in asyncio.all_tasks() - before if "serve" not in repr(task)}
     assert served == set()
-    assert gateway.watch._timer is not None
-    assert gateway.watch._timer.cancelled()
+    assert gateway.deadlines._timer is not None
+    assert gateway.deadlines._timer.cancelled()
 
 
 @pytest.mark.anyio

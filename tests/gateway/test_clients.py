@@ -7,9 +7,8 @@ import pytest
 
 from gateway.kit import Clock
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.limits.clients import NOTHING, Charge, Client, Clients, total
+from proofserve.gateway.limits.clients import NOTHING, Charge, Client, Clients
 from proofserve.gateway.limits.request_body import USUAL_ANSWER, RequestFields
-from proofserve.gateway.limits.usage import Usage
 from proofserve.gateway.records import ClientSpec
 
 SHORT = RequestFields(max_tokens=10)
@@ -164,10 +163,6 @@ def test_names_of_two_clients_never_share_a_budget() -> None:
     clients = Clients([ClientSpec("a", "one", None, 1, 50), ClientSpec("b", "two", None, 1, 50)])
     for each in clients.all():
         let_in(each, size=40)
-
-
-def test_prompt_and_answer_both_count() -> None:
-    assert total(Usage(3, 4)) == 7
 
 
 @pytest.mark.anyio

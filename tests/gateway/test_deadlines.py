@@ -24,6 +24,9 @@ class Checked:
         self.seen.set()
         self._then(now)
 
+    def shut_down(self) -> None:
+        raise NotImplementedError
+
 
 @pytest.fixture
 async def watch() -> AsyncIterator[Deadlines]:

@@ -88,7 +88,7 @@ async def left(server: Server, backend: Backend, client: Wire) -> None:
     await client.close()
     await until(call.ended.is_set, patience=5.0)
     await nothing_is_held(server, backend)
-    assert server.gateway.tally.outcomes["anonymous", "client_left"] == 1
+    assert server.gateway.totals.outcomes["anonymous", "client_left"] == 1
 
 
 @LOOPS
@@ -164,9 +164,9 @@ async def test_a_client_that_leaves_takes_along_what_it_sent_ahead() -> None:
         wire(server.port) as client,
     ):
         client.send(post() * 3)
-        await until(lambda: len(server.gateway.watch.all()) == 3 and len(backend.calls) == 1)
+        await until(lambda: len(server.gateway.deadlines.all()) == 3 and len(backend.calls) == 1)
         await client.close()
-        await until(lambda: not server.gateway.watch.all())
+        await until(lambda: not server.gateway.deadlines.all())
         await nothing_is_held(server, backend)
         assert len(backend.calls) == 1
 

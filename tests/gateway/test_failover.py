@@ -73,7 +73,7 @@ async def test_a_backend_that_refuses_connections_is_passed_over(loop: str) -> N
         assert [each.raw for each in got] == [JSON_BODY] * 12
         # After a few faults it is not asked any more.
         assert server.gateway.fleet.backends[0].resting
-        assert server.gateway.tally.retries["backend_unreachable"] == 3
+        assert server.gateway.totals.retries["backend_unreachable"] == 3
 
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "429 Too Many Requests"])
@@ -87,7 +87,7 @@ async def test_a_refusal_is_an_answer_and_no_reason_to_ask_another(status: str) 
         assert [each.raw for each in got] == [b"theirs"] * 8
         assert [len(each.calls) for each in both] == [4, 4]
         assert not any(each.resting for each in server.gateway.fleet.backends)
-        assert sum(server.gateway.tally.retries.values()) == 0
+        assert sum(server.gateway.totals.retries.values()) == 0
 
 
 async def test_the_last_backends_error_is_the_clients_if_none_does_better() -> None:

@@ -207,7 +207,7 @@ async def test_an_idle_connection_that_ends_under_a_request_is_nobodys_fault(
     got = await asyncio.gather(*(once(server.port) for _ in range(20)))
     got += [await once(server.port) for _ in range(20)]
     assert [each.raw for each in got] == [JSON_BODY] * 40
-    assert server.gateway.tally.retries["stale_connection"] >= 20
+    assert server.gateway.totals.retries["stale_connection"] >= 20
 
 
 async def test_a_connection_that_is_reset_as_it_is_made_is_not_waited_for(

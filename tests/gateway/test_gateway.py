@@ -65,6 +65,6 @@ async def test_gauges_show_what_is_now() -> None:
 
 async def test_two_gateways_count_each_for_itself() -> None:
     one, two = Gateway(PLAN), Gateway(PLAN)
-    one.tally.outcomes["anna", "ok"] += 1
+    one.totals.outcomes["anna", "ok"] += 1
     assert value(one, "requests_total", client="anna", outcome="ok") == 1
     assert value(two, "requests_total", client="anna", outcome="ok") is None

@@ -21,10 +21,10 @@ from proofserve.gateway.metrics import (
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
-def shown(tally: GatewayTotals, *gauges: Gauge) -> Samples:
+def shown(totals: GatewayTotals, *gauges: Gauge) -> Samples:
     """Samples by name and label values, in the order of the labels' names."""
     registry = CollectorRegistry()
-    registry.register(GatewayCollector(tally, list(gauges)))
+    registry.register(GatewayCollector(totals, list(gauges)))
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
@@ -40,14 +40,14 @@ def test_nothing_has_happened_yet() -> None:
 
 
 def test_outcomes_retries_and_tokens_are_counted_by_their_labels() -> None:
-    tally = GatewayTotals()
-    tally.outcomes["anna", "ok"] += 3
-    tally.outcomes["unknown", "invalid_api_key"] += 1
-    tally.retries["backend_error"] += 2
-    series = tally.series["http://a", "tiny"]
+    totals = GatewayTotals()
+    totals.outcomes["anna", "ok"] += 3
+    totals.outcomes["unknown", "invalid_api_key"] += 1
+    totals.retries["backend_error"] += 2
+    series = totals.series["http://a", "tiny"]
     series.prompt_tokens += 5
     series.completion_tokens += 7
-    samples = shown(tally)
+    samples = shown(totals)
     assert samples["gateway_requests_total", ("anna", "ok")] == 3
     assert samples["gateway_requests_total", ("unknown", "invalid_api_key")] == 1
     assert samples["gateway_retries_total", ("backend_error",)] == 2
@@ -56,9 +56,9 @@ def test_outcomes_retries_and_tokens_are_counted_by_their_labels() -> None:
 
 
 def test_label_values_survive_their_quoting() -> None:
-    tally = GatewayTotals()
-    tally.outcomes['a"b\\c\nd — é', "ok"] += 1
-    assert shown(tally)["gateway_requests_total", ('a"b\\c\nd — é', "ok")] == 1
+    totals = GatewayTotals()
+    totals.outcomes['a"b\\c\nd — é', "ok"] += 1
+    assert shown(totals)["gateway_requests_total", ('a"b\\c\nd — é', "ok")] == 1
 
 
 def test_gauges_are_read_when_somebody_looks() -> None:
@@ -83,15 +83,15 @@ def test_gauges_are_read_when_somebody_looks() -> None:
     ],
 )
 def test_each_duration_has_its_histogram(name: str, bounds: tuple[float, ...]) -> None:
-    tally = GatewayTotals()
-    series = tally.series["http://a", "tiny"]
+    totals = GatewayTotals()
+    series = totals.series["http://a", "tiny"]
     short = {
         "time_to_first_byte": series.first,
         "time_between_chunks": series.between,
         "duration": series.duration,
     }
     short[name].observe(0.03)
-    samples = shown(tally)
+    samples = shown(totals)
     for other in short:
         count = samples[f"gateway_{other}_seconds_count", ("http://a", "tiny")]
         assert count == (1 if other == name else 0)
@@ -110,10 +110,10 @@ def buckets_of(samples: Samples) -> list[tuple[float, float]]:
 
 @given(st.lists(st.one_of(st.floats(0, 20), st.sampled_from(SHORT_SECONDS)), max_size=50))
 def test_a_bucket_counts_everything_up_to_its_bound(durations: list[float]) -> None:
-    tally = GatewayTotals()
+    totals = GatewayTotals()
     for seconds in durations:
-        tally.wait.observe(seconds)
-    samples = shown(tally)
+        totals.wait.observe(seconds)
+    samples = shown(totals)
     assert buckets_of(samples) == [
         (bound, sum(seconds <= bound for seconds in durations))
         for bound in (*SHORT_SECONDS, math.inf)
@@ -125,24 +125,24 @@ def test_a_bucket_counts_everything_up_to_its_bound(durations: list[float]) -> N
 def test_what_is_counted_while_somebody_looks_does_not_disturb(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tally = GatewayTotals()
-    tally.outcomes["anna", "ok"] = tally.retries["backend_error"] = 1
-    tally.series["http://a", "tiny"].prompt_tokens = 1
+    totals = GatewayTotals()
+    totals.outcomes["anna", "ok"] = totals.retries["backend_error"] = 1
+    totals.series["http://a", "tiny"].prompt_tokens = 1
     add = CounterMetricFamily.add_metric
 
     def add_and_count_on(self: CounterMetricFamily, labels: list[str], value: float) -> None:
-        fresh = str(len(tally.outcomes))
-        tally.outcomes[fresh, "ok"] = tally.retries[fresh] = 1
-        tally.series[fresh, "tiny"].prompt_tokens = 1
+        fresh = str(len(totals.outcomes))
+        totals.outcomes[fresh, "ok"] = totals.retries[fresh] = 1
+        totals.series[fresh, "tiny"].prompt_tokens = 1
         add(self, labels, value)
 
     monkeypatch.setattr(CounterMetricFamily, "add_metric", add_and_count_on)
-    assert shown(tally)["gateway_requests_total", ("anna", "ok")] == 1
+    assert shown(totals)["gateway_requests_total", ("anna", "ok")] == 1
 
 
 def test_every_family_explains_itself() -> None:
-    tally: Any = GatewayTotals()
-    tally.series["http://a", "tiny"].first.observe(1)
-    for family in GatewayCollector(tally, []).collect():
+    totals: Any = GatewayTotals()
+    totals.series["http://a", "tiny"].first.observe(1)
+    for family in GatewayCollector(totals, []).collect():
         assert family.documentation.endswith(".")
         assert family.name.startswith("gateway_")

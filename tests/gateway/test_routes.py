@@ -271,7 +271,7 @@ async def test_with_a_key_its_holder_is_the_operator(method: str, path: str) -> 
 async def test_metrics_can_be_read_by_prometheus(desk: Desk) -> None:
     gateway = desk.gateway
     first, second = gateway.fleet.backends
-    gateway.tally.outcomes["anonymous", "ok"] += 2
+    gateway.totals.outcomes["anonymous", "ok"] += 2
     first.chosen()
     second.draining = True
     answer = await desk.get("/metrics")

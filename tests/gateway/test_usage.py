@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.gateway.limits.usage import TAIL_BYTES, Usage, read_usage, tail_of
+from proofserve.gateway.metrics import Series
+from proofserve.gateway.relay.backend_response import BackendResponse
 
 COUNTS = {"prompt_tokens": 12, "total_tokens": 17, "completion_tokens": 5}
 
@@ -145,3 +147,12 @@ def test_a_usage_that_came_in_pieces_is_whole_in_the_tail() -> None:
         tail = tail_of(tail, bytes([byte]))
     assert len(tail) == TAIL_BYTES
     assert read_usage(tail) == Usage(12, 5)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "tokens"), [(200, plain(), 17), (200, b"{}", None), (400, b"{}", 0)]
+)
+def test_prompt_and_completion_count_and_a_refusal_costs_nothing(
+    status: int, body: bytes, tokens: int | None
+) -> None:
+    assert BackendResponse(status, b"", body, Series(), 0.0).end(1.0) == tokens

@@ -71,13 +71,13 @@ Gauge = tuple[str, str, list[str], Callable[[], dict[tuple[str, ...], float]]]
 
 
 class GatewayCollector(Collector):
-    """Shows a tally, and gauges that others keep.
+    """Shows the totals, and gauges that others keep.
 
     Asked in a thread, while the loop counts on: whatever may grow is copied first.
     """
 
-    def __init__(self, tally: GatewayTotals, gauges: list[Gauge]) -> None:
-        self._tally = tally
+    def __init__(self, totals: GatewayTotals, gauges: list[Gauge]) -> None:
+        self._totals = totals
         self._gauges = gauges
 
     def collect(self) -> Iterator[Metric]:
@@ -94,13 +94,13 @@ class GatewayCollector(Collector):
         requests = CounterMetricFamily(
             "gateway_requests", "Requests by how they ended.", labels=["client", "outcome"]
         )
-        for (client, outcome), count in list(self._tally.outcomes.items()):
+        for (client, outcome), count in list(self._totals.outcomes.items()):
             requests.add_metric([client, outcome], count)
         yield requests
         retries = CounterMetricFamily(
             "gateway_retries", "Attempts after the first, by why.", labels=["reason"]
         )
-        for reason, count in list(self._tally.retries.items()):
+        for reason, count in list(self._totals.retries.items()):
             retries.add_metric([reason], count)
         yield retries
         tokens = CounterMetricFamily(
@@ -108,14 +108,14 @@ class GatewayCollector(Collector):
             "Tokens that backends reported.",
             labels=["backend", "model", "kind"],
         )
-        for labels, series in list(self._tally.series.items()):
+        for labels, series in list(self._totals.series.items()):
             tokens.add_metric([*labels, "prompt"], series.prompt_tokens)
             tokens.add_metric([*labels, "completion"], series.completion_tokens)
         yield tokens
 
     def _histograms(self) -> Iterator[Metric]:
         wait = HistogramMetricFamily("gateway_queue_wait_seconds", "Time until the permit.")
-        self._tally.wait.add_to(wait, [])
+        self._totals.wait.add_to(wait, [])
         yield wait
         labels = ["backend", "model"]
         first = HistogramMetricFamily(
@@ -127,7 +127,7 @@ class GatewayCollector(Collector):
         duration = HistogramMetricFamily(
             "gateway_duration_seconds", "From the permit to the end.", labels=labels
         )
-        for key, series in list(self._tally.series.items()):
+        for key, series in list(self._totals.series.items()):
             series.first.add_to(first, list(key))
             series.between.add_to(between, list(key))
             series.duration.add_to(duration, list(key))

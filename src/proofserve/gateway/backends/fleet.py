@@ -1,12 +1,14 @@
 """The servers behind the gateway: which can take a request, and which of them is best."""
 
+import asyncio
 import hashlib
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from proofserve.gateway.backends.batching import WriteBatch
 from proofserve.gateway.backends.upstream import Pool
-from proofserve.gateway.records import BackendSpec
+from proofserve.gateway.records import BackendSpec, GatewayPlan
 
 # Faults in a row after which a backend rests, and for how long at first and at most, seconds.
 FAULTS = 3
@@ -91,6 +93,17 @@ class Fleet:
         self.backends = list(backends)
         self._affinity = affinity
         self._turn = 0
+
+    @classmethod
+    def connecting(
+        cls, plan: GatewayPlan, loop: asyncio.AbstractEventLoop, writes: WriteBatch
+    ) -> "Fleet":
+        """The backends of ``plan``, connected to on demand."""
+        backends = [
+            Backend(spec, Pool(spec.url, plan.timeouts.connect, loop, writes), loop.time)
+            for spec in plan.backends
+        ]
+        return cls(backends, plan.affinity)
 
     def named(self, name: str) -> Backend | None:
         """The backend of a URL."""

@@ -29,14 +29,18 @@ _LENGTH = re.compile(rb"\r\n(?:content-length|transfer-encoding):", re.IGNORECAS
 IDLE_S = 3.0
 
 
-class Owner(Protocol):
-    """Whoever waits for an answer on a connection."""
+class Connecting(Protocol):
+    """Waits for a connection."""
 
     def connected(self, upstream: "Upstream") -> None:
-        """Here is a connection; it is the owner's until it is released or aborted."""
+        """Here it is, until it is released, aborted or returned unused."""
 
     def connect_failed(self, failure: Failure) -> None:
         """There is none."""
+
+
+class Reader(Protocol):
+    """Waits for the answer to the request that was sent."""
 
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
         """The head without its final empty line, and what came of the body, framing included."""
@@ -45,7 +49,7 @@ class Owner(Protocol):
         """More of the body, framing included."""
 
     def answer_broken(self, failure: Failure) -> None:
-        """The connection is of no use any more, in the middle of an answer or before it."""
+        """The connection failed before the answer was complete."""
 
 
 class Upstream(asyncio.Protocol):
@@ -56,7 +60,7 @@ class Upstream(asyncio.Protocol):
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
-        self._owner: Owner | None = None
+        self._reader: Reader | None = None
         self._head = b""
         self._in_head = True
         self._status = 0
@@ -70,11 +74,11 @@ class Upstream(asyncio.Protocol):
         self._paused = False
         self.idle_since = 0.0
 
-    # -- the owner's side --------------------------------------------------------------------
+    # -- the reader's side --------------------------------------------------------------------
 
-    def send(self, owner: Owner, head: bytes, body: bytes | bytearray) -> None:
-        """Send a whole request; the answer is told to ``owner``."""
-        self._owner = owner
+    def send(self, reader: Reader, head: bytes, body: bytes | bytearray) -> None:
+        """Send a whole request; ``reader`` gets the answer."""
+        self._reader = reader
         self._head, self._in_head, self._messages = b"", True, 0
         self._complete = self.until_close = False
         self.silent = True
@@ -92,7 +96,7 @@ class Upstream(asyncio.Protocol):
 
     def release(self) -> None:
         """The answer is complete: somebody else may have the connection, if it still stands."""
-        self._owner = None
+        self._reader = None
         if self._keep_alive and self._complete and not self._transport.is_closing():
             self.used = True
             if self._paused:
@@ -102,13 +106,13 @@ class Upstream(asyncio.Protocol):
         else:
             self.abort()
 
-    def spare(self) -> None:
-        """Nothing was sent: somebody else may have the connection."""
+    def return_unused(self) -> None:
+        """Nothing was sent: another request may have the connection."""
         self._pool.put_back(self)
 
     def abort(self) -> None:
         """Drop the connection, by which the backend learns that nobody wants its answer."""
-        self._owner = None
+        self._reader = None
         self._transport.abort()
 
     @property
@@ -128,8 +132,8 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass on what came, or leave when nobody asked for it."""
-        owner = self._owner
-        if owner is None:
+        reader = self._reader
+        if reader is None:
             self.abort()
             return
         self.silent = False
@@ -142,11 +146,11 @@ class Upstream(asyncio.Protocol):
         if self._messages > 1:
             self._give_up(BACKEND_GARBLED)
         elif self._in_head:
-            self._head_received(owner, data)
+            self._head_received(reader, data)
         else:
-            owner.answer_goes_on(data, self._complete)
+            reader.answer_goes_on(data, self._complete)
 
-    def _head_received(self, owner: Owner, data: bytes) -> None:
+    def _head_received(self, reader: Reader, data: bytes) -> None:
         head, rest = self._head + data, b""
         while (end := head.find(END_OF_HEAD)) >= 0:
             head, rest = head[:end], head[end + len(END_OF_HEAD) :]
@@ -163,28 +167,28 @@ class Upstream(asyncio.Protocol):
         self._in_head, self._head = False, b""
         if not self._keep_alive:
             self.until_close = _LENGTH.search(head) is None
-        owner.answer_begins(self._status, head, rest, self._complete)
+        reader.answer_begins(self._status, head, rest, self._complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side has left, or we have."""
         self._pool.opened -= 1
         self._pool.forget(self)
-        if self._owner is not None and not self._complete:
+        if self._reader is not None and not self._complete:
             self._end_without_length(exc is None)
 
     def _end_without_length(self, orderly: bool) -> None:
         # Without a length and without chunks an answer ends with its connection.
-        owner, self._owner = cast("Owner", self._owner), None
+        reader, self._reader = cast("Reader", self._reader), None
         if orderly and self.until_close and not self._in_head:
             self._complete = True
-            owner.answer_goes_on(b"", True)
+            reader.answer_goes_on(b"", True)
         else:
-            owner.answer_broken(BACKEND_BROKE)
+            reader.answer_broken(BACKEND_BROKE)
 
     def _give_up(self, failure: Failure) -> None:
-        owner, self._owner = cast("Owner", self._owner), None
+        reader, self._reader = cast("Reader", self._reader), None
         self._transport.abort()
-        owner.answer_broken(failure)
+        reader.answer_broken(failure)
 
     # -- the parser's side -------------------------------------------------------------------
 
@@ -227,27 +231,27 @@ class Pool:
         self._connecting: set[asyncio.Task[None]] = set()
         self.opened = 0
 
-    def acquire(self, owner: Owner, fresh: bool = False) -> None:
-        """Give ``owner`` a connection, at once if one is idle and it need not be ``fresh``."""
+    def acquire(self, waiting: Connecting, fresh: bool = False) -> None:
+        """Give ``waiting`` a connection, at once if one is idle and it need not be ``fresh``."""
         while self._idle and not fresh:
             upstream = self._idle.pop()
             if not upstream.closing:
-                owner.connected(upstream)
+                waiting.connected(upstream)
                 return
-        task = self._loop.create_task(self._connect(owner))
+        task = self._loop.create_task(self._connect(waiting))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, owner: Owner) -> None:
+    async def _connect(self, waiting: Connecting) -> None:
         try:
             async with asyncio.timeout(self._connect_s):
                 upstream = await self._open()
         except TimeoutError:
-            owner.connect_failed(CONNECT_TIMEOUT)
+            waiting.connect_failed(CONNECT_TIMEOUT)
         except OSError as error:
-            owner.connect_failed(UNREACHABLE.saying(f"{UNREACHABLE.message} ({error.strerror})"))
+            waiting.connect_failed(UNREACHABLE.saying(f"{UNREACHABLE.message} ({error.strerror})"))
         else:
-            owner.connected(upstream)
+            waiting.connected(upstream)
 
     async def _open(self) -> Upstream:
         loop = self._loop

@@ -103,7 +103,7 @@ async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
     ]
     await asyncio.gather(*(prober.ask() for prober in probers))
     tasks = [asyncio.create_task(prober.run()) for prober in probers]
-    gateway.watch.start()
+    gateway.deadlines.start()
     # What lives until the end need not be looked at by every collection: its pauses are the tail
     # of the latency.
     gc.collect()

@@ -178,7 +178,7 @@ class CheckedProtocol(HttpToolsProtocol):
         failure = self.last_answer
         if failure is None or self.transport.is_closing():
             return
-        self._gateway.tally.outcomes["unknown", failure.code] += 1
+        self._gateway.totals.outcomes["unknown", failure.code] += 1
         request_id = self._gateway.ids.of(None)
         self.transport.write(failure.answer(request_id, b"", keep_alive=False))
         with suppress(OSError):

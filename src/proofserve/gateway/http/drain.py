@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from proofserve.gateway.relay.exchange import Exchange
 from proofserve.gateway.relay.gateway import Gateway
 
 # Balancers ask for health about once a second: long enough that one of them hears of it.
@@ -45,9 +44,8 @@ class _Drain:
         """Begin; ``server`` is the handler that the server has for the signal ``number``."""
 
         def end() -> None:
-            for watched in self._gateway.watch.all():
-                if isinstance(watched, Exchange):
-                    watched.shut_down()
+            for watched in self._gateway.deadlines.all():
+                watched.shut_down()
             if callable(server):
                 server(number, None)
 
@@ -68,4 +66,4 @@ class _Drain:
         self._noticed = True
         with suppress(TimeoutError):
             async with asyncio.timeout(gateway.plan.drain):
-                await gateway.watch.idle.wait()
+                await gateway.deadlines.idle.wait()

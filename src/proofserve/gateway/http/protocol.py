@@ -114,7 +114,7 @@ class GatewayProtocol(CheckedProtocol):
             super()._start_asgi_task(cycle, app)
             return
         self._active = cycle
-        cycle.turn()
+        cycle.resume_receiving()
         if cycle in self._received:
             self._received.discard(cycle)
             # Not at once: a pipeline of requests that all fail would be a recursion.

@@ -14,7 +14,6 @@ from proofserve.gateway.failures import (
     Failure,
 )
 from proofserve.gateway.limits.request_body import RequestFields
-from proofserve.gateway.limits.usage import Usage
 from proofserve.gateway.records import ClientSpec
 from proofserve.web.fixed_window import FixedWindow
 
@@ -42,14 +41,14 @@ class Client:
         self._requests = _window(spec.requests_per_minute, clock)
         self._tokens = _window(spec.tokens_per_minute, clock)
 
-    def admit(self, order: RequestFields, size: int) -> Charge | Failure:
+    def admit(self, fields: RequestFields, size: int) -> Charge | Failure:
         """The charge of a request of ``size`` bytes, or the failure that names the limit."""
         if self._concurrency is not None and self.in_flight >= self._concurrency:
             return TOO_MANY_AT_ONCE
         charge = NOTHING
         if self._tokens is not None:
             # The most that the request may use. What it does not use comes back at its end.
-            tokens = order.most_tokens(size)
+            tokens = fields.most_tokens(size)
             if tokens > self._tokens.limit:
                 return BEYOND_BUDGET.saying(
                     f"This request may cost {tokens} tokens, and this key has "
@@ -97,11 +96,6 @@ class Clients:
     def all(self) -> list[Client]:
         """Every client, for the metrics."""
         return list(self._by_digest.values()) or [self._anonymous]
-
-
-def total(usage: Usage) -> int:
-    """Tokens that count against a budget."""
-    return usage.prompt + usage.completion
 
 
 def _window(per_minute: int | None, clock: Clock) -> FixedWindow | None:

@@ -1,13 +1,15 @@
-"""What the gateway needs to know of a request body; everything else is the backend's business."""
+"""What the gateway reads of a request body; the backend reads the rest."""
 
 import re
 from typing import Annotated
 
 import msgspec
 
-# Set aside for an answer whose length the client left to the backend, tokens.
+# Tokens set aside for an answer when the client names no limit.
 USUAL_ANSWER = 1024
 UNLIMITED = (None, None, None)
+# Bytes of a conversation that decide where its prefix is cached.
+PREFIX_BYTES = 1024
 # The beginning of a list of texts, or of lists of tokens.
 _LIST = re.compile(rb'\[\s*(["\[])')
 # No backend has so many. Two numbers of thousands of digits could be multiplied, but not printed.
@@ -54,7 +56,7 @@ class RequestFields(msgspec.Struct, gc=False):
         text = text.replace(rb"\\", b"")
         return (text.count(b'"') - text.count(rb"\"")) // 2
 
-    def beginning(self, length: int) -> bytes:
+    def beginning(self, length: int = PREFIX_BYTES) -> bytes:
         """The first bytes of the conversation: requests that share them share a prefix cache."""
         return bytes(self.messages or self.prompt or self.input)[:length]
 

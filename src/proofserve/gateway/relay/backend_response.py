@@ -1,9 +1,9 @@
-"""What is known of an answer that is passing by: its status, its pace, and its last bytes."""
+"""What is known of an answer that is relayed: its status, its pace, and its last bytes."""
 
-from proofserve.gateway.limits.usage import TAIL_BYTES, Usage, read_usage, tail_of
+from proofserve.gateway.limits.usage import TAIL_BYTES, read_usage, tail_of
 from proofserve.gateway.metrics import Series
 
-# The end of an event that is also the end of a chunk: only here another event may be put in.
+# An event may be put in only where an event and a chunk end.
 BETWEEN_EVENTS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
@@ -38,8 +38,8 @@ class BackendResponse:
         between = not self._tail or self._tail.endswith(BETWEEN_EVENTS)
         return self._stream and self._chunked and between
 
-    def end(self, seconds: float) -> Usage | None:
-        """The tokens of the whole answer, None if nobody knows. It took ``seconds``.
+    def end(self, seconds: float) -> int | None:
+        """Tokens that the whole answer cost, None if the backend did not say; it took ``seconds``.
 
         A refusal has cost nothing.
         """
@@ -47,7 +47,7 @@ class BackendResponse:
         series.duration.observe(seconds)
         usage = read_usage(self._tail)
         if usage is None:
-            return Usage(0, 0) if self.status >= 400 else None
+            return 0 if self.status >= 400 else None
         series.prompt_tokens += usage.prompt
         series.completion_tokens += usage.completion
-        return usage
+        return usage.prompt + usage.completion

@@ -1,51 +1,87 @@
-"""Deadlines of everything in flight, looked at together: a timer a request would cost more."""
+"""The deadline of each stage, what its passing means, and the clock that looks at all of them."""
 
 import asyncio
+import math
 from typing import Protocol
 
-# How late a timeout may come, seconds.
+from proofserve.gateway import failures
+from proofserve.gateway.failures import Failure
+from proofserve.gateway.records import Timeouts
+from proofserve.gateway.relay.stages import PIPELINED, QUEUED, RECEIVING, RELAYING, WAITING, Stage
+
+# How late a timeout may come, seconds. One timer for each request would cost more.
 PERIOD_S = 0.05
 
 
-class HasDeadline(Protocol):
-    """Something with a deadline."""
+def deadline_of(stage: Stage, began: float, since: float, timeouts: Timeouts) -> float:
+    """When an exchange has been in ``stage`` for too long, in seconds of the loop's clock.
+
+    ``began`` is when its request, its wait for a permit or its time with the permit began, in that
+    order; ``since`` is when the stage began, or when the latest byte of the answer came.
+    """
+    if stage is WAITING:
+        return min(since + timeouts.first_byte, began + timeouts.total)
+    if stage is RELAYING:
+        return min(since + timeouts.stall, began + timeouts.total)
+    if stage is QUEUED:
+        return began + timeouts.queue
+    # The pool limits the time to connect.
+    return math.inf if stage is PIPELINED else began + timeouts.total
+
+
+def failure_of(stage: Stage, began: float, now: float, timeouts: Timeouts) -> Failure:
+    """What the passing of the deadline means in ``stage``."""
+    if stage is RECEIVING:
+        return failures.RECEIVE_TIMEOUT
+    if stage is QUEUED:
+        return failures.QUEUE_TIMEOUT
+    if now >= began + timeouts.total:
+        return failures.TOTAL_TIMEOUT
+    return failures.FIRST_BYTE_TIMEOUT if stage is WAITING else failures.STALL_TIMEOUT
+
+
+class Watched(Protocol):
+    """What has a deadline."""
 
     def check(self, now: float) -> None:
-        """Give up if it is time to. ``now`` is the loop's clock, seconds."""
+        """Give up if the deadline has passed. ``now`` is the loop's clock, seconds."""
+
+    def shut_down(self) -> None:
+        """Give up now: the gateway ends."""
 
 
 class Deadlines:
-    """Calls ``check`` of everybody, twenty times a second."""
+    """Calls ``check`` of everything in flight, twenty times a second."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._watched: set[HasDeadline] = set()
+        self._watched: set[Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
-        # Set while nobody is watched, as of the last look.
+        # Set while nothing is watched, as of the latest check.
         self.idle = asyncio.Event()
 
     def start(self) -> None:
-        """Begin."""
-        self._timer = self._loop.call_later(PERIOD_S, self._look)
+        """Begin to check."""
+        self._timer = self._loop.call_later(PERIOD_S, self._check_all)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Check no more."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def add(self, watched: HasDeadline) -> None:
-        """Check it from now on."""
+    def add(self, watched: Watched) -> None:
+        """Check ``watched`` from now on."""
         self._watched.add(watched)
 
-    def discard(self, watched: HasDeadline) -> None:
-        """Check it no more."""
+    def discard(self, watched: Watched) -> None:
+        """Check ``watched`` no more."""
         self._watched.discard(watched)
 
-    def all(self) -> list[HasDeadline]:
-        """Everybody now, in no order."""
+    def all(self) -> list[Watched]:
+        """Everything that is watched now, in no order."""
         return list(self._watched)
 
-    def _look(self) -> None:
+    def _check_all(self) -> None:
         # First of all: a check that raises must not be the last one.
         self.start()
         now = self._loop.time()

@@ -1,10 +1,9 @@
-"""One request and its answer. Whoever ends first, everything is freed in one place (ADR 11).
+"""One request and its answer. However it ends, one method frees everything (ADR 11).
 
 An exchange owns its client's charge, its permit, its place at a backend and the connection to it.
 All its methods are callbacks of one event loop; none of them waits.
 """
 
-import math
 from collections.abc import Sequence
 
 from proofserve.gateway import failures
@@ -12,40 +11,20 @@ from proofserve.gateway.backends.fleet import Backend
 from proofserve.gateway.backends.upstream import Upstream
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.limits.admission import Entry
-from proofserve.gateway.limits.clients import NOTHING, Client, total
-from proofserve.gateway.limits.request_body import RequestFields
+from proofserve.gateway.limits.clients import NOTHING, Client
+from proofserve.gateway.relay import stages
+from proofserve.gateway.relay.admitting import admit
+from proofserve.gateway.relay.attempts import Attempts
 from proofserve.gateway.relay.backend_response import BackendResponse
 from proofserve.gateway.relay.connection import Connection
+from proofserve.gateway.relay.deadlines import deadline_of, failure_of
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.relay.headers import Header, request_head, response_head
-from proofserve.gateway.relay.stages import CONNECTING, ENDED, QUEUED, RECEIVING, RELAYING, WAITING
-
-# Backends that one request may try.
-ATTEMPTS = 3
-# Bytes of a conversation that decide where its prefix is cached.
-PREFIX_BYTES = 1024
+from proofserve.gateway.relay.headers import Header, request_head
+from proofserve.gateway.relay.stages import Move, step
 
 
 class Exchange:
     """One request of a client."""
-
-    # What most exchanges never change is told once, for all of them.
-    _body: bytes | bytearray = b""
-    _stage = RECEIVING
-    # Whether the client has its answer.
-    response_complete = False
-    # It will be answered with this, whatever its body says.
-    refusal: Failure | None = None
-    _client: Client | None = None
-    _charge = NOTHING
-    _order = RequestFields()
-    _prefix = b""
-    _permit = False
-    _backend: Backend | None = None
-    _tried: frozenset[Backend] = frozenset()
-    _upstream: Upstream | None = None
-    _answer: BackendResponse | None = None
-    _paused = False
 
     def __init__(
         self,
@@ -56,23 +35,39 @@ class Exchange:
         keep_alive: bool,
     ) -> None:
         self.keep_alive = keep_alive and not gateway.draining
+        # uvicorn reads this of whatever is its cycle.
+        self.response_complete = False
+        # The answer, whatever the body says.
+        self.refusal: Failure | None = None
         self._gateway = gateway
         self._connection = connection
         self._target = target
         self._headers = headers
         self._value_of = value_of = dict(headers).get
+        self._body: bytes | bytearray = b""
+        self._stage = stages.RECEIVING
+        # Of the request, then of its wait for a permit, then of its time with the permit.
         self._began = gateway.loop.time()
-        self._deadline = self._began + gateway.plan.timeouts.total
+        self._deadline = self._began + gateway.timeouts.total
+        self._client: Client | None = None
+        self._charge = NOTHING
+        self._attempts = Attempts(gateway.fleet, self)
+        self._answer: BackendResponse | None = None
+        self._paused = False
         self._request_id = gateway.ids.of(value_of(b"x-request-id"))
         self._id_line = b"x-request-id: %s\r\n" % self._request_id
         if int(value_of(b"content-length", b"0")) > gateway.plan.max_body_bytes:
             self.refusal = failures.BODY_TOO_LARGE
-        gateway.watch.add(self)
+        gateway.deadlines.add(self)
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the client waits for a word before it sends the body."""
+        """Whether the client sends the body only after a "100 Continue"."""
         return self._value_of(b"expect", b"").lower() == b"100-continue"
+
+    def _move(self, move: Move, now: float) -> None:
+        self._stage = stage = step(self._stage, move)
+        self._deadline = deadline_of(stage, self._began, now, self._gateway.timeouts)
 
     # -- the client's side -------------------------------------------------------------------
 
@@ -82,7 +77,7 @@ class Exchange:
         self._body = b""
 
     def body_received(self, data: bytes) -> None:
-        """A part of the body."""
+        """Keep a part of the body."""
         if self.refusal is not None:
             return
         if not self._body:
@@ -96,38 +91,37 @@ class Exchange:
             self.refuse(failures.BODY_TOO_LARGE)
 
     def hold(self) -> None:
-        """Another request of the connection comes first: no deadline yet."""
-        self._deadline = math.inf
+        """An earlier request of the connection is not answered yet: no deadline runs."""
+        self._move(stages.HOLD, self._began)
 
-    def turn(self) -> None:
-        """Now it comes first."""
-        gateway = self._gateway
-        self._deadline = gateway.loop.time() + gateway.plan.timeouts.total
+    def resume_receiving(self) -> None:
+        """All earlier requests of the connection are answered."""
+        self._began = now = self._gateway.loop.time()
+        self._move(stages.RESUME, now)
 
     def start(self) -> None:
-        """The body is complete, and it is this request's turn on its connection."""
-        failure = self.refusal or self._admit()
-        if failure is not None:
+        """The body is complete, and all earlier requests of the connection are answered."""
+        if failure := self.refusal or self._admit():
             self._fail(failure)
 
     def client_gone(self) -> None:
-        """Nobody wants the answer any more."""
-        if self._stage is not ENDED:
+        """The client has left: drop its request."""
+        if self._stage is not stages.ENDED:
             self._end("client_left")
 
     def pause(self) -> None:
-        """The client takes less than it was given."""
+        """The client reads more slowly than the backend writes."""
         self._paused = True
-        if self._upstream is not None:
-            self._upstream.pause()
+        if self._attempts.upstream is not None:
+            self._attempts.upstream.pause()
 
     def resume(self) -> None:
-        """The client has caught up."""
+        """The client has read what it was sent."""
         self._paused = False
         if self._answer is not None:
             self._answer.last = self._gateway.loop.time()
-        if self._upstream is not None:
-            self._upstream.resume()
+        if self._attempts.upstream is not None:
+            self._attempts.upstream.resume()
 
     # -- admission ---------------------------------------------------------------------------
 
@@ -136,110 +130,59 @@ class Exchange:
         if gateway.draining:
             self.keep_alive = False
             return failures.SHUTTING_DOWN
-        client = gateway.clients.find(self._value_of(b"authorization", b""))
-        if client is None:
-            return failures.UNAUTHORIZED
-        try:
-            self._order = order = gateway.orders.read(self._body)
-        except ValueError as error:
-            return failures.INVALID_BODY.saying(str(error))
-        if not gateway.fleet.knows(order.model):
-            return failures.UNKNOWN_MODEL.saying(
-                f"No backend serves the model {order.model!r:.200}."
-            )
-        charge = client.admit(order, len(self._body))
-        if isinstance(charge, Failure):
-            return charge
-        self._client, self._charge = client, charge
-        return self._enter()
-
-    def _enter(self) -> Failure | None:
-        gateway = self._gateway
-        self._began = gateway.loop.time()
+        found = admit(gateway, self._value_of(b"authorization", b""), self._body)
+        if isinstance(found, Failure):
+            return found
+        self._client, self._charge, fields = found
+        self._attempts.model = fields.model
+        if gateway.plan.affinity:
+            self._attempts.prefix = fields.beginning()
+        self._began = now = gateway.loop.time()
         entry = gateway.admission.enter(self)
         if entry is Entry.GRANTED:
             self.permit_granted()
         elif entry is Entry.QUEUED:
-            self._stage = QUEUED
-            self._deadline = self._began + gateway.plan.timeouts.queue
+            self._move(stages.QUEUE, now)
         else:
-            return failures.QUEUE_FULL.after(self._expected_wait())
+            return gateway.queue_full()
         return None
 
-    def _expected_wait(self) -> float:
-        gateway = self._gateway
-        return min(gateway.admission.expected_wait, gateway.plan.timeouts.queue)
-
     def permit_granted(self) -> None:
-        """The request may go to a backend."""
-        gateway = self._gateway
+        """Go to a backend."""
+        gateway, attempts = self._gateway, self._attempts
         now = gateway.loop.time()
-        gateway.tally.wait.observe(now - self._began)
-        self._permit = True
-        self._stage = CONNECTING
+        gateway.totals.wait.observe(now - self._began)
         self._began = now
-        self._deadline = now + gateway.plan.timeouts.total
-        if gateway.plan.affinity:
-            self._prefix = self._order.beginning(PREFIX_BYTES)
-        backend = gateway.fleet.choose(self._order.model, self._prefix, ())
-        if backend is None:
-            self._fail(failures.NO_BACKEND)
+        self._move(stages.GRANT, now)
+        if attempts.choose():
+            attempts.connect()
         else:
-            self._go_to(backend)
+            self._fail(failures.NO_BACKEND)
 
     # -- the backend's side ------------------------------------------------------------------
 
-    def _go_to(self, backend: Backend, fresh: bool = False) -> None:
-        self._stage = CONNECTING
-        self._backend = backend
-        backend.chosen()
-        backend.pool.acquire(self, fresh)
-
-    def connected(self, upstream: Upstream) -> None:
-        """Send the request, if anybody still wants its answer."""
-        if self._stage is not CONNECTING or self._backend is None:
-            upstream.spare()
-            return
-        gateway = self._gateway
-        self._upstream = upstream
-        self._stage = WAITING
-        first_byte = gateway.loop.time() + gateway.plan.timeouts.first_byte
-        self._deadline = min(first_byte, self._began + gateway.plan.timeouts.total)
-        host, body = self._backend.pool.host, self._body
-        own = self._id_line + gateway.backend_lines
+    def connected(self, backend: Backend, upstream: Upstream) -> None:
+        """Send the request."""
+        gateway, body = self._gateway, self._body
+        self._move(stages.SEND, gateway.loop.time())
+        own, host = self._id_line + gateway.backend_lines, backend.pool.host
         head = request_head(self._target, host, self._headers, gateway.held_back, len(body), own)
         upstream.send(self, head, body)
 
-    def connect_failed(self, failure: Failure) -> None:
-        """Try another backend."""
-        if self._stage is CONNECTING:
-            self._fail_over(failure)
-
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
         """Pass the head on, unless another backend may do better."""
-        gateway, backend, upstream = self._gateway, self._backend, self._upstream
-        if backend is None or upstream is None:
+        gateway, attempts = self._gateway, self._attempts
+        if status >= 500 and self._retry("backend_error"):
             return
-        if status < 500:
-            backend.worked()
-        else:
-            backend.failed()
-            if self._moved_on("backend_error"):
-                return
-        self._stage = RELAYING
         now = gateway.loop.time()
-        timeouts = gateway.plan.timeouts
-        self._deadline = min(now + timeouts.stall, self._began + timeouts.total)
-        series = gateway.tally.series[backend.name, backend.label(self._order.model)]
+        self._move(stages.RELAY, now)
+        series = attempts.answered(status, gateway.totals)
         series.first.observe(now - self._began)
         self._answer = answer = BackendResponse(status, head, data, series, now)
-        if upstream.until_close:
+        if attempts.until_close:
             self.keep_alive = False
-        own = self._id_line
-        if gateway.cross_origin.configured:
-            head = gateway.cross_origin.strip(head)
-            own += gateway.cross_origin.lines(self._value_of(b"origin"))
-        self._connection.write(response_head(head, own, self.keep_alive) + data)
+        head = gateway.client_head(head, self._id_line, self._value_of(b"origin"), self.keep_alive)
+        self._connection.write(head + data)
         if complete:
             self._end(answer.outcome)
         elif self._connection.write_paused:
@@ -256,133 +199,100 @@ class Exchange:
             self._end(answer.outcome)
 
     def answer_broken(self, failure: Failure) -> None:
-        """Before the answer has begun somebody else may give it; afterwards nobody can."""
-        upstream, self._upstream = self._upstream, None
-        if self._stage is RELAYING:
-            if self._backend is not None:
-                self._backend.failed()
-            self._break_off(failure)
-        elif upstream is not None and upstream.used and upstream.silent and self._backend:
-            # The backend closed an idle connection while we were writing to it. No fault of its.
-            backend = self._leave_backend()
-            self._gateway.tally.retries["stale_connection"] += 1
-            self._go_to(backend, fresh=True)
+        """Before the answer has begun another backend may give it; afterwards none can."""
+        closed_while_idle = self._attempts.lost()
+        if self._stage is stages.RELAYING:
+            self._attempts.failed()
+            self._fail(failure)
+        elif closed_while_idle:
+            self._connect_again("stale_connection", fresh=True)
         else:
-            self._fail_over(failure)
+            self.retry_or_fail(failure)
 
-    # -- faults ------------------------------------------------------------------------------
+    # -- faults and the end ------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """Give up what has taken too long."""
+        """Give up if the deadline of the stage has passed."""
         if now < self._deadline:
             return
-        timeouts = self._gateway.plan.timeouts
-        stage = self._stage
-        if stage is RECEIVING:
-            self.keep_alive = False
-            self._fail(self.refusal or failures.RECEIVE_TIMEOUT)
-        elif stage is QUEUED:
-            self._fail(failures.QUEUE_TIMEOUT.after(self._expected_wait()))
-        elif now >= self._began + timeouts.total:
-            self._too_late(failures.TOTAL_TIMEOUT)
-        elif stage is WAITING:
-            self._fail_over(failures.FIRST_BYTE_TIMEOUT)
-        elif self._answer is not None:
+        gateway, stage, timeouts = self._gateway, self._stage, self._gateway.timeouts
+        if self._answer is not None:
+            # Silence counts from the latest byte, and not while the client holds the backend back.
             silent_since = now if self._paused else self._answer.last
-            if now >= silent_since + timeouts.stall:
-                self._too_late(failures.STALL_TIMEOUT)
-            else:
-                self._deadline = min(silent_since + timeouts.stall, self._began + timeouts.total)
+            self._deadline = deadline_of(stage, self._began, silent_since, timeouts)
+            if now < self._deadline:
+                return
+        failure = failure_of(stage, self._began, now, timeouts)
+        if stage is stages.RECEIVING:
+            self.keep_alive = False
+            self._fail(self.refusal or failure)
+        elif stage is stages.QUEUED:
+            self._fail(failure.after(gateway.expected_wait))
+        elif failure is failures.FIRST_BYTE_TIMEOUT:
+            self.retry_or_fail(failure)
         else:
-            # The pool looks after the time to connect.
-            self._deadline = self._began + timeouts.total
+            self._fail(failure)
 
     def shut_down(self) -> None:
         """The time for finishing is over."""
         self.keep_alive = False
-        if self._deadline == math.inf:
-            # On its connection another answer comes first: there is no place for its own.
+        if self._stage is stages.PIPELINED:
+            # The answer to an earlier request goes out on the connection: no other may be sent.
             self._end(failures.SHUTTING_DOWN.code)
         else:
-            self._too_late(failures.SHUTTING_DOWN)
+            self._fail(failures.SHUTTING_DOWN)
 
-    def _too_late(self, failure: Failure) -> None:
-        if self._stage is RELAYING:
-            self._break_off(failure)
-        else:
+    def _retry(self, reason: str) -> bool:
+        """Count a fault, and go to another backend if the request may try one."""
+        self._attempts.failed()
+        if chosen := self._attempts.choose():
+            self._connect_again(reason)
+        return chosen
+
+    def _connect_again(self, reason: str, fresh: bool = False) -> None:
+        gateway = self._gateway
+        gateway.totals.retries[reason] += 1
+        self._move(stages.RETRY, gateway.loop.time())
+        self._attempts.connect(fresh)
+
+    def retry_or_fail(self, failure: Failure) -> None:
+        """No answer has begun: try another backend, or tell the client."""
+        if not self._retry(failure.code):
             self._fail(failure)
-
-    def _fail_over(self, failure: Failure) -> None:
-        if self._backend is not None:
-            self._backend.failed()
-        if not self._moved_on(failure.code):
-            self._fail(failure)
-
-    def _moved_on(self, reason: str) -> bool:
-        """Go to another backend if one may take it."""
-        if self._backend is None or len(self._tried) + 1 >= ATTEMPTS:
-            return False
-        tried = self._tried | {self._backend}
-        other = self._gateway.fleet.choose(self._order.model, self._prefix, tried)
-        if other is None:
-            return False
-        self._tried = tried
-        self._leave_backend()
-        self._gateway.tally.retries[reason] += 1
-        self._go_to(other)
-        return True
 
     def _fail(self, failure: Failure) -> None:
-        """Answer with a failure: nothing of an answer was sent yet."""
+        """Tell the client of a failure: by an answer, if none has begun."""
+        if self._stage is stages.RELAYING:
+            self._break_off(failure)
+            return
         lines = self._gateway.cross_origin.lines(self._value_of(b"origin"))
         self._connection.write(failure.answer(self._request_id, lines, self.keep_alive))
         self._end(failure.code)
 
     def _break_off(self, failure: Failure) -> None:
-        """Tell the client in mid-stream if there is a place for it; cut the answer off if not."""
+        """End a stream with an event if one may be put in here; cut the answer off if not."""
         self.keep_alive = False
-        # To one that does not read nothing can be told, and nothing more is kept for it.
+        # A client that does not read would not see the event, and we would have to keep it.
         if self._answer is not None and self._answer.takes_event and not self._paused:
             self._connection.write(failure.last_chunks())
         else:
             self._connection.abort()
         self._end(failure.code)
 
-    # -- the end -----------------------------------------------------------------------------
-
-    def _leave_backend(self) -> Backend:
-        backend, upstream = self._backend, self._upstream
-        self._backend = self._upstream = None
-        if upstream is not None:
-            upstream.release()
-        if backend is None:
-            raise RuntimeError("left a backend twice")
-        backend.released()
-        return backend
-
     def _end(self, outcome: str) -> None:
         """Free everything: the one place where it happens."""
-        gateway, stage = self._gateway, self._stage
-        self._stage = ENDED
+        gateway, stage, client, answer = self._gateway, self._stage, self._client, self._answer
+        self._stage = step(stage, stages.END)
         self.response_complete = True
-        gateway.watch.discard(self)
-        if stage is QUEUED:
+        gateway.deadlines.discard(self)
+        self._attempts.release()
+        held = gateway.loop.time() - self._began
+        if client is not None:
+            # Without an answer of a backend nothing was used.
+            client.settle(self._charge, 0 if answer is None else answer.end(held))
+        gateway.totals.outcomes["unknown" if client is None else client.name, outcome] += 1
+        if stage is stages.QUEUED:
             gateway.admission.abandon(self)
-        if self._backend is not None:
-            self._leave_backend()
-        name = "unknown"
-        if self._client is not None:
-            name = self._client.name
-            self._settle(self._client)
-        gateway.tally.outcomes[name, outcome] += 1
-        if self._permit:
-            gateway.admission.leave(gateway.loop.time() - self._began)
+        elif stage >= stages.CONNECTING:
+            gateway.admission.leave(held)
         self._connection.answered(self)
-
-    def _settle(self, client: Client) -> None:
-        if self._answer is None:
-            # No backend has begun to answer: nothing was used.
-            client.settle(self._charge, 0)
-            return
-        usage = self._answer.end(self._gateway.loop.time() - self._began)
-        client.settle(self._charge, None if usage is None else total(usage))

@@ -1,0 +1,114 @@
+"""The attempts of one request at backends: which one, over which connection, and which one next."""
+
+from typing import Protocol
+
+from proofserve.gateway.backends.fleet import Backend, Fleet
+from proofserve.gateway.backends.upstream import Upstream
+from proofserve.gateway.failures import Failure
+from proofserve.gateway.metrics import GatewayTotals, Series
+
+# Backends that one request may try.
+MOST_BACKENDS = 3
+
+
+class Sender(Protocol):
+    """Has a request to send."""
+
+    def connected(self, backend: Backend, upstream: Upstream) -> None:
+        """The connection to ``backend`` stands."""
+
+    def retry_or_fail(self, failure: Failure) -> None:
+        """The connection could not be made."""
+
+
+class Attempts:
+    """Holds a place at one backend at a time, and the connection to it.
+
+    ``model`` and ``prefix`` (the beginning of the conversation, or nothing) decide the choice.
+    """
+
+    __slots__ = ("_fleet", "_sender", "_tried", "backend", "model", "prefix", "upstream")
+
+    def __init__(self, fleet: Fleet, sender: Sender) -> None:
+        self._fleet = fleet
+        self._sender = sender
+        self._tried: tuple[Backend, ...] = ()
+        self.model: str | None = None
+        self.prefix = b""
+        self.backend: Backend | None = None
+        self.upstream: Upstream | None = None
+
+    def choose(self) -> bool:
+        """Take a place at the best backend not tried yet, in exchange for the present one.
+
+        Returns False, and changes nothing, if no other backend may be tried.
+        """
+        tried = self._tried
+        if self.backend is not None:
+            tried = (*tried, self.backend)
+            if len(tried) >= MOST_BACKENDS:
+                return False
+        backend = self._fleet.choose(self.model, self.prefix, tried)
+        if backend is None:
+            return False
+        self.release()
+        self._tried = tried
+        self.backend = backend
+        backend.chosen()
+        return True
+
+    def connect(self, fresh: bool = False) -> None:
+        """Get a connection to the chosen backend; a new one if it must be ``fresh``."""
+        if self.backend is not None:
+            self.backend.pool.acquire(self, fresh)
+
+    def connected(self, upstream: Upstream) -> None:
+        """The pool has a connection: use it if the request has not ended meanwhile."""
+        backend = self.backend
+        if backend is None:
+            upstream.return_unused()
+            return
+        self.upstream = upstream
+        self._sender.connected(backend, upstream)
+
+    def connect_failed(self, failure: Failure) -> None:
+        """The pool could not connect."""
+        if self.backend is not None:
+            self._sender.retry_or_fail(failure)
+
+    def answered(self, status: int, totals: GatewayTotals) -> Series:
+        """An answer has begun and goes to the client; returns where it is counted."""
+        backend = self.backend
+        if backend is None:
+            raise RuntimeError("an answer came without a backend")
+        if status < 500:
+            backend.worked()
+        return totals.series[backend.name, backend.label(self.model)]
+
+    @property
+    def until_close(self) -> bool:
+        """Whether only the end of its connection ends the answer."""
+        return self.upstream is not None and self.upstream.until_close
+
+    def failed(self) -> None:
+        """Count a fault of the backend."""
+        if self.backend is not None:
+            self.backend.failed()
+
+    def lost(self) -> bool:
+        """The connection has ended. True if the backend closed it before it saw the request.
+
+        So it is with an idle connection that the backend was closing while we wrote to it: that is
+        no fault of the backend's.
+        """
+        upstream, self.upstream = self.upstream, None
+        return upstream is not None and upstream.used and upstream.silent
+
+    def release(self) -> None:
+        """Free the place and the connection."""
+        backend, upstream = self.backend, self.upstream
+        self.backend = self.upstream = None
+        if upstream is not None:
+            upstream.release()
+        if backend is not None:
+            backend.released()
