@@ -8,7 +8,7 @@ import httpx
 import pytest
 import uvicorn
 
-from proofserve.receiver.app import create_app
+from proofserve.receiver.app import MAX_BODY_BYTES, create_app
 from proofserve.receiver.signature_check import SignatureCheck
 from proofserve.receiver.store import ReceiverStore
 
@@ -24,23 +24,30 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def book(path: Path) -> Iterator[ReceiverStore]:
+def store(path: Path) -> Iterator[ReceiverStore]:
     opened = ReceiverStore.open(path, lambda: 1e9)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def seal() -> SignatureCheck | None:
-    """What the receiver takes; everything, if a file of tests does not say otherwise."""
+def check() -> SignatureCheck | None:
+    """The check of signatures; none, if a file of tests does not override it."""
     return None
 
 
 @pytest.fixture
-def url(book: ReceiverStore, seal: SignatureCheck | None) -> Iterator[str]:
+def max_body_bytes() -> int:
+    """The limit of a body; the default, if a test does not override it."""
+    return MAX_BODY_BYTES
+
+
+@pytest.fixture
+def url(store: ReceiverStore, check: SignatureCheck | None, max_body_bytes: int) -> Iterator[str]:
     """A receiver on a real port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(book, seal), log_config=None, ws="none", http="h11")
+    app = create_app(store, check, max_body_bytes)
+    config = uvicorn.Config(app, log_config=None, ws="none", http="h11")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

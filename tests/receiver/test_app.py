@@ -109,17 +109,17 @@ def test_a_body_of_complaints_is_answered_briefly(client: httpx.Client) -> None:
 
 
 def test_a_book_that_cannot_store_asks_for_another_try(
-    client: httpx.Client, book: ReceiverStore
+    client: httpx.Client, store: ReceiverStore
 ) -> None:
-    book.close()
+    store.close()
     answer = client.post("/generated", json=generated(3))
     assert answer.status_code == 503
     assert "not stored" in answer.json()["detail"]
 
 
-def test_it_takes_what_the_outbox_sends(url: str, book: ReceiverStore, tmp_path: Path) -> None:
+def test_it_takes_what_the_outbox_sends(url: str, store: ReceiverStore, tmp_path: Path) -> None:
     asyncio.run(_send(url, tmp_path / "outbox.sqlite"))
-    (source,) = book.summary().sources
+    (source,) = store.summary().sources
     assert (source.artifacts, source.duplicates, source.validations) == (100, 0, 1)
     assert (source.public_key, source.block_hash) == ("k3y", "b10c")
 
@@ -141,3 +141,17 @@ async def _send(url: str, path: Path) -> None:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
+
+
+@pytest.mark.parametrize("max_body_bytes", [1000])
+def test_a_body_above_the_limit_is_413_and_not_stored(client: httpx.Client) -> None:
+    large = json.dumps(generated(*range(20))).encode()
+    announced = client.post("/generated", content=large)
+    unannounced = client.post("/generated", content=iter([large[:700], large[700:]]))
+    for answer in (announced, unannounced):
+        assert answer.status_code == 413
+        assert "more than 1000 bytes" in answer.json()["detail"]
+        assert "--max-body-bytes" in answer.json()["detail"]
+    assert client.post("/validated", content=b"x" * 1001).status_code == 413
+    assert client.get("/summary").json()["callbacks"] == 0
+    assert client.post("/generated", json=generated(3)).status_code == 200

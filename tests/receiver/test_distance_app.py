@@ -153,9 +153,9 @@ def test_a_verdict_of_an_older_sender_is_taken(client: httpx.Client) -> None:
     assert client.post("/validated", json=body).status_code == 200
 
 
-def test_it_takes_what_the_outbox_sends(url: str, book: ReceiverStore, tmp_path: Path) -> None:
+def test_it_takes_what_the_outbox_sends(url: str, store: ReceiverStore, tmp_path: Path) -> None:
     asyncio.run(_send(url, tmp_path / "outbox.sqlite"))
-    (source,) = book.summary().sources
+    (source,) = store.summary().sources
     assert (source.artifacts, source.winners, source.duplicates) == (0, 50, 0)
     assert (source.validations, source.frauds) == (1, 1)
     assert (source.public_key, source.block_hash) == ("k3y", "b10c")

@@ -15,38 +15,38 @@ from proofserve.receiver.store import ClaimSource, ReceiverStore
 from .support import distance, generated, judged, validated, vector, won
 
 
-def test_winners_and_verdicts_are_counted_beside_the_others(book: ReceiverStore) -> None:
-    book.add_generated(GeneratedWinners(**won(3, 7)), Stamp(key="a"))
-    book.add_generated(GeneratedWinners(**won(3, block_hash="other")), Stamp(key="b"))
+def test_winners_and_verdicts_are_counted_beside_the_others(store: ReceiverStore) -> None:
+    store.add_generated(GeneratedWinners(**won(3, 7)), Stamp(key="a"))
+    store.add_generated(GeneratedWinners(**won(3, block_hash="other")), Stamp(key="b"))
     # The nonces of the two protocols have nothing to do with each other.
-    book.add_generated(Generated(**generated(3, 7, 11)), Stamp(key="c"))
-    book.add_validated(Validated(**validated()), Stamp(key="d"))
-    book.add_validated(ValidatedDistances(**judged()), Stamp(key="e"))
-    book.add_validated(ValidatedDistances(**judged(fraud_detected=False)), Stamp())
-    assert book.summary().sources == (
+    store.add_generated(Generated(**generated(3, 7, 11)), Stamp(key="c"))
+    store.add_validated(Validated(**validated()), Stamp(key="d"))
+    store.add_validated(ValidatedDistances(**judged()), Stamp(key="e"))
+    store.add_validated(ValidatedDistances(**judged(fraud_detected=False)), Stamp())
+    assert store.summary().sources == (
         ClaimSource("k3y", "b10c", 3, 2, 0, 3, 2, 1e9),
         ClaimSource("k3y", "other", 0, 1, 0, 0, 0, 1e9),
     )
 
 
-def test_a_callback_with_a_known_key_is_not_stored_again(book: ReceiverStore) -> None:
+def test_a_callback_with_a_known_key_is_not_stored_again(store: ReceiverStore) -> None:
     for _ in range(2):
-        book.add_generated(GeneratedWinners(**won(3)), Stamp(key="a"))
-        book.add_validated(ValidatedDistances(**judged()), Stamp(key="b"))
-    assert not book.add_generated(GeneratedWinners(**won(7)), Stamp(key="a"))
-    summary = book.summary()
+        store.add_generated(GeneratedWinners(**won(3)), Stamp(key="a"))
+        store.add_validated(ValidatedDistances(**judged()), Stamp(key="b"))
+    assert not store.add_generated(GeneratedWinners(**won(7)), Stamp(key="a"))
+    summary = store.summary()
     assert (summary.callbacks, summary.repeats) == (2, 3)
     assert summary.sources == (ClaimSource("k3y", "b10c", 0, 1, 0, 1, 1, 1e9),)
 
 
 def test_a_nonce_under_another_key_is_a_duplicate_and_the_first_stays(
-    path: Path, book: ReceiverStore
+    path: Path, store: ReceiverStore
 ) -> None:
-    book.add_generated(GeneratedWinners(**won(3, 7)), Stamp(key="a"))
-    book.add_generated(GeneratedWinners(**won(7, 11, dist=[0.5, 0.25])), Stamp(key="b"))
-    book.add_generated(GeneratedWinners(**won(7, public_key="another")), Stamp(key="c"))
-    book.add_generated(GeneratedWinners(**won()), Stamp())
-    assert set(book.summary().sources) == {
+    store.add_generated(GeneratedWinners(**won(3, 7)), Stamp(key="a"))
+    store.add_generated(GeneratedWinners(**won(7, 11, dist=[0.5, 0.25])), Stamp(key="b"))
+    store.add_generated(GeneratedWinners(**won(7, public_key="another")), Stamp(key="c"))
+    store.add_generated(GeneratedWinners(**won()), Stamp())
+    assert set(store.summary().sources) == {
         ClaimSource("k3y", "b10c", 0, 3, 1, 0, 0, 1e9),
         ClaimSource("another", "b10c", 0, 1, 0, 0, 0, 1e9),
     }
@@ -60,11 +60,11 @@ def test_a_nonce_under_another_key_is_a_duplicate_and_the_first_stays(
         ]
 
 
-def test_a_verdict_is_kept_as_it_was_sent(path: Path, book: ReceiverStore) -> None:
+def test_a_verdict_is_kept_as_it_was_sent(path: Path, store: ReceiverStore) -> None:
     older = judged()
     del older["n_invalid"], older["probability_honest"]
     for body in (judged(), older):
-        book.add_validated(ValidatedDistances(**body), Stamp())
+        store.add_validated(ValidatedDistances(**body), Stamp())
     with closing(sqlite3.connect(path)) as file:
         file.row_factory = sqlite3.Row
         rows = [dict(row) for row in file.execute("SELECT * FROM distance_validations")]
@@ -79,7 +79,7 @@ def test_a_verdict_is_kept_as_it_was_sent(path: Path, book: ReceiverStore) -> No
 
 @pytest.fixture
 def old(path: Path) -> Path:
-    """A book of version 1: two artifacts, one of which came twice, and a verdict."""
+    """A store of version 1: two artifacts, one of which came twice, and a verdict."""
     with closing(sqlite3.connect(path)) as file:
         file.executescript(database._VERSION_1)
         file.execute("INSERT INTO callbacks VALUES (1, 'generated', 'a', 1, 1e9, 0)")
@@ -97,15 +97,15 @@ def old(path: Path) -> Path:
 
 
 def test_a_book_of_version_1_is_taken_over(old: Path) -> None:
-    book = ReceiverStore.open(old, lambda: 2e9)
-    assert book.summary().sources == (ClaimSource("k3y", "b10c", 2, 0, 1, 1, 1, 1e9),)
-    assert not book.add_generated(Generated(**generated(3)), Stamp(key="a"))
-    book.add_generated(Generated(**generated(7, 11)), Stamp(key="c"))
-    book.add_generated(GeneratedWinners(**won(3)), Stamp(key="d"))
-    book.close()
-    book = ReceiverStore.open(old)
-    assert book.summary().sources == (ClaimSource("k3y", "b10c", 3, 1, 2, 1, 1, 2e9),)
-    book.close()
+    store = ReceiverStore.open(old, lambda: 2e9)
+    assert store.summary().sources == (ClaimSource("k3y", "b10c", 2, 0, 1, 1, 1, 1e9),)
+    assert not store.add_generated(Generated(**generated(3)), Stamp(key="a"))
+    store.add_generated(Generated(**generated(7, 11)), Stamp(key="c"))
+    store.add_generated(GeneratedWinners(**won(3)), Stamp(key="d"))
+    store.close()
+    store = ReceiverStore.open(old)
+    assert store.summary().sources == (ClaimSource("k3y", "b10c", 3, 1, 2, 1, 1, 2e9),)
+    store.close()
     with closing(sqlite3.connect(old)) as file:
         assert file.execute("PRAGMA user_version").fetchone() == (2,)
         assert file.execute("SELECT count(*) FROM validations").fetchone() == (1,)

@@ -26,7 +26,7 @@ NOW = 1_700_000_000
 
 
 @pytest.fixture
-def seal() -> SignatureCheck:
+def check() -> SignatureCheck:
     """Of a receiver in which it is ``NOW``."""
     return SignatureCheck(SECRET, lambda: NOW)
 
@@ -101,7 +101,7 @@ def test_clocks_may_differ_a_little(client: httpx.Client, signed_at: int) -> Non
 
 
 async def test_a_node_and_its_receiver_understand_each_other(
-    url: str, book: ReceiverStore, tmp_path: Path
+    url: str, store: ReceiverStore, tmp_path: Path
 ) -> None:
     body = generated(3, request_id="job")
     for secret, delivered in ((b"another-secret", 0), (SECRET, 1)):
@@ -120,4 +120,4 @@ async def test_a_node_and_its_receiver_understand_each_other(
             if not delivered:
                 assert "401" in str(gauges.last_error)
                 assert "another-secret" not in f"{outward} {gauges}"
-    assert book.summary().callbacks == 1
+    assert store.summary().callbacks == 1

@@ -9,7 +9,7 @@ import typer
 import uvicorn
 from rich.live import Live
 
-from proofserve.receiver.app import create_app
+from proofserve.receiver.app import MAX_BODY_BYTES, create_app
 from proofserve.receiver.signature_check import SignatureCheck
 from proofserve.receiver.store import ReceiverStore
 from proofserve.receiver.summary import render
@@ -21,14 +21,17 @@ app = typer.Typer()
 def receive(
     port: Annotated[int, typer.Option(help="TCP port to listen on.")] = 9000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    database: Annotated[Path, typer.Option(help="SQLite file for what arrives.")] = Path(
+    database: Annotated[Path, typer.Option(help="SQLite file of the callbacks.")] = Path(
         "proofserve-received.sqlite"
     ),
+    max_body_bytes: Annotated[
+        int, typer.Option(help="Largest callback, bytes; a larger one gets 413.", min=1)
+    ] = MAX_BODY_BYTES,
     secret: Annotated[
         str | None,
         typer.Option(
             envvar="POC_CALLBACK_SECRET",
-            help="Take only callbacks signed with it, at most five minutes old.",
+            help="Accept only callbacks signed with it, at most five minutes old.",
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option(help="No live summary on the terminal.")] = False,
@@ -42,24 +45,25 @@ def receive(
     Other machines: listen with --host, give node and receiver the same
     POC_CALLBACK_SECRET, and the node --poc-callback-allow http://RECEIVER:9000.
     """
-    seal = SignatureCheck(secret.encode()) if secret else None
-    book = ReceiverStore.open(database)
-    config = uvicorn.Config(create_app(book, seal), host=host, port=port, log_level="warning")
+    check = SignatureCheck(secret.encode()) if secret else None
+    store = ReceiverStore.open(database)
+    served = create_app(store, check, max_body_bytes)
+    config = uvicorn.Config(served, host=host, port=port, log_level="warning")
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_receive(config, book, quiet))
+        asyncio.run(_receive(config, store, quiet))
 
 
-async def _receive(config: uvicorn.Config, book: ReceiverStore, quiet: bool) -> None:
+async def _receive(config: uvicorn.Config, store: ReceiverStore, quiet: bool) -> None:
     server = uvicorn.Server(config)
     try:
         if quiet:
             await server.serve()
             return
-        with Live(render(book.summary()), refresh_per_second=2) as live:
+        with Live(render(store.summary()), refresh_per_second=2) as live:
             serving = asyncio.create_task(server.serve())
             while not serving.done():
-                live.update(render(book.summary()))
+                live.update(render(store.summary()))
                 await asyncio.wait({serving}, timeout=0.5)
             await serving
     finally:
-        book.close()
+        store.close()

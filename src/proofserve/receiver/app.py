@@ -10,8 +10,9 @@ from fastapi.responses import JSONResponse
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.receiver.distance_messages import AnyGenerated, AnyValidated
+from proofserve.receiver.guard import guarded
 from proofserve.receiver.messages import Generated, Stamp
-from proofserve.receiver.signature_check import SignatureCheck, sealed
+from proofserve.receiver.signature_check import SignatureCheck
 from proofserve.receiver.store import ReceiverStore, Summary
 from proofserve.wire.protocols import problems
 from proofserve.wire.records import Whole
@@ -20,36 +21,40 @@ from proofserve.wire.signature import KEY_HEADER, SEQUENCE_HEADER
 KeyHeader = Annotated[str | None, Header(alias=KEY_HEADER, min_length=1, max_length=200)]
 SequenceHeader = Annotated[Whole | None, Header(alias=SEQUENCE_HEADER)]
 
+# A million artifacts of k_dim 12, the most in one callback by default, have 70 MB.
+MAX_BODY_BYTES = 256 * 1024 * 1024
 
-def create_app(book: ReceiverStore, seal: SignatureCheck | None = None) -> FastAPI:
+
+def create_app(
+    store: ReceiverStore,
+    check: SignatureCheck | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
     """The receiver: POST /generated and /validated of either protocol, GET /summary and /health.
 
-    With a ``seal`` a callback that is not signed as it asks is answered with 401, and nothing of it
-    is looked at.
-
-    A callback is on disk before it is answered with 200; one that came before is answered so
-    too, and not stored again. 422 names the field at fault, 503 asks for another try.
+    A callback is on disk before the answer 200; one that came before gets 200 too and is not
+    stored again. 401 refuses a callback that ``check`` does not accept, 413 a body above the limit;
+    neither is parsed. 422 names the field at fault, 503 asks for another attempt.
     """
     app = FastAPI(title="proofserve receive")
-    if seal is not None:
-        app.router.route_class = sealed(seal)
+    app.router.route_class = guarded(check, max_body_bytes)
     app.add_exception_handler(sqlite3.Error, _try_again)
     app.add_exception_handler(RequestValidationError, _refuse)
 
-    # Plain functions: FastAPI runs them on threads, since the book waits for the disk.
+    # Plain functions: FastAPI runs them on threads, since the store waits for the disk.
     @app.post("/generated")
     def generated(
         body: AnyGenerated, key: KeyHeader = None, sequence: SequenceHeader = None
     ) -> dict[str, str]:
         if isinstance(body, Generated):
             _check_vectors(body)
-        return _answer(book.add_generated(body, Stamp(key=key, sequence=sequence)))
+        return _answer(store.add_generated(body, Stamp(key=key, sequence=sequence)))
 
     @app.post("/validated")
     def validated(
         body: AnyValidated, key: KeyHeader = None, sequence: SequenceHeader = None
     ) -> dict[str, str]:
-        return _answer(book.add_validated(body, Stamp(key=key, sequence=sequence)))
+        return _answer(store.add_validated(body, Stamp(key=key, sequence=sequence)))
 
     @app.get("/health")
     def health() -> dict[str, str]:
@@ -57,7 +62,7 @@ def create_app(book: ReceiverStore, seal: SignatureCheck | None = None) -> FastA
 
     @app.get("/summary")
     def summary() -> Summary:
-        return book.summary()
+        return store.summary()
 
     return app
 
@@ -81,11 +86,11 @@ def _check_vectors(body: Generated) -> None:
 
 
 def _refuse(_request: Request, error: Exception) -> JSONResponse:
-    """422 without the input, which FastAPI would echo: it may be all of a body, or NaN."""
+    """422 without the input that FastAPI would repeat: it may be a whole body, or NaN."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
     return JSONResponse({"detail": problems(found)}, status_code=422)
 
 
 def _try_again(_request: Request, error: Exception) -> JSONResponse:
-    # The sender keeps the callback and comes back; a full disk may have room by then.
+    # The sender keeps the callback and tries again; a full disk may have room by then.
     return JSONResponse({"detail": f"not stored: {error}"}, status_code=503)
