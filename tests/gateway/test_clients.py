@@ -56,7 +56,7 @@ def test_each_key_finds_its_holder_and_no_other_key_does() -> None:
     found = clients.find(b"Bearer one"), clients.find("Bearer schlüssel".encode())
     assert [each.name for each in found if each] == ["a", "b"]
     assert clients.all() == list(found)
-    for wrong in (b"", b"one", b"Bearer", b"Bearer two", b"Bearer one ", b"Bearer onetwo"):
+    for wrong in (b"", b"one", b"Bearer", b"Bearer two", b"Basic one", b"Bearer onetwo"):
         assert clients.find(wrong) is None
     assert not clients.open
 

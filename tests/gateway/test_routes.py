@@ -1,5 +1,6 @@
 """The gateway's own endpoints, through the application."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.asked import asked, listing
@@ -257,6 +259,49 @@ async def test_without_a_key_only_this_machine_is_an_operator(
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"x-forwarded-for": "192.0.2.7"},
+        {"X-Real-IP": "192.0.2.7"},
+        {"forwarded": "for=192.0.2.7"},
+        {"via": "1.1 proxy"},
+        {"origin": "https://page.example"},
+        {"origin": "null"},
+    ],
+    ids=lambda header: next(iter(header)),
+)
+async def test_without_a_key_proxies_and_foreign_pages_are_no_operators(
+    header: dict[str, str], method: str, path: str, desk: Desk
+) -> None:
+    body = {"backend": desk.gateway.fleet.backends[0].name}
+    answer = await desk.ask(method, path, json=body, headers=header)
+    assert answer.status_code == 403
+    error = error_of(answer)
+    assert error["code"] == "admin_only"
+    assert "VLLM_GATEWAY_ADMIN_KEY" in error["message"]
+    here = {"origin": "http://localhost:7000"}
+    assert (await desk.ask(method, path, json=body, headers=here)).status_code == 200
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_the_scheme_of_a_key_has_no_case(scheme: str) -> None:
+    plan = replace(PLAN, admin_key="admin", clients=(ClientSpec("anna", "key"),))
+    desk = desk_of(plan)
+    for path, key in (("/admin/backends", "admin"), ("/v1/models", "key")):
+        answer = await desk.get(path, headers={"authorization": f"{scheme} {key}"})
+        assert answer.status_code == 200
+        answer = await desk.get(path, headers={"authorization": f"Basic {key}"})
+        assert answer.status_code in (401, 403)
+
+
+async def test_an_empty_admin_key_lets_nobody_in() -> None:
+    desk = desk_of(replace(PLAN, admin_key=""))
+    for headers in ({}, {"authorization": "Bearer "}):
+        assert (await desk.get("/admin/backends", headers=headers)).status_code == 403
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
 async def test_with_a_key_its_holder_is_the_operator(method: str, path: str) -> None:
     desk = desk_of(replace(PLAN, admin_key="schlüssel"))
     body = {"backend": desk.gateway.fleet.backends[0].name}
@@ -298,7 +343,7 @@ async def test_metrics_can_be_read_by_prometheus(desk: Desk) -> None:
 async def test_the_relay_needs_our_own_server_and_says_so(path: str, desk: Desk) -> None:
     answer = await desk.ask("POST", path, json={})
     assert answer.status_code == 501
-    assert "proofserve gateway" in error_of(answer)["message"]
+    assert "GatewayProtocol" in error_of(answer)["message"]
 
 
 async def test_the_page_describes_what_every_route_takes_and_answers(desk: Desk) -> None:
@@ -331,3 +376,76 @@ async def test_what_is_not_there_is_told_in_openais_shape(desk: Desk) -> None:
     answer = await desk.get("/admin/drain")
     assert answer.status_code == 405
     assert error_of(answer)["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("GET", "/admin/drain", "POST"),
+        ("DELETE", "/v1/health", "GET, HEAD"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("PUT", "/openapi.json", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_ones(
+    method: str, path: str, allowed: str, desk: Desk
+) -> None:
+    answer = await desk.ask(method, path)
+    assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
+    assert sorted(answer.headers["allow"].split(", ")) == sorted(allowed.split(", "))
+
+
+async def test_the_page_asks_for_a_key_only_where_one_is_configured() -> None:
+    async def secured(plan: GatewayPlan) -> dict[str, list[dict[str, Any]]]:
+        page = (await desk_of(plan).get("/openapi.json")).json()
+        routes = {path: next(iter(each.values())) for path, each in page["paths"].items()}
+        return {path: route["security"] for path, route in routes.items() if "security" in route}
+
+    assert await secured(PLAN) == {}
+    admin = {path: [{"admin": []}] for _, path in ADMIN}
+    assert await secured(replace(PLAN, admin_key="k")) == admin
+    clients = {path.decode(): [{"client": []}] for path in (*RELAYED, b"/v1/models")}
+    assert await secured(replace(PLAN, clients=(ClientSpec("anna", "k"),))) == clients
+
+
+def schema_of(page: dict[str, Any], path: str, *keys: str) -> Draft202012Validator:
+    found: Any = page["paths"][path]["post"]
+    for key in (*keys, "content", "application/json", "schema"):
+        found = found[key]
+    return Draft202012Validator({**found, "components": page["components"]})
+
+
+@pytest.mark.parametrize(
+    ("path", "prompts"),
+    [
+        ("/v1/chat/completions", ["messages"]),
+        ("/v1/completions", ["prompt", "prompt_embeds"]),
+        ("/v1/embeddings", ["input", "messages"]),
+        ("/v1/responses", ["input"]),
+    ],
+)
+async def test_the_page_requires_a_prompt(path: str, prompts: list[str], desk: Desk) -> None:
+    page = (await desk.get("/openapi.json")).json()
+    body = schema_of(page, path, "requestBody")
+    for prompt in prompts:
+        assert body.is_valid({"model": "tiny", prompt: "Hello"})
+    assert not body.is_valid({"model": "tiny", "max_tokens": 3})
+
+
+# Errors of vLLM 0.32: its own, of its check of keys, of FastAPI, and of a proxy before it.
+OF_BACKENDS: list[Any] = [
+    {"error": {"message": "no", "type": "BadRequestError", "param": "n", "code": 400}},
+    {"error": {"message": "no", "type": "NotFoundError", "param": None, "code": 404}},
+    {"error": "Unauthorized"},
+    {"detail": "Not Found"},
+]
+
+
+@pytest.mark.parametrize("status", ["400", "401", "404", "503", "4XX", "5XX"])
+async def test_errors_of_backends_match_the_page(status: str, desk: Desk) -> None:
+    page = (await desk.get("/openapi.json")).json()
+    schema = schema_of(page, "/v1/chat/completions", "responses", status)
+    for error in OF_BACKENDS:
+        assert schema.is_valid(error), error
+    assert schema.is_valid(json.loads(failures.UNKNOWN_MODEL.body()))

@@ -1,42 +1,45 @@
-"""Who may operate the gateway: by the admin key, or without one anybody on this machine."""
+"""Which clients may operate the gateway: with an admin key its holders, else this machine's."""
 
 import hmac
-from ipaddress import ip_address
+import json
+from collections.abc import Callable
+from typing import Any
 
-from starlette.requests import HTTPConnection
-from starlette.responses import Response
+import msgspec
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proofserve.gateway.failures import Failure
+from proofserve.gateway.failures import BODY_TOO_LARGE, INVALID_BODY, Failure, RefusedByGateway
 from proofserve.gateway.records import GatewayPlan
+from proofserve.web.bearer import key_of
+from proofserve.web.bounded_body import with_body
+from proofserve.web.this_machine import why_not_local
 
-ADMIN_ONLY = Failure(
-    403,
-    "admin_only",
-    "This needs the admin key, or a client on this machine where none is configured.",
-)
+# Enough for the name of a backend, many times over.
+MAX_BYTES = 64 * 1024
 
 
-def is_admin(plan: GatewayPlan, asking: HTTPConnection) -> bool:
-    """Whether a request comes from somebody who may operate the gateway of ``plan``."""
+def refusal_of(plan: GatewayPlan, connection: HTTPConnection) -> Failure | None:
+    """Why a client may not operate the gateway of ``plan``; None if it may."""
     if plan.admin_key is None:
-        return asking.client is not None and _is_loopback(asking.client.host)
-    # In the bytes that came: a key may hold what is not ASCII.
-    given = asking.headers.get("authorization", "").encode("latin-1")
-    return hmac.compare_digest(given, f"Bearer {plan.admin_key}".encode())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+        reason = why_not_local(connection)
+        if reason is None:
+            return None
+        message = f"Without VLLM_GATEWAY_ADMIN_KEY only this machine may do this: {reason}."
+    else:
+        given = key_of(connection)
+        if given and hmac.compare_digest(given, plan.admin_key.encode()):
+            return None
+        message = "This needs the admin key: send it as 'Authorization: Bearer KEY'."
+    return Failure(403, "admin_only", message)
 
 
 class AdminOnly:
-    """An application that nobody else may reach, but for paths that ask for keys of their own.
+    """Lets only operators reach an application, except for the paths of ``plan.self_guarded``.
 
-    Those could not be called at all if they needed the admin key too: a request has one key.
+    Those paths have keys of their own, and a request has only one key.
     """
 
     def __init__(self, app: ASGIApp, plan: GatewayPlan) -> None:
@@ -46,12 +49,46 @@ class AdminOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an operator's request on."""
         app = self._app
-        if scope["type"] == "http" and not self._may_pass(HTTPConnection(scope)):
-            failure = ADMIN_ONLY
+        if scope["type"] == "http" and (failure := self._refusal(HTTPConnection(scope))):
             app = Response(failure.body(), failure.status, media_type="application/json")
         await app(scope, receive, send)
 
-    def _may_pass(self, asking: HTTPConnection) -> bool:
-        # The path as the application routes it, so that no spelling means one here and one there.
-        path: str = asking.scope["path"]
-        return path.startswith(self._plan.self_guarded) or is_admin(self._plan, asking)
+    def _refusal(self, connection: HTTPConnection) -> Failure | None:
+        # The path as the application routes it, so that each spelling has one meaning.
+        path: str = connection.scope["path"]
+        if path.startswith(self._plan.self_guarded):
+            return None
+        return refusal_of(self._plan, connection)
+
+
+class AdminRoute(APIRoute):
+    """Checks that the client is an operator before it reads the body, which is bounded."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        """The handler of this route's requests."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            if failure := refusal_of(request.state.gateway.plan, request):
+                raise RefusedByGateway(failure)
+            too_large = RefusedByGateway(BODY_TOO_LARGE)
+            try:
+                bounded = await with_body(_StrictRequest, request, MAX_BYTES, too_large)
+            except ClientDisconnect:
+                # The client has left: it does not read this answer.
+                raise RefusedByGateway(INVALID_BODY) from None
+            response: Response = await handle(bounded)
+            return response
+
+        return answer
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        """The body as JSON in UTF-8, without NaN and halves of surrogate pairs."""
+        try:
+            return msgspec.json.decode(await self.body())
+        except RecursionError as error:
+            raise json.JSONDecodeError("it is nested too deeply", "", 0) from error
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error

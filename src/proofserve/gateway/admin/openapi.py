@@ -1,4 +1,4 @@
-"""What the gateway's endpoints take and answer, as its OpenAPI page shows it."""
+"""The schemas of the gateway's OpenAPI page."""
 
 from typing import Any, Literal
 
@@ -8,30 +8,32 @@ from pydantic import BaseModel, ConfigDict
 
 Arguments = dict[Any, Any]
 
-# The endpoints look at the key themselves: this is for the page alone.
+# Only for the page: the endpoints check the keys themselves.
 CLIENTS = Security(HTTPBearer(scheme_name="client", auto_error=False, description="A client key."))
 ADMIN = Security(HTTPBearer(scheme_name="admin", auto_error=False, description="The admin key."))
 
+UNREAD = {"description": "Passed on unread, like every field that is not listed."}
 _REASONS: dict[int | str, str] = {
-    400: "the body is no JSON object, has a field of a wrong type, or may cost more than the key's"
-    " whole minute",
+    400: "the request is not valid HTTP, its body is not a JSON object or has a field of a wrong"
+    " type, or it may cost more tokens than the key has per minute",
     401: "no client has this key",
-    403: "for operators only",
-    404: "unknown",
+    403: "only operators may do this",
+    404: "there is no such model or backend",
     408: "the request did not arrive in time",
     413: "the body is too large",
     422: "a field is wrong; its name is in param",
-    429: "a limit of the key is reached; Retry-After says when to come again",
+    429: "a limit of the key is reached; Retry-After says when to try again",
     431: "the request has too many headers, or too large ones",
     501: "the gateway does not support this method or transfer coding",
-    502: "the backend is not there, broke off, or speaks something else",
-    503: "no place came free, or none may; Retry-After says when to come again",
+    502: "the backend refuses connections, broke off, or does not answer in HTTP",
+    503: "the queue is full, the wait for a permit was too long, no backend takes requests, or the"
+    " gateway is shutting down; Retry-After says when to try again",
     504: "the backend took too long",
 }
 
 
 class Shown(BaseModel):
-    """What all answers have in common."""
+    """Base of all answers of the gateway: no other fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,26 +55,34 @@ class ErrorModel(Shown):
     error: Fault
 
 
+class BackendError(BaseModel):
+    """An error of the backend, passed on as it came. In vLLM's, ``error.code`` is a number."""
+
+    model_config = ConfigDict(extra="allow")
+
+    error: dict[str, Any] | str | None = None
+
+
 class Health(Shown):
-    """New requests are accepted."""
+    """The gateway accepts new requests."""
 
     status: Literal["ok"]
 
 
 class Draining(Shown):
-    """This gateway ends."""
+    """The gateway is shutting down."""
 
     status: Literal["draining"]
 
 
 class Ready(Health):
-    """These backends could take a request."""
+    """``backends`` could take a request."""
 
     backends: list[str]
 
 
 class NotReadyModel(Shown):
-    """No request would be served, though some backends may be up."""
+    """The gateway would serve no request, though some backends may be up."""
 
     status: Literal["draining", "no backend"]
     backends: list[str]
@@ -86,7 +96,7 @@ class Models(Shown):
 
 
 class ShownBackend(Shown):
-    """A backend as the gateway sees it. ``models`` is null until it has named any."""
+    """The state of a backend. ``models`` is null until it has named any."""
 
     backend: str
     weight: float
@@ -101,45 +111,49 @@ class ShownBackend(Shown):
 def answering(answer: Any, *refusals: int, unavailable: type[Shown] | None = None) -> Arguments:
     """Arguments of a route that answers ``answer``, one of ``refusals``, or 503.
 
-    Answers do not pass through the models, which would cost and could change them.
+    Answers do not pass through the models: that would cost time and could change them.
     """
-    responses: Arguments = {200: {"model": answer}, **_problems(*refusals)}
+    responses: Arguments = {200: {"model": answer}, **_errors(ErrorModel, *refusals)}
     if unavailable is not None:
         responses[503] = {"model": unavailable, "description": unavailable.__doc__}
     return {"response_model": None, "responses": responses}
 
 
-def relaying(prompt: str, example: Any) -> Arguments:
-    """Arguments of a route whose requests go to a backend; ``prompt`` names the field to answer."""
+def relaying(example: Any, *prompts: str) -> Arguments:
+    """Arguments of a route whose requests go to a backend; each has one of the ``prompts``."""
     count = {"type": ["integer", "null"], "maximum": 2**31 - 1}
     fields: Arguments = {
         "model": {"type": ["string", "null"], "description": "As GET /v1/models names it."},
-        prompt: {"description": "Passed on unread, and so is every field that is not listed."},
+        **dict.fromkeys(prompts, UNREAD),
         "stream": {"type": ["boolean", "null"]},
         "n": count,
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), count),
     }
     body = {
-        "schema": {"type": "object", "properties": fields},
-        "example": {"model": "tiny", prompt: example, "max_tokens": 16},
+        "schema": {
+            "type": "object",
+            "properties": fields,
+            "anyOf": [{"required": [prompt]} for prompt in prompts],
+        },
+        "example": {"model": "tiny", prompts[0]: example, "max_tokens": 16},
     }
     answers = {
         "application/json": {"schema": {"type": "object"}},
         "text/event-stream": {},
     }
-    passed = {"description": "Of the backend, as it came.", "content": {"application/json": {}}}
+    passed = {"description": "An error of the backend, as it came.", "model": BackendError}
+    codes = (400, 401, 404, 408, 413, 429, 431, 501, 502, 503, 504)
     return {
         "response_model": None,
-        "dependencies": [CLIENTS],
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}},
         "responses": {
             200: {"description": "The backend's answer.", "content": answers},
-            **_problems(400, 401, 404, 408, 413, 429, 431, 501, 502, 503, 504),
+            **_errors(ErrorModel | BackendError, *codes),
             "4XX": passed,
             "5XX": passed,
         },
     }
 
 
-def _problems(*codes: int) -> Arguments:
-    return {code: {"model": ErrorModel, "description": _REASONS[code]} for code in codes}
+def _errors(model: Any, *codes: int) -> Arguments:
+    return {code: {"model": model, "description": _REASONS[code]} for code in codes}

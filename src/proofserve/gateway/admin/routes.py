@@ -1,13 +1,14 @@
-"""The gateway's own endpoints. The relayed ones are declared here and served by ``protocol``."""
+"""The gateway's own endpoints. The relayed ones are declared here and served by ``http``."""
 
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
+from proofserve.gateway.admin.admin_access import AdminRoute
 from proofserve.gateway.admin.openapi import (
     ADMIN,
     CLIENTS,
@@ -20,14 +21,14 @@ from proofserve.gateway.admin.openapi import (
     answering,
     relaying,
 )
-from proofserve.gateway.admin.operator_route import AdminRoute
 from proofserve.gateway.backends.fleet import Backend
-from proofserve.gateway.failures import Failure, RefusedByGateway
+from proofserve.gateway.failures import NOT_IMPLEMENTED, UNAUTHORIZED, Failure, RefusedByGateway
+from proofserve.gateway.records import GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
 
 
 class BackendName(BaseModel):
-    """Which backend is meant."""
+    """The backend that an operator drains or undrains."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -35,7 +36,7 @@ class BackendName(BaseModel):
 
 
 def gateway_of(request: Request) -> Gateway:
-    """The gateway that this application was started with."""
+    """The gateway of the application's lifespan."""
     gateway: Gateway = request.state.gateway
     return gateway
 
@@ -43,24 +44,30 @@ def gateway_of(request: Request) -> Gateway:
 Shared = Annotated[Gateway, Depends(gateway_of)]
 
 
-router = APIRouter()
-operators = APIRouter(
-    prefix="/admin", tags=["operations"], route_class=AdminRoute, dependencies=[ADMIN]
-)
+public = APIRouter()
+openai = APIRouter(prefix="/v1", tags=["openai"])
+operators = APIRouter(prefix="/admin", tags=["operations"], route_class=AdminRoute)
 
 
-@router.get("/v1/health", tags=["health"], **answering(Health, unavailable=Draining))
-@router.get("/health", tags=["health"], **answering(Health, unavailable=Draining))
+def include_routes(app: FastAPI, plan: GatewayPlan) -> None:
+    """Add all endpoints. The OpenAPI page asks for a key only where ``plan`` has one."""
+    app.include_router(public)
+    app.include_router(openai, dependencies=[CLIENTS] if plan.clients else [])
+    app.include_router(operators, dependencies=[ADMIN] if plan.admin_key is not None else [])
+
+
+@public.get("/v1/health", tags=["health"], **answering(Health, unavailable=Draining))
+@public.get("/health", tags=["health"], **answering(Health, unavailable=Draining))
 def health(gateway: Shared) -> JSONResponse:
-    """Whether new requests are accepted: 503 from the moment on in which a shutdown begins."""
+    """Whether the gateway accepts new requests; 503 once a shutdown has begun."""
     if gateway.draining:
         return JSONResponse({"status": "draining"}, HTTPStatus.SERVICE_UNAVAILABLE)
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/health/ready", tags=["health"], **answering(Ready, unavailable=NotReadyModel))
+@public.get("/health/ready", tags=["health"], **answering(Ready, unavailable=NotReadyModel))
 def ready(gateway: Shared) -> JSONResponse:
-    """Whether a request would find a backend; 503 if not."""
+    """The backends that a request could go to; 503 if there is none."""
     usable = [b.name for b in gateway.fleet.backends if b.healthy and not b.draining]
     if gateway.draining or not usable:
         body = {"status": "draining" if gateway.draining else "no backend", "backends": usable}
@@ -68,11 +75,11 @@ def ready(gateway: Shared) -> JSONResponse:
     return JSONResponse({"status": "ok", "backends": usable})
 
 
-@router.get("/v1/models", tags=["openai"], dependencies=[CLIENTS], **answering(Models, 401))
+@openai.get("/models", **answering(Models, 401))
 def models(gateway: Shared, request: Request) -> JSONResponse:
     """The models of all backends that are up, each once."""
     if gateway.clients.find(request.headers.get("authorization", "").encode("latin-1")) is None:
-        raise RefusedByGateway(Failure(401, "invalid_api_key", "No client has this key."))
+        raise RefusedByGateway(UNAUTHORIZED)
     merged: dict[str, Any] = {}
     for backend in gateway.fleet.backends:
         if backend.healthy and not backend.draining:
@@ -80,43 +87,42 @@ def models(gateway: Shared, request: Request) -> JSONResponse:
     return JSONResponse({"object": "list", "data": list(merged.values())})
 
 
-@router.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
+@public.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
 def metrics(gateway: Shared) -> Response:
-    """Prometheus' text format: the gateway's, the process's, and those of an engine in it."""
+    """Metrics of the gateway, its process and an embedded engine, in Prometheus' text format."""
     text = generate_latest(gateway.metrics) + generate_latest(REGISTRY)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 @operators.get("/backends", **answering(list[ShownBackend], 403))
 def backends(gateway: Shared) -> list[dict[str, Any]]:
-    """Every backend as the gateway sees it."""
+    """The state of every backend."""
     return [_shown(backend) for backend in gateway.fleet.backends]
 
 
 @operators.post("/drain", **answering(ShownBackend, 403, 404, 413, 422))
 def drain(gateway: Shared, which: BackendName) -> dict[str, Any]:
-    """Send nothing new to a backend; what it has goes on. It is idle at ``in_flight`` 0."""
+    """Send no new requests to a backend. It is idle once its ``in_flight`` is 0."""
     return _shown(_set_draining(gateway, which, True))
 
 
 @operators.post("/undrain", **answering(ShownBackend, 403, 404, 413, 422))
 def undrain(gateway: Shared, which: BackendName) -> dict[str, Any]:
-    """Let a backend take requests again."""
+    """Send requests to a backend again."""
     return _shown(_set_draining(gateway, which, False))
 
 
-router.include_router(operators)
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-@router.post("/v1/chat/completions", tags=["openai"], **relaying("messages", HELLO))
-@router.post("/v1/completions", tags=["openai"], **relaying("prompt", "Hello"))
-@router.post("/v1/embeddings", tags=["openai"], **relaying("input", "Hello"))
-@router.post("/v1/responses", tags=["openai"], **relaying("input", "Hello"))
+@openai.post("/chat/completions", **relaying(HELLO, "messages"))
+@openai.post("/completions", **relaying("Hello", "prompt", "prompt_embeds"))
+@openai.post("/embeddings", **relaying("Hello", "input", "messages"))
+@openai.post("/responses", **relaying("Hello", "input"))
 def relayed() -> Response:
-    """Relayed to a backend as it comes, JSON or server-sent events; see vLLM for the fields."""
+    """Relayed to a backend, which answers with JSON or server-sent events; vLLM has the fields."""
     raise RefusedByGateway(
-        Failure(501, "not_relayed", "Start the gateway by `proofserve gateway`: it does the relay.")
+        NOT_IMPLEMENTED.saying("This server runs the gateway without GatewayProtocol, its relay.")
     )
 
 

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proofserve.gateway.admin.admin_access import AdminOnly
-from proofserve.gateway.admin.routes import router
+from proofserve.gateway.admin.routes import include_routes
 from proofserve.gateway.backends.fleet import Backend
 from proofserve.gateway.backends.prober import Prober
 from proofserve.gateway.failures import Failure, RefusedByGateway
@@ -66,7 +66,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
             yield {"gateway": alive}
 
     app = FastAPI(title="proofserve gateway", lifespan=lifespan)
-    app.include_router(router)
+    include_routes(app, plan)
     app.add_exception_handler(RefusedByGateway, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _not_ours)

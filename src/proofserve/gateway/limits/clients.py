@@ -1,6 +1,5 @@
 """The clients of the gateway by their keys, and what each may use."""
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,6 +14,7 @@ from proofserve.gateway.failures import (
 )
 from proofserve.gateway.limits.request_body import RequestFields
 from proofserve.gateway.records import ClientSpec
+from proofserve.web.bearer import bearer_key, digest
 from proofserve.web.fixed_window import FixedWindow
 
 ANONYMOUS = ClientSpec("anonymous", "")
@@ -85,13 +85,13 @@ class Clients:
         self.open = not specs
         self._anonymous = Client(ANONYMOUS, clock)
         # By digest: the time of a look-up tells nothing about a key, and no key lies in memory.
-        self._by_digest = {_digest(f"Bearer {s.key}".encode()): Client(s, clock) for s in specs}
+        self._by_digest = {digest(s.key.encode()): Client(s, clock) for s in specs}
 
     def find(self, authorization: bytes) -> Client | None:
         """The client of an Authorization header; None if no client has that key."""
         if self.open:
             return self._anonymous
-        return self._by_digest.get(_digest(authorization))
+        return self._by_digest.get(digest(bearer_key([authorization])))
 
     def all(self) -> list[Client]:
         """Every client, for the metrics."""
@@ -100,7 +100,3 @@ class Clients:
 
 def _window(per_minute: int | None, clock: Clock) -> FixedWindow | None:
     return None if per_minute is None else FixedWindow(per_minute, clock)
-
-
-def _digest(authorization: bytes) -> bytes:
-    return hashlib.sha256(authorization).digest()
