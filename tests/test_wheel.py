@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proofserve.lab.client.vectors import tampered
-from proofserve.lab.verify.claimed import Wanted, from_file
+from proofserve.lab.verify.claimed import Selection, from_file
 from support.environments import Environment, build_wheel, downloaded, linked
 from support.models import TINY_THRESHOLD
 
@@ -23,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def forged(folder: Path) -> Path:
     """A copy of which every second vector is swapped about."""
     body = json.loads(ARTIFACTS.read_text())
-    claims = tampered(from_file(ARTIFACTS, Wanted()).claims, k_dim=12, every=2)
+    claims = tampered(from_file(ARTIFACTS, Selection()).claims, k_dim=12, every=2)
     body["artifacts"] = [{"nonce": c.nonce, "vector_b64": c.vector_b64} for c in claims]
     path = folder / "forged.json"
     path.write_text(json.dumps(body))

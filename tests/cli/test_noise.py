@@ -9,7 +9,7 @@ from lab.stub_node import stub_node
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.lab.calibrate.calibration_file import read
-from proofserve.lab.verify.claimed import Wanted, from_file
+from proofserve.lab.verify.claimed import Selection, from_file
 from support.four_bits import one_thread
 
 # As few as can tell the rate.
@@ -53,7 +53,7 @@ def test_another_machines_artifacts_are_saved_and_compared(tiny: Path, tmp_path:
     layers = ("--scheme", "artifact-v1-layers", "--k-dim", "8")
     saved = run(tiny, "--one", "reference:bfloat16", "--save", there, *layers, *FEW)
     assert saved.exit_code == 0, saved.output
-    claimed = from_file(there, Wanted())
+    claimed = from_file(there, Selection())
     assert claimed.nonces == tuple(range(48))
     assert (claimed.seq_len, claimed.k_dim, claimed.scheme) == (8, 8, "artifact-v1-layers")
     # The file says what to compute.

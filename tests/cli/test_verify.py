@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from lab.stub_node import Habits, stub_node
 from proofserve.cli import verify
 from proofserve.cli.main import app
-from proofserve.cli.outsider import claims_of_model
+from proofserve.cli.recompute import claims_of_model
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
 from proofserve.protocol.artifact import ArtifactScheme

@@ -10,10 +10,10 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import DistanceWork, Work
 from proofserve.lab.client.waiting import wait_until
-from proofserve.lab.verify.claimed import Claimed, Wanted, from_file, from_node
+from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection, from_file, from_node
 from proofserve.protocol.comparison import Claim
 
-ANY = Wanted()
+ANY = Selection()
 BODY: dict[str, Any] = {
     "public_key": "key",
     "block_hash": "block",
@@ -32,7 +32,7 @@ def written(folder: Path, body: object) -> Path:
 
 
 def test_a_callback_is_a_file_of_artifacts(tmp_path: Path) -> None:
-    expected = Claimed("block", "key", (4, 2), CLAIMS, k_dim=12)
+    expected = ClaimedArtifacts("block", "key", (4, 2), CLAIMS, k_dim=12)
     assert from_file(written(tmp_path, BODY), ANY) == expected
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from proofserve.lab.calibrate.noise import Pairs, noise
 from proofserve.lab.calibrate.simulation import SimulationPlan, simulate
 from proofserve.lab.client.progress import Silence
-from proofserve.lab.verify.claimed import Claimed
+from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, VerificationRule, draw, verify
 from proofserve.protocol.codec import encode, to_float16
 from proofserve.protocol.comparison import Claim
@@ -66,7 +66,7 @@ def test_four_bits_are_far_beyond_rounding(recorded: Recorded) -> None:
 def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) -> None:
     pairs = recorded.fraud if forged else recorded.truth
     claims = tuple(Claim(nonce, text) for nonce, text in enumerate(encode(pairs.one)))
-    claimed = Claimed("block", "key", tuple(NONCES), claims, 12, 16)
+    claimed = ClaimedArtifacts("block", "key", tuple(NONCES), claims, 12, 16)
 
     def recompute(nonces: object) -> Vectors:
         return {nonce: pairs.other[nonce] for nonce in nonces}  # type: ignore[attr-defined]

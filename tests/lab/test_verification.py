@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.verify.claimed import Claimed
+from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, draw, verify
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.comparison import Claim, Reason
@@ -35,13 +35,13 @@ def vectors(nonces: Sequence[int]) -> Vectors:
     return {n: (row / np.linalg.norm(row)).astype(np.float32) for n, row in rows.items()}
 
 
-def honest(count: int) -> Claimed:
+def honest(count: int) -> ClaimedArtifacts:
     texts = encode(np.array(list(vectors(range(count)).values())))
     claims = tuple(Claim(nonce, text) for nonce, text in enumerate(texts))
-    return Claimed("block", "key", tuple(range(count)), claims, K, 256)
+    return ClaimedArtifacts("block", "key", tuple(range(count)), claims, K, 256)
 
 
-def judged(claimed: Claimed, rule: VerificationRule, seed: str = "0") -> Verification:
+def judged(claimed: ClaimedArtifacts, rule: VerificationRule, seed: str = "0") -> Verification:
     return verify(claimed, draw(claimed.nonces, seed), vectors, rule, Silent())
 
 
@@ -58,7 +58,7 @@ def test_an_honest_node_is_cleared_by_ten_nonces() -> None:
 def test_a_forger_is_convicted_by_three() -> None:
     claimed = honest(64)
     forged = tuple(Claim(c.nonce, claimed.claims[c.nonce - 1].vector_b64) for c in claimed.claims)
-    outcome = judged(Claimed("block", "key", claimed.nonces, forged, K, 256), SEQUENTIAL)
+    outcome = judged(ClaimedArtifacts("block", "key", claimed.nonces, forged, K, 256), SEQUENTIAL)
     assert (outcome.finding, outcome.nonces_used) == (SequentialResult.FRAUD, 3)
     assert {mismatch.reason for mismatch in outcome.mismatches} == {Reason.TOO_FAR}
 
@@ -81,7 +81,7 @@ def test_empty_vectors_are_no_alibi() -> None:
     claimed = honest(64)
     empty = tuple(Claim(claim.nonce, "") for claim in claimed.claims)
     for rule in (SEQUENTIAL, FIXED):
-        outcome = judged(Claimed("block", "key", claimed.nonces, empty, K, 256), rule)
+        outcome = judged(ClaimedArtifacts("block", "key", claimed.nonces, empty, K, 256), rule)
         assert outcome.finding is SequentialResult.FRAUD
 
 
@@ -159,7 +159,7 @@ def test_no_forgery_improves_a_verdict(
     for index in sorted((i for i in flaws if i < count), reverse=True):
         claims = spoiled(claims, index, flaws[index])
     order.shuffle(claims)
-    forged = Claimed("block", "key", claimed.nonces, tuple(claims), K, 256)
+    forged = ClaimedArtifacts("block", "key", claimed.nonces, tuple(claims), K, 256)
     for rule in (SEQUENTIAL, FIXED):
         before, after = judged(claimed, rule, seed), judged(forged, rule, seed)
         assert SEVERITY[after.finding] >= SEVERITY[before.finding]
@@ -177,7 +177,7 @@ def test_over_a_hundred_seeds_few_nonces_are_enough(rate: float, finding: Sequen
         claims = tuple(
             Claim(c.nonce, claimed.claims[c.nonce - 1].vector_b64) for c in claimed.claims
         )
-        claimed = Claimed("block", "key", claimed.nonces, claims, K, 256)
+        claimed = ClaimedArtifacts("block", "key", claimed.nonces, claims, K, 256)
     outcomes = [judged(claimed, SEQUENTIAL, str(seed)) for seed in range(100)]
     assert {outcome.finding for outcome in outcomes} == {finding}
     assert float(np.median([outcome.nonces_used for outcome in outcomes])) <= 10

@@ -9,32 +9,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proofserve.cli.judging import (
-    NO_VERDICT,
-    Calibration,
-    DistThreshold,
-    PMismatch,
-    VerdictCommand,
-    measured_threshold,
-)
-from proofserve.cli.session import ProgressLine
-from proofserve.engines.reference.errors import CheckpointError
+from proofserve.cli.options import Calibration, DistThreshold, PMismatch
+from proofserve.cli.session import EXIT_FAILED, EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.lab.audit.audit import audit
 from proofserve.lab.audit.audit_page import write_page
 from proofserve.lab.audit.audit_report import PASSED_COLOURS, AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
-from proofserve.lab.calibrate.calibration_file import checkpoint_shape
-from proofserve.lab.client.errors import LabError
+from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
 from proofserve.lab.report.machine import machine
-from proofserve.protocol.artifact import ArtifactScheme
-from proofserve.protocol.schemes import scheme as scheme_named
-from proofserve.rounds.errors import RoundsError
+from proofserve.lab.verify.claimed import artifact_scheme
 from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
 
 app = typer.Typer()
 
-FAILED = 1
 # By attack.
 NONCES, QUICK_NONCES = 96, 24
 
@@ -100,21 +88,15 @@ def command(
     proofserve audit ./model --calibration calibration.json --html audit.html
     proofserve audit ./model --dist-threshold 0.026 --quick
     """
-    console = Console()
     began = time.monotonic()
-    try:
+    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
         rule = ConvictionRule(
             threshold.dist_threshold, threshold.p_mismatch, alpha, power, max_nonces
         )
-        made_by = _artifact_scheme(scheme, k_dim, stronger_rng)
-        if threshold.calibration is not None:
-            work = Workload(made_by, "", "", seq_len)
-            threshold.calibration.require(work, [model.name], checkpoint_shape(model))
-            threshold.calibration.validator_dtype(validator_dtype)
         setup = AuditSetup(
             model=model,
-            scheme=made_by,
+            scheme=artifact_scheme(scheme, k_dim, stronger_rng),
             seq_len=seq_len,
             dtype=dtype,
             validator_dtype=validator_dtype,
@@ -122,27 +104,20 @@ def command(
             forward_batch=forward_batch,
             other=other,
         )
+        if threshold.calibration is not None:
+            work = Workload(setup.scheme, "", "", seq_len)
+            threshold.calibration.require(work, [model.name], checkpoint_shape(model))
+            threshold.calibration.validator_dtype(validator_dtype)
         count = nonces or (QUICK_NONCES if quick else NONCES)
-        with ProgressLine(console) as line:
-            line.step(f"loading {model}")
-            deployment = CheckpointDeployment(setup)
-            found = audit(deployment, rule, count, line)
+        session.line.step(f"loading {model}")
+        deployment = CheckpointDeployment(setup)
+        found = audit(deployment, rule, count, session.line)
         facts = {**_facts(setup, count, began), "threshold": threshold.origin}
         report = AuditReport(found, deployment.price, facts, machine())
         # Shown before it is written: a file that cannot be written loses nothing.
-        _show(console, report)
+        _show(session.console, report)
         _write(report, json, html)
-    except (LabError, CheckpointError, RoundsError, ValueError, OSError) as error:
-        console.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(NO_VERDICT) from error
-    raise typer.Exit(0 if found.passed else FAILED)
-
-
-def _artifact_scheme(name: str, k_dim: int, stronger_rng: bool) -> ArtifactScheme:
-    made_by = scheme_named(name, k_dim=k_dim, stronger_rng=stronger_rng)
-    if not isinstance(made_by, ArtifactScheme):
-        raise LabError(f"{name} has no vectors to hold against each other")
-    return made_by
+    raise typer.Exit(0 if found.passed else EXIT_FAILED)
 
 
 def _facts(setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from proofserve.cli.model import checkpoint_named
 from proofserve.cli.options import SEVERAL, ApiKey, Models, Protocols, SeqLen, Url, chosen, orders
-from proofserve.cli.outsider import claims_of_redrawn_model
+from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.check.checks import Check, Reporter
@@ -159,7 +159,7 @@ def _trial(work: AnyWork, folder: Path | None) -> Trial:
     """The checkpoint in ``folder`` also gives forged claims: the same model with other weights."""
     if isinstance(work, DistanceWork):
         return partial(distance_trial, work)
-    foreign = None if folder is None else partial(claims_of_redrawn_model, folder, work)
+    foreign = None if folder is None else partial(claims_of_model, folder, work, redrawn=True)
     return partial(artifact_trial, work, foreign)
 
 

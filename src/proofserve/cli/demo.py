@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from proofserve.cli.model import SmallModel, checkpoint
-from proofserve.cli.outsider import claims_of_model
+from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.client.chats import chats

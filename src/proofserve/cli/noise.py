@@ -8,33 +8,29 @@ from typing import Annotated, Any
 
 import typer
 
-from proofserve.cli.engines_compared import (
-    ComparedEngine,
-    Reference,
-    RunningNode,
-    Saved,
-    Task,
-    side_of,
-)
 from proofserve.cli.model import Checkpoint, checkpoint_named
 from proofserve.cli.options import ApiKey
+from proofserve.cli.recompute import (
+    ComparedEngine,
+    ComparedFile,
+    ComparedNode,
+    ComparedReference,
+    ComparisonTask,
+    engine_named,
+)
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.cli.source_options import completed, workload
 from proofserve.lab.calibrate.calibration_file import FORMAT, CalibrationFile, checkpoint_shape
 from proofserve.lab.calibrate.noise import Noise, Pairs, pairs_of, require_enough
 from proofserve.lab.calibrate.noise import noise as noise_of
 from proofserve.lab.calibrate.noise_picture import write_noise
-from proofserve.lab.calibrate.noise_report import VerificationTrial, noise_report
-from proofserve.lab.calibrate.simulation import SimulationPlan, simulate
+from proofserve.lab.calibrate.noise_report import noise_report
+from proofserve.lab.calibrate.simulation import simulated_trials
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
-from proofserve.lab.verify.claimed import Claimed, to_file
-from proofserve.lab.verify.verification import VerificationRule
-from proofserve.protocol.sequential import SequentialTest
-from proofserve.protocol.statistics import sample_size
+from proofserve.lab.verify.claimed import ClaimedArtifacts, completed, to_file, workload
 
 ONE, OTHER = "reference:float32", "vllm"
 DEFAULT_MODELS = ("qwen", "llama")
@@ -42,11 +38,6 @@ DEFAULT_MODELS = ("qwen", "llama")
 NONCES = 400
 SEQ_LEN = 64
 K_DIM = 12
-RUNS = 1000
-# What `verify` has as its defaults.
-P_FRAUD, ALPHA, BETA = 0.5, 1e-6, 1e-3
-# Beyond this a fixed sample, or the patience of a sequential test, helps nobody.
-MOST_NONCES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +99,9 @@ def noise(
     server of ours, bfloat16), a node's URL, or a file of artifacts.
 
     The threshold is one that --rate of the honest nonces exceed, with its 95 %
-    interval whatever their distribution; take a --seq-len like that of your
-    rounds. Verifications of the recorded vectors are then simulated, by the
-    sequential and by the fixed test: exit code 1 if one of them convicts.
+    interval whatever their distribution. Give the --seq-len of your rounds.
+    Verifications of the computed vectors are then simulated, by the sequential
+    and by the fixed test: exit code 1 if one of them convicts.
 
     \b
     proofserve calibrate noise ./model --seq-len 256 --out calibration.json
@@ -119,48 +110,49 @@ def noise(
     proofserve calibrate noise qwen --one vllm --save there.json    (on another machine)
     proofserve calibrate noise qwen --other there.json
     """
-    with open_session() as desk:
-        sides = _sides(one, other, save)
-        claimed = completed(_subject(sides, nonces, seq_len, k_dim), seq_len, k_dim, scheme)
-        if len(sides) == 2:
+    with open_session() as session:
+        engines = _engines(one, other, save)
+        claimed = completed(_to_compute(engines, nonces, seq_len, k_dim), seq_len, k_dim, scheme)
+        if len(engines) == 2:
             # Too few nonces are refused now rather than after they were computed.
             require_enough(len(claimed.nonces), rate)
         elif json or png or out:
             raise LabError("--json, --png and --out are about two engines; name the --other")
         work, results = workload(claimed, stronger_rng), []
-        compared = _models(models, size, sides, save, desk)
-        name = _name(compared, sides, api_key) if out else ""
+        compared = _models(models, size, engines, save, session)
+        name = _name(compared, engines, api_key) if out else ""
         for model in compared:
-            task = Task(work, claimed.nonces, model, device, forward_batch, api_key)
-            computed = [side.artifacts(task, desk) for side in sides]
+            task = ComparisonTask(work, claimed.nonces, model, device, forward_batch, api_key)
+            computed = [engine.artifacts(task, session) for engine in engines]
             if save is not None:
                 to_file(save, claimed, computed[0])
-                desk.console.print(f"artifacts of {sides[0].name} written to {save}")
-            if len(sides) == 2:
+                session.console.print(f"artifacts of {engines[0].name} written to {save}")
+            if len(engines) == 2:
                 pairs = pairs_of(computed[0], computed[1], work.scheme.width)
-                results.append(_judge(_title(sides, model), pairs, rate, _setup(task, sides), desk))
-        _write(results, json, png, desk)
+                title, setup = _title(engines, model), _setup(task, engines)
+                results.append(_measure(title, pairs, rate, setup, session))
+        _write(results, json, png, session)
         if out is not None and results[0].report.passed:
-            _calibration(name, task, sides, results[0].found).write(out)
-            desk.console.print(f"calibration of {name} written to {out}", soft_wrap=True)
+            _calibration(name, task, engines, results[0].found).write(out)
+            session.console.print(f"calibration of {name} written to {out}", soft_wrap=True)
     if not all(result.report.passed for result in results):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _sides(one: str, other: str | None, save: Path | None) -> list[ComparedEngine]:
+def _engines(one: str, other: str | None, save: Path | None) -> list[ComparedEngine]:
     alone = other is None and save is not None
-    return [side_of(one)] if alone else [side_of(one), side_of(other or OTHER)]
+    return [engine_named(one)] if alone else [engine_named(one), engine_named(other or OTHER)]
 
 
-def _subject(
-    sides: Sequence[ComparedEngine], nonces: int | None, seq_len: int | None, k_dim: int | None
-) -> Claimed:
-    """What to compute: what the files are about, or a block of our own."""
-    saved = [side.claimed for side in sides if isinstance(side, Saved)]
+def _to_compute(
+    engines: Sequence[ComparedEngine], nonces: int | None, seq_len: int | None, k_dim: int | None
+) -> ClaimedArtifacts:
+    """The block, key and nonces to compute: those of the files, or our own."""
+    saved = [engine.claimed for engine in engines if isinstance(engine, ComparedFile)]
     if not saved:
         numbers = tuple(range(nonces or NONCES))
         work = Work("", seq_len=seq_len or SEQ_LEN, k_dim=k_dim or K_DIM)
-        return Claimed(
+        return ClaimedArtifacts(
             work.block_hash, work.public_key, numbers, (), k_dim=work.k_dim, seq_len=work.seq_len
         )
     for field in ("block_hash", "public_key", "k_dim", "seq_len", "scheme"):
@@ -172,31 +164,31 @@ def _subject(
 def _models(
     names: Sequence[str] | None,
     size: str,
-    sides: Sequence[ComparedEngine],
+    engines: Sequence[ComparedEngine],
     save: Path | None,
-    desk: CommandSession,
+    session: CommandSession,
 ) -> list[Checkpoint | None]:
-    """Whose noise to measure: one entry each, None where both sides know what they run."""
-    if not any(side.needs_model for side in sides):
+    """The models to measure; [None] if both engines know what they run."""
+    if not any(engine.needs_model for engine in engines):
         if names:
             raise LabError(f"neither engine computes from {names[0]}; leave it out")
         return [None]
-    several = all(side.needs_model for side in sides) and save is None
+    several = all(engine.needs_model for engine in engines) and save is None
     if not several and len(names or ()) != 1:
         raise LabError("name the one model that a node, or a file, is about")
-    desk.line.step("writing small models, unless they are in the cache")
+    session.line.step("writing small models, unless they are in the cache")
     return [checkpoint_named(name, size) for name in names or DEFAULT_MODELS]
 
 
 def _name(
-    models: Sequence[Checkpoint | None], sides: Sequence[ComparedEngine], api_key: str | None
+    models: Sequence[Checkpoint | None], engines: Sequence[ComparedEngine], api_key: str | None
 ) -> str:
     """The model that a calibration is of: as a node serves it, else the checkpoint's name."""
     if len(models) != 1:
         raise LabError("--out is about one model; name it")
-    for side in sides:
-        if isinstance(side, RunningNode):
-            with NodeClient(side.name, api_key) as node:
+    for engine in engines:
+        if isinstance(engine, ComparedNode):
+            with NodeClient(engine.name, api_key) as node:
                 return node.models()[0]
     if models[0] is None:
         raise LabError("--out: the files do not say of which model they are; compare an engine")
@@ -204,12 +196,12 @@ def _name(
 
 
 def _calibration(
-    name: str, task: Task, sides: Sequence[ComparedEngine], found: Noise
+    name: str, task: ComparisonTask, engines: Sequence[ComparedEngine], found: Noise
 ) -> CalibrationFile:
     """What was measured, for a file. Raises LabError if there was no noise to measure."""
     if not found.dist_threshold:
         raise LabError("the engines gave the same vectors, which measures no noise; name another")
-    dtypes = [side.dtype for side in sides if isinstance(side, Reference)]
+    dtypes = [engine.dtype for engine in engines if isinstance(engine, ComparedReference)]
     scheme = task.work.scheme.to_wire()
     return CalibrationFile(
         format=FORMAT,
@@ -221,7 +213,7 @@ def _calibration(
         seq_len=task.work.seq_len,
         k_dim=task.work.scheme.width,
         dtype=dtypes[0] if dtypes else None,
-        engines=(sides[0].name, sides[1].name),
+        engines=(engines[0].name, engines[1].name),
         nonces=len(task.nonces),
         quantiles=found.quantiles,
         dist_threshold=found.dist_threshold,
@@ -230,16 +222,16 @@ def _calibration(
     )
 
 
-def _title(sides: Sequence[ComparedEngine], model: Checkpoint | None) -> str:
-    pair = " against ".join(side.name for side in sides)
+def _title(engines: Sequence[ComparedEngine], model: Checkpoint | None) -> str:
+    pair = " against ".join(engine.name for engine in engines)
     return f"{model.name}: {pair}" if model is not None else pair
 
 
-def _setup(task: Task, sides: Sequence[ComparedEngine]) -> dict[str, Any]:
+def _setup(task: ComparisonTask, engines: Sequence[ComparedEngine]) -> dict[str, Any]:
     return {
         "model": task.model.name if task.model is not None else None,
-        "one": sides[0].name,
-        "other": sides[1].name,
+        "one": engines[0].name,
+        "other": engines[1].name,
         "nonces": len(task.nonces),
         "seq_len": task.work.seq_len,
         "scheme": task.work.scheme.to_wire(),
@@ -248,29 +240,20 @@ def _setup(task: Task, sides: Sequence[ComparedEngine]) -> dict[str, Any]:
     }
 
 
-def _judge(
-    title: str, pairs: Pairs, rate: float, setup: Mapping[str, Any], desk: CommandSession
+def _measure(
+    title: str, pairs: Pairs, rate: float, setup: Mapping[str, Any], session: CommandSession
 ) -> NoiseResult:
-    """Find the threshold, see whether it convicts anybody honest, and show both."""
+    """Find the threshold, simulate verifications of honest provers by it, and show both."""
     found = noise_of(pairs.distances, rate)
-    test = SequentialTest(rate, P_FRAUD, ALPHA, BETA)
-    enough = sample_size(rate, ALPHA, P_FRAUD, 1.0 - BETA, MOST_NONCES) or MOST_NONCES
-    trials = []
-    for sequential, count in ((True, MOST_NONCES), (False, enough)):
-        # At the quantile they differ as often as the test allows them to.
-        rule = VerificationRule(test, found.quantile, sequential)
-        kind = "sequential" if sequential else "fixed"
-        desk.line.step(f"{title}: simulating verifications, {kind}", RUNS)
-        plan = SimulationPlan(RUNS, count)
-        with desk.interrupts.allowed():
-            trials.append(VerificationTrial(rule, plan, simulate(pairs, rule, plan, desk.line)))
-    report = noise_report(f"noise of {title}", found, tuple(trials), setup, machine())
-    desk.console.print(report.table())
+    with session.interrupts.allowed():
+        trials = simulated_trials(title, pairs, found, session.line)
+    report = noise_report(f"noise of {title}", found, trials, setup, machine())
+    session.console.print(report.table())
     return NoiseResult(title, found, report)
 
 
 def _write(
-    results: Sequence[NoiseResult], json: Path | None, png: Path | None, desk: CommandSession
+    results: Sequence[NoiseResult], json: Path | None, png: Path | None, session: CommandSession
 ) -> None:
     """Write the files that were asked for, each about every model."""
     if json is not None:
@@ -278,7 +261,7 @@ def _write(
         passed = all(result.report.passed for result in results)
         text = json_format.dumps({"passed": passed, "pairs": reports}, indent=2)
         json.write_text(text + "\n", encoding="utf-8")
-        desk.console.print(f"figures written to {json}")
+        session.console.print(f"figures written to {json}")
     if png is not None:
         write_noise({result.title: result.found for result in results}, png)
-        desk.console.print(f"histograms drawn to {png}")
+        session.console.print(f"histograms drawn to {png}")

@@ -1,9 +1,11 @@
-"""Options that several commands share: which server, which small models, which protocol."""
+"""Options that several commands share: server, small models, protocol, threshold."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from proofserve.lab.calibrate.calibration_file import NETWORK_P_MISMATCH
 from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 
 Url = Annotated[str | None, typer.Option(help="A server that runs already, instead of our own.")]
@@ -27,6 +29,21 @@ Protocols = Annotated[
 Models = Annotated[
     list[str] | None,
     typer.Option("--models", help="Small models to serve: qwen llama gemma, one or several."),
+]
+DistThreshold = Annotated[
+    float | None,
+    typer.Option(help="L2 distance beyond which a vector is a mismatch, measured for this model."),
+]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(help="Or the file of `calibrate noise --out`, which is checked to fit."),
+]
+PMismatch = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of honest vectors beyond the threshold;"
+        f" the calibration's, or {NETWORK_P_MISMATCH} with --dist-threshold."
+    ),
 ]
 # In "--models qwen llama" typer passes "llama" on as an extra argument of the command.
 SEVERAL = {"allow_extra_args": True}

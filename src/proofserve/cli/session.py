@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.lab.client.errors import LabError
@@ -18,6 +19,8 @@ from proofserve.wiring.launch import ServerFailed
 # Exit codes: a check or a limit failed, or the command could not find out.
 EXIT_FAILED = 1
 EXIT_ERROR = 2
+# Of ``verify`` and ``audit``, where 0, 1 and 2 are verdicts: there is none.
+EXIT_NO_VERDICT = 3
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -128,12 +131,41 @@ class CommandSession:
 
 
 @contextmanager
-def open_session() -> Iterator[CommandSession]:
-    """The session of one command. Errors that the user can act on are printed: exit code 2."""
+def open_session(exit_code: int = EXIT_ERROR) -> Iterator[CommandSession]:
+    """The session of one command. Errors that the user can act on are printed: ``exit_code``."""
     console = Console()
     try:
         with Interrupts() as interrupts, ProgressLine(console) as line:
             yield CommandSession(console, interrupts, line)
     except (LabError, ServerFailed, CheckpointError, RoundsError, ValueError, OSError) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(EXIT_ERROR) from error
+        raise typer.Exit(exit_code) from error
+
+
+class VerdictCommand(TyperCommand):
+    """Ends with ``EXIT_NO_VERDICT`` where others end with 2 (usage errors) or 1 (crashes)."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the command line."""
+        with _no_verdict():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _no_verdict():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _no_verdict() -> Iterator[None]:
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except Exception as error:
+        # Usage errors carry their exit code; the command line library shows them.
+        if hasattr(error, "exit_code"):
+            error.exit_code = EXIT_NO_VERDICT
+            raise
+        Console(stderr=True).print_exception()
+        raise typer.Exit(EXIT_NO_VERDICT) from error

@@ -10,24 +10,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proofserve.cli.judging import (
-    NO_VERDICT,
-    Calibration,
-    DistThreshold,
-    PMismatch,
-    VerdictCommand,
+from proofserve.cli.options import ApiKey, Calibration, DistThreshold, PMismatch
+from proofserve.cli.recompute import by_checkpoint, by_node, read_file
+from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
+from proofserve.lab.calibrate.calibration_file import (
+    CalibrationFile,
+    checkpoint_shape,
     measured_threshold,
 )
-from proofserve.cli.options import ApiKey
-from proofserve.cli.recompute import by_checkpoint, by_node
-from proofserve.cli.session import ProgressLine
-from proofserve.cli.source_options import completed, read_file, workload
-from proofserve.engines.reference.errors import CheckpointError
-from proofserve.lab.calibrate.calibration_file import CalibrationFile, checkpoint_shape
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.vectors import vectors_of
-from proofserve.lab.verify.claimed import Claimed, Wanted, from_node
+from proofserve.lab.verify.claimed import (
+    ClaimedArtifacts,
+    Selection,
+    completed,
+    from_node,
+    workload,
+)
 from proofserve.lab.verify.verification import (
     Recompute,
     Vectors,
@@ -37,7 +37,6 @@ from proofserve.lab.verify.verification import (
     verify,
 )
 from proofserve.protocol.sequential import SequentialResult, SequentialTest
-from proofserve.rounds.errors import RoundsError
 from proofserve.rounds.records import Workload
 
 app = typer.Typer()
@@ -52,8 +51,8 @@ SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """With what to recompute: a checkpoint, or the node at ``url``; exactly one of the two."""
+class RecomputeMeans:
+    """What recomputes: a checkpoint, or the node at ``url``. LabError unless it is exactly one."""
 
     model: Path | None
     url: str | None
@@ -61,6 +60,10 @@ class Means:
     dtype: str | None
     device: str
     forward_batch: int
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.url is None):
+            raise LabError("name what recomputes: --model CHECKPOINT or --recompute-url NODE")
 
 
 @app.command("verify", cls=VerdictCommand)
@@ -134,37 +137,33 @@ def command(
     proofserve verify received.sqlite --model ./model --calibration calibration.json --seq-len 256
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --dtype float32
     """
-    console = Console()
-    try:
+    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
         test = SequentialTest(threshold.p_mismatch, p_fraud, alpha, beta)
         rule = VerificationRule(test, threshold.dist_threshold, sequential, at_once=forward_batch)
         if threshold.calibration and model:
             dtype = threshold.calibration.validator_dtype(dtype)
-        means = Means(model, recompute_url, recompute_api_key, dtype, device, forward_batch)
-        _require_one(means)
-        with ProgressLine(console) as line:
-            line.step(f"reading {source}")
-            claimed = _read(source, api_key, Wanted(block_hash, public_key))
-            claimed = completed(claimed, seq_len, k_dim, scheme)
-            work = workload(claimed, stronger_rng)
-            line.step(f"loading {model}" if model else f"asking {recompute_url}")
-            with _recompute(work, means, threshold.calibration) as recompute:
-                sample = draw(claimed.nonces, seed, nonces)
-                outcome = verify(claimed, sample, recompute, rule, line)
-        _show(console, outcome, rule, len(claimed.nonces), seed)
-        console.print(f"Threshold: {threshold.origin}.", markup=False, soft_wrap=True)
+        means = RecomputeMeans(
+            model, recompute_url, recompute_api_key, dtype, device, forward_batch
+        )
+        session.line.step(f"reading {source}")
+        claimed = _read(source, api_key, Selection(block_hash, public_key))
+        claimed = completed(claimed, seq_len, k_dim, scheme)
+        work = workload(claimed, stronger_rng)
+        session.line.step(f"loading {model}" if model else f"asking {recompute_url}")
+        with _recompute(work, means, threshold.calibration) as recompute:
+            sample = draw(claimed.nonces, seed, nonces)
+            outcome = verify(claimed, sample, recompute, rule, session.line)
+        _show(session.console, outcome, rule, len(claimed.nonces), seed)
+        session.console.print(f"Threshold: {threshold.origin}.", markup=False, soft_wrap=True)
         if json is not None:
             record = _record(outcome, rule, claimed, seed)
             record["threshold_from"] = threshold.origin
             json.write_text(json_format.dumps(record, indent=2) + "\n")
-    except (LabError, CheckpointError, RoundsError, ValueError, OSError) as error:
-        console.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(NO_VERDICT) from error
     raise typer.Exit(EXIT_CODES[outcome.finding])
 
 
-def _read(source: str, api_key: str | None, wanted: Wanted) -> Claimed:
+def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:
     if not source.startswith(("http://", "https://")):
         return read_file(Path(source), wanted)
     with NodeClient(source, api_key) as node:
@@ -174,14 +173,9 @@ def _read(source: str, api_key: str | None, wanted: Wanted) -> Claimed:
     return claimed
 
 
-def _require_one(means: Means) -> None:
-    if (means.model is None) == (means.url is None):
-        raise LabError("say with what to recompute: --model CHECKPOINT or --recompute-url NODE")
-
-
 @contextmanager
 def _recompute(
-    work: Workload, means: Means, calibration: CalibrationFile | None
+    work: Workload, means: RecomputeMeans, calibration: CalibrationFile | None
 ) -> Iterator[Recompute]:
     def ours(nonces: Sequence[int]) -> Vectors:
         return vectors_of(compute(nonces), work.scheme.width)
@@ -222,7 +216,7 @@ def _show(
 
 
 def _record(
-    outcome: Verification, rule: VerificationRule, claimed: Claimed, seed: str
+    outcome: Verification, rule: VerificationRule, claimed: ClaimedArtifacts, seed: str
 ) -> dict[str, object]:
     return {
         "verdict": outcome.finding,

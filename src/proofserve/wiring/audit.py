@@ -1,18 +1,21 @@
-"""A checkpoint as the deployment of an audit: the reference engine, honest and tampered with."""
+"""A checkpoint as the deployment of an audit: the reference engine, honest and changed to cheat."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network, load
-from proofserve.engines.reference.precision import redrawn, to_bits, to_fp8
-from proofserve.engines.reference.variants import last_tokens_only, with_matrices, without_layers
+from proofserve.engines.reference.precision import to_bits, to_fp8
+from proofserve.engines.reference.variants import (
+    last_tokens_only,
+    with_matrices,
+    with_redrawn_matrices,
+    without_layers,
+)
 from proofserve.lab.audit.attacks import FP8
 from proofserve.lab.audit.compute_share import ModelShape, Price
 from proofserve.lab.verify.verification import Recompute, Vectors
@@ -21,8 +24,6 @@ from proofserve.rounds.records import Workload
 
 BLOCK, OTHER_BLOCK = "audit-block", "audit-other-block"
 KEY, OTHER_KEY = "audit-key", "audit-other-key"
-# Of the weights that are drawn where no other checkpoint was named.
-SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ class AuditSetup:
 
 
 class CheckpointDeployment:
-    """See ``lab.attacks.Deployment``; provers are prepared when they are asked for.
+    """Implements ``lab.audit.attacks.AuditedDeployment``; loads each prover when it is asked for.
 
-    Raises CheckpointError if the checkpoint cannot be used, its answers EngineFault if a forward
-    fails.
+    Raises CheckpointError if the checkpoint cannot be used. The functions that it returns raise
+    EngineFault if a forward fails.
     """
 
     def __init__(self, setup: AuditSetup) -> None:
@@ -69,36 +70,34 @@ class CheckpointDeployment:
         return self._answers(self._network)
 
     def rounded(self, precision: int | str) -> Recompute:
-        """Its matrices rounded, and multiplied in the prover's dtype."""
+        """The checkpoint with rounded matrices, multiplied in the prover's dtype."""
         change = to_fp8 if precision == FP8 else partial(to_bits, bits=int(precision))
         return self._answers(with_matrices(self._network, change))
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
-        """Some of its layers left out; the final norm and the scheme's transforms stay."""
+        """The checkpoint without some layers, with its final norm and the scheme's transforms."""
         return self._answers(without_layers(self._network, left_out))
 
     def last_tokens(self, count: int) -> Recompute:
-        """Its forward over the last tokens alone."""
+        """The checkpoint's forward over the last tokens only."""
         return self._answers(last_tokens_only(self._network, count))
 
     def other_checkpoint(self) -> Recompute:
-        """The other checkpoint, or matrices drawn at random with each matrix's deviation."""
+        """The other checkpoint, or the audited one with matrices drawn at random."""
         setup = self._setup
         if setup.other is not None:
             other = load(setup.other, setup.dtype, setup.device)
             if shape_of(other) != self.price.shape:
                 raise CheckpointError(f"{setup.other} is not of the shape of {setup.model}")
             return self._answers(other)
-        generator = torch.Generator().manual_seed(SEED)
-        change: Callable[..., torch.Tensor] = partial(redrawn, generator=generator)
-        return self._answers(with_matrices(self._network, change))
+        return self._answers(with_redrawn_matrices(self._network))
 
     def other_key(self) -> Recompute:
-        """The checkpoint at another key."""
+        """The checkpoint's vectors of another public key."""
         return self._answers(self._network, replace(self._work, public_key=OTHER_KEY))
 
     def other_block(self) -> Recompute:
-        """The checkpoint at another block."""
+        """The checkpoint's vectors of another block."""
         return self._answers(self._network, replace(self._work, block_hash=OTHER_BLOCK))
 
     def _answers(self, network: Network, work: Workload | None = None) -> Recompute:

@@ -1,7 +1,7 @@
-"""The same network with a part left out or changed: what a prover saves work with.
+"""A network with a part left out or changed, as a cheating prover would do to save work.
 
-Each function gives a new ``Network`` and leaves the old one as it is. Weights that do not change
-are shared between the two, so that a variant costs the memory of what it changes.
+Each function returns a new ``Network`` and leaves the old one as it is. The two share the weights
+that do not change, so that a variant costs only the memory of what it changes.
 """
 
 import copy
@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from proofserve.engines.reference.network import Network
+from proofserve.engines.reference.precision import redrawn
 
 
 def without_layers(network: Network, left_out: Collection[int]) -> Network:
-    """The network whose layers of these indices hand on what they are given.
+    """The network without the layers of these indices; each returns its input.
 
-    With all of them left out the final norm is all that remains. Raises ValueError for an index
-    that is no layer.
+    Without any layer only the final norm remains. Raises ValueError for an index of no layer.
     """
     twin = _twin(network)
     for index in left_out:
         if not 0 <= index < len(twin.layers):
             raise ValueError(f"there is no layer {index} among {len(twin.layers)}")
-        twin.layers[index] = _HandsOn()
+        twin.layers[index] = _SkippedLayer()
     return twin
 
 
 def last_tokens_only(network: Network, count: int) -> Network:
-    """The network that reads nothing but the last ``count`` tokens, at their own positions.
+    """The network that reads only the last ``count`` tokens, at their own positions.
 
     Raises ValueError for a ``count`` below 1.
     """
@@ -55,14 +55,23 @@ def with_matrices(network: Network, change: Callable[[Tensor], Tensor]) -> Netwo
     return twin
 
 
+def with_redrawn_matrices(network: Network) -> Network:
+    """The network with every matrix drawn at random, the same numbers in every call.
+
+    Each keeps its mean and deviation: a model of the same shape that was trained otherwise.
+    """
+    generator = torch.Generator().manual_seed(0)
+    return with_matrices(network, lambda weight: redrawn(weight, generator))
+
+
 def _twin(network: Network) -> Network:
-    """Modules of its own around the same weights."""
+    """New modules around the same weights."""
     shared = {id(weight): weight for weight in network.decoder.parameters()}
     return replace(network, decoder=copy.deepcopy(network.decoder, shared))
 
 
-class _HandsOn(nn.Module):
-    """Stands where a layer was, so that the others keep their place and their kind of attention."""
+class _SkippedLayer(nn.Module):
+    """Returns its input. It keeps the place of a layer, so that the others keep theirs."""
 
     def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:
         return hidden_states

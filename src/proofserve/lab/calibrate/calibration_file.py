@@ -6,6 +6,7 @@ file says all of them, and a judgement of anything else is refused. No field has
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -19,6 +20,8 @@ HOW_TO_CALIBRATE: Final = (
     "give --calibration FILE, which"
     " `proofserve calibrate noise MODEL --seq-len N --out FILE` measures, or --dist-threshold"
 )
+# What honest nodes are allowed with a threshold given by hand, as in the network's ``stat_test``.
+NETWORK_P_MISMATCH: Final = 0.001
 # What tells models apart in the configuration of a checkpoint.
 SHAPE_FIELDS: Final = ("hidden_size", "num_hidden_layers", "intermediate_size")
 
@@ -101,6 +104,43 @@ def read(path: Path) -> CalibrationFile:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
         raise LabError(f"{path}: {where}{first['msg']}; write it by `calibrate noise`") from error
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredThreshold:
+    """A threshold, the share of honest vectors beyond it, and where both come from."""
+
+    dist_threshold: float
+    p_mismatch: float
+    calibration: CalibrationFile | None = None
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for reports."""
+        return self.calibration.origin if self.calibration else "given as --dist-threshold"
+
+
+def measured_threshold(
+    dist_threshold: float | None, calibration: Path | None, p_mismatch: float | None
+) -> MeasuredThreshold:
+    """What the three options say. There is no default: a threshold belongs to a model.
+
+    Raises LabError if neither a threshold nor a calibration is given, or both are, for a broken
+    file, and for a ``p_mismatch`` that is not the calibration's.
+    """
+    if calibration is None:
+        if dist_threshold is None:
+            raise LabError(f"no threshold: {HOW_TO_CALIBRATE}")
+        rate = NETWORK_P_MISMATCH if p_mismatch is None else p_mismatch
+        return MeasuredThreshold(dist_threshold, rate)
+    if dist_threshold is not None:
+        raise LabError("two thresholds: give --calibration or --dist-threshold, not both")
+    measured = read(calibration)
+    if p_mismatch not in {None, measured.p_mismatch}:
+        raise LabError(
+            f"p_mismatch: {calibration} has {measured.p_mismatch:g}; leave --p-mismatch out"
+        )
+    return MeasuredThreshold(measured.dist_threshold, measured.p_mismatch, measured)
 
 
 def checkpoint_shape(folder: Path) -> dict[str, int] | None:

@@ -1,34 +1,19 @@
 """What was found about the noise between two engines of one model."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from proofserve.lab.calibrate.noise import Noise
-from proofserve.lab.calibrate.simulation import Outcomes, SimulationPlan
+from proofserve.lab.calibrate.simulation import VerificationTrial
 from proofserve.lab.report.figures import Figure, Limit
 from proofserve.lab.report.report import Report
-from proofserve.lab.verify.verification import VerificationRule
 from proofserve.protocol.sequential import SequentialResult
 
 # Of an honest node.
 NO_CONVICTION = Limit(0, at_most=True)
-
-
-@dataclass(frozen=True, slots=True)
-class VerificationTrial:
-    """One rule, the verifications that were simulated by it, and what they found."""
-
-    rule: VerificationRule
-    plan: SimulationPlan
-    outcomes: Outcomes
-
-    @property
-    def name(self) -> str:
-        """The kind of test."""
-        return "sequential" if self.rule.sequential else "fixed"
 
 
 def noise_report(

@@ -1,17 +1,24 @@
-"""Verifications that might have been: of recorded vectors, drawn again and again."""
+"""Simulated verifications of recorded vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from proofserve.lab.calibrate.noise import Pairs
+from proofserve.lab.calibrate.noise import Noise, Pairs
 from proofserve.lab.client.progress import Progress, Silence
-from proofserve.lab.verify.claimed import Claimed
+from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, VerificationRule, verify
 from proofserve.protocol.codec import encode
 from proofserve.protocol.comparison import Claim
-from proofserve.protocol.sequential import SequentialResult
+from proofserve.protocol.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.statistics import sample_size
+
+RUNS = 1000
+# The defaults of ``proofserve verify``.
+P_FRAUD, ALPHA, BETA = 0.5, 1e-6, 1e-3
+# The largest sample that is simulated.
+MOST_NONCES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,36 @@ class SimulationPlan:
     runs: int
     nonces: int
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationTrial:
+    """One rule, the verifications that were simulated by it, and their verdicts."""
+
+    rule: VerificationRule
+    plan: SimulationPlan
+    outcomes: Outcomes
+
+    @property
+    def name(self) -> str:
+        """The kind of test."""
+        return "sequential" if self.rule.sequential else "fixed"
+
+
+def simulated_trials(
+    title: str, pairs: Pairs, found: Noise, progress: Progress
+) -> tuple[VerificationTrial, ...]:
+    """Verify the honest ``pairs`` by the sequential and by the fixed test, ``RUNS`` times each."""
+    test = SequentialTest(found.rate, P_FRAUD, ALPHA, BETA)
+    enough = sample_size(found.rate, ALPHA, P_FRAUD, 1.0 - BETA, MOST_NONCES) or MOST_NONCES
+    trials = []
+    for sequential, count in ((True, MOST_NONCES), (False, enough)):
+        # At the quantile honest vectors mismatch as often as the test allows.
+        rule, plan = VerificationRule(test, found.quantile, sequential), SimulationPlan(RUNS, count)
+        kind = "sequential" if sequential else "fixed"
+        progress.step(f"{title}: simulating verifications, {kind}", RUNS)
+        trials.append(VerificationTrial(rule, plan, simulate(pairs, rule, plan, progress)))
+    return tuple(trials)
 
 
 def simulate(
@@ -76,6 +113,6 @@ class _Recorded:
         return {nonce: self.pairs.other[self.rows[nonce]] for nonce in nonces}
 
 
-def _claimed(texts: Sequence[str], k_dim: int) -> Claimed:
+def _claimed(texts: Sequence[str], k_dim: int) -> ClaimedArtifacts:
     claims = tuple(Claim(nonce, text) for nonce, text in enumerate(texts))
-    return Claimed("simulated", "simulated", tuple(range(len(texts))), claims, k_dim)
+    return ClaimedArtifacts("simulated", "simulated", tuple(range(len(texts))), claims, k_dim)

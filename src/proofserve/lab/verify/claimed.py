@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
+from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.protocol.schemes import scheme as scheme_named
+from proofserve.rounds.records import Workload
 from proofserve.wire.records import (
     ArtifactRecord,
     VectorEncoding,
@@ -19,13 +22,17 @@ from proofserve.wire.records import (
     encoding_of,
 )
 
+# The scheme of a source that does not say one.
+DEFAULT_SCHEME: Final = "artifact-v1"
+
+T = TypeVar("T")
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
 # One claim that is no text is that claim's fault, and must not save the others from a verdict.
 Text = Annotated[str, BeforeValidator(lambda text: text if isinstance(text, str) else "")]
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedArtifacts:
     """What one node claims about one block.
 
     ``nonces`` are those it answers for, each once; a nonce without a claim is missing. ``k_dim``,
@@ -42,7 +49,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """Whose artifacts are wanted, where a source holds those of several; None is any."""
 
     block_hash: str | None = None
@@ -74,7 +81,36 @@ class _Document(BaseModel):
     scheme: str | None = None
 
 
-def from_file(path: Path, wanted: Wanted) -> Claimed:
+def completed(
+    claimed: ClaimedArtifacts, seq_len: int | None, k_dim: int | None, scheme: str | None
+) -> ClaimedArtifacts:
+    """``claimed`` with the options filled in for what the source does not say.
+
+    Raises LabError for an option that contradicts the source, and for a number that neither says.
+    """
+    return replace(
+        claimed,
+        seq_len=_known("seq_len", claimed.seq_len, seq_len),
+        k_dim=_known("k_dim", claimed.k_dim, k_dim),
+        scheme=_agreed("scheme", claimed.scheme, scheme) or DEFAULT_SCHEME,
+    )
+
+
+def workload(claimed: ClaimedArtifacts, stronger_rng: bool) -> Workload:
+    """What an engine computes to check ``claimed``. Raises LabError and ProtocolError."""
+    scheme = artifact_scheme(claimed.scheme or DEFAULT_SCHEME, claimed.k_dim, stronger_rng)
+    return Workload(scheme, claimed.block_hash, claimed.public_key, claimed.seq_len or 0)
+
+
+def artifact_scheme(name: str, k_dim: int | None, stronger_rng: bool) -> ArtifactScheme:
+    """The scheme of that name. Raises LabError for one without vectors, and ProtocolError."""
+    scheme = scheme_named(name, k_dim=k_dim, stronger_rng=stronger_rng)
+    if not isinstance(scheme, ArtifactScheme):
+        raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
+    return scheme
+
+
+def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
     """The artifacts in a JSON file. Raises LabError naming what is wrong with the file."""
     try:
         blob = path.read_bytes()
@@ -83,14 +119,14 @@ def from_file(path: Path, wanted: Wanted) -> Claimed:
     return _from_json(path, blob, wanted)
 
 
-def from_pairs(source: tuple[str, str], pairs: Iterable[tuple[int, str]]) -> Claimed:
+def from_pairs(source: tuple[str, str], pairs: Iterable[tuple[int, str]]) -> ClaimedArtifacts:
     """The artifacts of ``source`` (block hash, public key) from its (nonce, vector_b64) pairs."""
     claims = tuple(Claim(nonce, text) for nonce, text in pairs)
-    return Claimed(*source, tuple(claim.nonce for claim in claims), claims)
+    return ClaimedArtifacts(*source, tuple(claim.nonce for claim in claims), claims)
 
 
 def only_source(
-    path: Path, counts: Mapping[tuple[str, str], int], wanted: Wanted
+    path: Path, counts: Mapping[tuple[str, str], int], wanted: Selection
 ) -> tuple[str, str]:
     """The one (block hash, public key) of ``counts`` that is wanted.
 
@@ -104,7 +140,7 @@ def only_source(
     raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
 
 
-def to_file(path: Path, claimed: Claimed, claims: Sequence[Claim]) -> None:
+def to_file(path: Path, claimed: ClaimedArtifacts, claims: Sequence[Claim]) -> None:
     """Write ``claims`` for what ``claimed`` describes completely, as ``from_file`` reads it.
 
     Raises OSError, and LabError if ``claimed`` does not say the length of its vectors.
@@ -123,7 +159,7 @@ def to_file(path: Path, claimed: Claimed, claims: Sequence[Claim]) -> None:
     path.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
-def from_node(node: NodeClient) -> Claimed:
+def from_node(node: NodeClient) -> ClaimedArtifacts:
     """The artifacts of the node's current or last round. Raises LabError."""
     status = node.describe()
     config, round_id = status["config"], status["round_id"]
@@ -135,7 +171,7 @@ def from_node(node: NodeClient) -> Claimed:
     while page := node.results(after):
         rows += [row for row in page if row.round_id == round_id]
         after = page[-1].seq
-    return Claimed(
+    return ClaimedArtifacts(
         block_hash=config["block_hash"],
         public_key=config["public_key"],
         nonces=tuple(dict.fromkeys(row.nonce for row in rows)),
@@ -147,7 +183,7 @@ def from_node(node: NodeClient) -> Claimed:
     )
 
 
-def _from_json(path: Path, blob: bytes, wanted: Wanted) -> Claimed:
+def _from_json(path: Path, blob: bytes, wanted: Selection) -> ClaimedArtifacts:
     try:
         read = _Document.model_validate(json.loads(blob))
     except ValidationError as error:
@@ -160,7 +196,7 @@ def _from_json(path: Path, blob: bytes, wanted: Wanted) -> Claimed:
         raise LabError(f"{path} is about block {read.block_hash}, key {read.public_key}")
     claims = tuple(Claim(one.nonce, one.vector_b64) for one in read.artifacts)
     nonces = read.nonces if read.nonces is not None else [claim.nonce for claim in claims]
-    return Claimed(
+    return ClaimedArtifacts(
         block_hash=read.block_hash,
         public_key=read.public_key,
         nonces=tuple(dict.fromkeys(nonces)),
@@ -169,3 +205,20 @@ def _from_json(path: Path, blob: bytes, wanted: Wanted) -> Claimed:
         seq_len=read.params.seq_len,
         scheme=read.scheme,
     )
+
+
+def _known(field: str, said: int | None, given: int | None) -> int:
+    agreed = _agreed(field, said, given)
+    if agreed is None:
+        raise LabError(f"the source does not say {field}; give {_option(field)}")
+    return agreed
+
+
+def _agreed(field: str, said: T | None, given: T | None) -> T | None:
+    if said is not None and given not in {None, said}:
+        raise LabError(f"{_option(field)} {given} contradicts the source, which says {said}")
+    return said if said is not None else given
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
-from proofserve.lab.verify.claimed import Claimed
+from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.protocol.comparison import Claim, Mismatch, compare
 from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.sequential import SequentialResult, SequentialTest
@@ -72,7 +72,7 @@ def draw(nonces: Sequence[int], seed: str, most: int | None = None) -> tuple[int
 
 
 def verify(
-    claimed: Claimed,
+    claimed: ClaimedArtifacts,
     sample: Sequence[int],
     recompute: Recompute,
     rule: VerificationRule,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proofserve.cli.outsider import claims_of_model
+from proofserve.cli.recompute import claims_of_model
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import distances
 from proofserve.protocol.codec import encode
@@ -20,7 +20,7 @@ WORK = Work("tiny", seq_len=64)
 
 
 def test_it_agrees_with_a_reference_of_the_same_checkpoint(tiny: Path) -> None:
-    ours = claims_of_model(tiny, WORK, range(5), at_once=2)
+    ours = claims_of_model(tiny, WORK, range(5), forward_batch=2)
     workload = Workload(scheme("artifact-v1", k_dim=12), WORK.block_hash, WORK.public_key, 64)
     vectors = reference_vectors(tiny, workload, range(5), torch.float32)
     theirs = [Claim(n, text) for n, text in enumerate(encode(np.asarray(vectors)))]
@@ -39,3 +39,10 @@ def test_it_says_nothing(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     claims_of_model(tiny, WORK, range(1))
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
+
+
+def test_redrawn_matrices_are_another_model_and_the_same_each_time(tiny: Path) -> None:
+    ours = claims_of_model(tiny, WORK, range(4))
+    redrawn = claims_of_model(tiny, WORK, range(4), redrawn=True)
+    assert min(distances(ours, redrawn, 12)) > 0.2
+    assert redrawn == claims_of_model(tiny, WORK, range(4), redrawn=True)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from proofserve.cli.source_options import read_file
+from proofserve.cli.recompute import read_file
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.verify.claimed import Claimed, Wanted
+from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection
 from proofserve.protocol.comparison import Claim
 from proofserve.receiver.messages import Generated, Stamp
 from proofserve.receiver.store import ReceiverStore
 
-ANY = Wanted()
+ANY = Selection()
 BODY: dict[str, Any] = {
     "public_key": "key",
     "block_hash": "block",
@@ -36,12 +36,12 @@ def test_a_receivers_file_is_read_while_the_receiver_runs(tmp_path: Path) -> Non
     with closing(ReceiverStore.open(path)) as store:
         store.add_generated(Generated.model_validate(BODY), Stamp())
         store.add_generated(Generated.model_validate(BODY | {"block_hash": "other"}), Stamp())
-        claimed = read_file(path, Wanted(block_hash="block"))
-        assert claimed == Claimed("block", "key", (2, 4), CLAIMS[::-1])
+        claimed = read_file(path, Selection(block_hash="block"))
+        assert claimed == ClaimedArtifacts("block", "key", (2, 4), CLAIMS[::-1])
         with pytest.raises(LabError, match=r"several nodes or blocks fit(?s:.*)2 of block other"):
             read_file(path, ANY)
         with pytest.raises(LabError, match="nothing fits"):
-            read_file(path, Wanted(public_key="unknown"))
+            read_file(path, Selection(public_key="unknown"))
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
