@@ -4,8 +4,11 @@ import asyncio
 import re
 from pathlib import Path
 
+import click
 import pytest
+from typer.main import get_command
 
+from proofserve.cli.main import app
 from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.records import BackendSpec, GatewayPlan
@@ -83,3 +86,54 @@ def test_every_metric_with_its_labels() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+# What the documents of the older implementations name: a user of theirs looks for these words.
+OLDER_NAMES = [
+    "poc_smoke_test.py",
+    "poc_e2e_test.py",
+    "poc_coexist_test.py",
+    "poc_callback_receiver.py",
+    "start_vllm_h100.sh",
+    "run_vllm_gateway.py",
+    "requirements-vllm.txt",
+    "VLLM_USE_V1",
+    "--enable-poc",
+    "estimate_R_from_experiment",
+    "init/generate",
+    "init/validate",
+    "phase/generate",
+    "phase/validate",
+    "use_sign_flips",
+    "use_layer_hooks",
+    "r_target",
+    "callback_url",
+    "fraud_threshold",
+    "node_count",
+    "n_groups",
+    "VLLM_BACKEND_URL",
+    "VLLM_MAX_CONCURRENT_REQUESTS",
+    "VLLM_REQUEST_TIMEOUT_SECONDS",
+    "VLLM_QUEUE_WAIT_TIMEOUT_SECONDS",
+    "VLLM_HOST",
+    "VLLM_PORT",
+    "VLLM_USE_EMBEDDED_ENGINE",
+    "/v1/health",
+]
+
+
+@pytest.mark.parametrize("name", OLDER_NAMES)
+def test_the_migration_guide_has_every_older_name(name: str) -> None:
+    assert name in (ROOT / "docs" / "migration.md").read_text()
+
+
+COMMAND = re.compile(r"`proofserve ((?:[a-z0-9-]+ ?)+)")
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_a_page_names_exists(page: Path) -> None:
+    commands = get_command(app)
+    with click.Context(commands) as context:
+        for text in COMMAND.findall(page.read_text()):
+            first = text.split()[0]
+            assert commands.get_command(context, first) is not None, text
