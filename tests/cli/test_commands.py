@@ -125,10 +125,10 @@ def test_a_node_that_asks_for_a_key_gets_it(
     with stub_node(Habits(api_key="s3cret", bare=1000.0, round=1000.0)) as (stub, url):
         refused = run(*command, "--url", url, *seconds)
         assert refused.exit_code == 2
-        assert "401" in refused.output
+        assert ": 401 " in refused.output
         assert stub.rounds == 0
         answered = run(*command, "--url", url, *seconds, "--api-key", "s3cret")
-        assert "401" not in answered.output
+        assert ": 401 " not in answered.output
         assert answered.exit_code in (0, 1), answered.output
         assert "s3cret" not in answered.output
         assert stub.rounds > 0
@@ -196,6 +196,12 @@ def test_coexist_at_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     with stub_node(Habits(chat_tokens=1000.0)) as (_, url):
         result = run("check", "coexist", "--url", url)
     assert result.exit_code == 0, result.output
+
+
+def test_bench_refuses_a_model_without_a_url() -> None:
+    result = run("bench", "generation", "--model", "mine")
+    assert result.exit_code == 2
+    assert "--url" in result.output
 
 
 @pytest.mark.parametrize("protocol", ["artifact", "distance"])

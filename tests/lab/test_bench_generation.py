@@ -25,7 +25,9 @@ def value(found: Report, name: str) -> float:
 
 
 def readings(**windows: list[float]) -> GenerationReadings:
-    made = GenerationReadings(round=windows["round"], prefill=windows["prefill"])
+    made = GenerationReadings(
+        round=windows["round"], prefill=windows["prefill"], beside_prefill=windows["round"]
+    )
     for rate in windows["bare"]:
         made.add_bare(BareSpeed(rate, 8 / rate, 8))
     return made
@@ -41,6 +43,7 @@ def test_the_figures_are_ratios_of_windows_side_by_side() -> None:
     assert value(found, "vs_prefill") == pytest.approx((9500 / 10_000 + 7200 / 6_000) / 2)
     assert value(found, "nonces_per_second") == pytest.approx(83.5)
     assert value(found, "seconds_per_forward") == pytest.approx(8 / 90)
+    assert value(found, "busy_ratio_spread") == pytest.approx(0.05)
     assert found.passed
 
 

@@ -30,8 +30,11 @@ def status(processed: int) -> NodeStatus:
 
 
 def read(pauses_plain: list[float], pauses_round: list[float], proofs: int) -> Saturation:
-    """Windows of three seconds in turns; an answer each 0.1 s but for one pause in each."""
-    windows, times = [], [-1.0]
+    """Windows of three seconds in turns, each with one pause at its beginning.
+
+    Otherwise an answer comes every 0.1 s.
+    """
+    windows, times = [], [-0.1]
     turns = itertools.chain.from_iterable(zip(pauses_plain, pauses_round, strict=True))
     for number, pause in enumerate(turns):
         began = 3.0 * number
@@ -48,6 +51,23 @@ def test_windows_in_which_the_machine_stood_still_are_left_out() -> None:
     assert (found.stalled_plain, found.stalled_beside_round) == (1, 1)
     assert len(found.plain) == len(found.beside_round) == 3
     assert found.throughput_ratio == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_proof_of_a_stall_just_before_its_window_is_left_out_with_the_window() -> None:
+    # Recorded: chat alone had silences of 0.11 to 0.14 s. While a round was being started the
+    # machine stood still for 0.6 s, one forward used that, and its 32 nonces were stored when the
+    # window had begun.
+    windows = [
+        _Window(False, 0.0, 3.0, status(0), status(0)),
+        _Window(True, 3.55, 6.55, status(0), status(32)),
+        _Window(True, 6.6, 9.6, status(0), status(0)),
+        _Window(False, 9.65, 12.65, status(0), status(0)),
+    ]
+    before, after = [0.12 * n - 0.12 for n in range(26)], [3.62 + 0.12 * n for n in range(80)]
+    found = _read(windows, replies(*before, *after), 1)
+    assert (found.stalled_plain, found.stalled_beside_round) == (0, 1)
+    assert (found.proofs_while_saturated, found.proofs_in_stalls) == (0, 32)
+    assert len(found.beside_round) == 1
 
 
 def test_proofs_that_do_not_give_way_are_not_excused() -> None:

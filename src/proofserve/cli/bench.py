@@ -33,24 +33,21 @@ app = typer.Typer(help="Measure a server, one we start or one that runs.", no_ar
 
 
 @dataclass(frozen=True, slots=True)
-class Habit:
-    """What suits a size. ``seconds`` of each kind of work; ``busy`` limits ``busy_ratio``.
+class SizeDefaults:
+    """Defaults for a model's size: nonces per call and per forward, the limit of ``busy_ratio``.
 
-    A forward is short enough that chat hardly notices one, and long enough that what surrounds it
-    does not matter. A window holds enough of them: with windows of 4 s the ratios of two runs on a
-    machine whose speed changes differ by more than what they are to show.
+    A forward must be so short that chat hardly notices it, and so long that the work around it
+    does not matter.
     """
 
-    forward_batch: int
-    batch_size: int
-    seconds: float
+    batch: int
     busy: float
 
 
-HABITS = {"tiny": Habit(32, 32, 60.0, 0.95), "small": Habit(8, 8, 40.0, 0.99)}
+DEFAULTS = {"tiny": SizeDefaults(32, 0.95), "small": SizeDefaults(8, 0.99)}
+# For a server at --url, whose model may have any size.
+UNKNOWN_SIZE = SizeDefaults(32, 0.95)
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
-# What else may run at --url.
-UNKNOWN_SIZE = Habit(32, 32, 40.0, 0.95)
 
 Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
 Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
@@ -86,8 +83,8 @@ def generation(
     batch_size: BatchSize = None,
     forward_batch: ForwardBatch = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Of each kind of work; 60 on tiny, 40 on small.", min=1.0)
-    ] = None,
+        float, typer.Option(help="Of rounds in all, in twelve windows.", min=1.0)
+    ] = 60.0,
     url: Url = None,
     api_key: ApiKey = None,
     model: Name = None,
@@ -102,10 +99,9 @@ def generation(
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        habit = _habit(size, url)
-        work = order(protocol, name, seq_len, batch_size or habit.batch_size)
-        plan = GenerationPlan(work, seconds or habit.seconds, busy=habit.busy)
-        return bench_generation(node, plan, progress)
+        defaults = _defaults(size, url)
+        work = order(protocol, name, seq_len, batch_size or defaults.batch)
+        return bench_generation(node, GenerationPlan(work, seconds, busy=defaults.busy), progress)
 
     _run(MeasuredServer(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
 
@@ -136,7 +132,7 @@ def chat_priority(
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        batch = batch_size or _habit(size, url).batch_size
+        batch = batch_size or _defaults(size, url).batch
         work = Work(name, seq_len=seq_len, batch_size=batch)
         load = Load(clients, window_s=seconds, pairs=pairs)
         plan = ChatPlan(work, chats, max_tokens, load)
@@ -199,7 +195,9 @@ def _run(
     measure: Callable[[NodeClient, str, Progress], Report],
     file: Path | None,
 ) -> None:
-    """Measure, show, write. Ends with exit code 1 if a figure breaks its limit."""
+    """Measure, show the figures, write them. Ends with exit code 1 if one breaks its limit."""
+    if subject.name and not subject.url:
+        raise typer.BadParameter("--model names the model at --url; for ours, give --size, --arch")
     with open_session() as session:
         with _served(subject, session) as (node, name):
             report = measure(node, name, session.line)
@@ -211,9 +209,9 @@ def _run(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _habit(size: str, url: str | None) -> Habit:
-    """A size that is not on offer is refused when its checkpoint is written."""
-    return UNKNOWN_SIZE if url is not None else HABITS.get(size, UNKNOWN_SIZE)
+def _defaults(size: str, url: str | None) -> SizeDefaults:
+    """``checkpoint`` refuses an unknown size later."""
+    return UNKNOWN_SIZE if url is not None else DEFAULTS.get(size, UNKNOWN_SIZE)
 
 
 @contextmanager
@@ -224,7 +222,7 @@ def _served(subject: MeasuredServer, session: CommandSession) -> Iterator[tuple[
             yield node, subject.name or node.models()[0]
         return
     model = subject.model
-    forward_batch = subject.forward_batch or _habit(model.size, None).forward_batch
+    forward_batch = subject.forward_batch or _defaults(model.size, None).batch
     deployment = ServerOptions(checkpoint(model), model.name, forward_batch, measure=True)
     with serving(deployment, session) as node:
         yield node, model.name

@@ -1,4 +1,4 @@
-"""What a round costs the chat beside it: answers, waiting time, throughput."""
+"""What a round costs the chat beside it: changed answers, waiting time, throughput."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,7 +21,7 @@ THROUGHPUT = 0.98
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """``chats`` are asked in each of five runs, then ``load`` is put on the server."""
+    """``chats`` requests in each of five runs, then the saturating ``load``."""
 
     work: Work
     chats: int = 200
@@ -31,7 +31,7 @@ class ChatPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChatReadings:
-    """Everything that the benchmark reads off the node."""
+    """Everything that the benchmark measured."""
 
     answers: Answers
     saturation: Saturation
@@ -58,6 +58,7 @@ def report(plan: ChatPlan, readings: ChatReadings, where: Mapping[str, str | int
     windows = {
         "plain_tokens_per_second": saturation.plain,
         "round_tokens_per_second": saturation.beside_round,
+        "longest_silence_s": saturation.silences,
         "errors": errors[:20],
         "longest_chat_wait_s": readings.engine.longest_chat_wait_s,
         "resume_ms_count": len(readings.engine.resume_ms),
@@ -124,13 +125,13 @@ def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
         Figure(
             "stalled_windows_plain",
             saturation.stalled_plain,
-            f"of {windows}, left out: the machine stood still, no proofs",
+            f"of {windows} without a round, left out because the machine stood still",
             few,
         ),
         Figure(
             "stalled_windows_round",
             saturation.stalled_beside_round,
-            f"of {windows}, left out: the same, a round running",
+            f"of {windows} beside a round, left out because the machine stood still",
             few,
         ),
         Figure("tokens_per_second", median(saturation.plain), "saturating chat, no proofs"),
@@ -148,13 +149,18 @@ def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
         Figure(
             "proofs_while_saturated",
             saturation.proofs_while_saturated,
-            "nonces stored while chat never paused",
+            "nonces stored beside saturating chat, in the windows that count",
             at_most(0),
+        ),
+        Figure(
+            "proofs_in_stalls",
+            saturation.proofs_in_stalls,
+            "nonces stored in the windows left out, in which the engine was idle",
         ),
         Figure(
             "proofs_afterwards",
             saturation.proofs_afterwards,
-            "nonces stored once chat had ended",
+            "nonces stored after chat had ended",
             Limit(1),
         ),
     )

@@ -1,4 +1,4 @@
-"""How much of the engine's speed a round keeps, and how that compares with vLLM's own prefill."""
+"""How much of the engine's speed a round keeps, and how that compares with vLLM's prefill."""
 
 import math
 import time
@@ -14,27 +14,34 @@ from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import AnyWork, BareSpeed
 from proofserve.lab.client.waiting import wait_until
-from proofserve.lab.report.figures import Figure, Limit, median, ratio_to_neighbours
+from proofserve.lab.report.figures import Figure, Limit, median, quantile, ratios_to_neighbours
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
 
-# Enough that vLLM always has the next step's prompts at hand while answers are on their way.
+# Enough that vLLM has the prompts of its next step while the answers of the last are on their way.
 REQUESTS_IN_FLIGHT = 4
 FIRST_PREFILLS_S = 120.0
-WARM_UP_BATCHES = 2
-# As many as a node runs in one call.
+# When the first batch of a round is stored, the node already has the next two in the engine.
+WARM_UP_BATCHES = 1
+# Bare and round windows alternate; a prefill window, which takes longer to start, is less frequent.
+ROUNDS_PER_PREFILL = 2
+# The most that a node runs in one call.
 MAX_FORWARDS = 1000
-# Every vocabulary has this many tokens.
+# Every model's vocabulary has this many tokens.
 TOKEN_IDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """``seconds`` of each kind of work, cut into ``windows``; ``busy`` limits ``busy_ratio``."""
+    """``seconds`` of rounds in all, cut into ``windows``; ``busy`` limits ``busy_ratio``.
+
+    Many short windows: a machine whose speed changes by a tenth within a minute hardly changes
+    between a window and its neighbours, and the median ignores the pairs in which it did.
+    """
 
     work: AnyWork
-    seconds: float = 20.0
-    windows: int = 5
+    seconds: float = 60.0
+    windows: int = 12
     busy: float = 0.95
 
     @property
@@ -45,47 +52,59 @@ class GenerationPlan:
 
 @dataclass(slots=True)
 class GenerationReadings:
-    """What the windows gave: bare and round in nonces per second, prefill in tokens per second."""
+    """What the windows gave: bare and round in nonces per second, prefill in tokens per second.
+
+    ``beside_prefill`` holds the round window before each prefill window. ``in_forwards`` is the
+    fraction of each round window in which the engine ran forwards.
+    """
 
     bare: list[float] = field(default_factory=list)
     round: list[float] = field(default_factory=list)
+    in_forwards: list[float] = field(default_factory=list)
     prefill: list[float] = field(default_factory=list)
+    beside_prefill: list[float] = field(default_factory=list)
     forward_s: list[float] = field(default_factory=list)
     sequences: int = 0
 
     def add_bare(self, speed: BareSpeed) -> None:
-        """Note a window of bare forwards."""
+        """Add a window of bare forwards."""
         self.bare.append(speed.nonces_per_second)
         self.forward_s.append(speed.seconds_per_forward)
         self.sequences = speed.sequences
 
 
 def bench_generation(node: NodeClient, plan: GenerationPlan, progress: Progress) -> Report:
-    """Measure in turns (bare, round, prefill, bare, ...), so that drift of the machine cancels."""
+    """Measure in turns (bare, round, bare, round, prefill, ...), so that machine drift cancels."""
     readings = GenerationReadings()
     progress.step("warming up")
     forwards = _forwards_per_window(node, plan)
-    progress.step(f"{plan.windows} x (round, vLLM's prefill, bare forwards)", plan.windows)
+    progress.step("bare forwards, a round and vLLM's prefill in turns", plan.windows)
     readings.add_bare(node.measure(plan.work, forwards))
-    for _ in range(plan.windows):
-        readings.round.append(round_speed(node, plan))
-        readings.prefill.append(prefill_speed(node, plan, readings.sequences))
+    for number in range(plan.windows):
+        add_round(node, plan, readings)
+        if number % ROUNDS_PER_PREFILL == 0:
+            readings.beside_prefill.append(readings.round[-1])
+            readings.prefill.append(prefill_speed(node, plan, readings.sequences))
         readings.add_bare(node.measure(plan.work, forwards))
         progress.advance()
     return report(plan, readings, {**machine(), **node.versions()})
 
 
-def round_speed(node: NodeClient, plan: GenerationPlan) -> float:
-    """Nonces per second that a round computes and stores, once it has got going."""
+def add_round(node: NodeClient, plan: GenerationPlan, readings: GenerationReadings) -> None:
+    """Add a window of a round: what it computes and stores after its first batches."""
     results = StoredResults(node, node.last_seq())
     with node.round(plan.work):
-        return results.rate(results.warm_up(WARM_UP_BATCHES), plan.window_s)
+        edge = results.warm_up(WARM_UP_BATCHES)
+        before, began = node.engine(), time.monotonic()
+        readings.round.append(results.rate(edge, plan.window_s))
+        after, ended = node.engine(), time.monotonic()
+    readings.in_forwards.append((after.busy_s - before.busy_s) / (ended - began))
 
 
 def prefill_speed(node: NodeClient, plan: GenerationPlan, sequences: int) -> float:
-    """Prompt tokens per second of vLLM alone, on prompts of the same number and length."""
+    """Prompt tokens per second of vLLM alone, with as many prompts of the same length."""
     work = plan.work
-    # A new seed each time: what a window computed must not be in the next one's prefix cache.
+    # A new seed each time: no window may find its prompts in the prefix cache.
     draw = np.random.default_rng()
 
     def call(_number: int) -> Call:
@@ -109,30 +128,43 @@ def report(
 ) -> Report:
     """The figures of the windows."""
     work = plan.work
-    proof_tokens = [rate * work.seq_len for rate in readings.round]
+    beside_prefill = [rate * work.seq_len for rate in readings.beside_prefill]
+    ratios = ratios_to_neighbours(readings.round, readings.bare)
     figures = (
         Figure(
             "busy_ratio",
-            ratio_to_neighbours(readings.round, readings.bare),
-            "nonces/s of a round, over bare forwards back to back",
+            median(ratios),
+            "nonces/s of a round, over the bare forwards before and after it, median",
             Limit(plan.busy),
+        ),
+        Figure("busy_ratio_spread", _spread(ratios), "half of those ratios lie within this range"),
+        Figure(
+            "time_in_forwards",
+            median(readings.in_forwards),
+            "of a round's time, as the engine counts it, median",
         ),
         Figure(
             "vs_prefill",
-            median(_ratios(proof_tokens, readings.prefill)),
+            median(_ratios(beside_prefill, readings.prefill)),
             "proof tokens/s, over vLLM's own prefill tokens/s",
             Limit(1.0),
         ),
         Figure("nonces_per_second", median(readings.round), "of a round, stored in the outbox"),
         Figure("bare_nonces_per_second", median(readings.bare), "of bare forwards"),
-        Figure("proof_tokens_per_second", median(proof_tokens), "of a round"),
+        Figure("proof_tokens_per_second", median(beside_prefill), "of a round"),
         Figure("prefill_tokens_per_second", median(readings.prefill), "of vLLM, proofs stopped"),
-        Figure("seconds_per_forward", median(readings.forward_s), "chat waits no longer than this"),
+        Figure(
+            "seconds_per_forward",
+            median(readings.forward_s),
+            "the longest that chat waits for proofs",
+        ),
         Figure("sequences_per_forward", readings.sequences, "nonces in one forward"),
     )
     windows = {
         "bare_nonces_per_second": readings.bare,
         "round_nonces_per_second": readings.round,
+        "busy_ratios": ratios,
+        "time_in_forwards": readings.in_forwards,
         "prefill_tokens_per_second": readings.prefill,
     }
     setup = {
@@ -144,11 +176,17 @@ def report(
     return Report(f"generation, {work.protocol} protocol", figures, setup, windows, where)
 
 
+def _spread(values: Sequence[float]) -> float:
+    """The distance between the quartiles of ``values``."""
+    low, high = quantile(values, 0.25), quantile(values, 0.75)
+    return high - low if low is not None and high is not None else math.nan
+
+
 def _ratios(values: Sequence[float], yardstick: Sequence[float]) -> list[float]:
     return [value / other for value, other in zip(values, yardstick, strict=True)]
 
 
 def _forwards_per_window(node: NodeClient, plan: GenerationPlan) -> int:
-    """The first call also warms the engine up, so its speed is a guess on the low side."""
+    """From the speed of a first call, which also warms the engine up and so is rather low."""
     speed = node.measure(plan.work, 2)
     return min(MAX_FORWARDS, max(2, math.ceil(plan.window_s / speed.seconds_per_forward)))

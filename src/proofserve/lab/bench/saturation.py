@@ -14,16 +14,16 @@ from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import NodeStatus, Work
 from proofserve.lab.client.waiting import wait_until
 
-# Until every client has its first request in a running batch.
+# By then every client has a request in a running batch.
 SETTLE_S = 2.0
 AFTERWARDS_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``clients`` chats in flight, each with about ``words`` to read; ``pairs`` windows each way.
+    """``clients`` chats in flight with prompts of about ``words`` words; ``pairs`` of windows.
 
-    Many of them, so that the engine has work even when the API process falls behind. Short windows
+    Many clients, so that the engine has work even when the API process falls behind. Short windows
     in turns, so that a machine whose speed drifts slows both kinds alike.
     """
 
@@ -35,12 +35,14 @@ class Load:
 
 @dataclass(slots=True)
 class Saturation:
-    """Chat tokens per second of each window; proofs stored in the windows, and once chat ended.
+    """Chat tokens per second of each window; proofs stored in the windows, and after chat.
 
-    Windows in which the machine stood still are left out and counted as ``stalled``.
+    Windows in which the machine stood still are left out of every figure and counted as
+    ``stalled``; the proofs of such windows count as ``proofs_in_stalls``.
 
     ``chat_share`` is the fraction of each window beside a round in which chat held the engine. Far
-    below 1, the engine had idle moments (a starved API process, say), and proofs may use those.
+    below 1, the engine was idle at times (because the API process was too slow, for example), and
+    proofs may use that time. ``silences`` are the longest ones of all windows, in their order.
     """
 
     plain: list[float] = field(default_factory=list)
@@ -48,7 +50,9 @@ class Saturation:
     chat_share: list[float] = field(default_factory=list)
     stalled_plain: int = 0
     stalled_beside_round: int = 0
+    silences: list[float] = field(default_factory=list)
     proofs_while_saturated: int = 0
+    proofs_in_stalls: int = 0
     proofs_afterwards: int = 0
     errors: list[str] = field(default_factory=list)
 
@@ -62,7 +66,7 @@ class Saturation:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A stretch of the load: instants of the monotonic clock, and the node at both of them."""
+    """A part of the load: two instants of the monotonic clock, and the node's status at both."""
 
     beside_round: bool
     began: float
@@ -72,7 +76,7 @@ class _Window:
 
     @property
     def proofs(self) -> int:
-        """How many were stored meanwhile."""
+        """How many proofs the node stored in the window."""
         return self.after.processed - self.before.processed
 
     @property
@@ -114,13 +118,16 @@ def _read(windows: Sequence[_Window], replies: Sequence[Reply], afterwards: int)
         proofs_afterwards=afterwards, errors=[reply.error for reply in replies if reply.error]
     )
     silences = [longest_silence(replies, window.began, window.ended) for window in windows]
-    # Only chat alone tells what is usual: a node that does not give way must not excuse itself.
+    read.silences = silences
+    # Only windows of chat alone show what is usual: with the others, a node that does not give way
+    # to chat would raise the bound by which it is judged.
     alone = [s for s, window in zip(silences, windows, strict=True) if not window.beside_round]
     longest = stall_s(alone)
     for window, silence in zip(windows, silences, strict=True):
         if silence > longest:
             read.stalled_beside_round += window.beside_round
             read.stalled_plain += not window.beside_round
+            read.proofs_in_stalls += window.proofs
         else:
             _add(read, window, _tokens_per_s(replies, window))
     return read
@@ -136,9 +143,9 @@ def _add(read: Saturation, window: _Window, rate: float) -> None:
 
 
 def _tokens_per_s(replies: Sequence[Reply], window: _Window) -> float:
-    """From the first to the last answer within the window: what lies across its edges is not its.
+    """From the first to the last answer within the window; 0 with less than two answers.
 
-    0 of a window with less than two answers.
+    Requests that lie across an edge of the window do not count.
     """
     early = sum(reply.ended < window.began for reply in replies)
     inside = [reply.ended for reply in replies if window.began <= reply.ended < window.ended]
@@ -153,7 +160,7 @@ def _tokens_per_s(replies: Sequence[Reply], window: _Window) -> float:
 
 
 def _resumed(node: NodeClient) -> int:
-    """Proofs that the round stores once chat has ended."""
+    """The number of proofs that the round stores first after chat has ended."""
     before = node.status().processed
     wait_until(lambda: node.status().processed > before, "proofs after chat", AFTERWARDS_S)
     return node.status().processed - before

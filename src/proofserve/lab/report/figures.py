@@ -1,4 +1,4 @@
-"""What a benchmark finds: named numbers, some with a limit that they must keep."""
+"""What a benchmark measured: named numbers, some with a limit that they must keep."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ class Limit:
     at_most: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether ``value`` keeps the limit. A value that is not a number keeps none."""
+        """Whether ``value`` keeps the limit; NaN never does."""
         return value <= self.bound if self.at_most else value >= self.bound
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Figure:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the limit holds; None without a limit. What was not measured has not passed."""
+        """Whether the limit holds; None without a limit, False if nothing was measured."""
         if self.limit is None:
             return None
         return self.value is not None and self.limit.holds(self.value)
@@ -45,7 +45,7 @@ def all_pass(figures: Sequence[Figure]) -> bool:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The middle of ``values``; None of nothing."""
+    """The median of ``values``; None if there are none."""
     return statistics.median(values) if values else None
 
 
@@ -56,10 +56,10 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def ratio_to_neighbours(values: Sequence[float], yardstick: Sequence[float]) -> float | None:
-    """The median of each value over the mean of the yardsticks taken before and after it.
+def ratios_to_neighbours(values: Sequence[float], yardstick: Sequence[float]) -> list[float]:
+    """Each value over the mean of the yardsticks that were measured before and after it.
 
-    Measured in turns (y v y v ... y), a machine that slows down evenly moves neither side.
+    Measured in turns (y v y v ... y), so that a machine that slows down evenly changes no ratio.
     """
     pairs = zip(values, itertools.pairwise(yardstick), strict=True)
-    return median([value / ((before + after) / 2) for value, (before, after) in pairs])
+    return [value / ((before + after) / 2) for value, (before, after) in pairs]
