@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from proofserve.plugin.general import install
 from proofserve.settings.node import EngineSettings, NodeSettings
 from proofserve.settings.process import plugin_list
 
@@ -62,6 +63,18 @@ def test_share_leaves_chat_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POC_SHARE", "1.0")
     with pytest.raises(ValidationError, match="share"):
         EngineSettings()
+
+
+@pytest.mark.parametrize(("variable", "value"), [("POC_SHARE", "3"), ("POC_FORWARD_BATCH", "0")])
+def test_the_plugin_refuses_a_bad_setting_before_vllm_starts_its_engine(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POC_ENABLED", raising=False)
+    monkeypatch.setenv(variable, value)
+    install()
+    monkeypatch.setenv("POC_ENABLED", "1")
+    with pytest.raises(ValueError, match=f"{variable}: Input should be"):
+        install()
 
 
 def test_plugins_of_others_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:

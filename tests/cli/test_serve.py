@@ -1,5 +1,7 @@
-"""``proofserve serve`` as a person runs it, up to the moment at which vLLM would start."""
+"""``proofserve serve`` as an operator runs it, up to the moment at which vLLM would start."""
 
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,12 @@ from typer.testing import CliRunner
 from proofserve.cli import serve
 from proofserve.cli.main import app
 from proofserve.outbox.database import hold_lock
+from proofserve.settings.node import NodeSettings
 from proofserve.wiring.launch import ServerCommand
 
 KEY, OTHER, VIEWERS = "first-secret", "second-secret", "third-secret"
+# So that no path is cut in two.
+WIDE = {"COLUMNS": "400", "TERMINAL_WIDTH": "400"}
 OPEN = ("--host", "0.0.0.0")  # noqa: S104
 
 
@@ -26,14 +31,89 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ServerComma
     return commands
 
 
+def serve_command(*args: str, **variables: str) -> Result:
+    return CliRunner().invoke(app, ["serve", *args], env={**WIDE, **variables})
+
+
 def run(*args: str, **variables: str) -> Result:
-    # Wide enough that no path is cut in two.
-    wide = {"COLUMNS": "400", "TERMINAL_WIDTH": "400"}
-    return CliRunner().invoke(app, ["serve", "model", "--enable-poc", *args], env=wide | variables)
+    return serve_command("model", "--enable-poc", *args, **variables)
 
 
 def said(result: Result) -> str:
     return " ".join(result.output.replace("│", " ").split())
+
+
+def test_every_setting_is_an_option_with_its_variable_and_its_help() -> None:
+    text = said(serve_command("--help"))
+    for name, field in NodeSettings.model_fields.items():
+        assert re.search(rf"{serve.OPTIONS.flag(name)} ", text)
+        assert re.search(rf"env var: POC_{name.upper()}[;\]]", text)
+        assert field.description
+
+
+def test_options_win_over_variables_and_variables_over_defaults(
+    started: list[ServerCommand],
+) -> None:
+    variables = {"POC_FORWARD_BATCH": "8", "POC_SHARE": "0.5", "POC_OUTBOX": "mine.sqlite"}
+    assert run("--host", "127.0.0.1", "--poc-share", "0.25", **variables).exit_code == 0
+    env = started[0].env
+    names = ["POC_FORWARD_BATCH", "POC_SHARE", "POC_OUTBOX", "POC_DEFER_SEC"]
+    assert [env[name] for name in names] == ["8", "0.25", "mine.sqlite", "5.0"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--poc-share", "3", "at least 0.0 and at most 0.9"),
+        ("--poc-share", "nan", "finite"),
+        ("--poc-forward-batch", "0", "at least 1 and at most 1024"),
+        ("--poc-forward-batch", "many", "integer"),
+        ("--poc-lease-idle-sec", "0", "more than 0"),
+        ("--poc-callback-max-retries", "-1", "at least 0"),
+    ],
+)
+def test_every_setting_is_checked_before_vllm_starts(
+    option: str, value: str, words: str, started: list[ServerCommand]
+) -> None:
+    variable = option.removeprefix("--").replace("-", "_").upper()
+    for result in (
+        run("--host", "127.0.0.1", option, value),
+        run("--host", "127.0.0.1", **{variable: value}),
+    ):
+        assert result.exit_code == 2
+        assert option in said(result)
+        assert variable in said(result)
+        assert words in said(result)
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "the model comes first"),
+        (("--host", "0.0.0.0", "model"), "the model comes first"),  # noqa: S104
+        (("--enable-poc", "--port", "80", "model"), "the model comes first"),
+        (("./nowhere", "--host", "127.0.0.1"), "the model folder ./nowhere does not exist"),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_clear_line(
+    args: tuple[str, ...], words: str, started: list[ServerCommand]
+) -> None:
+    result = serve_command(*args)
+    assert result.exit_code == 2
+    (line,) = result.output.splitlines()
+    assert words in line
+    assert started == []
+
+
+def test_a_port_in_use_is_one_clear_line(started: list[ServerCommand]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        result = run("--host", "127.0.0.1", "--port", port)
+    assert result.exit_code == 2
+    (line,) = result.output.splitlines()
+    assert f"127.0.0.1:{port}: Address already in use" in line
+    assert started == []
 
 
 def test_keys_reach_the_server_and_only_by_its_environment(started: list[ServerCommand]) -> None:
@@ -51,7 +131,7 @@ def test_a_key_in_the_environment_is_as_good(started: list[ServerCommand]) -> No
     assert started[0].env["POC_API_KEY"] == KEY
 
 
-def test_callbacks_are_told_where_to_go(started: list[ServerCommand]) -> None:
+def test_the_options_of_callbacks_reach_the_server(started: list[ServerCommand]) -> None:
     allow = ("--poc-callback-allow", "https://host", "--poc-callback-allow", "10.0.0.0/8")
     options = ("--poc-api-key", KEY, *allow, "--poc-callback-secret", OTHER)
     assert run(*options).exit_code == 0
@@ -74,7 +154,7 @@ def test_without_a_key_it_may_not_listen_to_others(started: list[ServerCommand])
     assert started == []
 
 
-def test_unless_everybody_is_let_in(started: list[ServerCommand]) -> None:
+def test_unless_every_client_may_operate(started: list[ServerCommand]) -> None:
     assert run("--poc-allow-anonymous").exit_code == 0
     assert started[0].env["POC_ALLOW_ANONYMOUS"] == "1"
 
@@ -90,7 +170,7 @@ def test_unless_everybody_is_let_in(started: list[ServerCommand]) -> None:
         (("--poc-k-dim", "0"), "--poc-k-dim / POC_K_DIM"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_without_showing_a_key(
+def test_a_value_that_is_not_valid_is_refused_without_showing_a_key(
     options: tuple[str, ...], complaint: str, started: list[ServerCommand]
 ) -> None:
     result = run(*options)

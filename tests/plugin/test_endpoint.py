@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 
 from proofserve.plugin.endpoint import ProofEndpoints
-from proofserve.wiring.access import OpenToStrangers
+from proofserve.wiring.access import AccessUndefined
 
 pytestmark = pytest.mark.anyio
 
@@ -45,5 +45,5 @@ async def test_a_server_that_strangers_could_call_does_not_start(
 ) -> None:
     monkeypatch.setenv("POC_ENABLED", "1")
     monkeypatch.delenv("POC_API_KEY", raising=False)
-    with pytest.raises(OpenToStrangers, match="--poc-api-key"):
+    with pytest.raises(AccessUndefined, match="--poc-api-key"):
         await ProofEndpoints().init_state(None, State(), Namespace(host=None, uds=None))

@@ -1,14 +1,15 @@
-"""``proofserve gateway``: the bounded front door of one or many vLLM servers."""
+"""``proofserve gateway``: a bounded queue in front of one or many vLLM servers."""
 
 import inspect
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
-from proofserve.settings.gateway import PREFIX, GatewaySettings
+from proofserve.cli.setting_options import SettingOptions
+from proofserve.settings.gateway import GatewaySettings
 from proofserve.wiring.gateway import run_gateway
+
+OPTIONS = SettingOptions(GatewaySettings, lambda name: f"--{name.replace('_', '-')}")
 
 
 def gateway(**given: Any) -> None:
@@ -19,45 +20,18 @@ def gateway(**given: Any) -> None:
     proofserve gateway --backend-url http://a:8001*2,http://b:8001 --client-keys-file keys.toml
     VLLM_USE_EMBEDDED_ENGINE=true VLLM_MODEL=Qwen/Qwen3-0.6B proofserve gateway
 
-    Every option has a variable, shown beside it. SIGTERM refuses what is new, finishes what was
-    accepted, and ends with exit code 0.
+    Every option has a variable, shown beside it. After SIGTERM the gateway refuses new requests,
+    finishes the accepted ones, and ends with exit code 0.
     """
+    chosen = OPTIONS.chosen(given)
     try:
-        run_gateway(GatewaySettings(**given))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        raise typer.BadParameter(
-            first["msg"], param_hint=f"{_flag(name)} / {_variable(name)}"
-        ) from error
+        run_gateway(chosen)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+gateway.__signature__ = inspect.Signature(OPTIONS.parameters())  # type: ignore[attr-defined]
 
-
-def _variable(name: str) -> str:
-    return PREFIX + name.upper()
-
-
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    option = typer.Option(_flag(name), envvar=_variable(name), help=field.description)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=field.default,
-        annotation=Annotated[field.annotation, option],
-    )
-
-
-# The options are the settings, told to typer in the way it reads any function. Written by hand,
-# two dozen of them would stand in two places and drift apart.
-gateway.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [_parameter(*item) for item in GatewaySettings.model_fields.items()]
-)
-
-# A table would cut the names of variables short on a narrow terminal.
-app = typer.Typer(rich_markup_mode=None)
+# Without the frames of rich, narrow terminals show the names of variables in full.
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command()(gateway)

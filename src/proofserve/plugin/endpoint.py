@@ -19,7 +19,7 @@ from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.records import EngineInfo
 from proofserve.settings.node import NodeSettings
 from proofserve.settings.process import has_variable
-from proofserve.wiring.access import access_of, require_known_callers, words
+from proofserve.wiring.access import access_of, description, require_access_rule
 from proofserve.wiring.node import running_node, versions
 
 _logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class ProofEndpoints:
             _logger.info("proofs are off; start with --enable-poc to open /api/v1/pow")
             return
         access = access_of(self._settings)
-        require_known_callers(access, args.host, args.uds is not None)
+        require_access_rule(access, args.host, args.uds is not None)
         version = vetting.require_vetted_version()
         config = engine_client.vllm_config
         vetting.require_one_owner(config)
@@ -104,7 +104,7 @@ class ProofEndpoints:
             self._settings.scheme,
             self._settings.outbox.absolute(),
         )
-        _logger.info("proof endpoints: %s", words(access))
+        _logger.info("proof endpoints: %s", description(access))
 
 
 def _node(request: Request) -> Node:

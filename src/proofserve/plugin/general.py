@@ -9,8 +9,15 @@ from typing import Any
 
 
 def install() -> None:
-    """Add the proof methods to vLLM's EngineCore. Idempotent; nothing of vLLM is replaced."""
+    """Add the proof methods to vLLM's EngineCore. Idempotent; nothing of vLLM is replaced.
+
+    Raises ValueError for settings that the engine or the endpoints would refuse later.
+    """
     from vllm.v1.engine.core import EngineCore
+
+    from proofserve.settings.node import require_valid_settings
+
+    require_valid_settings()
 
     EngineCore.proofserve_prove = _prove
     EngineCore.proofserve_release = _release

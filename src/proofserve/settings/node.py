@@ -5,13 +5,21 @@ environment and must all have the same values.
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from proofserve.settings.process import has_variable
 from proofserve.settings.toml_file import read_toml
 
 # Of a node's variables.
@@ -147,7 +155,7 @@ class NodeSettings(EngineSettings):
     callback_allow: Texts = Field(
         ("loopback",),
         description="Where callbacks may go: https://host[:port], a network like 10.0.0.0/8, or"
-        " loopback. Commas, or the option again.",
+        " loopback, the default. Commas, or the option again.",
     )
     callback_secret: SecretStr | None = Field(
         None, description="Sign callbacks with it; better as a variable than as an option."
@@ -166,11 +174,18 @@ class NodeSettings(EngineSettings):
     )
 
 
-def node_settings(changes: Mapping[str, str]) -> NodeSettings:
-    """The settings of this environment with ``changes``. Raises ValidationError."""
-    fields = {name.removeprefix(PREFIX).lower(): text for name, text in changes.items()}
-    known = NodeSettings.model_fields.keys() & fields.keys()
-    return NodeSettings.model_validate({name: fields[name] for name in known})
+def require_valid_settings() -> None:
+    """Raise ValueError, which names variable and reason, for a variable that is not valid.
+
+    A vLLM without proofs may run in an environment whose ``POC_…`` mean something else.
+    """
+    try:
+        NodeSettings()
+    except ValidationError as error:
+        if has_variable(f"{PREFIX}ENABLED"):
+            first = error.errors()[0]
+            name = f"{PREFIX}{str(first['loc'][0]).upper()}"
+            raise ValueError(f"{name}: {first['msg']}") from None
 
 
 class NodeKey(BaseModel):

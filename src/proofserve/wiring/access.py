@@ -1,9 +1,8 @@
-"""Who may call a node and where its callbacks may go, as its settings say.
+"""Which clients may call a node and where its callbacks may go, by its settings.
 
-Light to import: `serve` asks before it makes way for the server.
+It imports little, because `serve` uses it before vLLM starts.
 """
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from proofserve.api.access import Access, ApiKey, Caller, Role
@@ -11,12 +10,12 @@ from proofserve.outbox.allowlist import Allowlist
 from proofserve.settings.node import BearerKeys, NodeKey, NodeSettings, node_keys
 from proofserve.web.this_machine import is_loopback
 
-# What vLLM takes for no --host at all.
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - we refuse it
+# Where vLLM listens without --host.
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - refused below
 
 
-class OpenToStrangers(ValueError):
-    """The server would listen to other machines, and nothing says who may call."""
+class AccessUndefined(ValueError):
+    """The server would listen to other machines, and its settings do not say who may call."""
 
 
 def access_of(chosen: NodeSettings) -> Access:
@@ -34,52 +33,37 @@ def access_of(chosen: NodeSettings) -> Access:
     return Access(keys, chosen.allow_anonymous)
 
 
-def require_known_callers(access: Access, host: str | None, is_unix_socket: bool = False) -> None:
-    """Raise OpenToStrangers for a server on ``host`` that anybody could try without a key.
+def require_access_rule(access: Access, host: str | None, is_unix_socket: bool = False) -> None:
+    """Raise AccessUndefined for a server that other machines reach, without keys.
 
-    No host means all addresses, as vLLM has it. Requests are looked at all the same: this is for
-    those who would find out only when their clients are refused.
+    Such a server would answer 403 to all of them; the operator learns it here, at the start.
+    ``host`` None means all addresses, as in vLLM.
     """
     if access.names or access.open_to_all or is_unix_socket:
         return
-    listens_on = host or EVERYWHERE
+    listens_on = host or ALL_ADDRESSES
     if listens_on != "localhost" and not is_loopback(listens_on):
-        raise OpenToStrangers(
-            f"the proof endpoints would listen on {listens_on} and have no key: give --poc-api-key"
-            " (or POC_API_KEY, POC_API_KEYS_FILE), or listen with --host 127.0.0.1, or let"
-            " everybody in with --poc-allow-anonymous"
+        raise AccessUndefined(
+            f"the proof endpoints would listen on {listens_on} and have no key: set POC_API_KEY"
+            " (or --poc-api-key, POC_API_KEYS_FILE), or listen with --host 127.0.0.1, or allow"
+            " every client with --poc-allow-anonymous"
         )
 
 
-def require_known_callers_of(chosen: NodeSettings, vllm_options: Sequence[str]) -> None:
-    """As ``require_known_callers``, before a server with ``vllm_options`` loads its model.
-
-    Raises ValueError also as ``access_of`` does.
-    """
-    access = access_of(chosen)
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--host", "--uds", "--config"):
-        parser.add_argument(option)
-    listening, _ = parser.parse_known_args(list(vllm_options))
-    # What a file of options says is known once vLLM has read it.
-    if chosen.enabled and listening.config is None:
-        require_known_callers(access, listening.host, listening.uds is not None)
-
-
 def allowlist_of(chosen: NodeSettings) -> Allowlist:
-    """Where callbacks may go. Raises ValueError for an entry that cannot be meant."""
+    """Where callbacks may go. Raises ValueError for an entry that is not valid."""
     try:
         return Allowlist(chosen.callback_allow)
     except ValueError as error:
         raise ValueError(f"--poc-callback-allow / POC_CALLBACK_ALLOW: {error}") from None
 
 
-def words(access: Access) -> str:
-    """Who may call, for the log."""
+def description(access: Access) -> str:
+    """Which clients may call, for the log."""
     if access.names:
         return f"keys of {', '.join(access.names)}"
     if access.open_to_all:
-        return "open to everybody who can reach this server (--poc-allow-anonymous)"
+        return "open to every client that reaches this server (--poc-allow-anonymous)"
     return "no key, so only clients on this machine may call"
 
 

@@ -17,6 +17,7 @@ from proofserve.settings.process import environment, has_variable, plugin_list, 
 # How long a stopped server's helpers may take to end, seconds.
 HELPERS_S = 5.0
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+PARENT = "proofserve.wiring.server_process"
 
 
 class ServerFailed(RuntimeError):
@@ -44,8 +45,14 @@ def server_command(
 
 
 def exec_server(command: ServerCommand) -> None:
-    """Replace this process by the server, so that signals and exit code are the server's own."""
-    os.execvpe(command.argv[0], list(command.argv), dict(command.env))  # noqa: S606 - the point
+    """Replace this process by a small parent of the server, which passes signals on to it.
+
+    The new process has no option of ours on its command line, so keys cannot be read there.
+    """
+    interpreter, *module = command.argv
+    os.execvpe(  # noqa: S606 - the point
+        interpreter, [interpreter, "-m", PARENT, *module[1:]], dict(command.env)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,77 @@
+"""The processes of ``proofserve serve``: a parent that passes signals on, and vLLM's API server.
+
+A terminal sends Ctrl-C to all processes of its foreground group. Engine and workers would end
+first, each with a traceback, and the API server would report a dead engine. So the server runs in
+a session of its own, and the parent passes SIGINT and SIGTERM to the API server alone, which ends
+its engine in order (ADR 19).
+"""
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The exit code of a server that a signal ended before it was ready.
+INTERRUPTED = 128 + signal.SIGTERM
+# Of prctl(2): the signal for a process whose parent has ended.
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Run the module that the first argument names, with the others, and end with its exit code.
+
+    A signal during the start ends it with 128 and the signal's number: 130 after Ctrl-C.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    server = os.fork()
+    if server == 0:
+        _serve()
+    received: list[int] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        os.kill(server, signal.SIGTERM)
+
+    for number in SIGNALS:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    code = _exit_code(server)
+    if received and code == INTERRUPTED:
+        name = signal.Signals(received[0]).name
+        sys.stderr.write(f"proofserve serve: the server ended during its start, after {name}\n")
+        code = 128 + received[0]
+    sys.exit(code)
+
+
+def _exit_code(server: int) -> int:
+    """Wait for the server; other orphans come here too if this is the first process."""
+    while True:
+        pid, status = os.wait()
+        if pid == server:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _serve() -> NoReturn:
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    # Until vLLM sets a handler of its own, which raises the same while the model loads.
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(0)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What a server needs before vLLM loads its model; each check takes a moment, not minutes."""
+
+import os
+import socket
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from proofserve.outbox.database import hold_lock
+from proofserve.settings.node import NodeSettings
+from proofserve.wiring.access import access_of, allowlist_of, description, require_access_rule
+
+# vLLM's own default.
+PORT = 8000
+
+
+class CannotStart(ValueError):
+    """The server would fail later, when its model is loaded. The text says what to change."""
+
+
+# Returns what was found; raises ValueError or OutboxUnavailable.
+Check = Callable[[], str]
+
+
+def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) -> dict[str, Check]:
+    """The checks of a server of ``model``, by name."""
+    listening = _listening(vllm_options)
+    return {
+        "model": lambda: _model(model),
+        "access": lambda: _access(chosen, listening),
+        "address": lambda: _address(listening),
+        "callbacks": lambda: _callbacks(chosen),
+        "outbox": lambda: _outbox(chosen),
+    }
+
+
+def slow_checks(model: str, vllm_options: Sequence[str]) -> dict[str, Check]:
+    """The checks that import vLLM, which takes seconds; vLLM's start makes them as well."""
+    return {"vLLM": _version, "vLLM options": lambda: _vllm_options(model, vllm_options)}
+
+
+def _listening(vllm_options: Sequence[str]) -> Namespace:
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--host", "--port", "--uds", "--config"):
+        parser.add_argument(option)
+    return parser.parse_known_args(list(vllm_options))[0]
+
+
+def _model(model: str) -> str:
+    """Refuse a path without files; whether a name is known only its registry can say."""
+    path = Path(model)
+    is_path = model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
+    if is_path and not path.exists():
+        raise CannotStart(f"the model folder {model} does not exist")
+    return f"{model} is {'on disk' if path.exists() else 'a name'}"
+
+
+def _access(chosen: NodeSettings, listening: Namespace) -> str:
+    access = access_of(chosen)
+    if not chosen.enabled:
+        return "the proof endpoints are closed (no --enable-poc)"
+    # vLLM alone reads the addresses in a file of options; the plugin checks them.
+    if listening.config is None:
+        require_access_rule(access, listening.host, listening.uds is not None)
+    return description(access)
+
+
+def _address(listening: Namespace) -> str:
+    """Bind as vLLM will, and let go."""
+    if listening.uds is not None or listening.config is not None:
+        return "a unix socket" if listening.uds is not None else "as the file of options says"
+    host, port = listening.host or "", listening.port or PORT
+    shown = f"{host or '0.0.0.0'}:{port}"  # noqa: S104 - what vLLM makes of no host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, int(port)))
+    except (OSError, OverflowError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no valid port"
+        raise CannotStart(
+            f"cannot listen on {shown}: {reason}; choose another --host or --port"
+        ) from error
+    return f"{shown} is free"
+
+
+def _callbacks(chosen: NodeSettings) -> str:
+    allowlist_of(chosen)
+    return f"may go to {', '.join(chosen.callback_allow)}"
+
+
+def _outbox(chosen: NodeSettings) -> str:
+    """Raises OutboxUnavailable as well."""
+    path = chosen.outbox
+    if not chosen.enabled:
+        return "not used"
+    hold_lock(path).close()
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        raise CannotStart(f"this user cannot read and write the outbox {path.absolute()}")
+    return f"{path.absolute()} {'can be used' if path.exists() else 'can be created'}"
+
+
+def _version() -> str:
+    try:
+        from proofserve.engines.vllm import vetting  # noqa: PLC0415 - imports vLLM
+    except ImportError as error:
+        raise CannotStart(f"vLLM cannot be imported: {error}") from error
+    try:
+        return f"version {vetting.require_vetted_version()} was vetted"
+    except vetting.UnsupportedEngine as error:
+        raise CannotStart(str(error)) from error
+
+
+def _vllm_options(model: str, vllm_options: Sequence[str]) -> str:
+    from proofserve.engines.vllm import compat_server  # noqa: PLC0415 - imports vLLM
+
+    try:
+        compat_server.server_arguments(model, vllm_options)
+    except (SystemExit, KeyError, TypeError) as error:
+        raise CannotStart(f"vLLM refuses its options: {error}") from error
+    return f"{len(vllm_options)} words, which vLLM accepts"

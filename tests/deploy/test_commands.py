@@ -1,0 +1,100 @@
+"""The command lines of ``deploy/`` start: ``--check-config`` checks each without a model."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.test_units import Unit
+from proofserve.settings.process import environment, python
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+KEY = "a-key-for-tests"
+
+
+class Unset(ValueError):
+    """A variable that compose requires has no value."""
+
+
+def interpolated(text: str, variables: dict[str, str]) -> str:
+    """The text as compose reads it: ``${NAME:-default}`` and ``${NAME:?message}``."""
+
+    def value(found: re.Match[str]) -> str:
+        name, kind, rest = found.groups()
+        if variables.get(name):
+            return variables[name]
+        if kind == ":?":
+            raise Unset(f"{name}: {rest}")
+        return str(rest)
+
+    return re.sub(r"\$\{(\w+)(:-|:\?)([^}]*)\}", value, text)
+
+
+def checked(
+    command: list[str], variables: dict[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Check a command as its file has it, but with an outbox and a port of this test."""
+    command = [re.sub(r"^/.*(?=/outbox\.sqlite$)", str(folder), word) for word in command]
+    clean = {k: v for k, v in environment({}).items() if not k.startswith("POC_")}
+    return subprocess.run(
+        [python(), "-m", "proofserve", *command, "--port", "0"],
+        env={**clean, **variables, "HF_HUB_OFFLINE": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def compose_node(variables: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    node = yaml.safe_load((DEPLOY / "compose.yml").read_text())["services"]["node"]
+    command = shlex.split(interpolated(node["command"], variables))
+    given = {name: interpolated(text, variables) for name, text in node["environment"].items()}
+    return command, given
+
+
+def unit_command(key: str) -> tuple[list[str], dict[str, str]]:
+    """ExecStart as systemd expands it with node.env; ``$NAME`` becomes several words."""
+    lines = (DEPLOY / "systemd" / "node.env").read_text().splitlines()
+    variables = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    words = Unit(DEPLOY / "systemd" / "proofserve.service")["Service"][key].split()
+    expanded = [re.sub(r"^\$\{(\w+)\}$", lambda m: variables[m[1]], word) for word in words]
+    options = shlex.split(variables["OPTIONS"])
+    at = expanded.index("$OPTIONS")
+    assert expanded[:2] == ["/usr/bin/env", "proofserve"]
+    given = {name: text for name, text in variables.items() if name.startswith("POC_")}
+    return expanded[2:at] + options + expanded[at + 1 :], given
+
+
+def test_the_compose_file_asks_for_a_key() -> None:
+    with pytest.raises(Unset, match="POC_API_KEY"):
+        compose_node({})
+
+
+def test_the_node_of_the_compose_file_starts(tmp_path: Path) -> None:
+    command, given = compose_node({"POC_API_KEY": KEY})
+    done = checked([*command, "--check-config"], given, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_the_node_of_the_unit_starts_with_its_example_variables(tmp_path: Path) -> None:
+    command, given = unit_command("ExecStartPre")
+    assert command == [*unit_command("ExecStart")[0], "--check-config"]
+    done = checked(command, given, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_check_fails_where_the_server_would_not_start(tmp_path: Path) -> None:
+    command, given = unit_command("ExecStart")
+    done = checked(
+        [*command, "--poc-callback-allow", "everywhere", "--no-such-option", "--check-config"],
+        {**given, "POC_API_KEY": ""},
+        tmp_path,
+    )
+    assert done.returncode == 2
+    failed = [line.split(":")[0] for line in done.stdout.splitlines() if "FAILED" in line]
+    assert failed == ["access", "callbacks", "vLLM options"]
