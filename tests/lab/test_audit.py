@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 
 from lab.toy_deployment import ToyDeployment
-from proofserve.lab.audit.audit import Audit, Evidence, audit, evidence_of, finding, mixtures
+from proofserve.lab.audit.audit import (
+    AttackMeasurement,
+    Audit,
+    attack_result,
+    audit,
+    measured,
+    mixtures,
+)
 from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Silence
@@ -16,12 +23,12 @@ def run(deployment: ToyDeployment, rule: ConvictionRule = RULE, nonces: int = 64
     return audit(deployment, rule, nonces, Silence())
 
 
-def by_name(found: Audit) -> dict[str, Evidence]:
-    return {each.evidence.name: each.evidence for each in found.findings}
+def by_name(found: Audit) -> dict[str, AttackMeasurement]:
+    return {each.measurement.name: each.measurement for each in found.results}
 
 
 def caught(found: Audit) -> dict[str, bool]:
-    return {each.evidence.name: each.caught for each in found.findings}
+    return {each.measurement.name: each.caught for each in found.results}
 
 
 def test_far_is_caught_and_near_is_not() -> None:
@@ -34,10 +41,10 @@ def test_far_is_caught_and_near_is_not() -> None:
     ]
     assert not found.passed
     assert found.verdict.startswith("NOT CAUGHT within 1000 nonces: weights of 8 bits (saves 49%)")
-    evidence = by_name(found)["weights of 8 bits"]
-    assert evidence.mean == pytest.approx(0.03, abs=1e-3)
-    assert evidence.rate == 0.0
-    assert evidence.interval[1] == pytest.approx(1 - 0.025 ** (1 / 64))
+    measurement = by_name(found)["weights of 8 bits"]
+    assert measurement.mean == pytest.approx(0.03, abs=1e-3)
+    assert measurement.rate == 0.0
+    assert measurement.interval[1] == pytest.approx(1 - 0.025 ** (1 / 64))
 
 
 def test_what_saves_little_fails_nothing() -> None:
@@ -51,15 +58,15 @@ def test_what_saves_little_fails_nothing() -> None:
 
 def test_a_needed_threshold_catches() -> None:
     deployment = ToyDeployment(apart={"8 bits": 0.03})
-    first = next(each for each in run(deployment).findings if not each.caught)
+    first = next(each for each in run(deployment).results if not each.caught)
     assert first.needed == "a threshold below 0.03 (honest: up to 0.01)"
     again = run(deployment, ConvictionRule(0.029))
-    assert caught(again)[first.evidence.name]
+    assert caught(again)[first.measurement.name]
 
 
 def test_a_threshold_that_honest_nodes_cannot_bear_is_no_advice() -> None:
     found = run(ToyDeployment(apart={"8 bits": 0.009}))
-    first = next(each for each in found.findings if not each.caught)
+    first = next(each for each in found.results if not each.caught)
     assert first.needed == "a threshold below 0.0091, which convicts honest nodes as well"
 
 
@@ -82,19 +89,19 @@ def test_a_skipped_model_that_is_not_missed_is_what_the_rest_is_forged_with() ->
     mixed = by_name(found)["honest on 90%, else model skipped"]
     assert mixed.saving == 0.1
     # A tenth is worth it, to the last bit.
-    assert [each.escapes for each in found.findings][-3:] == [True, False, False]
-    assert next(e for e in found.findings if e.evidence is mixed).needed == (
-        "whatever catches what it forges"
+    assert [each.escapes for each in found.results][-3:] == [True, False, False]
+    assert next(e for e in found.results if e.measurement is mixed).needed == (
+        "what catches the forged nonces alone"
     )
 
 
 def test_a_mixture_is_what_sampling_it_gives() -> None:
     random = np.random.default_rng(0)
     near, far = abs(random.normal(0.05, 0.04, 4000)), random.normal(1.4, 0.2, 4000)
-    honest = evidence_of("honest", 0.0, near, 0.1)
-    (mixed, *_) = mixtures(honest, [evidence_of("forged", 1.0, far, 0.1)])
+    honest = measured("honest", 0.0, near, 0.1)
+    (mixed, *_) = mixtures(honest, [measured("forged", 1.0, far, 0.1)])
     drawn = np.where(random.random(4000) < 0.9, near, far)
-    sampled = evidence_of("sampled", 0.1, drawn, 0.1)
+    sampled = measured("sampled", 0.1, drawn, 0.1)
     assert mixed.mean == pytest.approx(sampled.mean, abs=0.03)
     assert mixed.sd == pytest.approx(sampled.sd, abs=0.03)
     assert mixed.rate == pytest.approx(sampled.rate, abs=0.02)
@@ -102,8 +109,8 @@ def test_a_mixture_is_what_sampling_it_gives() -> None:
 
 
 def test_nothing_is_mixed_without_a_cheap_forgery() -> None:
-    honest = evidence_of("honest", 0.0, np.full(9, 0.01), 0.1)
-    assert mixtures(honest, [evidence_of("dear", 0.5, np.ones(9), 0.1)]) == []
+    honest = measured("honest", 0.0, np.full(9, 0.01), 0.1)
+    assert mixtures(honest, [measured("dear", 0.5, np.ones(9), 0.1)]) == []
 
 
 @pytest.mark.parametrize(
@@ -111,8 +118,8 @@ def test_nothing_is_mixed_without_a_cheap_forgery() -> None:
 )
 def test_the_lower_end_of_the_rate_decides(beyond: int, expected: bool) -> None:
     distances = np.where(np.arange(128) < beyond, 0.5, 0.05)
-    honest = evidence_of("honest", 0.0, np.full(128, 0.01), 0.1)
-    found = finding(evidence_of("cheat", 0.5, distances, 0.1), honest, PowerAnalysis(RULE))
+    honest = measured("honest", 0.0, np.full(128, 0.01), 0.1)
+    found = attack_result(measured("cheat", 0.5, distances, 0.1), honest, PowerAnalysis(RULE))
     assert found.caught is expected
     assert found.escapes is not expected
     assert bool(found.needed) is not expected
@@ -132,12 +139,12 @@ def test_a_mismatch_is_what_a_validator_calls_one() -> None:
 
 
 def test_a_vector_that_is_missing_is_a_mismatch() -> None:
-    evidence = by_name(run(ToyDeployment(silent=["4 bits"])))["weights of 4 bits"]
-    assert (evidence.rate, evidence.mean) == (1.0, 2.0)
+    measurement = by_name(run(ToyDeployment(silent=["4 bits"])))["weights of 4 bits"]
+    assert (measurement.rate, measurement.mean) == (1.0, 2.0)
 
 
 def test_a_validator_that_fails_gives_no_verdict() -> None:
     with pytest.raises(LabError, match="not all finite"):
         run(ToyDeployment(missing=[5]))
-    with pytest.raises(ValueError, match="0 nonces tell nothing"):
+    with pytest.raises(ValueError, match=r"nonces: 0 is below 1"):
         run(ToyDeployment(), nonces=0)

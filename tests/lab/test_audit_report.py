@@ -31,10 +31,10 @@ def test_the_table_has_a_row_for_each_and_no_cell_is_cut(report: AuditReport) ->
     console = Console(width=100, record=True)
     console.print(report.table())
     lines = console.export_text().splitlines()
-    for found in report.audit.findings:
-        (line,) = (each for each in lines if each.strip().startswith(found.evidence.name + " "))
+    for found in report.audit.results:
+        (line,) = (each for each in lines if each.strip().startswith(found.measurement.name + " "))
         assert line.rstrip().endswith("CAUGHT")
-        assert f"{found.evidence.mean:.3f} ± {found.evidence.sd:.3f}" in line
+        assert f"{found.measurement.mean:.3f} ± {found.measurement.sd:.3f}" in line
         assert (" @ 0." in line) is found.caught
     assert sum("NOT CAUGHT" in line for line in lines) == 2
     assert any(
@@ -89,7 +89,7 @@ def test_the_page_is_one_file_with_its_pictures(report: AuditReport, text: str) 
     # Inside a picture "#id" refers to the picture itself.
     assert not [link for link in found.links if not link.startswith("#")]
     assert found.tags.count("th") == len(COLUMNS)
-    assert found.tags.count("tr") == 2 + len(report.audit.findings)
+    assert found.tags.count("tr") == 2 + len(report.audit.results)
     assert report.audit.verdict in text
     for sentence in report.missed:
         assert sentence in text
@@ -104,6 +104,6 @@ def test_a_name_is_no_markup(text: str) -> None:
 def test_the_pictures_show_every_attack_that_was_measured(report: AuditReport, text: str) -> None:
     # Matplotlib leaves each text as a comment beside its outline.
     comments = re.findall(r"<!-- (.*?) -->", text)
-    for found in report.audit.findings:
-        shown = found.evidence.name in comments
-        assert shown is (found.evidence.distances is not None), found.evidence.name
+    for found in report.audit.results:
+        shown = found.measurement.name in comments
+        assert shown is (found.measurement.distances is not None), found.measurement.name

@@ -10,29 +10,29 @@ RULE = ConvictionRule(0.1)
 
 
 @pytest.fixture
-def court() -> PowerAnalysis:
+def analysis() -> PowerAnalysis:
     return PowerAnalysis(RULE)
 
 
-def test_what_always_mismatches_needs_three(court: PowerAnalysis) -> None:
+def test_what_always_mismatches_needs_three(analysis: PowerAnalysis) -> None:
     # 0.001 ** 2 is not below 1e-6, 0.001 ** 3 is.
-    found = court.conviction(1.0)
+    found = analysis.conviction(1.0)
     assert found.fixed == 3
     assert found.sequential is not None
     assert (found.sequential.nonces, found.sequential.p_fraud) == (3, 0.5)
     assert found.default_convicts == 1.0
 
 
-def test_what_never_mismatches_is_never_convicted(court: PowerAnalysis) -> None:
-    found = court.conviction(0.0)
+def test_what_never_mismatches_is_never_convicted(analysis: PowerAnalysis) -> None:
+    found = analysis.conviction(0.0)
     assert (found.fixed, found.sequential, found.default_convicts) == (None, None, 0.0)
-    assert court.conviction(0.001).default_convicts <= 1e-6
-    assert court.nonces_beyond(0.0) is None
+    assert analysis.conviction(0.001).default_convicts <= 1e-6
+    assert analysis.nonces_beyond(0.0) is None
 
 
 @pytest.mark.parametrize("rate", [0.8, 0.3, 0.1, 0.05])
-def test_the_fixed_test_convicts_as_often_as_it_says(court: PowerAnalysis, rate: float) -> None:
-    n = court.conviction(rate).fixed
+def test_the_fixed_test_convicts_as_often_as_it_says(analysis: PowerAnalysis, rate: float) -> None:
+    n = analysis.conviction(rate).fixed
     assert n is not None
     assert power(n, 0.001, 1e-6, rate) >= 0.999
     seen = np.random.default_rng(1).binomial(n, rate, 4000)
@@ -42,9 +42,9 @@ def test_the_fixed_test_convicts_as_often_as_it_says(court: PowerAnalysis, rate:
 
 @pytest.mark.parametrize("rate", [0.5, 0.10])
 def test_the_sequential_test_convicts_as_often_as_it_says(
-    court: PowerAnalysis, rate: float
+    analysis: PowerAnalysis, rate: float
 ) -> None:
-    found = court.conviction(rate).sequential
+    found = analysis.conviction(rate).sequential
     assert found is not None
     test = SequentialTest(0.001, found.p_fraud)
     random = np.random.default_rng(2)
@@ -62,37 +62,37 @@ def test_the_sequential_test_convicts_as_often_as_it_says(
     assert np.mean(ended) == pytest.approx(found.expected, rel=0.1)
 
 
-def test_a_patient_setting_catches_what_the_default_clears(court: PowerAnalysis) -> None:
-    found = court.conviction(0.05)
+def test_a_patient_setting_catches_what_the_default_clears(analysis: PowerAnalysis) -> None:
+    found = analysis.conviction(0.05)
     assert found.sequential is not None
     assert found.sequential.p_fraud == 0.05
     assert found.default_convicts < 0.1
 
 
-def test_the_least_rate_is_just_enough(court: PowerAnalysis) -> None:
-    least = court.least_rate
+def test_the_least_rate_is_just_enough(analysis: PowerAnalysis) -> None:
+    least = analysis.least_rate
     assert least is not None
     sizes = range(1, 1001)
     assert max(power(n, 0.001, 1e-6, least) for n in sizes) >= 0.999
     assert max(power(n, 0.001, 1e-6, least - 1e-5) for n in sizes) < 0.999
-    assert court.conviction(least).fixed is not None
-    assert court.conviction(least - 1e-5).fixed is None
-    needed = court.mismatches_needed(128)
+    assert analysis.conviction(least).fixed is not None
+    assert analysis.conviction(least - 1e-5).fixed is None
+    needed = analysis.mismatches_needed(128)
     assert needed is not None
     assert rate_interval(needed, 128)[0] >= least > rate_interval(needed - 1, 128)[0]
 
 
-def test_more_nonces_than_allowed_would_do(court: PowerAnalysis) -> None:
-    assert court.conviction(0.02).fixed is None
-    assert court.nonces_beyond(0.02) == 2000
+def test_more_nonces_than_allowed_would_do(analysis: PowerAnalysis) -> None:
+    assert analysis.conviction(0.02).fixed is None
+    assert analysis.nonces_beyond(0.02) == 2000
     assert power(2000, 0.001, 1e-6, 0.02) >= 0.999
 
 
 def test_so_few_nonces_that_nothing_convicts() -> None:
-    court = PowerAnalysis(ConvictionRule(0.1, max_nonces=2))
-    assert court.least_rate is None
-    assert court.mismatches_needed(100) is None
-    assert court.conviction(1.0).fixed is None
+    analysis = PowerAnalysis(ConvictionRule(0.1, max_nonces=2))
+    assert analysis.least_rate is None
+    assert analysis.mismatches_needed(100) is None
+    assert analysis.conviction(1.0).fixed is None
 
 
 @pytest.mark.parametrize("field", ["p_mismatch", "alpha", "power"])

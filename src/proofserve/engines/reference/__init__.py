@@ -1,1 +1,1 @@
-"""The deployed model in plain transformers, for those who verify: no vLLM, CPU or GPU."""
+"""The deployed model in plain transformers, for validators: no vLLM, on a CPU or a GPU."""

@@ -23,9 +23,10 @@ _BLOCKS_KEPT = 4
 
 
 class ReferenceEngine:
-    """Recomputes proofs; ``forward_batch`` nonces per forward, dummies where fewer are left.
+    """Recomputes proofs; ``forward_batch`` nonces per forward, filled up with dummies.
 
-    The shape of a forward is always the same, so that a vector does not depend on its mates.
+    The shape of a forward is always the same, so that a vector does not depend on the other
+    nonces of its forward.
     """
 
     def __init__(self, network: Network, name: str, forward_batch: int) -> None:
@@ -37,7 +38,7 @@ class ReferenceEngine:
 
     @property
     def engine_info(self) -> EngineInfo:
-        """What was loaded."""
+        """The loaded model and the versions that compute it."""
         return EngineInfo(
             model_names=(self._name,),
             hidden_size=self._network.hidden_size,
@@ -54,10 +55,10 @@ class ReferenceEngine:
         return EngineGauges(0, 0.0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0)
 
     def compute(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
-        """The proofs of ``nonces``, any number of them; blocks until they are there.
+        """The proofs of ``nonces``, any number of them; blocks until they are computed.
 
         Raises:
-            EngineFault: a forward failed, or ``work`` is nothing that this model can do.
+            EngineFault: a forward failed, or this model cannot do ``work``.
         """
         if work.seq_len > self._network.max_seq_len:
             raise EngineFault(

@@ -1,4 +1,4 @@
-"""Why a checkpoint cannot be a reference. The text is for whoever named it."""
+"""The error of a checkpoint that the reference engine cannot use."""
 
 
 class CheckpointError(Exception):

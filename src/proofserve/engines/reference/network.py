@@ -38,7 +38,7 @@ class Network:
 
     @property
     def weights(self) -> int:
-        """How many numbers the matrices hold that every token is multiplied by."""
+        """The number of weights in the matrices that every token is multiplied by."""
         matrices = (each for each in self.layers.modules() if isinstance(each, nn.Linear))
         return sum(each.weight.numel() for each in matrices)
 
@@ -103,7 +103,7 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Whoever loads a checkpoint says so in words of their own."""
+    """The caller shows its own progress line."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""Weights as fewer bits would hold them, and weights that only look like the model's."""
+"""Weights rounded to fewer bits, and weights drawn at random."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def to_bits(weight: Tensor, bits: int) -> Tensor:
         raise ValueError(f"{bits} bits hold no signed integer")
     most = 2 ** (bits - 1) - 1
     length = weight.shape[-1]
-    # Zeros fill the last group up; they are nobody's largest magnitude.
+    # Zeros fill up the last group; they are never its largest magnitude.
     filled = functional.pad(weight.float(), (0, -length % GROUP))
     groups = filled.reshape(-1, GROUP)
     scale = _largest(groups) / most
@@ -45,6 +45,6 @@ def redrawn(weight: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _largest(values: Tensor) -> Tensor:
-    """Of each last axis [..., 1]; a row of zeros, which any scale would do, gives a tiny one."""
+    """The largest magnitude of each last axis [..., 1], and a tiny number for a row of zeros."""
     tiny = torch.finfo(torch.float32).tiny
     return values.abs().amax(dim=-1, keepdim=True).clamp_min(tiny)

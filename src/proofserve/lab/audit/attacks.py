@@ -1,4 +1,4 @@
-"""The table of attacks: how a node could make vectors for less, and what it would save."""
+"""The table of attacks: how a prover could make vectors with less work, and what it saves."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,52 +13,52 @@ from proofserve.lab.verify.verification import Recompute, Vectors
 # Of weights that are integers.
 BITS: Final = (8, 6, 4)
 FP8: Final = "fp8"
-# Tokens; a quarter and a half of the sequence come on top.
+# Tokens; beside them a quarter and a half of the sequence.
 CONTEXTS: Final = (1, 4, 16)
-# Whoever skips a quarter of the layers skips every fourth, and never the first.
+# A prover that skips a quarter of the layers skips every fourth, beginning with the second.
 STRIDE: Final = 4
 
 
 class AuditedDeployment(Protocol):
-    """The audited model, honest and tampered with.
+    """The audited model, honest and changed to cheat.
 
-    Each method prepares a prover, which may take memory and seconds, and gives the function that
-    answers for nonces; vectors float32 [k_dim]. A nonce without a finite vector is left out.
+    Each method prepares a prover, which may take memory and seconds, and returns the function that
+    computes its vectors, float32 [k_dim]. A nonce without a finite vector is left out.
     """
 
     price: Price
     k_dim: int
 
     def validator(self) -> Recompute:
-        """The model as whoever judges recomputes it."""
+        """The model as the validator recomputes it."""
         ...
 
     def honest(self) -> Recompute:
-        """The model as it is deployed."""
+        """The model as the prover deploys it."""
         ...
 
     def rounded(self, precision: int | str) -> Recompute:
-        """Weights of so many bits, or ``FP8``."""
+        """The model with weights of ``precision`` bits, or ``FP8``."""
         ...
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
-        """The layers of these indices left out."""
+        """The model without the layers of these indices."""
         ...
 
     def last_tokens(self, count: int) -> Recompute:
-        """Nothing read but the last ``count`` tokens."""
+        """The model that reads only the last ``count`` tokens."""
         ...
 
     def other_checkpoint(self) -> Recompute:
-        """Other weights of the same shape."""
+        """A model of the same shape with other weights."""
         ...
 
     def other_key(self) -> Recompute:
-        """The model as it is, at the nonces of another public key."""
+        """The honest model's vectors for another public key."""
         ...
 
     def other_block(self) -> Recompute:
-        """The model as it is, at the nonces of another block."""
+        """The honest model's vectors for another block."""
         ...
 
 
@@ -72,7 +72,7 @@ class Attack:
 
 
 def attacks(deployment: AuditedDeployment) -> Iterator[Attack]:
-    """Every attack that makes each of its vectors in the same way, the subtle ones first."""
+    """Every attack that makes all its vectors in one way; those nearest to honest ones first."""
     yield from _of_weights(deployment)
     yield from _of_layers(deployment)
     yield from _of_context(deployment)
@@ -118,7 +118,7 @@ def _of_context(deployment: AuditedDeployment) -> Iterator[Attack]:
 
 def _of_others(deployment: AuditedDeployment) -> Iterator[Attack]:
     yield Attack("another checkpoint", 0.0, deployment.other_checkpoint)
-    # These vectors exist already, and cost nothing any more.
+    # These vectors exist already, so they cost nothing.
     yield Attack("another nonce's vectors", 1.0, lambda: _of_next_nonce(deployment.honest()))
     yield Attack("another key's vectors", 1.0, deployment.other_key)
     yield Attack("another block's vectors", 1.0, deployment.other_block)

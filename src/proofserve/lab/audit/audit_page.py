@@ -11,8 +11,8 @@ TEMPLATE = "audit_page.html"
 
 
 def page(report: AuditReport) -> str:
-    """The page: pictures inside, nothing loaded from anywhere."""
-    # A model's name is a folder's name, and may hold anything.
+    """The page as HTML, with the pictures inside; it loads nothing from anywhere."""
+    # A model's name is the name of a folder, which may contain HTML.
     environment = Environment(
         loader=PackageLoader("proofserve.lab.audit", package_path=""),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""Pictures of an audit, as SVG: how far the vectors were, and how many nonces convict."""
+"""Pictures of an audit, as SVG: the distances of each attack, and how many nonces convict."""
 
 import io
 from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Inches.
 WIDTH, HEIGHT, ROW = 9.0, 4.0, 0.28
-# Of the logarithmic axis, which a distance of zero would not be on.
+# The left end of the logarithmic axis; smaller distances, zero too, are drawn there.
 NEAREST = 1e-3
 # Shares of mismatches.
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02)
@@ -23,7 +23,7 @@ POINTS = 60
 
 def distances_plot(audit: Audit) -> str:
     """A row for each attack that has distances, honest vectors at the top, and the threshold."""
-    seen = [audit.honest, *(found.evidence for found in audit.findings)]
+    seen = [audit.honest, *(found.measurement for found in audit.results)]
     rows = [(each.name, each.distances) for each in seen if each.distances is not None]
 
     def draw(axes: "Axes") -> None:
@@ -56,8 +56,8 @@ def power_plot(audit: Audit) -> str:
 
 
 def _svg(draw: Callable[["Axes"], None], height: float) -> str:
-    """The element alone, for a page to hold."""
-    # Few commands draw, and nobody else should wait for the import.
+    """The ``svg`` element, to be put into a page."""
+    # Only commands that draw wait for this import.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")

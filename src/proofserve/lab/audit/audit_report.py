@@ -1,4 +1,4 @@
-"""An audit for people (a table, sentences) and for programs (JSON)."""
+"""The report of an audit: a table and sentences for readers, JSON for programs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from proofserve.lab.audit.audit import WORTHWHILE, AttackFinding, Audit, Evidence
+from proofserve.lab.audit.audit import WORTHWHILE, AttackMeasurement, AttackResult, Audit
 from proofserve.lab.audit.compute_share import Price
 from proofserve.lab.audit.conviction import ConvictionRule
 
@@ -19,14 +19,14 @@ COLOURS = {"CAUGHT": "green", "honest": "green", "NOT CAUGHT": "red", "UNFIT": "
 PASSED_COLOURS = {True: "green", False: "red"}
 
 ASSUMPTIONS = (
-    "Savings are shares of the multiplications that an honest nonce costs. Rounded weights count as"
-    " if a multiplication got cheaper in proportion to their bits, the most that hardware offers;"
-    " that would take rounded activations as well, which would be further off. Vectors of another"
-    " nonce, key or block exist already and cost nothing.",
-    "Weights are rounded to the nearest with a scale for each 32 values, those in fp8 with a scale"
-    " for each row of a matrix. Everything else is computed as the honest prover does it.",
-    "Honest vectors differ from the validator's because the prover rounds more. Where both"
-    " round alike on different machines, expect distances about 1.4 times as large.",
+    "A saving is the share of multiplications that the attack leaves out of an honest nonce."
+    " Weights of fewer bits count as cheaper in proportion to their bits, which is the most that"
+    " hardware offers. Hardware does so only with rounded activations too, which would move the"
+    " vectors further. Vectors of another nonce, key or block exist already and cost nothing.",
+    "Weights are rounded to the nearest integer with one scale for each 32 values; weights in fp8"
+    " with one scale for each row of a matrix. The attack computes everything else honestly.",
+    "Honest vectors differ from the validator's because the prover computes in a dtype that rounds"
+    " more. Two machines that round alike but differently are about 1.4 times as far apart.",
 )
 
 
@@ -56,46 +56,46 @@ class AuditReport:
         """The cells of ``COLUMNS``, honest nodes first."""
         verdict = "UNFIT" if self.audit.convicts_honest else "honest"
         honest = (*_measured(self.audit.honest), "", "", "", "", verdict)
-        return [honest, *map(_row, self.audit.findings)]
+        return [honest, *map(_row, self.audit.results)]
 
     @property
     def missed(self) -> list[str]:
         """A sentence for each attack that is not caught: what would be needed."""
         return [
-            f"{found.evidence.name}: {_between(found.evidence)} of the vectors mismatch."
+            f"{found.measurement.name}: {_between(found.measurement)} of the vectors mismatch."
             f" Needed: {found.needed}."
-            for found in self.audit.findings
+            for found in self.audit.results
             if not found.caught
         ]
 
     @property
     def rule(self) -> str:
-        """The rule in words."""
+        """The rule, in sentences."""
         return rule_in_words(self.audit.rule)
 
     @property
     def shortcuts(self) -> str:
-        """What can be left out without anybody being able to tell."""
+        """The work that a prover can leave out without changing a vector."""
         price = self.price
         return (
-            "Exact shortcuts give the same vectors, so that no validator can see them. Every scheme"
-            " of version 1 reads the last position alone: the last layer's MLP at the other"
-            f" positions is {price.unread_mlp:.1%} of a whole forward. proofserve's own servers"
-            " leave it out, and savings are counted from that price. The last layer's queries,"
+            "An exact shortcut leaves work out and gives the same vectors, so no validator can see"
+            " it. Every scheme of version 1 reads only the last position. In the last layer the MLP"
+            f" at the other positions is {price.unread_mlp:.1%} of a whole forward. Our servers"
+            " leave it out, and savings are shares of the rest. The last layer's queries,"
             f" scores and output projections at those positions are a further"
-            f" {price.unread_attention:.1%}, which a prover may save and still be honest."
+            f" {price.unread_attention:.1%}; a prover may leave them out and stay honest."
         )
 
     def json(self) -> dict[str, Any]:
-        """Everything, under names; distances by nonce where there are any."""
+        """Everything, with the distances of each attack that has any."""
         audit = self.audit
         return {
             "passed": audit.passed,
             "verdict": audit.verdict,
             "rule": asdict(audit.rule),
             "rule_in_words": self.rule,
-            "honest": _evidence(audit.honest),
-            "attacks": [_finding(found) for found in audit.findings],
+            "honest": _measurement(audit.honest),
+            "attacks": [_finding(found) for found in audit.results],
             "exact_shortcuts": {
                 "unread_mlp": self.price.unread_mlp,
                 "unread_attention": self.price.unread_attention,
@@ -107,41 +107,42 @@ class AuditReport:
 
 
 def rule_in_words(rule: ConvictionRule) -> str:
-    """When an attack counts as caught, for those who read the report."""
+    """When an attack counts as caught, in sentences."""
     return (
-        f"A vector further than {rule.dist_threshold:g} from the validator's is a mismatch, which"
-        f" an honest node may have {rule.p_mismatch:g} of the time. CAUGHT means that the exact"
-        f" binomial test over at most {rule.max_nonces} nonces convicts with a chance of"
-        f" {rule.power:g} or more, while it convicts an honest node with {rule.alpha:g} or less."
-        " The rate of mismatches is taken at the lower end of its 95 % interval. The sequential"
-        " test has the same two chances; shown is the largest p_fraud that convicts, and after how"
-        " many nonces it has with that chance. The audit fails on an attack that saves"
-        f" {WORTHWHILE:.0%} or more and is not caught, and where honest nodes would be convicted."
+        f"A vector is a mismatch if it is further than {rule.dist_threshold:g} from the"
+        f" validator's. An honest node may have mismatches in {rule.p_mismatch:g} of its nonces."
+        f" An attack is CAUGHT if the exact binomial test over at most {rule.max_nonces} nonces"
+        f" convicts it with a chance of {rule.power:g} or more, and an honest node with a chance of"
+        f" {rule.alpha:g} or less. The rate of mismatches is taken at the lower end of its 95 %"
+        " interval. The sequential test has the same two chances: the table shows the largest"
+        " p_fraud that convicts the attack, and the number of nonces after which it has convicted."
+        f" The audit fails if an attack that saves {WORTHWHILE:.0%} or more is not caught, or if"
+        " honest nodes would be convicted."
     )
 
 
-def _row(found: AttackFinding) -> tuple[str, ...]:
+def _row(found: AttackResult) -> tuple[str, ...]:
     fixed, quickest = found.conviction.fixed, found.conviction.sequential
     sequential = ("-", "", "")
     if quickest is not None:
         sequential = (str(quickest.nonces), f"{quickest.expected:.0f}", f"{quickest.p_fraud:g}")
     verdict = "CAUGHT" if found.caught else "NOT CAUGHT"
-    return (*_measured(found.evidence), str(fixed or "-"), *sequential, verdict)
+    return (*_measured(found.measurement), str(fixed or "-"), *sequential, verdict)
 
 
-def _measured(evidence: Evidence) -> tuple[str, ...]:
-    distance = f"{evidence.mean:.3f} ± {evidence.sd:.3f}"
-    return evidence.name, f"{evidence.saving:.1%}", distance, f"{evidence.rate:.1%}"
+def _measured(measurement: AttackMeasurement) -> tuple[str, ...]:
+    distance = f"{measurement.mean:.3f} ± {measurement.sd:.3f}"
+    return measurement.name, f"{measurement.saving:.1%}", distance, f"{measurement.rate:.1%}"
 
 
-def _between(evidence: Evidence) -> str:
-    low, high = evidence.interval
+def _between(measurement: AttackMeasurement) -> str:
+    low, high = measurement.interval
     return f"{low:.2%} to {high:.2%}"
 
 
-def _finding(found: AttackFinding) -> dict[str, Any]:
+def _finding(found: AttackResult) -> dict[str, Any]:
     return {
-        **_evidence(found.evidence),
+        **_measurement(found.measurement),
         "caught": found.caught,
         "fixed_nonces": found.conviction.fixed,
         "sequential": asdict(found.conviction.sequential) if found.conviction.sequential else None,
@@ -150,14 +151,14 @@ def _finding(found: AttackFinding) -> dict[str, Any]:
     }
 
 
-def _evidence(evidence: Evidence) -> dict[str, Any]:
-    distances = evidence.distances
+def _measurement(measurement: AttackMeasurement) -> dict[str, Any]:
+    distances = measurement.distances
     return {
-        "name": evidence.name,
-        "saving": evidence.saving,
-        "distance_mean": evidence.mean,
-        "distance_sd": evidence.sd,
-        "mismatch_rate": evidence.rate,
-        "mismatch_interval": list(evidence.interval),
+        "name": measurement.name,
+        "saving": measurement.saving,
+        "distance_mean": measurement.mean,
+        "distance_sd": measurement.sd,
+        "mismatch_rate": measurement.rate,
+        "mismatch_interval": list(measurement.interval),
         "distances": None if distances is None else distances.tolist(),
     }

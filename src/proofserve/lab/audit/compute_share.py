@@ -1,9 +1,8 @@
-"""What a nonce costs, counted from the model's shape, and what a cheat leaves out of it.
+"""The price of a nonce in multiplications, from the model's shape, and what an attack saves of it.
 
-Counted are the multiplications of the matrices and of causal attention; norms, rotations and the
-drawing of inputs are left out, a few percent of a forward. Everything is a share of the honest
-price, which is without the work that nobody could notice missing from our own servers (ADR 8):
-the last layer's MLP at all positions but the last.
+Counted are the multiplications of the matrices and of causal attention. Norms, rotations and the
+drawing of inputs are left out: a few percent of a forward. Every share is one of the honest price,
+which leaves out the last layer's MLP at all positions but the last, as our servers do (ADR 8).
 """
 
 from dataclasses import dataclass, replace
@@ -56,14 +55,14 @@ class Price:
 
     @property
     def honest(self) -> int:
-        """What every server of ours does: all but the last MLP at the positions nobody reads."""
+        """What our servers compute: all but the last MLP at the positions that are not read."""
         return self._whole - self._unread_mlp if self.shape.layers else 0
 
     def without_layers(self, count: int) -> float:
         """The share (0 to 1) saved by leaving out ``count`` layers.
 
-        A cheat also leaves out the unread MLP of whichever layer is its last. With no layer left
-        there is nothing to compute.
+        The attack also leaves out the unread MLP of the layer that is then the last. Without any
+        layer there is nothing to compute.
         """
         fewer = replace(self.shape, layers=self.shape.layers - count)
         return 1.0 - Price(fewer, self.seq_len).honest / self.honest
@@ -75,9 +74,8 @@ class Price:
     def bits(self, bits: int) -> float:
         """The share saved by matrices of ``bits`` instead of 16 bits, at the very most.
 
-        As if a multiplication got cheaper in proportion to the bits, which is what the fastest
-        hardware offers and only if activations are rounded too. Attention, which has no weights,
-        costs what it did.
+        Multiplications count as cheaper in proportion to the bits, which the fastest hardware
+        offers if activations are rounded too. Attention has no weights and costs the same.
         """
         return (1.0 - self._attention / self.honest) * (1.0 - bits / SERVED_BITS)
 
@@ -90,8 +88,8 @@ class Price:
     def unread_attention(self) -> float:
         """The share saved by also leaving out the last layer's queries at unread positions.
 
-        With them go their scores and their output projections. Keys and values of every position
-        are read by the last one, and stay.
+        Their scores and output projections are left out with them. Keys and values of every
+        position stay, because the last position reads them.
         """
         unread = self.seq_len - 1
         # The pairs of all tokens but the last one.

@@ -11,10 +11,10 @@ from proofserve.protocol.statistics import (
     sample_size,
 )
 
-# Rates of fraud that a sequential test may be set to, from the quickest test to the most patient.
-# The first is the default of ``proofserve verify``.
+# The settings of ``p_fraud`` that are tried, from the test with the fewest nonces to the one with
+# the most. The first is the default of ``proofserve verify``.
 P_FRAUDS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
-# How much longer than the most nonces one looks, to tell how many would do.
+# Multiples of ``max_nonces`` that are tried, to say how many nonces would be enough.
 FURTHER = (2, 5, 10, 20)
 # Halvings of an interval within [0, 1]; a rate is wanted to a few digits.
 _HALVINGS = 30
@@ -24,10 +24,10 @@ _HALVINGS = 30
 class ConvictionRule:
     """When a vector mismatches, and when a node that mismatches too often is convicted.
 
-    A vector further than ``dist_threshold`` (L2) from the recomputed one is a mismatch, which an
-    honest node has at most ``p_mismatch`` of the time. An honest node may be convicted with a
-    chance of ``alpha``; a cheat shall be with a chance of ``power``, within ``max_nonces``. Raises
-    ProtocolError for a rate or chance that is not between 0 and 1.
+    A vector further than ``dist_threshold`` (L2) from the recomputed one is a mismatch; at most a
+    share ``p_mismatch`` of an honest node's vectors are. ``alpha`` is the chance that an honest
+    node is convicted, ``power`` the chance that a fraud has to be convicted with, within
+    ``max_nonces``. Raises ProtocolError for a rate or chance that is not between 0 and 1.
     """
 
     dist_threshold: float
@@ -43,10 +43,9 @@ class ConvictionRule:
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
-    """A sequential test that convicts: its setting, and the nonces it looks at.
+    """A sequential test that convicts: its setting, and how many nonces it needs.
 
-    After ``nonces`` it has convicted with the wanted chance; ``expected`` is how many it takes on
-    average.
+    After ``nonces`` it has convicted with the wanted chance; on average it needs ``expected``.
     """
 
     p_fraud: float
@@ -56,11 +55,11 @@ class Sequential:
 
 @dataclass(frozen=True, slots=True)
 class Conviction:
-    """What convicts a node of one rate of mismatches.
+    """The tests that convict a node with one rate of mismatches.
 
-    ``fixed`` is the number of nonces of the fixed test and ``sequential`` the quickest setting of
-    the sequential one, each None if ``max_nonces`` are not enough. ``default_convicts`` is the
-    chance that the sequential test of the default setting convicts.
+    ``fixed`` is the number of nonces of the fixed test, ``sequential`` the setting of the
+    sequential test with the fewest nonces; each is None if ``max_nonces`` are not enough.
+    ``default_convicts`` is the chance that the sequential test convicts at its default setting.
     """
 
     fixed: int | None
@@ -69,7 +68,7 @@ class Conviction:
 
 
 class PowerAnalysis:
-    """Judges rates by one rule, each rate once."""
+    """Works out, for one rule, which tests convict at a rate of mismatches."""
 
     def __init__(self, rule: ConvictionRule) -> None:
         self.rule = rule
@@ -78,24 +77,24 @@ class PowerAnalysis:
         self.least_rate = self._least_rate()
 
     def conviction(self, rate: float) -> Conviction:
-        """What convicts a node that mismatches at ``rate``."""
+        """The tests that convict a node with this rate of mismatches."""
         if rate not in self._known:
             default, sequential = self._sequential(rate)
             self._known[rate] = Conviction(self._fixed(rate), sequential, default)
         return self._known[rate]
 
     def nonces_beyond(self, rate: float) -> int | None:
-        """How many nonces, more than ``max_nonces``, would convict at ``rate``; a round number.
+        """How many nonces, a multiple of ``max_nonces``, convict at ``rate``.
 
-        None if not even many times more do.
+        None if the largest of ``FURTHER`` is not enough.
         """
         sizes = (times * self.rule.max_nonces for times in FURTHER)
         return next((n for n in sizes if self._convicts(n, rate)), None)
 
     def mismatches_needed(self, trials: int) -> int | None:
-        """The fewest mismatches among ``trials`` that show a rate which is convicted.
+        """The fewest mismatches among ``trials`` whose interval lies above ``least_rate``.
 
-        That is one whose interval lies above ``least_rate``. None if not even all are enough.
+        None if even ``trials`` mismatches are too few.
         """
         least = self.least_rate
         if least is None:
@@ -104,7 +103,7 @@ class PowerAnalysis:
         return next((k for k in counts if rate_interval(k, trials)[0] >= least), None)
 
     def _least_rate(self) -> float | None:
-        """The lowest rate of mismatches that ``max_nonces`` or fewer convict; None if none is."""
+        """The lowest rate of mismatches that ``max_nonces`` or fewer convict, else None."""
         if not self._some_size_convicts(1.0):
             return None
         low, high = 0.0, 1.0
@@ -130,7 +129,7 @@ class PowerAnalysis:
         return sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
 
     def _sequential(self, rate: float) -> tuple[float, Sequential | None]:
-        """The chance that the default setting convicts, and the quickest setting that does."""
+        """The chance that the default setting convicts, and the first setting that does."""
         rule = self.rule
         default = 0.0
         for p_fraud in P_FRAUDS:
@@ -144,16 +143,16 @@ class PowerAnalysis:
             if nonces is not None:
                 return default, Sequential(p_fraud, nonces, course.expected_nonces)
             if rate <= rule.p_mismatch:
-                # No setting may convict an honest node.
+                # An honest node's rate: no setting may convict it.
                 break
         return default, None
 
 
 def _strongest_sizes(rule: ConvictionRule) -> tuple[int, ...]:
-    """The numbers of nonces up to ``max_nonces`` of which one is the most powerful.
+    """Two numbers of nonces up to ``max_nonces``; one of them has the greatest power.
 
-    Power is a saw-tooth: it falls where one more mismatch becomes necessary. So it is greatest at
-    the end, or just before it fell for the last time.
+    Power falls where one more mismatch becomes necessary, and rises between. So it is greatest at
+    ``max_nonces``, or just before it falls for the last time.
     """
 
     def needed(n: int) -> int | None:
