@@ -1,6 +1,6 @@
 """Pins every private name of vLLM that the adapter relies on, and who relies on it.
 
-A failure here after an upgrade says which function of ``engines/vllm/compat.py`` to revisit.
+A failure here after an upgrade says which function of ``engines/vllm/compat_*.py`` to revisit.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import prometheus_client
 import pytest
+import uvicorn
 import vllm
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -30,6 +31,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.core_client import AsyncMPClient, InprocClient, MPClient, SyncMPClient
+from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
@@ -89,7 +91,7 @@ def test_utility_calls_may_answer_with_a_future() -> None:
     assert "add_done_callback" in body
 
 
-def test_call_when_idle_and_post_turn() -> None:
+def test_call_when_idle_and_post_wakeup() -> None:
     assert "self._idle_state_callbacks: list[Callable] = []" in source(EngineCore.__init__)
     loop = source(EngineCoreProc._process_input_queue)
     assert loop.index("_notify_idle_state_callbacks") < loop.index("self.input_queue.get(")
@@ -109,13 +111,13 @@ def test_waiting_requests_and_is_busy() -> None:
     assert "scheduler.has_requests()" in source(EngineCoreProc.has_work)
 
 
-def test_watch_arrivals_and_watch_steps() -> None:
+def test_watch() -> None:
     assert "self.preprocess_add_request(req)" in source(EngineCoreProc.process_input_sockets)
     assert "self.step_fn()" in source(EngineCoreProc._process_engine_step)
     assert "self.step_fn = (" in source(EngineCore.__init__)
 
 
-def test_run_on_workers() -> None:
+def test_run_forward() -> None:
     assert parameters(EngineCore.collective_rpc) == ["self", "method", "timeout", "args", "kwargs"]
 
 
@@ -191,7 +193,7 @@ def test_running_app() -> None:
 def test_running_engine() -> None:
     assert parameters(entry.build_async_engine_client)[0] == "args"
     assert parameters(AsyncLLM.shutdown) == ["self", "timeout"]
-    # compat.before_shutdown: from another thread, while the loop runs, before the HTTP server ends.
+    # install_orderly_shutdown: from another thread, while the loop runs, before the HTTP server ends.
     assert in_order(
         source(launcher.serve_http),
         "loop.run_in_executor(",
@@ -201,6 +203,27 @@ def test_running_engine() -> None:
     # A second stop finds nothing left to do.
     assert "if self._finalizer.detach() is not None:" in source(MPClient.shutdown)
     assert "add_signal_handler" not in source(entry)
+
+
+def test_orderly_shutdown_ends_the_requests_that_wait_for_the_engine() -> None:
+    assert parameters(OutputProcessor.propagate_error) == ["self", "e"]
+    assert "state.queue.put(e)" in source(OutputProcessor.propagate_error)
+    assert "self.output_processor = OutputProcessor(" in source(AsyncLLM.__init__)
+    assert "except (VLLMClientError, GracefulHTTPError) as e:" in source(AsyncLLM.generate)
+    # Without propagate_error nothing wakes them: the task that would is cancelled.
+    assert in_order(source(AsyncLLM.shutdown), "output_handler", "cancel_task_threadsafe(handler)")
+
+
+def test_the_wait_for_clients_can_be_limited() -> None:
+    # plugin.endpoint sets timeout_graceful_shutdown of app.state.server in the lifespan.
+    assert issubclass(launcher.NoSignalServer, uvicorn.Server)
+    assert in_order(
+        source(launcher.serve_http),
+        "server = NoSignalServer(config",
+        "app.state.server = server",
+        "server.serve(",
+    )
+    assert "timeout=self.config.timeout_graceful_shutdown" in source(uvicorn.Server.shutdown)
 
 
 def test_application() -> None:

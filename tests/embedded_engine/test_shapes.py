@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from proofserve.engines.vllm import compat
+from proofserve.engines.vllm import compat_client
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.rounds.records import ProofBatch
 from support.engines import EmbeddedEngine, workload
@@ -115,7 +115,7 @@ def test_other_architectures(arch: str, small_models: SmallModels, start: Start)
 
 
 async def _groups(engine: EmbeddedEngine) -> list[Any]:
-    read: list[Any] = await compat.call_engine(engine.llm, "get_kv_cache_group_metadata")
+    read: list[Any] = await compat_client.call_engine(engine.llm, "get_kv_cache_group_metadata")
     return read
 
 

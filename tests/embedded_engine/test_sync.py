@@ -20,7 +20,7 @@ def test_a_synchronous_engine_defers_while_requests_are_unfinished(
     tiny: Path, vectors: NDArray[np.float32], cpu_environment: pytest.MonkeyPatch
 ) -> None:
     env = environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(TESTS)})
-    script = str(TESTS / "engine" / "sync_engine.py")
+    script = str(TESTS / "embedded_engine" / "sync_engine.py")
     ran = subprocess.run(
         [sys.executable, script, str(tiny)],
         env=env,

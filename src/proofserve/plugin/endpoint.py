@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request
 from starlette.datastructures import State
 
@@ -25,8 +26,10 @@ from proofserve.wiring.node import running_node, versions
 _logger = logging.getLogger(__name__)
 # With it vLLM shows only what processes have left in that folder.
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
-# How long the end of the engine waits for that of the round, seconds.
+# How long vLLM waits for the end of the round before it ends the engine, seconds.
 ROUND_END_S = 15.0
+# How long the server then waits for clients to read their open responses, seconds.
+RESPONSES_END_S = 10
 
 
 class ProofEndpoints:
@@ -49,11 +52,12 @@ class ProofEndpoints:
         @asynccontextmanager
         async def lifespan(application: FastAPI) -> AsyncIterator[Any]:
             async with around(application) as state:
+                _limit_wait_for_clients(application)
                 try:
                     yield state
                 finally:
-                    # vLLM's own server has ended its engine by now, and rounds before it; where
-                    # an application is embedded the engine still runs, and they end here.
+                    # In vLLM's own server the round and the engine have ended by now; in an
+                    # embedded application the engine still runs, and the round ends here.
                     await self._running.aclose()
 
         app.router.lifespan_context = lifespan
@@ -75,7 +79,7 @@ class ProofEndpoints:
         vetting.require_one_owner(config)
         vetting.require_model_runner(config)
         # Not before the vetting: names that moved would fail here without a word of advice.
-        from proofserve.engines.vllm import compat  # noqa: PLC0415
+        from proofserve.engines.vllm import compat_client  # noqa: PLC0415
         from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
 
         engine_info = EngineInfo(
@@ -93,7 +97,7 @@ class ProofEndpoints:
         state.proofserve_engine = engine
         node = await self._running.enter_async_context(running_node(engine, self._settings))
         self._running.enter_context(exposed(node))
-        compat.before_shutdown(engine_client, node.manager.aclose, ROUND_END_S)
+        compat_client.install_orderly_shutdown(engine_client, node.manager.aclose, ROUND_END_S)
         state.proofserve_node = node
         if has_variable(MULTIPROCESS):
             _logger.warning(
@@ -105,6 +109,17 @@ class ProofEndpoints:
             self._settings.outbox.absolute(),
         )
         _logger.info("proof endpoints: %s", description(access))
+
+
+def _limit_wait_for_clients(application: FastAPI) -> None:
+    """Make vLLM's HTTP server end even if a client neither reads nor leaves its open stream.
+
+    The server is uvicorn's, in ``app.state.server`` while it serves; an embedded application
+    has none.
+    """
+    server = getattr(application.state, "server", None)
+    if isinstance(server, uvicorn.Server) and server.config.timeout_graceful_shutdown is None:
+        server.config.timeout_graceful_shutdown = RESPONSES_END_S
 
 
 def _node(request: Request) -> Node:

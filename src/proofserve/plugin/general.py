@@ -1,11 +1,14 @@
 """``vllm.general_plugins``: installs the engine-side methods. Loaded in every vLLM process.
 
-Loading must stay light, and happens while vLLM itself is half imported: what the methods need
-is imported by their first call, which only ever comes in the engine core.
+Loading must stay light, and happens while vLLM itself is half imported: the imports that the
+methods need happen in their first call, which only comes in the engine core.
 """
 
 from concurrent.futures import Future
 from typing import Any
+
+# The EngineCore method that a posted wakeup names.
+WAKEUP = "proofserve_wakeup"
 
 
 def install() -> None:
@@ -23,24 +26,27 @@ def install() -> None:
     EngineCore.proofserve_release = _release
     EngineCore.proofserve_gauges = _gauges
     EngineCore.proofserve_measure = _measure
-    EngineCore.proofserve_turn = _turn
+    setattr(EngineCore, WAKEUP, _wakeup)
 
 
 def _gate(engine: Any) -> Any:
     """The gate of ``engine``, built by its first proof call."""
     if not hasattr(engine, "proofserve_gate"):
-        from proofserve.engines.vllm.core_gate import ProofGate
+        from proofserve.engines.vllm.compat_core import VllmCore
+        from proofserve.engines.vllm.core_gate import GateOptions, ProofGate, start_wakeups
         from proofserve.settings.node import EngineSettings
 
         settings = EngineSettings()
-        engine.proofserve_gate = ProofGate(
-            engine, settings.forward_batch, settings.share, settings.lease_idle_sec
-        )
+        core = VllmCore(engine, WAKEUP)
+        options = GateOptions(settings.forward_batch, settings.share, settings.lease_idle_sec)
+        engine.proofserve_gate = ProofGate(core, options)
+        if core.has_own_loop():
+            start_wakeups(engine.proofserve_gate)
     return engine.proofserve_gate
 
 
 def _prove(engine: Any, call: dict[str, Any]) -> "Future[dict[str, Any]]":
-    from proofserve.engines.vllm.wire import ProveCall
+    from proofserve.engines.vllm.core_messages import ProveCall
 
     future: Future[dict[str, Any]] = _gate(engine).prove(ProveCall.unpack(call))
     return future
@@ -56,12 +62,12 @@ def _gauges(engine: Any) -> dict[str, Any]:
 
 
 def _measure(engine: Any, call: dict[str, Any], forwards: int) -> "Future[dict[str, Any]]":
-    from proofserve.engines.vllm.wire import ProveCall
+    from proofserve.engines.vllm.core_messages import ProveCall
 
     future: Future[dict[str, Any]] = _gate(engine).measure(ProveCall.unpack(call), forwards)
     return future
 
 
-def _turn(engine: Any) -> "Future[None]":
-    future: Future[None] = _gate(engine).turn()
+def _wakeup(engine: Any) -> "Future[None]":
+    future: Future[None] = _gate(engine).wake_up()
     return future

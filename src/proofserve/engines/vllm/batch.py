@@ -1,15 +1,14 @@
 """One forward of the deployed shape, from the engine core's side."""
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.engines.vllm import compat, wire
-from proofserve.engines.vllm.lease import LeaseBook
-from proofserve.engines.vllm.worker import prove
+from proofserve.engines.vllm import core_messages
+from proofserve.engines.vllm.core_port import CorePort
+from proofserve.engines.vllm.lease import LeaseTable
 from proofserve.protocol.nonces import pad
 
 
@@ -23,20 +22,24 @@ class Batch:
 
 
 class BatchRunner:
-    """Fills forwards up to their fixed shape and runs them on all workers."""
+    """Fills forwards up to their fixed shape and runs them on all workers.
 
-    def __init__(self, engine: Any, leases: LeaseBook) -> None:
-        self._engine = engine
+    ``now``: the monotonic clock, in seconds.
+    """
+
+    def __init__(self, core: CorePort, leases: LeaseTable, now: Callable[[], float]) -> None:
+        self._core = core
         self._leases = leases
+        self._now = now
 
-    def run(self, call: wire.ProveCall, start: int) -> Batch:
+    def run(self, call: core_messages.ProveCall, start: int) -> Batch:
         """Prove as many of ``call.nonces[start:]`` as one forward holds.
 
-        Raises LeaseRefused, or whatever the workers raised.
+        Raises LeaseRefused, or the error that a worker raised.
         """
-        lease = self._leases.get(call.lease, call.seq_len, time.monotonic())
+        lease = self._leases.get(call.lease, call.seq_len, self._now())
         wanted = call.nonces[start : start + lease.sequences]
-        forward = wire.Forward(
+        forward = core_messages.Forward(
             scheme=call.scheme,
             block_hash=call.block_hash,
             public_key=call.public_key,
@@ -45,9 +48,8 @@ class BatchRunner:
             blocks=lease.tables,
             block_sizes=lease.block_sizes,
         )
-        replies = compat.run_on_workers(self._engine, prove, forward)
-        reply = next(reply for reply in replies if reply is not None)
+        reply = self._core.run_forward(forward)
         failed = [nonce for nonce in reply["failed"] if nonce >= 0]
-        # Dummies trail the wanted nonces, so the wanted ones' rows come first.
-        rows = wire.values_of(reply)[: len(wanted) - len(failed)]
+        # Padding nonces follow the wanted ones, so the wanted ones' rows come first.
+        rows = core_messages.values_of(reply)[: len(wanted) - len(failed)]
         return Batch(len(wanted), rows, failed)

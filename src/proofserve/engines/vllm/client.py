@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from proofserve.engines.vllm import compat, wire
+from proofserve.engines.vllm import compat_client, core_messages
+from proofserve.engines.vllm.core_messages import ProveCall
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, EngineInfo, Measurement, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges
@@ -67,9 +68,9 @@ class VllmEngine:
     async def call(self, method: str, *args: Any) -> Any:
         """An EngineCore method. Raises EngineGone, or EngineFault with the engine's own text."""
         try:
-            return await compat.call_engine(self._client, method, *args)
+            return await compat_client.call_engine(self._client, method, *args)
         except Exception as error:
-            if compat.is_engine_dead(error):
+            if compat_client.is_engine_dead(error):
                 raise EngineGone("the engine process has died; restart the server") from error
             raise EngineFault(str(error)) from error
 
@@ -114,9 +115,9 @@ class VllmSession:
             await self._engine.call(RELEASE, self._lease)
 
 
-def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) -> wire.ProveCall:
-    """The wire form of one ``prove``."""
-    return wire.ProveCall(
+def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) -> ProveCall:
+    """The message of one ``prove``."""
+    return ProveCall(
         lease=lease,
         scheme=work.scheme.to_wire(),
         block_hash=work.block_hash,
@@ -132,13 +133,13 @@ def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | 
 
     Raises EngineFault for a fault, and for a lease that was returned before the call ran.
     """
-    if reply["kind"] == wire.PROVED:
+    if reply["kind"] == core_messages.PROVED:
         failed = frozenset(reply["failed"])
         proved = tuple(nonce for nonce in nonces[: reply["done"]] if nonce not in failed)
-        return ProofBatch(proved, wire.values_of(reply), tuple(reply["failed"]))
-    if reply["kind"] == wire.DEFERRED:
+        return ProofBatch(proved, core_messages.values_of(reply), tuple(reply["failed"]))
+    if reply["kind"] == core_messages.DEFERRED:
         return Deferred(reply["reason"], reply["seconds"])
-    if reply["kind"] == wire.RELEASED:
+    if reply["kind"] == core_messages.RELEASED:
         raise EngineFault("the lease was returned before the call ran")
     raise EngineFault(reply["error"])
 

@@ -1,10 +1,10 @@
-"""The gate inside the engine core: proofs pass only while chat has nothing to do.
+"""The gate inside the engine core: proofs run only while chat has nothing to do.
 
 The core runs one loop: take messages, step the scheduler, repeat. A proof call is a message
-whose answer is a Future. The gate queues it and runs it one forward at a time from the core's
-own idle callback, so nothing polls, and a chat request that arrives during a forward waits for
-that forward at most. All methods run on the core's loop thread except ``_chat_arrived`` and the
-body of the alarm, which only append to a dictionary and post a message.
+whose answer is a Future. The gate queues the call and runs it one forward at a time from the
+core's own idle callback, so nothing polls, and a chat request that arrives during a forward waits
+for that forward at most. All methods run on the core's loop thread, except ``_chat_arrived``,
+which only writes to a dictionary, and ``wake_if_needed``, which only posts a message.
 """
 
 import os
@@ -12,30 +12,45 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from proofserve.engines.vllm import compat, wire
+from proofserve.engines.vllm import core_messages
 from proofserve.engines.vllm.batch import BatchRunner
-from proofserve.engines.vllm.lease import LeaseBook
-from proofserve.engines.vllm.ledger import Ledger
+from proofserve.engines.vllm.core_port import CorePort
+from proofserve.engines.vllm.core_times import CoreTimes
+from proofserve.engines.vllm.lease import LeaseTable
 
-# How often the loop is woken to look at deadlines, seconds.
-ALARM_S = 1.0
-# How long chat must have been quiet before a forward takes the engine, seconds.
+# Seconds between two wakeups of the loop while calls wait or leases are out.
+WAKEUP_S = 1.0
+# How long chat must have been quiet before a forward takes the engine, seconds (ADR 9).
 CHAT_GRACE_S = 0.006
-# The EngineCore method under which the plugin installs ``ProofGate.turn``.
-TURN = "proofserve_turn"
 
 
-@dataclass(slots=True)
-class Pending:
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """What an operator chooses.
+
+    ``forward_batch``: sequences of one forward. ``share``: the fraction of engine time that
+    proofs may take while chat never pauses; 0 leaves all of it to chat. ``lease_idle_s``: after so
+    many seconds without a call a lease goes back to the pool, because its API process is gone; a
+    live session that merely paused takes a new lease with its next call.
+    """
+
+    forward_batch: int
+    share: float
+    lease_idle_s: float
+
+
+@dataclass(slots=True, eq=False)
+class QueuedCall:
     """A call in the gate's queue and what its forwards have produced so far."""
 
-    call: wire.ProveCall
+    call: core_messages.ProveCall
     arrived: float
     future: "Future[dict[str, Any]]" = field(default_factory=Future)
     done: int = 0
@@ -49,181 +64,195 @@ class Pending:
 
     def answer_with_rows(self) -> None:
         """Complete the call with the first ``done`` of its nonces, which may be all."""
-        self.answer(wire.proved(np.concatenate(self.values), self.failed, self.done))
+        self.answer(core_messages.proved(np.concatenate(self.values), self.failed, self.done))
 
 
 class ProofGate:
-    """Queue, leases and ledger of one engine core.
+    """Queue, leases and times of one engine core. ``now``: the monotonic clock, in seconds."""
 
-    ``forward_batch``: sequences of one forward. ``share``: the fraction of engine time that
-    proofs may take while chat never pauses; 0 leaves all of it to chat. ``lease_idle_s``: a lease
-    that nobody uses for so many seconds goes back to the pool, because its API process is gone; a
-    live one that merely paused takes a new lease with its next call.
-    """
-
-    def __init__(self, engine: Any, forward_batch: int, share: float, lease_idle_s: float) -> None:
-        self._engine = engine
-        self._lease_idle_s = lease_idle_s
-        self._leases = LeaseBook(engine, forward_batch)
-        self._batches = BatchRunner(engine, self._leases)
-        self._ledger = Ledger()
-        self._share = share
-        self._queue: deque[Pending] = deque()
-        self._armed = False
-        if compat.has_own_loop(engine):
-            compat.watch_arrivals(engine, self._chat_arrived)
-            compat.watch_steps(engine, self._stepped)
-            self._parent = os.getppid()
-            threading.Thread(target=self._ring, name="proofserve-alarm", daemon=True).start()
+    def __init__(
+        self, core: CorePort, options: GateOptions, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._core = core
+        self._options = options
+        self._now = now
+        self._leases = LeaseTable(core, options.forward_batch)
+        self._batches = BatchRunner(core, self._leases, now)
+        self._times = CoreTimes(now)
+        self._queue: deque[QueuedCall] = deque()
+        self._awaits_idle = False
+        if core.has_own_loop():
+            core.watch(self._chat_arrived, self._chat_stepped)
 
     # -- calls from the API process ----------------------------------------------------------
 
-    def prove(self, call: wire.ProveCall) -> "Future[dict[str, Any]]":
-        """Queue ``call``. The Future completes with a reply of ``wire``; it never raises."""
-        pending = Pending(call, time.monotonic())
-        if not compat.has_own_loop(self._engine):
-            self._run_inline(pending)
-        elif call.defer_s <= 0 and compat.is_busy(self._engine):
-            pending.answer(self._deferral(pending))
+    def prove(self, call: core_messages.ProveCall) -> "Future[dict[str, Any]]":
+        """Queue ``call``. The Future completes with a ``core_messages`` reply; it never raises."""
+        queued = QueuedCall(call, self._now())
+        if not self._core.has_own_loop():
+            self._run_inline(queued)
+        elif call.defer_s <= 0 and self._core.is_busy():
+            queued.answer(self._deferral(queued))
         else:
-            self._queue.append(pending)
-            self._arm()
-        return pending.future
+            self._queue.append(queued)
+            self._await_idle()
+        return queued.future
 
     def release(self, lease: str) -> None:
-        """Return a lease; calls of it that have not finished never will."""
-        for pending in [p for p in self._queue if p.call.lease == lease]:
-            self._queue.remove(pending)
-            pending.answer(wire.released())
+        """Return a lease; its calls that still wait in the queue are answered ``released``."""
+        for queued in [q for q in self._queue if q.call.lease == lease]:
+            self._queue.remove(queued)
+            queued.answer(core_messages.released())
         self._leases.release(lease)
 
-    def measure(self, call: wire.ProveCall, forwards: int) -> "Future[dict[str, Any]]":
+    def measure(self, call: core_messages.ProveCall, forwards: int) -> "Future[dict[str, Any]]":
         """Time ``forwards`` bare forwards back to back, once chat is idle; chat waits for all.
 
-        The Future holds ``seconds`` and ``nonces``. It is the yardstick of the benchmark, and not
-        for a node in service.
+        The Future holds ``seconds`` and ``nonces``. The benchmark compares rounds with it; a node
+        in service does not use it.
         """
         future: Future[dict[str, Any]] = Future()
 
-        def run(_engine: Any) -> None:
+        def run() -> None:
             try:
                 self._batches.run(call, 0)  # the first one draws what its block needs
-                start = time.monotonic()
+                start = self._now()
                 nonces = sum(self._batches.run(call, 0).count for _ in range(forwards))
-                future.set_result({"seconds": time.monotonic() - start, "nonces": nonces})
+                future.set_result({"seconds": self._now() - start, "nonces": nonces})
             except Exception as error:  # noqa: BLE001 - an error here would kill the engine
                 future.set_exception(error)
             finally:
                 self._leases.release(call.lease)
 
-        compat.call_when_idle(self._engine, run)
+        self._core.call_when_idle(run)
         return future
 
     def gauges(self) -> dict[str, Any]:
-        """Counters of the ledger and of the block pool."""
+        """Counters of forwards and of the block pool."""
         return {
-            **self._ledger.read(),
+            **self._times.read(),
             "leased_blocks": self._leases.held_blocks,
-            "free_blocks": compat.free_blocks(self._engine),
-            "unfinished_requests": compat.unfinished_requests(self._engine),
+            "free_blocks": self._core.free_blocks(),
+            "unfinished_requests": self._core.unfinished_requests(),
         }
-
-    def turn(self) -> "Future[None]":
-        """Look after deadlines and take up waiting work; called by the core's loop."""
-        now = time.monotonic()
-        for pending in [p for p in self._queue if now - p.arrived > p.call.defer_s]:
-            self._overdue(pending)
-        self._leases.release_unused(now - self._lease_idle_s, {p.call.lease for p in self._queue})
-        if self._queue:
-            self._arm()
-        return Future()  # never completed: nobody asked
-
-    def _overdue(self, pending: Pending) -> None:
-        """Answer a call that takes long: with what is done, or that chat holds it back."""
-        if pending.done > 0:
-            self._queue.remove(pending)
-            pending.answer_with_rows()
-        elif compat.is_busy(self._engine):
-            self._queue.remove(pending)
-            pending.answer(self._deferral(pending))
 
     # -- the core's loop ---------------------------------------------------------------------
 
-    def _arm(self) -> None:
-        if not self._armed:
-            self._armed = True
-            compat.call_when_idle(self._engine, self._on_idle)
-
-    def _on_idle(self, _engine: Any) -> None:
-        """The core ran out of work: one forward, then let it look at its queue again."""
-        self._armed = False
-        self._ledger.idle()
-        if self._queue and self._chat_is_over():
-            self._advance()
+    def wake_up(self) -> "Future[None]":
+        """Check deadlines and idle leases; the core's loop calls it for each posted wakeup."""
+        now = self._now()
+        for queued in [q for q in self._queue if now - q.arrived > q.call.defer_s]:
+            self._answer_overdue(queued)
+        in_use = {queued.call.lease for queued in self._queue}
+        self._leases.release_unused(now - self._options.lease_idle_s, in_use)
         if self._queue:
-            compat.post_turn(self._engine, TURN)
+            self._await_idle()
+        return Future()  # never completed: no client waits for the answer
+
+    def wake_if_needed(self) -> None:
+        """Post a wakeup while calls wait or leases are out. Safe from another thread.
+
+        Under endless chat no message may come to make the loop look at its deadlines.
+        """
+        if self._queue or len(self._leases):
+            self._core.post_wakeup()
+
+    def _answer_overdue(self, queued: QueuedCall) -> None:
+        """Answer a call past its deadline: with its finished part, or that chat deferred it."""
+        if queued.done > 0:
+            self._queue.remove(queued)
+            queued.answer_with_rows()
+        elif self._core.is_busy():
+            self._queue.remove(queued)
+            queued.answer(self._deferral(queued))
+
+    def _await_idle(self) -> None:
+        if not self._awaits_idle:
+            self._awaits_idle = True
+            self._core.call_when_idle(self._on_idle)
+
+    def _on_idle(self) -> None:
+        """The core ran out of work: run one forward, then let the core look at its messages."""
+        self._awaits_idle = False
+        self._times.idle()
+        if self._queue and self._chat_is_over():
+            self._run_next_forward()
+        if self._queue:
+            self._core.post_wakeup()
 
     def _chat_is_over(self) -> bool:
         """Whether chat has been quiet for the grace; it is waited for, unless a message comes.
 
         Under steady chat the scheduler can run empty for a moment while the next requests are on
-        their way through the API process. A forward that slips in there costs them all its length.
+        their way through the API process. A forward in that moment would delay them all.
         """
-        if (left := CHAT_GRACE_S - self._ledger.since_chat()) > 0:
-            compat.await_message(self._engine, left)
-        quiet = self._ledger.since_chat() >= CHAT_GRACE_S
-        return quiet and not compat.waiting_requests(self._engine)
+        if (left := CHAT_GRACE_S - self._times.since_chat()) > 0:
+            self._core.await_message(left)
+        quiet = self._times.since_chat() >= CHAT_GRACE_S
+        return quiet and not self._core.waiting_requests()
 
-    def _stepped(self, start: float, end: float) -> None:
-        """Chat had a step. Under ``share`` a forward may follow it, chat waiting or not."""
-        self._ledger.stepped(start, end, deferring=bool(self._queue))
-        if self._share > 0 and self._queue and self._ledger.proof_share() < self._share:
-            self._advance()
+    def _chat_stepped(self, start: float, end: float) -> None:
+        """Chat had a step. Under ``share`` a forward may follow it even if chat waits."""
+        self._times.stepped(start, end, deferring=bool(self._queue))
+        share = self._options.share
+        if share > 0 and self._queue and self._times.proof_share() < share:
+            self._run_next_forward()
 
-    def _advance(self) -> None:
+    def _run_next_forward(self) -> None:
         """Run the next forward of the oldest call, and answer it when that was its last."""
-        pending = self._queue[0]
+        queued = self._queue[0]
         try:
-            with self._ledger.forward(self._waiting):
-                batch = self._batches.run(pending.call, pending.done)
+            with self._times.forward(self._core.waiting_requests):
+                batch = self._batches.run(queued.call, queued.done)
         except Exception as error:  # noqa: BLE001 - an error here would kill the engine
             self._queue.popleft()
-            self._leases.release(pending.call.lease)
-            pending.answer(wire.fault(f"{type(error).__name__}: {error}"))
+            self._leases.release(queued.call.lease)
+            queued.answer(core_messages.fault(f"{type(error).__name__}: {error}"))
             return
-        pending.values.append(batch.rows)
-        pending.failed.extend(batch.failed)
-        pending.done += batch.count
-        if pending.done >= len(pending.call.nonces):
+        queued.values.append(batch.rows)
+        queued.failed.extend(batch.failed)
+        queued.done += batch.count
+        if queued.done >= len(queued.call.nonces):
             self._queue.popleft()
-            pending.answer_with_rows()
+            queued.answer_with_rows()
 
-    def _run_inline(self, pending: Pending) -> None:
-        """A core without a loop of its own: its caller steps it, so there is no idle to await."""
-        if compat.is_busy(self._engine):
-            pending.answer(self._deferral(pending))
+    def _run_inline(self, queued: QueuedCall) -> None:
+        """A core without a loop: its caller steps it, so the call runs whole or is deferred."""
+        if self._core.is_busy():
+            queued.answer(self._deferral(queued))
             return
-        self._queue.append(pending)
+        self._queue.append(queued)
         while self._queue:
-            self._advance()
+            self._run_next_forward()
 
-    def _waiting(self) -> list[str]:
-        return compat.waiting_requests(self._engine) if compat.has_own_loop(self._engine) else []
-
-    def _deferral(self, pending: Pending) -> dict[str, Any]:
-        return wire.deferred("chat has the engine", time.monotonic() - pending.arrived)
-
-    # -- other threads -----------------------------------------------------------------------
+    def _deferral(self, queued: QueuedCall) -> dict[str, Any]:
+        return core_messages.deferred("chat has the engine", self._now() - queued.arrived)
 
     def _chat_arrived(self, request_id: str) -> None:
-        self._ledger.arrived(request_id, time.monotonic())
+        self._times.arrived(request_id, self._now())
 
-    def _ring(self) -> None:
-        """Wake the loop now and then: under endless chat no message may come to do it."""
-        while os.getppid() == self._parent:
-            time.sleep(ALARM_S)
-            if self._queue or len(self._leases):
-                compat.post_turn(self._engine, TURN)
-        # The API process was killed. Nobody can reach this core any more, but it would hold its
-        # memory, and on a GPU the whole card, against the server that is started next.
+
+def wake_until_orphaned(
+    wake: Callable[[], None],
+    parent_id: Callable[[], int] = os.getppid,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Call ``wake`` every ``WAKEUP_S`` seconds until this process has lost its parent.
+
+    An engine core whose API process was killed can receive no request any more, but it would
+    hold its memory, and on a GPU the whole card, against the server that is started next.
+    """
+    parent = parent_id()
+    while parent_id() == parent:
+        sleep(WAKEUP_S)
+        wake()
+
+
+def start_wakeups(gate: ProofGate) -> None:
+    """Wake ``gate``'s loop from a thread of its own; end this process once it is an orphan."""
+
+    def run() -> None:
+        wake_until_orphaned(gate.wake_if_needed)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=run, name="proofserve-wakeups", daemon=True).start()

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from proofserve.engines.vllm import compat, vetting
+from proofserve.engines.vllm import compat_client, vetting
 from proofserve.engines.vllm.client import PROVE, RELEASE, call_for, read_reply
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 
@@ -30,6 +30,8 @@ class SyncProver:
         """
         call = call_for(work, uuid.uuid4().hex, nonces, defer_s=0.0)
         try:
-            return read_reply(nonces, compat.call_engine_sync(self._engine, PROVE, call.pack()))
+            return read_reply(
+                nonces, compat_client.call_engine_sync(self._engine, PROVE, call.pack())
+            )
         finally:
-            compat.call_engine_sync(self._engine, RELEASE, call.lease)
+            compat_client.call_engine_sync(self._engine, RELEASE, call.lease)

@@ -1,4 +1,4 @@
-"""Leaves out work whose result nobody reads: the last layer's MLP of all but the last token.
+"""Skips work whose result is not published: the last MLP for all tokens but each sequence's last.
 
 A proof publishes the last position of each sequence. Every earlier layer needs all positions,
 because later tokens attend to them; behind the last attention nothing mixes positions any more.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from proofserve.engines.vllm import compat
+from proofserve.engines.vllm import compat_worker
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def published_rows_only(model: torch.nn.Module, sequences: int, seq_len: int) ->
     Rows are ``sequences * seq_len`` tokens, one sequence after the other. A model whose last layer
     is not on this rank, has no ``mlp``, or has a mixture of experts there, is left as it is.
     """
-    mlp = compat.last_mlp(model)
+    mlp = compat_worker.last_mlp(model)
     rows = sequences * seq_len
     if mlp is None or seq_len == 1:
         yield

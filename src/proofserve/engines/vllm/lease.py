@@ -1,10 +1,10 @@
-"""KV blocks on loan from vLLM's pool: what proof forwards may write, and nothing else."""
+"""KV blocks on loan from vLLM's pool: the only cache memory that proof forwards write."""
 
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from proofserve.engines.vllm import compat
+from proofserve.engines.vllm.core_port import CorePort
 
 
 class LeaseRefused(RuntimeError):
@@ -36,11 +36,11 @@ class Lease:
         )
 
 
-class LeaseBook:
-    """All leases of one engine core. Not thread-safe: the core's loop owns it."""
+class LeaseTable:
+    """All leases of one engine core. Not thread-safe: only the core's loop uses it."""
 
-    def __init__(self, engine: Any, forward_batch: int) -> None:
-        self._engine = engine
+    def __init__(self, core: CorePort, forward_batch: int) -> None:
+        self._core = core
         self._forward_batch = forward_batch
         self._leases: dict[str, Lease] = {}
 
@@ -58,9 +58,7 @@ class LeaseBook:
         The option, cut to what the engine was built for; it never depends on the request, or a
         vector would depend on its batch.
         """
-        scheduler = self._engine.vllm_config.scheduler_config
-        fits = int(scheduler.max_num_batched_tokens) // seq_len
-        return max(1, min(self._forward_batch, int(scheduler.max_num_seqs), fits))
+        return max(1, min(self._forward_batch, self._core.max_sequences(seq_len)))
 
     def get(self, name: str, seq_len: int, now: float) -> Lease:
         """The lease ``name``, taken now if it is new. Raises LeaseRefused."""
@@ -72,27 +70,27 @@ class LeaseBook:
         return lease
 
     def release(self, name: str) -> None:
-        """Give the blocks of ``name`` back; unknown names are fine, a release may come twice."""
+        """Give the blocks of ``name`` back; an unknown name is no error: releases may repeat."""
         lease = self._leases.pop(name, None)
         if lease is not None:
-            compat.return_blocks(self._engine, lease.held)
+            self._core.return_blocks(lease.held)
 
     def release_unused(self, before: float, except_for: set[str]) -> None:
-        """Give back what nobody used since ``before``: its API process went away."""
+        """Give back each lease that no call has used since ``before``: its API process is gone."""
         for name, lease in list(self._leases.items()):
             if lease.last_used < before and name not in except_for:
                 self.release(name)
 
     def _take(self, seq_len: int, now: float) -> Lease:
-        sizes = compat.kv_block_sizes(self._engine)
+        sizes = self._core.block_sizes()
         sequences = self.sequences(seq_len)
         count = sequences * sum(ceil(seq_len / size) for size in sizes)
         try:
-            held = compat.take_blocks(self._engine, count)
+            held = self._core.take_blocks(count)
         except ValueError as error:
             raise LeaseRefused(
                 f"a forward of {sequences} sequences of {seq_len} tokens needs {count} KV blocks, "
-                f"{compat.free_blocks(self._engine)} are free. Lower --poc-forward-batch or give "
+                f"{self._core.free_blocks()} are free. Lower --poc-forward-batch or give "
                 "vLLM more KV cache."
             ) from error
         return Lease(seq_len, sequences, sizes, held, now)

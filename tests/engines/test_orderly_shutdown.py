@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from proofserve.engines.vllm.compat import before_shutdown
+from proofserve.engines.vllm.compat_client import install_orderly_shutdown
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ class Client:
 
 async def test_from_another_thread_the_step_comes_first() -> None:
     made = Client()
-    before_shutdown(made.client, made.step, 5.0)
+    install_orderly_shutdown(made.client, made.step, 5.0)
     await asyncio.to_thread(partial(made.client.shutdown, timeout=3))
     assert made.events == ["step", 3]
 
@@ -46,7 +46,7 @@ async def test_a_step_that_hangs_or_fails_does_not_keep_the_engine(
 
     for step in (hangs, fails):
         client = SimpleNamespace(shutdown=made._shutdown)
-        before_shutdown(client, step, 0.3)
+        install_orderly_shutdown(client, step, 0.3)
         await asyncio.to_thread(client.shutdown)
     assert made.events == [None, None]
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
@@ -54,6 +54,6 @@ async def test_a_step_that_hangs_or_fails_does_not_keep_the_engine(
 
 async def test_on_the_loop_itself_nothing_is_waited_for() -> None:
     made = Client()
-    before_shutdown(made.client, made.step, 5.0)
+    install_orderly_shutdown(made.client, made.step, 5.0)
     made.client.shutdown(timeout=1)
     assert made.events == [1]

@@ -1,7 +1,6 @@
-"""Time kept inside the engine core: what proofs used, and what they cost chat."""
+"""Times measured inside the engine core: what proofs used, and how long chat waited for them."""
 
 import math
-import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -12,14 +11,18 @@ from proofserve.rounds.status import FORWARD_BOUNDS_S
 
 # How many resume times are kept for reading.
 RECENT = 512
-# Arrivals are dropped oldest first beyond this: those long since served, never looked up again.
+# Arrivals are dropped oldest first beyond this: those requests were served long ago.
 ARRIVALS = 4096
 
 
-class Ledger:
-    """Counters of one gate; seconds of the monotonic clock, totals since the engine's start."""
+class CoreTimes:
+    """Counters of one gate, totals since the engine's start.
 
-    def __init__(self) -> None:
+    ``now``: the monotonic clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._forwards = 0
         self._forward_counts = [0] * (len(FORWARD_BOUNDS_S) + 1)
         self._busy_s = 0.0
@@ -51,30 +54,30 @@ class Ledger:
 
     def since_chat(self) -> float:
         """Seconds since the last chat step; infinite if there was none."""
-        return time.monotonic() - self._chat_ended
+        return self._now() - self._chat_ended
 
     def proof_share(self) -> float:
         """Fraction of engine time, 0 to 1, that proofs took since chat began."""
         if self._chat_began is None:
             return 0.0
-        elapsed = time.monotonic() - self._chat_began
+        elapsed = self._now() - self._chat_began
         return (self._busy_s - self._busy_when_chat_began) / elapsed if elapsed > 0 else 0.0
 
     def idle(self) -> None:
-        """Chat has run out of work; what comes next is not taken from it."""
+        """Chat has run out of work: the next forwards do not count against chat's share."""
         self._chat_began = None
 
     @contextmanager
     def forward(self, waiting: Callable[[], list[str]]) -> Iterator[None]:
         """Account for one forward; ``waiting`` names the chat requests it has kept waiting."""
-        start = time.monotonic()
+        start = self._now()
         if self._last_step is not None:
             self._resume_ms.append((start - self._last_step) * 1e3)
             self._last_step = None
         try:
             yield
         finally:
-            end = time.monotonic()
+            end = self._now()
             self._forwards += 1
             self._forward_counts[bisect_left(FORWARD_BOUNDS_S, end - start)] += 1
             self._last_forward_s = end - start
@@ -97,8 +100,8 @@ class Ledger:
     def _charge(self, start: float, end: float, waiting: list[str]) -> None:
         """Add this forward to the wait of each request that could not be served during it.
 
-        A wait in batches is the wait over the duration of the forward that caused it. A request
-        that a second forward kept waiting would carry both: the sum shows a broken promise.
+        A wait in batches is the wait divided by the duration of the forward that caused it. The
+        waits of a request add up: a sum above 1 means that more than one forward delayed it.
         """
         waits = {}
         for request_id in waiting:

@@ -1,0 +1,82 @@
+"""vLLM's private names at its engine's client, in the process that serves or embeds the engine.
+
+Nothing but the ``compat_*`` modules looks inside a vLLM object: ``compat_client``,
+``compat_core``, ``compat_worker`` and ``compat_server``, by the process that they run in. Each
+function names what it relies on; ``tests/contract`` pins those names for the vetted versions, so
+that an upgrade fails in a test that says which caller breaks, not in a running node.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, wait
+from http import HTTPStatus
+from typing import Any
+
+from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine.exceptions import EngineDeadError
+
+_logger = logging.getLogger(__name__)
+
+
+def install_orderly_shutdown(
+    engine_client: Any, first: Callable[[], Coroutine[Any, Any, None]], seconds: float
+) -> None:
+    """Make the end of the engine orderly: ``first`` before it, the end of all requests after it.
+
+    vLLM's server shuts its engine down as the first thing after SIGTERM, from another thread and
+    while its loop still runs. ``first`` then runs on the present loop, for ``seconds`` at most.
+    vLLM would leave the requests that the engine had not finished waiting for ever, and would wait
+    for their clients; here each ends at once: an open stream with an error event, another request
+    with status 503. An application that shuts the engine down on the loop itself ends its requests
+    before, and needs neither.
+
+    Relies on: AsyncLLM.shutdown(timeout), called by the launcher in an executor;
+    AsyncLLM.output_processor.propagate_error; AsyncLLM.generate raising GracefulHTTPError as is.
+    """
+    loop, home, shutdown = asyncio.get_running_loop(), threading.get_ident(), engine_client.shutdown
+
+    def orderly_shutdown(timeout: float | None = None) -> None:
+        if threading.get_ident() == home or not loop.is_running():
+            shutdown(timeout=timeout)
+            return
+        _wait_for(asyncio.run_coroutine_threadsafe(first(), loop), seconds)
+        shutdown(timeout=timeout)
+        stopped = GracefulHTTPError("The server is shutting down.", HTTPStatus.SERVICE_UNAVAILABLE)
+        loop.call_soon_threadsafe(engine_client.output_processor.propagate_error, stopped)
+
+    engine_client.shutdown = orderly_shutdown
+
+
+def _wait_for(step: "Future[None]", seconds: float) -> None:
+    if not wait([step], seconds).done:
+        _logger.warning("the engine ends now: proofs took over %g s to stop", seconds)
+    elif error := step.exception():
+        _logger.error("proofs failed to stop before the end of the engine", exc_info=error)
+
+
+async def call_engine(engine_client: Any, method: str, *args: Any) -> Any:
+    """Run an EngineCore method between two engine steps and await its result.
+
+    Relies on: AsyncLLM.engine_core.call_utility_async.
+    """
+    return await engine_client.engine_core.call_utility_async(method, *args)
+
+
+def call_engine_sync(llm_engine: Any, method: str, *args: Any) -> Any:
+    """Run an EngineCore method of a synchronous engine, in this process or in its own.
+
+    Relies on: LLMEngine.engine_core being an InprocClient (``.engine_core``) or a SyncMPClient
+    (``.call_utility``).
+    """
+    client = llm_engine.engine_core
+    if hasattr(client, "call_utility"):
+        return client.call_utility(method, *args)
+    result = getattr(client.engine_core, method)(*args)
+    return result.result() if isinstance(result, Future) else result
+
+
+def is_engine_dead(error: BaseException) -> bool:
+    """Whether a failed engine call means that there is no engine any more."""
+    return isinstance(error, EngineDeadError)
