@@ -193,7 +193,7 @@ def test_running_app() -> None:
 def test_running_engine() -> None:
     assert parameters(entry.build_async_engine_client)[0] == "args"
     assert parameters(AsyncLLM.shutdown) == ["self", "timeout"]
-    # install_orderly_shutdown: from another thread, while the loop runs, before the HTTP server ends.
+    # Orderly shutdown: from another thread, while the loop runs, before the HTTP server ends.
     assert in_order(
         source(launcher.serve_http),
         "loop.run_in_executor(",

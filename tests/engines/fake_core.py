@@ -13,6 +13,8 @@ from proofserve.engines.vllm.core_messages import Forward, ProveCall, proved
 STEP_S = 0.01
 FORWARD_S = 0.1
 WIDTH = 4
+# A wait takes this much longer than asked, as a real one does, in seconds.
+WAIT_EXCESS_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class FakeCore:
         if self._messages:
             return
         arrivals = [at - self.now for at, _ in self._future]
-        self.pass_time(min([seconds, *arrivals]))
+        self.pass_time(min([seconds, *arrivals]) + WAIT_EXCESS_S)
 
     def post_wakeup(self) -> None:
         self.wakeups += 1

@@ -50,7 +50,7 @@ def test_after_chat_a_forward_waits_for_the_grace() -> None:
     core.spin()
     answer = gate.prove(call(range(4)))
     core.spin(2)
-    assert core.now == pytest.approx(STEP_S + CHAT_GRACE_S + FORWARD_S)
+    assert core.now == pytest.approx(STEP_S + CHAT_GRACE_S + FORWARD_S, abs=1e-5)
     assert answer.done()
 
 
@@ -61,9 +61,22 @@ def test_a_chat_request_that_arrives_in_the_grace_is_served_before_the_forward()
     core.chat("second", steps=1, at=STEP_S + CHAT_GRACE_S / 2)
     core.spin()
     gate.prove(call(range(4)))
-    core.spin(3)
+    core.spin(2)
     assert core.events == ["step", "step", "forward"]
     assert gate.gauges()["longest_chat_wait_s"] == 0
+
+
+def test_a_message_that_is_no_chat_does_not_cut_the_grace_short() -> None:
+    core = FakeCore()
+    gate = gate_on(core)
+    core.chat("chat", steps=1)
+    core.spin()
+    gate.prove(call(range(4)))
+    core.post_wakeup()
+    core.spin()
+    assert core.events == ["step"]
+    core.spin()
+    assert core.events == ["step", "forward"]
 
 
 def test_a_chat_request_that_arrives_during_a_forward_waits_for_that_forward_alone() -> None:

@@ -1,10 +1,11 @@
-"""What has to happen before vLLM's server ends the engine happens before."""
+"""When vLLM's server ends the engine: proofs stop before it, open requests end after it."""
 
 import asyncio
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from vllm.exceptions import GracefulHTTPError
 
 from proofserve.engines.vllm.compat_client import install_orderly_shutdown
 
@@ -12,32 +13,41 @@ pytestmark = pytest.mark.anyio
 
 
 class Client:
-    """An engine client as far as its end goes, and the order of events."""
+    """What the shutdown uses of an engine client, and the order of events."""
 
     def __init__(self) -> None:
         self.events: list[object] = []
-        self.client = SimpleNamespace(shutdown=self._shutdown)
+        self.client = SimpleNamespace(
+            shutdown=self._shutdown,
+            output_processor=SimpleNamespace(propagate_error=self._requests_end),
+        )
 
     def _shutdown(self, timeout: float | None = None) -> None:
         self.events.append(timeout)
 
-    async def step(self) -> None:
+    def _requests_end(self, error: Exception) -> None:
+        assert isinstance(error, GracefulHTTPError)
+        self.events.append(f"{error.http_status}: {error}")
+
+    async def stop_proofs(self) -> None:
         await asyncio.sleep(0.01)
-        self.events.append("step")
+        self.events.append("proofs stopped")
 
 
-async def test_from_another_thread_the_step_comes_first() -> None:
+ENDED = "503: The server is shutting down."
+
+
+async def test_from_another_thread_proofs_stop_before_and_requests_end_after() -> None:
     made = Client()
-    install_orderly_shutdown(made.client, made.step, 5.0)
+    install_orderly_shutdown(made.client, made.stop_proofs, 5.0)
     await asyncio.to_thread(partial(made.client.shutdown, timeout=3))
-    assert made.events == ["step", 3]
+    await asyncio.sleep(0)
+    assert made.events == ["proofs stopped", 3, ENDED]
 
 
-async def test_a_step_that_hangs_or_fails_does_not_keep_the_engine(
+async def test_proofs_that_hang_or_fail_do_not_keep_the_engine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = Client()
-
     async def hangs() -> None:
         await asyncio.Event().wait()
 
@@ -45,15 +55,17 @@ async def test_a_step_that_hangs_or_fails_does_not_keep_the_engine(
         raise ValueError("no")
 
     for step in (hangs, fails):
-        client = SimpleNamespace(shutdown=made._shutdown)
-        install_orderly_shutdown(client, step, 0.3)
-        await asyncio.to_thread(client.shutdown)
-    assert made.events == [None, None]
+        made = Client()
+        install_orderly_shutdown(made.client, step, 0.3)
+        await asyncio.to_thread(made.client.shutdown)
+        await asyncio.sleep(0)
+        assert made.events == [None, ENDED]
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
 
 
-async def test_on_the_loop_itself_nothing_is_waited_for() -> None:
+async def test_on_the_loop_itself_only_the_engine_ends() -> None:
     made = Client()
-    install_orderly_shutdown(made.client, made.step, 5.0)
+    install_orderly_shutdown(made.client, made.stop_proofs, 5.0)
     made.client.shutdown(timeout=1)
+    await asyncio.sleep(0)
     assert made.events == [1]

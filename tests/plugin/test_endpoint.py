@@ -1,14 +1,19 @@
 """The endpoint plugin in an application that never got as far as an engine."""
 
+import asyncio
 from argparse import Namespace
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 from starlette.datastructures import State
 
 from proofserve.plugin.endpoint import ProofEndpoints
 from proofserve.wiring.access import AccessUndefined
+from proofserve.wiring.launch import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -47,3 +52,26 @@ async def test_a_server_that_strangers_could_call_does_not_start(
     monkeypatch.delenv("POC_API_KEY", raising=False)
     with pytest.raises(AccessUndefined, match="--poc-api-key"):
         await ProofEndpoints().init_state(None, State(), Namespace(host=None, uds=None))
+
+
+async def test_a_client_that_does_not_leave_does_not_keep_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proofserve.plugin.endpoint.RESPONSES_END_S", 0.2)
+    app = FastAPI()
+    app.add_api_route("/endless", lambda: StreamingResponse(endless()))
+    ProofEndpoints().attach_router(app)
+    server = uvicorn.Server(uvicorn.Config(app, port=free_port(), log_level="error"))
+    app.state.server = server
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    url = f"http://127.0.0.1:{server.config.port}/endless"
+    async with httpx.AsyncClient() as client, client.stream("GET", url):
+        server.should_exit = True
+        await asyncio.wait_for(serving, 10.0)
+
+
+async def endless() -> AsyncIterator[bytes]:
+    yield b"first"
+    await asyncio.Event().wait()

@@ -1,7 +1,7 @@
 """A served node as its users see it: HTTP, a process tree, a file on disk."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +109,22 @@ class ServedNode:
         assert response.is_success, response.text
         return str(response.json()["choices"][0]["message"]["content"])
 
+    @contextmanager
+    def streamed_chat(self, **changes: Any) -> Iterator[Iterator[str]]:
+        """The events of a long chat, after its first; reading fails after 40 s of silence."""
+        body = {
+            "model": NAME,
+            "messages": [{"role": "user", "content": "Tell me a long story."}],
+            "max_tokens": 1900,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        request = {"json": {**body, **changes}, "timeout": 40.0}
+        with self._http.stream("POST", "/v1/chat/completions", **request) as response:
+            events = (line for line in response.iter_lines() if line)
+            assert "delta" in next(events)
+            yield events
+
     def family(self) -> list[psutil.Process]:
         """The API process and everything it started."""
         parent = psutil.Process(self.server.process.pid)
@@ -116,10 +132,15 @@ class ServedNode:
 
 
 @contextmanager
-def serve(model: Path, folder: Path, **poc: str) -> Iterator[ServedNode]:
-    """A node of ``model`` that keeps its files in ``folder``; ``poc`` holds POC_ variables."""
+def serve(
+    model: Path, folder: Path, options: Sequence[str] = (), **poc: str
+) -> Iterator[ServedNode]:
+    """A node of ``model`` that keeps its files in ``folder``.
+
+    ``options`` are vLLM's own; ``poc`` holds POC_ variables.
+    """
     command = small_server(ServerOptions(model, NAME, forward_batch=8), folder)
-    command = replace(command, env={**command.env, **poc})
+    command = replace(command, argv=(*command.argv, *options), env={**command.env, **poc})
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:
         command = replace(command, env={**command.env, "TMPDIR": sockets})

@@ -194,8 +194,7 @@ class ProofGate:
     def _chat_stepped(self, start: float, end: float) -> None:
         """Chat had a step. Under ``share`` a forward may follow it even if chat waits."""
         self._times.stepped(start, end, deferring=bool(self._queue))
-        share = self._options.share
-        if share > 0 and self._queue and self._times.proof_share() < share:
+        if self._queue and self._times.proof_share() < self._options.share:
             self._run_next_forward()
 
     def _run_next_forward(self) -> None:
