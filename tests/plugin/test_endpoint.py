@@ -64,7 +64,7 @@ async def test_a_client_that_does_not_leave_does_not_keep_the_server(
     server = uvicorn.Server(uvicorn.Config(app, port=free_port(), log_level="error"))
     app.state.server = server
     serving = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.01)
     url = f"http://127.0.0.1:{server.config.port}/endless"
     async with httpx.AsyncClient() as client, client.stream("GET", url):
