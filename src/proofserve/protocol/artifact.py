@@ -33,17 +33,14 @@ class ArtifactScheme(Scheme):
 
     @property
     def name(self) -> str:
-        """``artifact-v1-layers`` with layer reflections, ``artifact-v1`` without."""
         return "artifact-v1-layers" if self.layer_reflections else "artifact-v1"
 
     @property
     def uses_layer_transforms(self) -> bool:
-        """True with ``layer_reflections``."""
         return self.layer_reflections
 
     @property
     def width(self) -> int:
-        """``k_dim``."""
         return self.k_dim
 
     def to_wire(self) -> dict[str, str | int | bool]:
@@ -58,8 +55,6 @@ class ArtifactScheme(Scheme):
 
 
 class ArtifactBlock(BlockScheme):
-    """The artifact protocol on one block."""
-
     def __init__(
         self, scheme: ArtifactScheme, block_hash: str, hidden_size: int, device: torch.device
     ) -> None:

@@ -18,8 +18,6 @@ from proofserve.protocol.nonces import check_nonces
 
 
 class Reason(StrEnum):
-    """Why a claim is a mismatch."""
-
     MISSING = "missing"
     EMPTY = "empty"
     DUPLICATE = "duplicate"
@@ -55,12 +53,10 @@ class Comparison:
 
     @property
     def n_mismatch(self) -> int:
-        """Number of requested nonces whose claim is a mismatch."""
         return len(self.mismatches)
 
     @property
     def mismatch_nonces(self) -> tuple[int, ...]:
-        """Those nonces, in the order of the request."""
         return tuple(mismatch.nonce for mismatch in self.mismatches)
 
 

@@ -42,21 +42,17 @@ class DistanceScheme(Scheme):
 
     @property
     def name(self) -> str:
-        """``distance-v1`` with any options."""
         return "distance-v1"
 
     @property
     def uses_layer_transforms(self) -> bool:
-        """True with ``layer_hooks``."""
         return self.layer_hooks
 
     @property
     def width(self) -> int:
-        """1: the distance."""
         return 1
 
     def to_wire(self) -> dict[str, str | int | bool]:
-        """Keys ``name``, ``sign_flips`` and ``layer_hooks``."""
         return {
             "name": self.name,
             "sign_flips": self.sign_flips,
@@ -69,8 +65,6 @@ class DistanceScheme(Scheme):
 
 
 class DistanceBlock(BlockScheme):
-    """The distance protocol on one block."""
-
     def __init__(
         self, scheme: DistanceScheme, block_hash: str, hidden_size: int, device: torch.device
     ) -> None:

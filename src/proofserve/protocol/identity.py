@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 
 def projection_string(block_hash: str) -> str:
-    """Name of the random output matrix of the distance protocol."""
     return f"{block_hash}_lm_head"
 
 
 def target_string(block_hash: str) -> str:
-    """Name of the target direction of the distance protocol."""
     return f"{block_hash}_target"
 
 
@@ -32,19 +30,15 @@ class Challenge:
         return f"{self.block_hash}_{self.public_key}_nonce{nonce}"
 
     def sign_string(self, nonce: int) -> str:
-        """Name of the sign flips of the distance protocol."""
         return self._of_nonce(nonce, "signs")
 
     def reflection_string(self, nonce: int, index: int) -> str:
-        """Name of hidden-state reflection ``index`` of the distance protocol."""
         return self._of_nonce(nonce, f"hidden_r{index}")
 
     def pick_string(self, nonce: int, k_dim: int) -> str:
-        """Name of the choice of ``k_dim`` dimensions of the artifact protocol."""
         return self._of_nonce(nonce, f"pick_{k_dim}")
 
     def rotation_string(self, nonce: int, k_dim: int, step: int) -> str:
-        """Name of rotation step ``step`` of the artifact protocol."""
         return self._of_nonce(nonce, f"haar_hh_{k_dim}_{step}")
 
     def _of_nonce(self, nonce: int, use: str) -> str:

@@ -127,17 +127,14 @@ class Course:
 
     @property
     def convicted(self) -> float:
-        """The chance that the test convicts."""
         return float(self.convicted_at.sum())
 
     @property
     def cleared(self) -> float:
-        """The chance that the test clears."""
         return float(self.cleared_at.sum())
 
     @property
     def undecided(self) -> float:
-        """The chance that the nonces run out before a result."""
         return max(0.0, 1.0 - self.convicted - self.cleared)
 
     @property

@@ -62,7 +62,6 @@ def distances_of(batch: ProofBatch) -> tuple[float, ...]:
 
 
 def artifacts_of(batch: ProofBatch) -> tuple[Artifact, ...]:
-    """The artifact of every row."""
     texts = encode(batch.values)
     return tuple(Artifact(n, text) for n, text in zip(batch.nonces, texts, strict=True))
 
@@ -122,7 +121,6 @@ class ChunkDeadline:
 
 
 def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """``nonces`` in order, in tuples of at most ``size``."""
     return [tuple(nonces[start : start + size]) for start in range(0, len(nonces), size)]
 
 

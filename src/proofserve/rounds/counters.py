@@ -28,7 +28,6 @@ class NodeTotals:
         self.faults = 0
 
     def computed(self, work: Work, proved: int, failed: int) -> None:
-        """Add ``proved`` nonces with a row and ``failed`` nonces without one."""
         self.nonces[work, "proved"] += proved
         self.nonces[work, "failed"] += failed
 
@@ -75,7 +74,6 @@ class Counters:
         self._processed, self._found, self._failed = processed, found, failed
 
     def done(self, processed: int, found: int, failed: int) -> None:
-        """Count nonces whose results are stored."""
         self._totals.computed("round", processed, failed)
         self._count(processed, found, failed)
 
@@ -90,7 +88,6 @@ class Counters:
         self._deferred_s += seconds
 
     def fault(self) -> None:
-        """Count a failed engine call."""
         self._faults += 1
         self._totals.faults += 1
 
@@ -107,7 +104,6 @@ class Counters:
             self._ended = self._clock()
 
     def read(self) -> Stats:
-        """The counters now."""
         now = self._clock() if self._ended is None else self._ended
         self._forget(now)
         elapsed = now - self._started

@@ -90,7 +90,6 @@ class JobQueue:
         await end(*(entry.task for entry in active), grace_s=grace_s)
 
     async def aclose(self, grace_s: float) -> None:
-        """Cancel every submitted job and delete all results."""
         await self.cancel(grace_s)
         for entry in self._entries.values():
             entry.forget_expiry()
@@ -155,8 +154,6 @@ def _end_of(view: JobView) -> str:
 
 
 class _QueuedJob:
-    """A submitted job and its task."""
-
     task: "asyncio.Task[Outcome]"
 
     def __init__(self, request_id: str, job: Job, place: asyncio.Event) -> None:

@@ -64,7 +64,6 @@ class Judging:
 
 
 def winners_among(verdict: DistanceVerdict) -> int:
-    """How many of the recomputed nonces win."""
     return sum(is_winner(distance, verdict.target.r_target) for distance in verdict.computed)
 
 

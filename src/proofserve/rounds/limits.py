@@ -45,8 +45,6 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of rounds and jobs; the engine must answer ``gauges`` within ``engine_answer_s``."""
-
     rounds: RoundLimits = field(default_factory=RoundLimits)
     jobs: JobLimits = field(default_factory=JobLimits)
     engine_answer_s: float = 5.0
@@ -61,7 +59,6 @@ class NonceLimit:
 
     @property
     def gauges(self) -> QueueGauges:
-        """The count and its limit."""
         return QueueGauges(self._queued, self._limit)
 
     def admit(self, nonces: int) -> None:
@@ -71,7 +68,6 @@ class NonceLimit:
         self._queued += nonces
 
     def leave(self, nonces: int) -> None:
-        """Subtract ``nonces``."""
         self._queued -= nonces
 
     @contextmanager

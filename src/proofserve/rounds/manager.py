@@ -32,8 +32,6 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Round:
-    """The configured round, its counters, and its task while it generates."""
-
     spec: RoundSpec
     counters: Counters
     generation: Generation | None = None
@@ -155,7 +153,6 @@ class RoundManager:
             await self._stop(close=True)
 
     def status(self) -> Status:
-        """What the node does at the moment."""
         configured = self._round
         generation = configured.generation if configured else None
         running = self._state is State.GENERATING
@@ -169,7 +166,6 @@ class RoundManager:
         )
 
     def submit(self, job: Job) -> str:
-        """Queue ``job`` and return its id. Raises QueueFull and ShuttingDown."""
         self.require_open()
         return self._jobs.submit(job)
 
@@ -179,7 +175,6 @@ class RoundManager:
         return await self._jobs.run(job)
 
     def result(self, request_id: str) -> JobView:
-        """The present state of a submitted job. Raises UnknownJob."""
         return self._jobs.result(request_id)
 
     async def engine_gauges(self) -> EngineGauges:
@@ -244,7 +239,6 @@ class RoundManager:
         _logger.info("round %s generates", round_id, extra={"round_id": round_id})
 
     async def _generate(self, running: Awaitable[None], chosen: _Round) -> None:
-        """Run a round and set the state when it ends, for any reason."""
         try:
             await running
         finally:

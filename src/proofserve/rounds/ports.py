@@ -46,9 +46,7 @@ class ProofEngine(Protocol):
         """Open a lease; the end of the context returns it and cancels deferred calls."""
         ...
 
-    async def gauges(self) -> EngineGauges:
-        """Read the counters. Raises EngineGone."""
-        ...
+    async def gauges(self) -> EngineGauges: ...
 
 
 class MeasurableEngine(Protocol):
@@ -102,9 +100,7 @@ class Outbox(Protocol):
         """Queue the callback about a job or a verdict to ``url``. Raises OutboxUnavailable."""
         ...
 
-    async def results(self, after: int, limit: int) -> list[StoredResult]:
-        """Rows with ``seq > after`` in order, at most ``limit``."""
-        ...
+    async def results(self, after: int, limit: int) -> list[StoredResult]: ...
 
     async def winners(self, round_id: str, limit: int) -> list[Winner]:
         """The newest winners of a round, at most ``limit``, in the order of storing."""
@@ -114,6 +110,4 @@ class Outbox(Protocol):
         """Write and roll back. Raises OutboxUnavailable if that fails."""
         ...
 
-    async def gauges(self) -> OutboxGauges:
-        """Count results and callbacks."""
-        ...
+    async def gauges(self) -> OutboxGauges: ...

@@ -57,7 +57,6 @@ class Prover:
         return finished
 
     async def aclose(self) -> None:
-        """Cancel the calls in flight and wait for their end."""
         for call in self._in_flight:
             call.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)

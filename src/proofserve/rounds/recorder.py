@@ -54,18 +54,15 @@ class Recorder:
 
     @property
     def unstored_nonces(self) -> int:
-        """How many finished nonces are not stored."""
         return sum(batch.processed + len(batch.failed) for batch in self._waiting)
 
     def add(self, batch: Finished) -> None:
-        """Queue the next batch of the lane for storing."""
         self._waiting.append(batch)
         self._wake.set()
         if len(self._waiting) >= self._limits.max_unrecorded:
             self._room.clear()
 
     async def room(self) -> None:
-        """Wait until there is room for another batch."""
         await self._room.wait()
 
     def close(self) -> None:
@@ -74,7 +71,6 @@ class Recorder:
         self._wake.set()
 
     async def run(self) -> None:
-        """Store queued batches until ``close``."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -74,16 +74,12 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The result of forwards run back to back: nonces computed, and seconds they took."""
-
     nonces: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The properties of a deployed engine that requests are checked against."""
-
     model_names: tuple[str, ...]
     hidden_size: int
     max_seq_len: int
@@ -141,8 +137,6 @@ class StatTest:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """A prover's claims about a job's nonces, and the test that judges them."""
-
     claims: tuple[Claim, ...]
     test: StatTest
 
@@ -223,7 +217,6 @@ class DistanceVerdict:
 
     @property
     def n_invalid(self) -> int:
-        """How many claims are invalid."""
         return self.valid.count(False)
 
 

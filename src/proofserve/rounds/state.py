@@ -27,8 +27,6 @@ class State(StrEnum):
 
 
 class Move(StrEnum):
-    """What can happen to a node."""
-
     INIT = "init"
     """Configure a round and do nothing yet."""
     START = "start"
@@ -45,8 +43,6 @@ class Move(StrEnum):
 
 
 class Configured(StrEnum):
-    """Which kind of round a node has, if any."""
-
     NOTHING = "nothing"
     ARTIFACT = "artifact"
     DISTANCE = "distance"

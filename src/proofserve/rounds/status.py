@@ -50,8 +50,6 @@ class OutboxGauges:
 
 @dataclass(frozen=True, slots=True)
 class QueueGauges:
-    """Nonces of the jobs that wait or run, and their limit."""
-
     queued_nonces: int
     limit: int
 
