@@ -6,11 +6,12 @@ Start vLLM's OpenAI server for one H100, as the gateway expects it.
   scripts/start_vllm_h100.sh [OPTION ...]
 
 Variables:
-  VLLM_MODEL          what to serve: a name or a folder (openai/gpt-oss-20b)
+  VLLM_MODEL          what to serve: a name or a folder (openai/gpt-oss-20b). Clients may name it in
+                      full or by its last part (gpt-oss-20b)
   VLLM_PORT           where to listen (8001, the gateway's default backend)
   VLLM_ENFORCE_EAGER  1: no CUDA graphs; for debugging, answers come slower
 
-Options go to `proofserve serve` and from there to vLLM; the last of two equal ones counts:
+Options go to `proofserve serve` and from there to vLLM. The last of two equal options counts:
   scripts/start_vllm_h100.sh --host 127.0.0.1 --max-model-len 32768
   POC_API_KEY=... scripts/start_vllm_h100.sh --enable-poc   # with the proof endpoints
 END
@@ -28,7 +29,13 @@ if ! command -v proofserve > /dev/null; then
 fi
 
 model=${VLLM_MODEL:-openai/gpt-oss-20b}
+names=("$model")
+short=$(basename -- "$model")
+if [[ "$short" != "$model" ]]; then
+  names+=("$short")
+fi
 options=(
+  --served-model-name "${names[@]}"
   --port "${VLLM_PORT:-8001}"
   --gpu-memory-utilization 0.90
   --max-num-seqs 256
@@ -40,9 +47,9 @@ if [[ "${VLLM_ENFORCE_EAGER:-0}" == "1" ]]; then
   options+=(--enforce-eager)
 fi
 
-# vLLM reads VLLM_PORT itself, as the first of the ports between its own processes, counting up from
-# there: left in place, they would compete with the server's port and with the next server's. The
-# other two mean nothing to vLLM, and it warns of such names.
+# vLLM itself reads VLLM_PORT, as the first port for the traffic between its own processes. If it
+# stayed set, these ports would collide with the server's port and with those of the next server. The
+# other two variables mean nothing to vLLM, which warns of unknown names.
 unset VLLM_PORT VLLM_MODEL VLLM_ENFORCE_EAGER
 
 exec proofserve serve "$model" "${options[@]}" "$@"

@@ -63,12 +63,31 @@ def test_a_script_is_sound_and_may_be_run(script: Path) -> None:
 
 def test_by_default_it_is_the_gateways_default_backend(start: Start) -> None:
     given, _ = start()
-    assert given == ["serve", "openai/gpt-oss-20b", "--port", "8001", *H100]
+    names = ["--served-model-name", "openai/gpt-oss-20b", "gpt-oss-20b"]
+    assert given == ["serve", "openai/gpt-oss-20b", *names, "--port", "8001", *H100]
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("openai/gpt-oss-20b", ["openai/gpt-oss-20b", "gpt-oss-20b"]),
+        ("./my model", ["./my model", "my model"]),
+        ("/models/tiny/", ["/models/tiny/", "tiny"]),
+        ("tiny", ["tiny"]),
+    ],
+)
+def test_a_model_is_served_under_its_full_and_its_short_name(
+    model: str, names: list[str], start: Start
+) -> None:
+    given, _ = start(VLLM_MODEL=model)
+    at = given.index("--served-model-name") + 1
+    assert given[at : given.index("--port")] == names
 
 
 def test_model_port_and_eager_are_variables(start: Start) -> None:
     given, names = start(VLLM_MODEL="./my model", VLLM_PORT="7001", VLLM_ENFORCE_EAGER="1")
-    assert given == ["serve", "./my model", "--port", "7001", *H100, "--enforce-eager"]
+    assert given[:2] == ["serve", "./my model"]
+    assert given[5:] == ["--port", "7001", *H100, "--enforce-eager"]
     # To vLLM, VLLM_PORT is the first of the ports between its own processes.
     assert names.isdisjoint({"VLLM_MODEL", "VLLM_PORT", "VLLM_ENFORCE_EAGER"})
     assert "--enforce-eager" not in start(VLLM_ENFORCE_EAGER="0")[0]

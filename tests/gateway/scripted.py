@@ -117,6 +117,8 @@ class Backend:
         self.connections: set[asyncio.StreamWriter] = set()
         self.accepted = 0
         self.port = 0
+        # The models that it names.
+        self.models = [MODEL]
         # Whether connections are reset as soon as they are accepted.
         self.hostile = False
         # With one it speaks TLS.
@@ -151,7 +153,7 @@ class Backend:
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
                 if head.startswith(b"GET "):
-                    writer.write(_probed(head))
+                    writer.write(_probed(head, self.models))
                     break
                 length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
                 body = await reader.readexactly(length)
@@ -174,8 +176,8 @@ class Backend:
             call.ended.set()
 
 
-def _probed(head: bytes) -> bytes:
-    body = json.dumps({"object": "list", "data": [{"id": MODEL}]}).encode()
+def _probed(head: bytes, models: list[str]) -> bytes:
+    body = json.dumps({"object": "list", "data": [{"id": name} for name in models]}).encode()
     if not head.startswith(b"GET /v1/models"):
         body = b""
     return b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (

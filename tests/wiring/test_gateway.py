@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,8 +142,10 @@ class Served:
         self.configs.append(config)
         self.started = self.starts
 
-    def run(self) -> None:
+    def run(self, sockets: list[socket.socket]) -> None:
         """As if a signal had come."""
+        for each in sockets:
+            each.close()
 
 
 @pytest.fixture
@@ -152,6 +155,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> type[Served]:
 
     monkeypatch.setattr(gateway, "_Server", Fresh)
     monkeypatch.setattr(gateway, "_allow_open_files", lambda: None)
+    # Whether a port of this machine is free is no question of these tests.
+    monkeypatch.setattr(gateway, "bound_sockets", lambda _host, _port: [])
     return Fresh
 
 
@@ -172,7 +177,10 @@ def test_the_application_reads_what_was_chosen(served: type[Served]) -> None:
     run_gateway(GatewaySettings(port=7001, cors_origins="https://page"))
     assert os.environ["VLLM_PORT"] == "7001"
     assert GatewaySettings().port == 7001
-    assert [each.cls.__name__ for each in application().user_middleware] == ["CORSMiddleware"]  # type: ignore[attr-defined]
+    assert [each.cls.__name__ for each in application().user_middleware] == [
+        "CORSMiddleware",
+        "HeadAsGet",
+    ]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Builds the gateway from the settings, and runs it."""
 
+import logging
 import math
 import resource
 import shlex
+import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -22,7 +24,10 @@ from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings.gateway import GatewaySettings, client_keys
 from proofserve.settings.process import export, has_variable, plugin_list
 from proofserve.wire.paths import PROOFS
+from proofserve.wiring.listen import bound_sockets, cannot_listen
 
+# uvicorn's: a logger of this package has no handler in this process.
+log = logging.getLogger("uvicorn.error")
 SCHEMES = {"http", "https"}
 # Between two requests of a client, seconds; what a proxy in front is used to.
 KEEP_ALIVE_S = 75
@@ -144,17 +149,30 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
 
 
 def run_gateway(chosen: GatewaySettings) -> None:
-    """Serve until a signal; returns when everything accepted was answered.
+    """Serve until a signal; returns when all accepted requests have their answers.
 
     Raises:
-        ValueError: the settings cannot be meant.
+        ValueError: a setting is wrong; the message names it.
         SystemExit: it did not start, or the engine in this process died; the log says why.
     """
     plan_of(chosen)
     export(chosen.variables())
     if chosen.use_embedded_engine and (not chosen.model or chosen.gateway_workers > 1):
-        raise ValueError("an embedded engine needs VLLM_MODEL, and exactly one worker")
-    config = uvicorn.Config(
+        raise ValueError("an embedded engine needs VLLM_MODEL, and VLLM_GATEWAY_WORKERS=1")
+    config = _config_of(chosen)
+    _allow_open_files()
+    sockets = _sockets_of(chosen)
+    if config.workers > 1:
+        Multiprocess(config, sockets=sockets).run()
+        return
+    server = _Server(config)
+    server.run(sockets)
+    if not server.started or (chosen.use_embedded_engine and not server.has_backend):
+        sys.exit(FAILED)
+
+
+def _config_of(chosen: GatewaySettings) -> uvicorn.Config:
+    return uvicorn.Config(
         "proofserve.wiring.gateway:application",
         factory=True,
         host=chosen.host,
@@ -169,14 +187,22 @@ def run_gateway(chosen: GatewaySettings) -> None:
         timeout_graceful_shutdown=GOODBYE_S,
         timeout_worker_healthcheck=WORKER_SILENCE_S,
     )
-    _allow_open_files()
-    if config.workers > 1:
-        Multiprocess(config, sockets=[config.bind_socket()]).run()
-        return
-    server = _Server(config)
-    server.run()
-    if not server.started or (chosen.use_embedded_engine and not server.has_backend):
+
+
+def _sockets_of(chosen: GatewaySettings) -> list[socket.socket]:
+    try:
+        sockets = bound_sockets(chosen.host, chosen.port)
+    except OSError as error:
+        log.error(error)  # noqa: TRY400 - one line is enough
         sys.exit(FAILED)
+    for each in sockets:
+        host, port = each.getsockname()[:2]
+        log.info("The gateway listens on http://%s:%d once it is started", _in_url(host), port)
+    return sockets
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _allow_open_files() -> None:
@@ -188,6 +214,16 @@ def _allow_open_files() -> None:
 
 
 class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, or end with one line if the port is taken by now."""
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            # Two servers may bind a port while neither accepts connections.
+            log.error(cannot_listen(self.config.host, self.config.port, error))  # noqa: TRY400
+            await self.lifespan.shutdown()
+            sys.exit(FAILED)
+
     @property
     def has_backend(self) -> bool:
         """Whether any backend was healthy when it was last asked."""

@@ -1,0 +1,38 @@
+"""Binds a server's port before the server starts: a port in use is one line, at once."""
+
+import errno
+import socket
+
+HINT = " Another process uses it: end that process, or choose another port with --port / VLLM_PORT."
+
+
+def bound_sockets(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of ``host``, which does not accept connections yet.
+
+    Raises OSError with a sentence for the operator.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, proto, _, address in socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            one = socket.socket(family, kind, proto)
+            sockets.append(one)
+            # Connections of a server that has just ended must not hold the port.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+            # Workers of the gateway are processes of their own.
+            one.set_inheritable(True)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise cannot_listen(host, port, error) from error
+    return sockets
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> OSError:
+    """``error`` in a sentence that says what to do."""
+    hint = HINT if error.errno == errno.EADDRINUSE else ""
+    return OSError(f"cannot listen on {host}, port {port}: {error.strerror}.{hint}")
