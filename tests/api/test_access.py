@@ -5,10 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.requests import Request
 
 from api.support import JOB, ORDER, Server, serving
-from proofserve.api import measure_routes
+from proofserve.api import measure_routes, routes
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.errors import NotAllowed
 from proofserve.wire.paths import PROOFS
@@ -24,14 +25,13 @@ ACCESS = Access(
 )
 FOR_VIEWERS = {
     ("GET", "/health/deep"),
-    ("GET", "/health/ready"),
     ("GET", "/status"),
     ("GET", "/results"),
     ("GET", "/versions"),
     ("GET", "/generate/{request_id}"),
 }
-# What restarts a process that does not live has no key.
-FOR_ALL = {("GET", "/health/live")}
+# Supervisors and load balancers have no key.
+FOR_ALL = {("GET", "/health/live"), ("GET", "/health/ready")}
 FOR_OPERATORS = {
     ("POST", "/init"),
     ("POST", "/init/generate"),
@@ -216,10 +216,33 @@ def test_no_key_is_shown() -> None:
     assert OPERATORS_KEY not in f"{keys} {access!r} {vars(access)} {access.names}"
 
 
-async def test_the_pages_say_that_a_key_may_be_needed() -> None:
-    app = whole().app
-    for path, methods in app.openapi()["paths"].items():
-        for operation in methods.values():
+def test_the_pages_declare_authorization_where_there_are_keys() -> None:
+    for path, methods in whole().app.openapi()["paths"].items():
+        for method, operation in methods.items():
+            if (method.upper(), path.removeprefix(PROOFS)) in FOR_ALL:
+                assert "security" not in operation, path
+                assert not {"401", "403"} & operation["responses"].keys(), path
+                continue
             assert operation["security"] == [{"HTTPBearer": []}], path
             if not path.endswith("/measure"):
                 assert {"401", "403"} <= operation["responses"].keys()
+
+
+def test_the_pages_declare_no_authorization_where_there_are_no_keys() -> None:
+    app = FastAPI()
+    app.include_router(routes.router(lambda _: Server().node, has_keys=False))
+    page = app.openapi()
+    assert "securitySchemes" not in page["components"]
+    for path, methods in page["paths"].items():
+        assert all("security" not in operation for operation in methods.values()), path
+
+
+async def test_readiness_without_a_key_tells_a_status_and_no_reason() -> None:
+    async with serving(access=ACCESS) as server:
+        server.engine.gone, server.outbox.full = True, "/secret/path is full"
+        reply = await server.client.get("/health/ready")
+        assert reply.status_code == 503
+        assert reply.json() == {"detail": {"engine": "failed", "outbox": "failed"}}
+        told = await server.client.get("/health/ready", headers=HEADERS["viewer"])
+        assert told.json()["detail"]["outbox"] == "/secret/path is full"
+        server.engine.gone = False

@@ -8,9 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from proofserve.api import translate
-from proofserve.api.disconnect import while_connected
-from proofserve.api.engine import require_engine
-from proofserve.api.node import Node
+from proofserve.api.node import Node, require_engine, while_connected
 from proofserve.api.response_models import JobAnswer, documented
 from proofserve.api.schemas import JobRequest
 from proofserve.rounds.errors import OutboxUnavailable, QueueFull

@@ -6,11 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from proofserve.api import distance_translate
-from proofserve.api.disconnect import while_connected
+from proofserve.api import translate
 from proofserve.api.distance_schemas import DistanceClaimsRequest, DistanceRoundRequest
-from proofserve.api.engine import require_engine
-from proofserve.api.node import Node
+from proofserve.api.node import Node, require_engine, while_connected
 from proofserve.api.response_models import JudgeAnswer, PowAnswer, documented
 from proofserve.api.status import pow_status
 from proofserve.api.translate import url_warning
@@ -36,7 +34,7 @@ class DistanceRoutes:
     async def init(self, request: Request, order: DistanceRoundRequest) -> dict[str, Any]:
         """Configure a round and do nothing yet. 409 while a round generates."""
         node = self._get_node(request)
-        spec = distance_translate.round_spec(order, node.deployment, str(uuid.uuid4()))
+        spec = translate.distance_round(order, node.deployment, str(uuid.uuid4()))
         warning = await url_warning("callback_url", spec.url, node.deployment)
         await require_engine(node)
         await node.manager.init(spec)
@@ -48,7 +46,7 @@ class DistanceRoutes:
         409 while a round generates.
         """
         node = self._get_node(request)
-        spec = distance_translate.round_spec(order, node.deployment, str(uuid.uuid4()))
+        spec = translate.distance_round(order, node.deployment, str(uuid.uuid4()))
         warning = await url_warning("callback_url", spec.url, node.deployment)
         await require_engine(node)
         await node.manager.init_validate(spec)
@@ -74,7 +72,7 @@ class DistanceRoutes:
         400 if there is no round, 409 if it is for another block. Chat goes first, as always.
         """
         node = self._get_node(request)
-        claims = distance_translate.claims(batch, node.deployment)
+        claims = translate.distance_claims(batch, node.deployment)
         await require_engine(node)
         with node.waits.one():
             verdict = await while_connected(request, node.manager.judge(claims))

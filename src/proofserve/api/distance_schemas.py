@@ -12,8 +12,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from proofserve.api.examples import DISTANCE_CLAIMS, DISTANCE_ROUND
 from proofserve.api.schemas import (
+    DISTANCE_CLAIMS,
+    DISTANCE_ROUND,
     BatchSize,
     Body,
     Count,

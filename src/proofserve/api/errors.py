@@ -1,4 +1,4 @@
-"""How a request can disagree with this server, one name each."""
+"""The errors of a request that this server refuses, one class for each reason."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """Root of this layer's errors. ``detail`` is what the client reads, ``headers`` go with it."""
+    """Base of the API's errors: the client gets ``detail`` and ``headers``."""
 
     headers: Mapping[str, str] = {}
 
@@ -16,21 +16,25 @@ class ApiError(Exception):
 
 
 class KeyMissing(ApiError):
-    """The server asks for a key, and the request came without one or with a wrong one."""
+    """The server needs a key, and the request has none or a wrong one."""
 
     headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
 
 
 class NotAllowed(ApiError):
-    """This caller may not do that, or may not call at all."""
+    """The caller's key does not permit this call, or the caller may not call at all."""
 
 
 class BodyTooLarge(ApiError):
     """The body is larger than this server reads."""
 
 
+class BodyLost(ApiError):
+    """The HTTP server did not pass the body on, because the request asks for an upgrade."""
+
+
 class TooMany(ApiError):
-    """A limit is reached that is not always so; ``retry_after_s`` is when to try again."""
+    """A limit is reached; the client may try again after ``retry_after_s`` seconds."""
 
     def __init__(self, detail: str, retry_after_s: float) -> None:
         super().__init__(detail)
@@ -42,7 +46,7 @@ class NotEnabled(ApiError):
 
 
 class DeploymentMismatch(ApiError):
-    """The request is for another deployment: both sides are in the detail."""
+    """The request is for another deployment; the detail shows what is requested and deployed."""
 
 
 class ClaimsMismatch(ApiError):
@@ -50,12 +54,12 @@ class ClaimsMismatch(ApiError):
 
 
 class LaneMissing(ApiError):
-    """The order does not say which nonces are the node's."""
+    """The request does not say which nonces are the node's."""
 
 
 class NotReady(ApiError):
-    """A part that proofs need does not work; the detail says of each how it is."""
+    """A part that proofs need does not work; the detail names the state of each part."""
 
 
 class ClientGone(ApiError):
-    """The client left before its answer was ready. Nobody reads the detail."""
+    """The client closed the connection before its response was ready."""

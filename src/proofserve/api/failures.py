@@ -1,10 +1,11 @@
-"""Which error answers with which status: one table, used by our own routes only.
+"""Which error answers with which status, and the route class that answers every failure itself.
 
-The router lives in an application whose error handlers are somebody else's, so nothing that our
-routes raise may get that far.
+The router lives in vLLM's application, whose error handlers are not ours: no exception of our
+routes may reach them.
 """
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,10 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from proofserve.api.access import Role
-from proofserve.api.accounts import account, reason_of
-from proofserve.api.bounds import bounded
+from proofserve.api.access import ANONYMOUS, Role
 from proofserve.api.errors import (
     ApiError,
+    BodyLost,
     BodyTooLarge,
     ClaimsMismatch,
     ClientGone,
@@ -31,6 +31,7 @@ from proofserve.api.errors import (
     NotReady,
     TooMany,
 )
+from proofserve.api.json_body import has_upgraded_body, read_body
 from proofserve.api.node import Node
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import (
@@ -53,6 +54,7 @@ _logger = logging.getLogger(__name__)
 
 # The first row whose class fits decides.
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (BodyLost, 400),
     (ClaimsMismatch, 400),
     (LaneMissing, 400),
     (LaneUnset, 400),
@@ -78,38 +80,37 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (OutboxUnavailable, 503),
 )
 _KNOWN: tuple[type[Exception], ...] = (HTTPException, *(kind for kind, _ in _STATUS))
-# A full queue has moved by then, most likely. Seconds.
+# A full queue has probably moved on by then. Seconds.
 _QUEUE_MOVES_S = "5"
-# Whoever may only look may use these.
-_LOOKING = {"GET", "HEAD"}
+# A viewer's key permits these.
+_READING = {"GET", "HEAD"}
 
 
-def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
-    """A route class that lets in who may, and answers every failure itself.
+def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type[APIRoute]:
+    """A route class that admits permitted callers and answers every failure itself.
 
-    Everything that does not merely look is for operators. 503 while proofs are not enabled.
+    A viewer's key permits GET and HEAD; other calls need an operator's. Without ``needs_key``
+    every client may call. 503 while proofs are not enabled.
     """
-
     ids = RequestIds()
 
     class GuardedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Any]:
             handle = super().get_route_handler()
-            role = Role.VIEWER if self.methods <= _LOOKING else Role.OPERATOR
+            role = Role.VIEWER if self.methods <= _READING else Role.OPERATOR
             lists = _takes_nonces(self.dependant)
 
             async def answer(request: Request) -> Response:
                 node = reason = None
                 try:
-                    # Before the body is looked at: neither a stranger nor a disabled server has
-                    # anything to do with it.
+                    # The body is read last: a client without a key cannot make the server read it.
                     node = get_node(request)
-                    caller = node.access.admit(request, role)
+                    caller = node.access.admit(request, role) if needs_key else ANONYMOUS
                     _require_enabled(node)
                     node.rates.count(caller)
-                    most = node.deployment
-                    nonces = most.max_nonces if lists else 0
-                    whole = await bounded(request, most.max_body_bytes, nonces)
+                    limits = node.deployment
+                    nonces = limits.max_nonces if lists else 0
+                    whole = await read_body(request, limits.max_body_bytes, nonces)
                     response: Response = await handle(whole)
                 except _KNOWN as error:
                     response, reason = explained(error), reason_of(error)
@@ -117,6 +118,8 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
                     _logger.exception("%s %s failed", request.method, request.url.path)
                     response = JSONResponse({"detail": "Internal server error"}, 500)
                     reason = "internal"
+                if has_upgraded_body(request):
+                    response.headers["Connection"] = "close"
                 request_id = _id_of(request, ids)
                 response.headers["X-Request-Id"] = request_id
                 account(node, request, response, request_id, reason)
@@ -127,8 +130,24 @@ def guarded(get_node: Callable[[Request], Node]) -> type[APIRoute]:
     return GuardedRoute
 
 
+class ClosingRoute(APIRoute):
+    """A route that closes the connection after a request whose body uvicorn loses."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        """What answers a request."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            response: Response = await handle(request)
+            if has_upgraded_body(request):
+                response.headers["Connection"] = "close"
+            return response
+
+        return answer
+
+
 def explained(error: Exception) -> JSONResponse:
-    """The answer that tells a client of ``error``, which is of a kind in the table."""
+    """The response for ``error``, whose class is in the table."""
     if isinstance(error, HTTPException):
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     status = next(code for kind, code in _STATUS if isinstance(error, kind))
@@ -162,3 +181,39 @@ def _detail(error: Exception) -> Any:
     if isinstance(error, ApiError):
         return error.detail
     return "Engine not available" if isinstance(error, EngineGone) else str(error)
+
+
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
+# Monitoring sends these every few seconds: only their refusals are logged.
+_QUIET = ("GET", "HEAD")
+
+
+def reason_of(error: Exception) -> str:
+    """The label of an error: ``QueueFull`` is ``queue_full``."""
+    return _WORD.sub("_", type(error).__name__).lower().removesuffix("_error")
+
+
+def account(
+    node: Node | None, request: Request, response: Response, request_id: str, reason: str | None
+) -> None:
+    """Count and log ``response``; ``reason`` says why the request was refused, None if it was not.
+
+    Request bodies, headers and response bodies are not logged: they may hold keys.
+    """
+    if node is not None and reason is not None:
+        node.refusals[response.status_code, reason] += 1
+    if reason is None and request.method in _QUIET:
+        return
+    spec = node.manager.status().spec if node is not None else None
+    round_id = spec.round_id if spec is not None else None
+    _logger.log(
+        logging.INFO if response.status_code < 500 else logging.WARNING,
+        "request %s, round %s: %s %s: %d %s",
+        request_id,
+        round_id,
+        request.method,
+        request.url.path,
+        response.status_code,
+        reason or "served",
+        extra={"request_id": request_id, "round_id": round_id},
+    )

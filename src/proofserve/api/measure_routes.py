@@ -36,7 +36,9 @@ class MeasureOrder(Body):
 
 
 def router(
-    get_node: Callable[[Request], Node], get_engine: Callable[[Request], MeasurableEngine]
+    get_node: Callable[[Request], Node],
+    get_engine: Callable[[Request], MeasurableEngine],
+    has_keys: bool = True,
 ) -> APIRouter:
     """The one route, for an application whose requests lead to a node and its engine."""
 
@@ -51,7 +53,7 @@ def router(
             "sequences": measured.nonces // order.forwards,
         }
 
-    made = empty_router(get_node)
+    made = empty_router(get_node, has_keys)
     made.add_api_route("/measure", measure, methods=["POST"])
     return made
 

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from proofserve.api.node import Node
-from proofserve.api.snapshot import Snapshot, read
+from proofserve.api.status import Snapshot, snapshot
 from proofserve.rounds.state import State
 from proofserve.rounds.status import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges
 
@@ -62,7 +62,7 @@ class NodeCollector(Collector):
     def _read(self) -> Snapshot | None:
         if self._loop.is_closed() or _runs_here(self._loop):
             return None
-        asked = asyncio.run_coroutine_threadsafe(read(self._node), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(snapshot(self._node), self._loop)
         try:
             return asked.result(READING_S)
         except TimeoutError:

@@ -1,14 +1,92 @@
-"""What the routes are given: one deployed server and the objects that do the work."""
+"""What the routes are given: one deployed server, its objects, and the limits of its callers."""
 
+import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from proofserve.api.access import Access
-from proofserve.api.bounds import Rates, Waits
+from fastapi import Request
+
+from proofserve.api.access import Access, Caller
+from proofserve.api.errors import ClientGone, TooMany
+from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import EngineInfo
+from proofserve.web.fixed_window import FixedWindow
+
+T = TypeVar("T")
+
+# A waiting call hardly ends sooner; it may take longer. Seconds.
+_WAIT_ENDS_S = 5.0
+
+
+class Rates:
+    """Counts the requests of each caller in windows of one minute."""
+
+    def __init__(self, per_minute: int = 6000) -> None:
+        self._per_minute = per_minute
+        self._windows: dict[str, FixedWindow] = {}
+
+    def count(self, caller: Caller) -> None:
+        """Count one request. Raises TooMany for one beyond the caller's limit."""
+        limit = caller.requests_per_minute or self._per_minute
+        window = self._windows.setdefault(caller.name, FixedWindow(limit))
+        if not window.take():
+            raise TooMany(
+                f"{caller.name} may send {limit} requests a minute"
+                " (POC_REQUESTS_PER_MINUTE, or the key's own limit)",
+                window.seconds_left,
+            )
+
+
+class Waits:
+    """Counts the calls that wait for the engine with their connection open."""
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._open = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Count one call until the context ends. Raises TooMany if the limit is reached."""
+        if self._open >= self._limit:
+            raise TooMany(
+                f"{self._open} calls wait for their answer, limit is {self._limit}"
+                " (POC_MAX_OPEN_WAITS); without wait a job needs no open connection",
+                _WAIT_ENDS_S,
+            )
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the client of ``request`` leaves.
+
+    The body of ``request`` must have been read. Raises ClientGone, and whatever ``work`` raises.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone("Client closed request")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
 
 
 async def _accept(_url: str) -> str | None:
@@ -62,3 +140,9 @@ class Node:
             return {}
         self.url_warnings[round_id] = warning
         return {"warning": warning}
+
+
+async def require_engine(node: Node) -> None:
+    """Raise EngineGone. An engine that is only slow or reports a fault may still work."""
+    with contextlib.suppress(EngineFault):
+        await node.manager.engine_gauges()

@@ -182,16 +182,18 @@ _REASONS = {
     429: "too much is queued, or too many requests came; Retry-After says when to come again",
     503: "proofs are off, engine or outbox cannot serve, or the server goes down",
 }
-_ALWAYS = (401, 403, 413, 429)
+_ALWAYS = (413, 429)
+_WITH_KEY = (401, 403)
 
 
-def documented(answer: type[ResponseModel], *refusals: int) -> dict[str, Any]:
+def documented(
+    answer: type[ResponseModel], *refusals: int, needs_key: bool = True
+) -> dict[str, Any]:
     """Arguments of a route that answers ``answer`` or one of ``refusals``.
 
-    Every route may answer 401, 403, 413 and 429. Answers are not passed through the models, which
-    would cost and could change them.
+    Every route may answer 413 and 429, and one that ``needs_key`` 401 and 403. Responses do not
+    pass through the models, because that would cost time and could change them.
     """
-    problems = {
-        code: {"model": Problem, "description": _REASONS[code]} for code in (*_ALWAYS, *refusals)
-    }
+    codes = (*(_WITH_KEY if needs_key else ()), *_ALWAYS, *refusals)
+    problems = {code: {"model": Problem, "description": _REASONS[code]} for code in codes}
     return {"response_model": None, "responses": {200: {"model": answer}, **problems}}

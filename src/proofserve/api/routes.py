@@ -7,15 +7,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request, Security
 from fastapi.security import HTTPBearer
 
-from proofserve.api import distance_translate, health_routes, translate
+from proofserve.api import translate
 from proofserve.api.artifact_routes import ArtifactRoutes
 from proofserve.api.distance_routes import DistanceRoutes
 from proofserve.api.distance_schemas import AnyRoundRequest, DistanceRoundRequest
-from proofserve.api.engine import require_engine
-from proofserve.api.examples import ARTIFACT_ROUND, DISTANCE_ROUND
 from proofserve.api.failures import guarded
-from proofserve.api.node import Node
+from proofserve.api.health_routes import HealthRoutes
+from proofserve.api.node import Node, require_engine
 from proofserve.api.response_models import (
+    DeepAnswer,
     NodeStatusResponse,
     ResultsPage,
     StartAnswer,
@@ -23,6 +23,7 @@ from proofserve.api.response_models import (
     Versions,
     documented,
 )
+from proofserve.api.schemas import ARTIFACT_ROUND, DISTANCE_ROUND
 from proofserve.api.status import pow_status, status_body, stopped_body
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.wire.paths import PROOFS
@@ -34,21 +35,33 @@ _EXAMPLES = {
 }
 
 
-def router(get_node: Callable[[Request], Node]) -> APIRouter:
-    """All routes, for an application whose requests lead ``get_node`` to their node."""
-    made = empty_router(get_node)
+def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRouter:
+    """All routes, for an application whose requests lead ``get_node`` to their node.
+
+    The OpenAPI page declares authorization where the server ``has_keys``.
+    """
+    made = empty_router(get_node, has_keys)
     for routes in (_SharedRoutes(get_node), ArtifactRoutes(get_node), DistanceRoutes(get_node)):
         routes.add_to(made)
-    made.include_router(health_routes.router(get_node))
-    return made
+    health = HealthRoutes(get_node)
+    made.add_api_route(
+        "/health/deep", health.deep, methods=["GET"], **documented(DeepAnswer, 503), tags=["health"]
+    )
+    both = APIRouter()
+    both.include_router(made)
+    both.include_router(health.without_key())
+    return both
 
 
-def empty_router(get_node: Callable[[Request], Node]) -> APIRouter:
-    """A router whose routes let in only who may call them; the OpenAPI pages say by what."""
-    # The route class looks at the key itself, and earlier: this is for the pages alone.
-    shown = Security(HTTPBearer(auto_error=False, description="A key of POC_API_KEY, if any."))
+def empty_router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRouter:
+    """A router whose routes admit permitted callers only."""
+    # For the OpenAPI page alone: the route class reads the key itself, before the body.
+    key = Security(HTTPBearer(auto_error=False, description="An operator's or a viewer's key."))
     return APIRouter(
-        prefix=PROOFS, tags=["proofs"], route_class=guarded(get_node), dependencies=[shown]
+        prefix=PROOFS,
+        tags=["proofs"],
+        route_class=guarded(get_node),
+        dependencies=[key] if has_keys else [],
     )
 
 
@@ -86,10 +99,10 @@ class _SharedRoutes:
         round_id = str(uuid.uuid4())
         if isinstance(order, DistanceRoundRequest):
             field = "callback_url"
-            spec = distance_translate.generating(order, node.deployment, round_id)
+            spec = translate.generating_distance_round(order, node.deployment, round_id)
         else:
             field = "url"
-            spec = translate.round_spec(order, node.deployment, round_id)
+            spec = translate.artifact_round(order, node.deployment, round_id)
         warning = await translate.url_warning(field, spec.url, node.deployment)
         await require_engine(node)
         await node.manager.start(spec)

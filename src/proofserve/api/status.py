@@ -1,34 +1,41 @@
-"""What ``GET /status`` says: the truth about round, queue, outbox and engine."""
+"""What a node tells about itself: round, queue, outbox and engine."""
 
-from dataclasses import asdict
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from proofserve.api.node import Node
+from proofserve.rounds.counters import Work
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.records import RoundSpec
-from proofserve.rounds.status import Stats, Status
+from proofserve.rounds.status import EngineGauges, OutboxGauges, Stats, Status
 
-# Everything older is in GET /results.
+# The longest wait for the outbox, in seconds; the engine's answer has its own limit.
+OUTBOX_ANSWER_S = 5.0
+# Older winners are in GET /results.
 NEWEST_WINNERS = 100
 
 
 async def pow_status(node: Node) -> dict[str, Any]:
-    """What the distance protocol says of its round (A.7, P.2.8): counts and the newest winners."""
+    """The round in the distance protocol's form (A.7, P.2.8): counts and the newest winners."""
     return await _distance_fields(node, node.manager.status())
 
 
 async def stopped_body(node: Node) -> dict[str, Any]:
-    """What ``POST /stop`` says: a word for the artifact protocol, more for the other one."""
+    """The body of ``POST /stop``: the state and, for the distance protocol, its round's fields."""
     status = node.manager.status()
-    word = {"status": status.state.value}
+    state = {"status": status.state.value}
     if status.spec is not None and status.spec.target is None:
-        return word
-    return {**word, **await _distance_fields(node, status)}
+        return state
+    return {**state, **await _distance_fields(node, status)}
 
 
 async def status_body(node: Node) -> dict[str, Any]:
-    """The answer. A part that cannot be read is null, with the reason beside it."""
+    """The body of ``GET /status``; a part that cannot be read is null, and its error says why."""
     status = node.manager.status()
+    outbox, outbox_error = await read_outbox(node)
+    engine, engine_error = await read_engine(node)
     return {
         "status": status.state.value,
         **await _distance_fields(node, status),
@@ -40,13 +47,15 @@ async def status_body(node: Node) -> dict[str, Any]:
         "error": status.error,
         "warning": node.url_warnings.get(status.spec.round_id) if status.spec else None,
         "queue": asdict(status.queue),
-        **await _outbox(node),
-        **await _engine(node),
+        "outbox": asdict(outbox) if outbox else None,
+        "outbox_error": outbox_error,
+        "engine": asdict(engine) if engine else None,
+        "engine_error": engine_error,
     }
 
 
 async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:
-    """The fields by which clients of the distance protocol know a node, whatever it does."""
+    """The fields that clients of the distance protocol expect in every state."""
     spec, stats = status.spec, status.stats
     fields: dict[str, Any] = {
         "state": status.state.value,
@@ -111,15 +120,53 @@ def _stats(stats: Stats) -> dict[str, Any]:
     }
 
 
-async def _outbox(node: Node) -> dict[str, Any]:
-    try:
-        return {"outbox": asdict(await node.outbox.gauges()), "outbox_error": None}
-    except OutboxUnavailable as error:
-        return {"outbox": None, "outbox_error": str(error)}
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A node at one moment. ``engine`` and ``outbox`` are None while they cannot be read.
+
+    ``tasks`` are those of the whole event loop, vLLM's among them.
+    """
+
+    status: Status
+    nonces: Mapping[tuple[Work, str], int]
+    validations: Mapping[str, int]
+    faults: int
+    refusals: Mapping[tuple[int, str], int]
+    engine: EngineGauges | None
+    outbox: OutboxGauges | None
+    tasks: int
 
 
-async def _engine(node: Node) -> dict[str, Any]:
+async def snapshot(node: Node) -> Snapshot:
+    """The node now; reading takes as long as the slower of engine and outbox, 5 s at most."""
+    (engine, _), (outbox, _) = await asyncio.gather(read_engine(node), read_outbox(node))
+    totals = node.manager.totals
+    return Snapshot(
+        status=node.manager.status(),
+        nonces=dict(totals.nonces),
+        validations=dict(totals.validations),
+        faults=totals.faults,
+        refusals=dict(node.refusals),
+        engine=engine,
+        outbox=outbox,
+        tasks=len(asyncio.all_tasks()),
+    )
+
+
+async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
+    """The engine's gauges, or None and the reason why they cannot be read."""
     try:
-        return {"engine": asdict(await node.manager.engine_gauges()), "engine_error": None}
+        return await node.manager.engine_gauges(), None
     except (EngineFault, EngineGone) as error:
-        return {"engine": None, "engine_error": str(error)}
+        return None, str(error)
+
+
+async def read_outbox(node: Node) -> tuple[OutboxGauges | None, str | None]:
+    """The outbox's gauges, or None and the reason why they cannot be read."""
+    try:
+        async with asyncio.timeout(OUTBOX_ANSWER_S):
+            return await node.outbox.gauges(), None
+    except TimeoutError:
+        return None, f"the outbox did not answer within {OUTBOX_ANSWER_S:g} s"
+    except OutboxUnavailable as error:
+        return None, str(error)

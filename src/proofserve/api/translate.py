@@ -2,27 +2,37 @@
 
 from collections.abc import Sequence
 
-from proofserve.api.errors import ClaimsMismatch, DeploymentMismatch
+from proofserve.api.distance_schemas import UNSET, DistanceClaimsRequest, DistanceRoundRequest
+from proofserve.api.errors import ClaimsMismatch, DeploymentMismatch, LaneMissing
 from proofserve.api.node import Deployment
 from proofserve.api.schemas import CommonFields, JobRequest, Params, RoundRequest, Thresholds
 from proofserve.protocol import comparison, schemes
+from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import NonceLane, check_nonces
 from proofserve.protocol.scheme import Scheme
-from proofserve.rounds.records import Job, RoundSpec, StatTest, Validation, Workload
+from proofserve.rounds.records import (
+    DistanceClaims,
+    Job,
+    RoundSpec,
+    StatTest,
+    Target,
+    Validation,
+    Workload,
+)
 
 
-def round_spec(order: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
-    """The round that ``order`` asks for.
+def artifact_round(order: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
+    """The round that ``order`` describes.
 
     Raises:
-        Mismatch: it is for another deployment.
+        DeploymentMismatch: it is for another deployment.
         ProtocolError: a number is out of the range that this deployment or the order itself sets.
     """
     work = _workload(order, deployment)
     lane = NonceLane(order.node_id, order.node_count, order.group_id, order.n_groups)
     batch_size = order.batch_size or deployment.default_batch_size
-    check_lane(lane, batch_size)
+    _check_lane(lane, batch_size)
     return RoundSpec(
         round_id=round_id,
         work=work,
@@ -34,17 +44,17 @@ def round_spec(order: RoundRequest, deployment: Deployment, round_id: str) -> Ro
 
 
 def job(order: JobRequest, deployment: Deployment) -> Job:
-    """The job that ``order`` asks for.
+    """The job that ``order`` describes.
 
     Raises:
-        Mismatch: it is for another deployment.
+        DeploymentMismatch: it is for another deployment.
         ClaimsMismatch: the claims are not about the nonces.
         ProtocolError: a number is out of the range that this deployment or the order itself sets.
     """
     work = _workload(order, deployment)
     # Nonces are given, not taken from the lane; only the node's numbers must make sense.
     NonceLane(order.node_id, order.node_count)
-    check_list(order.nonces, deployment)
+    _check_list(order.nonces, deployment)
     return Job(
         work=work,
         nonces=tuple(order.nonces),
@@ -59,8 +69,8 @@ def job(order: JobRequest, deployment: Deployment) -> Job:
 def _workload(order: CommonFields, deployment: Deployment) -> Workload:
     _match_deployment(order, deployment)
     params = order.params
-    check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
-    check_fits("params.k_dim", params.k_dim, deployment.engine_info.hidden_size, "hidden size")
+    _check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
+    _check_fits("params.k_dim", params.k_dim, deployment.engine_info.hidden_size, "hidden size")
     return Workload(
         scheme=_scheme(order, deployment),
         block_hash=order.block_hash,
@@ -101,7 +111,7 @@ def _params_mismatch(params: Params, deployment: Deployment) -> DeploymentMismat
     )
 
 
-def check_lane(lane: NonceLane, batch_size: int) -> None:
+def _check_lane(lane: NonceLane, batch_size: int) -> None:
     """Raise ProtocolError for a lane that ends before its first batch does."""
     try:
         lane.batch(0, batch_size)
@@ -111,13 +121,13 @@ def check_lane(lane: NonceLane, batch_size: int) -> None:
         ) from None
 
 
-def check_list(nonces: Sequence[int], deployment: Deployment) -> None:
+def _check_list(nonces: Sequence[int], deployment: Deployment) -> None:
     """Raise ProtocolError for more nonces than one request may have, and for repeated ones."""
-    check_length("nonces", nonces, deployment)
+    _check_length("nonces", nonces, deployment)
     check_nonces("nonces", nonces)
 
 
-def check_length(field: str, values: Sequence[object], deployment: Deployment) -> None:
+def _check_length(field: str, values: Sequence[object], deployment: Deployment) -> None:
     """Raise ProtocolError for a list longer than the nonces of one request may be."""
     if len(values) > deployment.max_nonces:
         raise ProtocolError(
@@ -141,7 +151,7 @@ async def url_warning(field: str, url: str | None, deployment: Deployment) -> st
     return f"{field}: {warning}" if warning else None
 
 
-def check_fits(field: str, value: int, limit: int, what: str) -> None:
+def _check_fits(field: str, value: int, limit: int, what: str) -> None:
     """Raise ProtocolError for a value that the deployed model has no room for."""
     if value > limit:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
@@ -161,7 +171,7 @@ def _validation(order: JobRequest, deployment: Deployment) -> Validation | None:
     if order.validation is None:
         return None
     artifacts = order.validation.artifacts
-    check_length("validation.artifacts", artifacts, deployment)
+    _check_length("validation.artifacts", artifacts, deployment)
     if {claim.nonce for claim in artifacts} != set(order.nonces):
         raise ClaimsMismatch("validation.artifacts nonces must match nonces field")
     claims = tuple(comparison.Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
@@ -178,3 +188,70 @@ def _stat_test(thresholds: Thresholds | None) -> StatTest:
         p_mismatch=thresholds.p_mismatch,
         fraud_threshold=given[0] if given else StatTest().fraud_threshold,
     )
+
+
+def generating_distance_round(
+    order: DistanceRoundRequest, deployment: Deployment, round_id: str
+) -> RoundSpec:
+    """The round that ``order`` describes, for a node that will generate.
+
+    Raises:
+        LaneMissing: it does not say which nonces are the node's.
+        DeploymentMismatch, ProtocolError: as in ``distance_round``.
+    """
+    spec = distance_round(order, deployment, round_id)
+    if spec.lane is None:
+        raise LaneMissing("Node ID and node count must be set")
+    return spec
+
+
+def distance_round(order: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
+    """The round that ``order`` describes; it has a lane if the node's numbers are set.
+
+    Raises:
+        DeploymentMismatch: it is for another deployment.
+        ProtocolError: a number is out of the range that this deployment or the order itself sets.
+    """
+    if deployment.seq_len not in (None, order.seq_len):
+        raise DeploymentMismatch(
+            {
+                "error": "params mismatch",
+                "requested": {"seq_len": order.seq_len},
+                "deployed": {"seq_len": deployment.seq_len},
+            }
+        )
+    _check_fits("seq_len", order.seq_len, deployment.engine_info.max_seq_len, "context")
+    scheme = DistanceScheme(sign_flips=order.use_sign_flips, layer_hooks=order.use_layer_hooks)
+    batch_size = order.batch_size or deployment.default_batch_size
+    return RoundSpec(
+        round_id=round_id,
+        work=Workload(scheme, order.block_hash, order.public_key, order.seq_len),
+        block_height=order.block_height,
+        lane=_distance_lane(order, batch_size),
+        batch_size=batch_size,
+        url=order.callback_url,
+        target=Target(order.r_target, order.fraud_threshold),
+    )
+
+
+def distance_claims(batch: DistanceClaimsRequest, deployment: Deployment) -> DistanceClaims:
+    """The claims of ``batch``. Raises ProtocolError for too many nonces and for repeated ones."""
+    _check_list(batch.nonces, deployment)
+    return DistanceClaims(
+        block_hash=batch.block_hash,
+        block_height=batch.block_height,
+        public_key=batch.public_key,
+        node_id=batch.node_id,
+        nonces=tuple(batch.nonces),
+        distances=tuple(batch.dist),
+    )
+
+
+def _distance_lane(order: DistanceRoundRequest, batch_size: int) -> NonceLane | None:
+    if UNSET in (order.node_id, order.node_count):
+        if order.node_count == 0:
+            raise ProtocolError("node_count", "0 is below 1")
+        return None
+    lane = NonceLane(order.node_id, order.node_count, order.group_id, order.n_groups)
+    _check_lane(lane, batch_size)
+    return lane

@@ -43,10 +43,12 @@ class ProofEndpoints:
         self._running = AsyncExitStack()
 
     def attach_router(self, app: FastAPI) -> None:
-        """Add the routes, and our shutdown to the application's lifespan."""
-        app.include_router(routes.router(_node))
-        if self._settings.measure:
-            app.include_router(measure_routes.router(_node, _engine))
+        """Add the routes, and our start and shutdown to the application's lifespan."""
+        chosen = self._settings
+        has_keys = bool(chosen.api_key or chosen.viewer_key or chosen.api_keys_file)
+        app.include_router(routes.router(_node, has_keys))
+        if chosen.measure:
+            app.include_router(measure_routes.router(_node, _engine, has_keys))
         around = app.router.lifespan_context
 
         @asynccontextmanager
@@ -54,6 +56,7 @@ class ProofEndpoints:
             async with around(application) as state:
                 _limit_wait_for_clients(application)
                 try:
+                    _build_page(application)
                     yield state
                 finally:
                     # In vLLM's own server the round and the engine have ended by now; in an
@@ -120,6 +123,16 @@ def _limit_wait_for_clients(application: FastAPI) -> None:
     server = getattr(application.state, "server", None)
     if isinstance(server, uvicorn.Server) and server.config.timeout_graceful_shutdown is None:
         server.config.timeout_graceful_shutdown = RESPONSES_END_S
+
+
+def _build_page(app: FastAPI) -> None:
+    """Build the OpenAPI page, which takes seconds under load, before the first client asks."""
+    try:
+        if app.openapi_url is not None:
+            app.openapi()
+    except Exception:
+        # It describes vLLM's routes too; a fault in it must not stop the server.
+        _logger.exception("the OpenAPI page cannot be built")
 
 
 def _node(request: Request) -> Node:

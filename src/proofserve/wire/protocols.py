@@ -56,4 +56,6 @@ def _message(error: Mapping[str, Any]) -> str:
     # FastAPI keeps the reason and the place in a body that is not JSON apart from the message.
     if error["type"] == "json_invalid":
         return f"{error['msg']}: {error['ctx']['error']}"
+    if error["type"] == "missing" and tuple(error["loc"]) == ("body",):
+        return "The request body is empty."
     return str(error["msg"])

@@ -6,8 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from proofserve.api.bounds import Rates, Waits
-from proofserve.api.node import Deployment, Node
+from proofserve.api.node import Deployment, Node, Rates, Waits
 from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
