@@ -12,7 +12,7 @@ from proofserve.lab.audit.audit import (
 )
 from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.progress import NoProgress
 from proofserve.protocol.codec import encode
 from proofserve.protocol.comparison import Claim, compare
 
@@ -20,7 +20,7 @@ RULE = ConvictionRule(0.1)
 
 
 def run(deployment: ToyDeployment, rule: ConvictionRule = RULE, nonces: int = 64) -> Audit:
-    return audit(deployment, rule, nonces, Silence())
+    return audit(deployment, rule, nonces, NoProgress())
 
 
 def by_name(found: Audit) -> dict[str, AttackMeasurement]:

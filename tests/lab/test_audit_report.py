@@ -10,7 +10,7 @@ from proofserve.lab.audit.audit import audit
 from proofserve.lab.audit.audit_page import page
 from proofserve.lab.audit.audit_report import COLUMNS, AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
-from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.progress import NoProgress
 from proofserve.protocol.statistics import sample_size
 
 
@@ -22,7 +22,7 @@ def text(report: AuditReport) -> str:
 @pytest.fixture(scope="module")
 def report() -> AuditReport:
     deployment = ToyDeployment(apart={"8 bits": 0.03})
-    found = audit(deployment, ConvictionRule(0.1), 32, Silence())
+    found = audit(deployment, ConvictionRule(0.1), 32, NoProgress())
     setup = {"model": "<b>small</b>", "seq_len": 256}
     return AuditReport(found, deployment.price, setup, {"cores": 2})
 

@@ -9,7 +9,7 @@ from proofserve.lab.bench.chat import ChatPlan, ChatReadings, bench_chat, report
 from proofserve.lab.bench.chat_latency import Answers
 from proofserve.lab.bench.saturation import Load, Saturation
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.client.records import Work
 from proofserve.rounds.status import EngineGauges
 
@@ -77,6 +77,6 @@ def test_a_whole_run_against_a_node_with_this_habit(
     monkeypatch.setattr(stalls, "STALL", 1_000.0)
     plan = ChatPlan(Work("stub"), 4, 4, Load(clients=4, words=1000, window_s=0.3, pairs=1))
     with stub_node(habits) as (_, url), NodeClient(url) as node:
-        found = bench_chat(node, plan, Silence()).json()
+        found = bench_chat(node, plan, NoProgress()).json()
     # A window this short does not tell one speed from another.
     assert [name for name in found["failed"] if name != "throughput_ratio"] == failed

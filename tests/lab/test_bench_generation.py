@@ -11,7 +11,7 @@ from proofserve.lab.bench.generation import (
 )
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.client.records import BareSpeed, DistanceWork, Work
 from proofserve.lab.report.report import Report
 
@@ -58,7 +58,7 @@ def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) 
     # A stub that waits between batches is never faster than it says, on a busy machine slower.
     habits = Habits(bare=400.0, round=400.0 * share, chat_tokens=10_000.0)
     with stub_node(habits) as (stub, url), NodeClient(url) as node:
-        found = bench_generation(node, PLAN, Silence())
+        found = bench_generation(node, PLAN, NoProgress())
         # One look at the speed, then a window before, between and after the rounds.
         assert len(stub.measured) == 1 + 3
         assert [order["forwards"] for order in stub.measured] == [2, 25, 25, 25]
@@ -71,7 +71,7 @@ def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) 
 def test_of_the_distance_protocol_every_nonce_is_stored_and_counted() -> None:
     plan = GenerationPlan(DistanceWork("stub", seq_len=100), seconds=0.5, windows=1, busy=0.9)
     with stub_node(Habits(bare=400.0, round=400.0)) as (stub, url), NodeClient(url) as node:
-        found = bench_generation(node, plan, Silence())
+        found = bench_generation(node, plan, NoProgress())
     assert [row["nonce"] for row in stub.rows] == list(range(len(stub.rows)))
     assert all("dist" in row for row in stub.rows)
     assert {order["seq_len"] for order in stub.measured} == {100}
@@ -86,4 +86,4 @@ def test_a_failing_nonce_is_no_work_done() -> None:
         NodeClient(url) as node,
         pytest.raises(LabError, match=r"nonce 3 .*not finite"),
     ):
-        bench_generation(node, PLAN, Silence())
+        bench_generation(node, PLAN, NoProgress())

@@ -4,7 +4,7 @@ import torch
 from proofserve.lab.bench.matmul import Matmul, seconds_of
 from proofserve.lab.bench.reference import ReferencePlan, ReferenceSubject, bench_reference
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.progress import NoProgress
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def subject(room: int) -> ReferenceSubject:
 
 def test_what_there_is_no_memory_for_is_left_out() -> None:
     plan = ReferencePlan(seq_lens=(4, 8), batches=(1, 2, 4), window_s=0.001)
-    report = bench_reference(subject(room=16), plan, {}, Silence())
+    report = bench_reference(subject(room=16), plan, {}, NoProgress())
     figures = {figure.name: figure for figure in report.figures}
     assert "nonces_per_second_4_4" in figures
     assert "nonces_per_second_8_2" in figures
@@ -35,7 +35,7 @@ def test_what_there_is_no_memory_for_is_left_out() -> None:
 def test_no_memory_at_all_is_said() -> None:
     plan = ReferencePlan(seq_lens=(4, 64), batches=(1, 2), window_s=0.001)
     with pytest.raises(LabError, match="no memory for a forward of 64 tokens"):
-        bench_reference(subject(room=16), plan, {}, Silence())
+        bench_reference(subject(room=16), plan, {}, NoProgress())
 
 
 def test_the_first_call_only_warms_up() -> None:

@@ -4,7 +4,7 @@ from lab.stub_node import Habits, stub_node
 from proofserve.lab.bench.chat_latency import compare_answers, measure_answers
 from proofserve.lab.client.load import Reply
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.client.records import Work
 
 
@@ -48,7 +48,7 @@ def test_a_run_that_is_short_is_an_error() -> None:
 @pytest.mark.parametrize(("truthful", "identical"), [(True, 6), (False, 0)])
 def test_a_node_whose_answers_change_is_found_out(truthful: bool, identical: int) -> None:
     with stub_node(Habits(truthful=truthful)) as (stub, url), NodeClient(url) as node:
-        answers = measure_answers(node, Work("stub"), 6, 4, Silence())
+        answers = measure_answers(node, Work("stub"), 6, 4, NoProgress())
         assert stub.chats == 8 + 7 * 6
     assert answers.identical == identical
     assert answers.differing_plain == 0

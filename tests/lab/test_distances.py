@@ -7,7 +7,7 @@ from lab.stub_node import Habits, stub_node
 from proofserve.lab.calibrate.distances import LAYER_HOOKS, SIGN_FLIPS, Sample, collect
 from proofserve.lab.client.errors import NodeError
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.client.records import DistanceWork, Judgement
 from proofserve.rounds.records import Winner
 
@@ -60,7 +60,7 @@ def test_a_method_is_one_of_the_two_options_and_not_the_other(
     method: str, sign_flips: bool, layer_hooks: bool
 ) -> None:
     with stub_node() as (_, url), Listener(url) as node:
-        collect(node, "stub", method, SAMPLE, Silence())
+        collect(node, "stub", method, SAMPLE, NoProgress())
     assert len(node.orders) == 2
     assert len({order.block_hash for order in node.orders}) == 2
     for order in node.orders:
@@ -70,7 +70,7 @@ def test_a_method_is_one_of_the_two_options_and_not_the_other(
 
 def test_every_nonce_of_every_block_and_key_has_its_place() -> None:
     with stub_node() as (stub, url), Listener(url) as node:
-        distances = collect(node, "stub", SIGN_FLIPS, SAMPLE, Silence())
+        distances = collect(node, "stub", SIGN_FLIPS, SAMPLE, NoProgress())
         assert distances.shape == (2, 3, 7)
         for b, order in enumerate(node.orders):
             for k in range(3):
@@ -82,7 +82,7 @@ def test_every_nonce_of_every_block_and_key_has_its_place() -> None:
 
 def test_the_node_ends_up_stopped_with_nothing_stored() -> None:
     with stub_node() as (stub, url), NodeClient(url) as node:
-        collect(node, "stub", LAYER_HOOKS, SAMPLE, Silence())
+        collect(node, "stub", LAYER_HOOKS, SAMPLE, NoProgress())
         assert (stub.state, stub.rows) == ("STOPPED", [])
 
 
@@ -98,7 +98,7 @@ def test_a_round_that_generates_is_left_alone() -> None:
     with stub_node() as (stub, url), NodeClient(url) as node:
         node.start_round(DistanceWork("stub"))
         with pytest.raises(NodeError, match="409"):
-            collect(node, "stub", SIGN_FLIPS, SAMPLE, Silence())
+            collect(node, "stub", SIGN_FLIPS, SAMPLE, NoProgress())
         assert stub.state == "GENERATING"
 
 
@@ -108,7 +108,7 @@ def test_a_gap_is_an_error() -> None:
         NodeClient(url) as node,
         pytest.raises(NodeError, match="4 of 5"),
     ):
-        collect(node, "stub", SIGN_FLIPS, SAMPLE, Silence())
+        collect(node, "stub", SIGN_FLIPS, SAMPLE, NoProgress())
 
 
 def test_a_distance_that_is_not_a_number_is_an_error() -> None:
@@ -119,5 +119,5 @@ def test_a_distance_that_is_not_a_number_is_an_error() -> None:
 
     with stub_node() as (stub, url), Confused(url) as node:
         with pytest.raises(NodeError, match="not a number"):
-            collect(node, "stub", SIGN_FLIPS, SAMPLE, Silence())
+            collect(node, "stub", SIGN_FLIPS, SAMPLE, NoProgress())
         assert stub.state == "STOPPED"

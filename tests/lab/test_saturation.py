@@ -5,7 +5,7 @@ from proofserve.lab.bench import saturation as module
 from proofserve.lab.bench import stalls
 from proofserve.lab.bench.saturation import Load, Saturation, measure_saturation
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.client.records import Work
 
 # Long enough that a busy machine leaves the stub no idle moment between two of them.
@@ -33,7 +33,7 @@ def test_without_windows_there_is_no_ratio() -> None:
 
 def test_a_polite_node_stores_nothing_under_load_and_resumes() -> None:
     with stub_node() as (_, url), NodeClient(url) as node:
-        found = measure_saturation(node, Work("stub"), LOAD, Silence())
+        found = measure_saturation(node, Work("stub"), LOAD, NoProgress())
     assert len(found.plain) == len(found.beside_round) == len(found.chat_share) == 2
     assert found.proofs_while_saturated == 0
     assert found.proofs_afterwards > 0
@@ -45,5 +45,5 @@ def test_a_polite_node_stores_nothing_under_load_and_resumes() -> None:
 
 def test_a_node_that_does_not_give_way_is_found_out() -> None:
     with stub_node(Habits(polite=False)) as (_, url), NodeClient(url) as node:
-        found = measure_saturation(node, Work("stub"), LOAD, Silence())
+        found = measure_saturation(node, Work("stub"), LOAD, NoProgress())
     assert found.proofs_while_saturated > 100

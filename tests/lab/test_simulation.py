@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from proofserve.lab.calibrate.noise import Pairs, noise
 from proofserve.lab.calibrate.simulation import SimulationPlan, simulate
-from proofserve.lab.client.progress import Silence
+from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, VerificationRule, draw, verify
 from proofserve.protocol.codec import encode, to_float16
@@ -73,7 +73,7 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
 
     rule = VerificationRule(DEFAULTS, recorded.threshold)
     outcomes = [
-        verify(claimed, draw(claimed.nonces, str(seed)), recompute, rule, Silence())
+        verify(claimed, draw(claimed.nonces, str(seed)), recompute, rule, NoProgress())
         for seed in range(100)
     ]
     expected = SequentialResult.FRAUD if forged else SequentialResult.HONEST
@@ -85,8 +85,8 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
 def test_in_1000_verifications_nobody_is_misjudged(recorded: Recorded, sequential: bool) -> None:
     rule = VerificationRule(DEFAULTS, recorded.threshold, sequential)
     plan = SimulationPlan(RUNS, nonces=18)
-    honest = simulate(recorded.truth, rule, plan, Silence())
-    forged = simulate(recorded.fraud, rule, plan, Silence())
+    honest = simulate(recorded.truth, rule, plan, NoProgress())
+    forged = simulate(recorded.fraud, rule, plan, NoProgress())
     assert honest.count(SequentialResult.HONEST) == forged.count(SequentialResult.FRAUD) == RUNS
     assert max(honest.median_nonces, forged.median_nonces) <= (10 if sequential else 18)
 
@@ -103,8 +103,8 @@ def test_errors_are_as_rare_as_stated_where_they_happen_at_all(recorded: Recorde
     forged_at = float(np.median(recorded.fraud.distances))
     test = SequentialTest(p_honest=0.25, p_fraud=0.5, alpha=bound, beta=bound)
     plan = SimulationPlan(RUNS, nonces=200)
-    honest = simulate(recorded.truth, VerificationRule(test, honest_at), plan, Silence())
-    forged = simulate(recorded.fraud, VerificationRule(test, forged_at), plan, Silence())
+    honest = simulate(recorded.truth, VerificationRule(test, honest_at), plan, NoProgress())
+    forged = simulate(recorded.fraud, VerificationRule(test, forged_at), plan, NoProgress())
     assert 0 < honest.count(SequentialResult.FRAUD) <= most(bound)
     assert 0 < forged.count(SequentialResult.HONEST) <= most(bound)
     assert honest.count(SequentialResult.UNDECIDED) == forged.count(SequentialResult.UNDECIDED) == 0
@@ -116,6 +116,8 @@ def test_the_seed_decides_what_is_drawn(recorded: Recorded) -> None:
     )
 
     def used(seed: int) -> tuple[int, ...]:
-        return simulate(recorded.truth, rule, SimulationPlan(20, 100, seed), Silence()).nonces_used
+        return simulate(
+            recorded.truth, rule, SimulationPlan(20, 100, seed), NoProgress()
+        ).nonces_used
 
     assert used(1) == used(1) != used(2)

@@ -1,4 +1,4 @@
-"""``proofserve demo``: the whole point in under a minute, on any machine."""
+"""``proofserve demo``: what the product does, in under a minute, on any machine."""
 
 import statistics
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from proofserve.lab.client.waiting import computing_round, wait_until
 from proofserve.protocol.comparison import Claim
 from proofserve.rounds.records import Artifact, Verdict
 
-# Small, so that the chat beside the round hardly notices it.
+# Small, so that the round hardly delays the chat beside it.
 FORWARD_BATCH = 8
 CHATS = 8
 CHAT_TOKENS = 16
@@ -36,7 +36,7 @@ OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Artifacts put before the judge, and what it should say of them."""
+    """Artifacts for the node to validate, and the verdict that we expect."""
 
     what: str
     claims: Sequence[Claim]
@@ -73,13 +73,13 @@ def demo() -> None:
                 )
             )
             session.line.step("stopping the server")
-        session.console.print("[bold]Stopped[/bold]   nothing is left running")
+        session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
     if not as_expected:
         raise typer.Exit(EXIT_FAILED)
 
 
 class _Tour:
-    """The steps of the demo, each with a line that says what it shows."""
+    """The steps of the demo, each of which prints a line about what it shows."""
 
     def __init__(self, node: NodeClient, session: CommandSession) -> None:
         self.work = Work(MODEL.name, block_hash="demo-block", public_key="demo-key")
@@ -88,12 +88,12 @@ class _Tour:
         self._line = session.line
 
     def introduce(self) -> None:
-        """What runs here."""
+        """Say which server runs."""
         version = self._node.versions().get("vllm", "")
         self._say("Server", f"vLLM {version}, unmodified, serves {MODEL.name} at {self._node.url}")
 
     def prove(self) -> list[Claim]:
-        """Chat without a round and beside one; the first artifacts of the round."""
+        """Chat without a round and beside one; return the first artifacts of the round."""
         after = self._node.last_seq()
         alone = self._chat("chatting without proofs")
         self._say("Chat", f"without proofs: {_latency(alone)} a chat")
@@ -106,7 +106,7 @@ class _Tour:
         self._say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
         self._say(
             "Proofs",
-            f"{status.rate:.0f} nonces/s in the time that chat left free; the first vectors:",
+            f"{status.rate:.0f} nonces/s while chat was idle; the first vectors:",
         )
         rows = self._node.results(after, NONCES)
         claims = claims_of([Artifact(r.nonce, r.value) for r in rows if r.value is not None])
@@ -114,9 +114,9 @@ class _Tour:
         return claims
 
     def judge(self, trials: Sequence[DemoResult]) -> bool:
-        """Whether every verdict is what it should be."""
+        """Have the node validate every trial; return whether all verdicts are as expected."""
         self._line.step("recomputing, to judge")
-        self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares:")
+        self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares them:")
         table = Table(box=None, pad_edge=True)
         for heading in ("", "differ", "p-value", "verdict"):
             table.add_column(heading, justify="right" if heading == "differ" else "left")

@@ -1,4 +1,4 @@
-"""``proofserve``: the table of its commands. One that is not called is not imported."""
+"""``proofserve``: the table of commands. Only the called command is imported."""
 
 from importlib import import_module
 from typing import Any
@@ -7,8 +7,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-# Each module's ``app`` is a command or a group of them. Torch alone costs seconds and a quarter of
-# a gigabyte, which a gateway in front of other machines can do without.
+# Each module's ``app`` is a command or a group of commands. Importing torch costs seconds and a
+# quarter of a gigabyte, and a gateway in front of other machines does not need it.
 COMMANDS = {
     name: f"proofserve.cli.{name}"
     for name in (
@@ -22,11 +22,11 @@ class Commands(TyperGroup):
     """Imports a command when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the group's signature
-        """Their names, in the order of the table."""
+        """The names of the commands, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """The command of a name, None if there is none."""
+        """Import the command ``cmd_name``; None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
         command = get_command(import_module(COMMANDS[cmd_name]).app)
@@ -46,4 +46,4 @@ app = typer.Typer(
 
 @app.callback()
 def proofserve() -> None:
-    """A group, whatever is registered."""
+    """Makes this a group for typer, which would else run a single command directly."""

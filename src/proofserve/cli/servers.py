@@ -1,4 +1,4 @@
-"""Servers for checks, benchmarks and the demo: started for them and gone with them."""
+"""Servers for checks, benchmarks and the demo, each started and stopped by its command."""
 
 import shutil
 import tempfile
@@ -23,7 +23,7 @@ from proofserve.wiring.launch import (
 MAX_MODEL_LEN = 2048
 PREFIX = "proofserve-"
 SOCKET_PATH = 107
-# The user's own values of these win.
+# The user's own values of these variables take precedence.
 SMALL_MACHINE = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -33,7 +33,7 @@ SMALL_MACHINE = {
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """A checkpoint, the name it is served under, and how its proofs run, on ``ranks`` at once."""
+    """A checkpoint, the name to serve it under, and how its proofs run, on ``ranks`` ranks."""
 
     checkpoint: Path
     name: str
@@ -62,24 +62,24 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
     command = server_command(str(deployment.checkpoint), options, poc)
     wanted = {**SMALL_MACHINE, **_a_core_each(deployment.ranks)}
     ours = {name: text for name, text in wanted.items() if not has_variable(name)}
-    # It listens to this machine alone, and its only client is us.
+    # The server listens to this machine only, and this command is its only client.
     theirs = {n: text for n, text in command.env.items() if n not in ACCESS_VARIABLES}
     # vLLM leaves its sockets behind when it is stopped; in our folder they go with it.
     return replace(command, env={**theirs, **ours, "TMPDIR": str(folder)})
 
 
 def _a_core_each(ranks: int) -> dict[str, str]:
-    """On its CPU build vLLM leaves two ranks to fight for the same cores; a GPU ignores this."""
+    """A core per rank: vLLM's CPU build would run all ranks on the same cores. GPUs ignore it."""
     cores = "|".join(map(str, range(ranks)))
     return {"VLLM_CPU_OMP_THREADS_BIND": cores} if ranks > 1 else {}
 
 
 @contextmanager
 def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[NodeClient]:
-    """A running server that nothing remains of, whatever ends the context.
+    """A running server; when the context ends, its processes and files are removed.
 
     Raises:
-        ServerFailed: it did not start. Its log is kept, and named.
+        ServerFailed: the server did not start. The text names its log, which is kept.
     """
     session.line.step(f"starting vLLM with {deployment.name}, about half a minute")
 
@@ -103,22 +103,22 @@ def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[Node
 
 @contextmanager
 def existing_server(url: str, api_key: str | None, session: CommandSession) -> Iterator[NodeClient]:
-    """A server that runs already and is left running."""
+    """A server that runs already and keeps running."""
     with NodeClient(url, api_key) as node, session.interrupts.allowed():
         yield node
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder that goes with everything in it, its path short enough for vLLM's sockets."""
+    """A temporary folder whose path is short enough for vLLM's sockets."""
     base = tempfile.gettempdir()
-    # vLLM binds sockets in here, and the system allows their paths 107 bytes.
+    # vLLM binds sockets in this folder, and their paths may have 107 bytes.
     short = len(base.encode()) <= SOCKET_PATH - len(f"/{PREFIX}12345678/{uuid.UUID(int=0)}")
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base if short else "/tmp"))  # noqa: S108
     try:
         yield folder
     finally:
-        # A worker that is being killed may still create a file while we delete.
+        # A worker that is being killed may still create a file meanwhile.
         shutil.rmtree(folder, ignore_errors=True)
 
 

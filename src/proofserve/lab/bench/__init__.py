@@ -1,1 +1,1 @@
-"""How fast proofs are, and what they cost chat."""
+"""Benchmarks: the speed of proofs, and what they cost chat."""

@@ -39,7 +39,7 @@ class ChatReadings:
 
 
 def bench_chat(node: NodeClient, plan: ChatPlan, progress: Progress) -> Report:
-    """Chat without and with a round: one at a time, eight at a time, and as many as fit."""
+    """Chat without and with a round: one request at a time, eight, and a saturating load."""
     answers = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
     saturation = measure_saturation(node, plan.work, plan.load, progress)
     where = {**machine(), **node.versions()}
@@ -51,7 +51,7 @@ def report(plan: ChatPlan, readings: ChatReadings, where: Mapping[str, str | int
     saturation, errors = readings.saturation, _errors(readings)
     figures = (
         *_answer_figures(readings.answers),
-        Figure("errors", len(errors), "chats refused, broken off or aborted", at_most(0)),
+        Figure("errors", len(errors), "chats refused, cut off or aborted", at_most(0)),
         *_engine_figures(readings.engine),
         *_saturation_figures(saturation),
     )
@@ -81,7 +81,7 @@ def _answer_figures(answers: Answers) -> tuple[Figure, ...]:
         Figure(
             "identical",
             answers.identical,
-            "one at a time: answers that a round leaves unchanged, byte for byte",
+            "one at a time: answers that a round does not change, byte for byte",
             Limit(answers.asked),
         ),
         Figure(
@@ -144,7 +144,7 @@ def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
         Figure(
             "chat_share",
             median(saturation.chat_share),
-            "of the time with a round in which saturating chat held the engine",
+            "share of the time with a round in which saturating chat had the engine",
         ),
         Figure(
             "proofs_while_saturated",

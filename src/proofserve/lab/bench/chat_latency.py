@@ -1,4 +1,4 @@
-"""Whether chat answers stay what they are while a round runs."""
+"""Chat answers and latencies without and with a round: does a round change the answers?"""
 
 import statistics
 import uuid
@@ -15,20 +15,21 @@ from proofserve.lab.client.waiting import computing_round
 from proofserve.lab.report.figures import median
 
 AT_ONCE = 8
-# Eight at a time are batched as they come, and some answers are another batch's: how many differ
-# from run to run by a factor of two. So there are several runs of a kind, in turns.
+# vLLM batches eight chats at a time as they arrive, and the batch can change an answer. How many
+# answers differ varies by a factor of two from run to run, so there are several runs, in turns.
 RUNS_WITH_A_ROUND = 2
-# A first answer costs a server things that no later one does.
+# The first answers of a server take longer than all later ones.
 WARM_UPS = 8
 FIRST_SEED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How the runs of the same chats compare. Latencies are medians in seconds.
+    """A comparison of several runs of the same chats. Latencies are medians in seconds.
 
-    Of eight at a time, in the median of all pairs of runs: answers that differ between two without
-    proofs, and between one with a round and one without.
+    ``identical`` is of one chat at a time. Eight at a time, in the median of all pairs of runs:
+    ``differing_plain`` answers differ between two runs without proofs, ``differing_round`` between
+    a run with a round and a run without.
     """
 
     asked: int
@@ -43,7 +44,7 @@ class Answers:
 def measure_answers(
     node: NodeClient, work: Work, chats_per_run: int, max_tokens: int, progress: Progress
 ) -> Answers:
-    """Ask one at a time (without, with a round), then eight at a time (in turns)."""
+    """Ask one chat at a time, without and with a round; then eight at a time, in turns."""
     asker = _Asker(node, work, max_tokens, progress)
     asker.ask("warming up", range(WARM_UPS), AT_ONCE)
     one = range(FIRST_SEED, FIRST_SEED + chats_per_run)
@@ -65,9 +66,9 @@ def compare_answers(
     eight_plain: Sequence[Sequence[Reply]],
     eight_round: Sequence[Sequence[Reply]],
 ) -> Answers:
-    """Byte for byte. A reply that failed is identical to nothing.
+    """Compare answers byte for byte; a failed reply equals no other.
 
-    ``one`` holds the runs without and with a round. Raises ValueError for a run of another length.
+    ``one`` holds the runs without and with a round. Raises ValueError if a run has another length.
     """
     plain, with_round = one
     replies = [*plain, *with_round, *chain(*eight_plain, *eight_round)]
@@ -85,13 +86,13 @@ def compare_answers(
 
 
 def differing(some: Sequence[Reply], others: Sequence[Reply]) -> int:
-    """How many answers of two runs of the same chats are not the same bytes."""
+    """The number of answers whose bytes differ between two runs of the same chats."""
     pairs = zip(some, others, strict=True)
     return sum(bool(a.error or b.error or a.texts != b.texts) for a, b in pairs)
 
 
 class _Asker:
-    """Asks a node the same chats in several circumstances."""
+    """Sends the same chats to a node in several situations."""
 
     def __init__(self, node: NodeClient, work: Work, max_tokens: int, progress: Progress) -> None:
         self._node = node
@@ -100,7 +101,7 @@ class _Asker:
         self._progress = progress
 
     def ask(self, what: str, seeds: range, at_once: int) -> list[Reply]:
-        """One chat per seed. A salt of its own makes every run compute everything itself."""
+        """Send one chat per seed. A new salt keeps the prefix cache from helping a later run."""
         self._progress.step(f"{len(seeds)} chats, {what}", len(seeds))
         calls = chats(self._model, seeds, self._max_tokens, uuid.uuid4().hex)
         return ask_all(self._node.url, calls, at_once, self._progress.advance)

@@ -1,4 +1,4 @@
-"""How fast a device multiplies matrices: the yardstick for whatever does little else."""
+"""How fast a device multiplies matrices, to compare with programs that do little else."""
 
 import time
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from collections.abc import Callable
 import torch
 
 SIZES = (512, 1024, 2048, 4096, 8192)
-# Seconds of one size, and how long one multiplication may take before larger ones are left out.
+# Seconds per size; sizes whose single multiplication would take longer are left out.
 WINDOW_S = 0.5
 
 
 class Matmul:
-    """Square matrices of the size at which the device is fastest."""
+    """Multiplies square matrices of the size at which the device is fastest."""
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, window_s: float = WINDOW_S
@@ -27,7 +27,7 @@ class Matmul:
                 break
 
     def rate(self) -> float:
-        """Multiplications and additions per second, now."""
+        """Multiplications and additions per second, measured now."""
         return self._rate(self._size)
 
     @torch.inference_mode()
@@ -41,9 +41,9 @@ class Matmul:
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, window_s: float) -> float:
-    """Seconds of one ``call``: the median of at least two, and of as many as ``window_s`` holds.
+    """Median seconds of one ``call``, of as many as fit into ``window_s`` and at least two.
 
-    One more goes before them, to warm the device up.
+    One more call goes first and warms the device up.
     """
     taken: list[float] = []
     until = float("inf")

@@ -1,4 +1,4 @@
-"""How many nonces a second a reference engine recomputes, and what share of the device that is."""
+"""How many nonces per second the reference engine recomputes, and its share of the device."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ from proofserve.lab.client.progress import Progress
 from proofserve.lab.report.figures import Figure
 from proofserve.lab.report.report import Report
 
-# Computes one forward of (seq_len, batch); False if the device has no room for it.
+# Computes one forward of (seq_len, batch). False: the device has too little memory for it.
 Forward = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSubject:
-    """What is measured. ``weights`` counts the numbers of all matrices that a token passes."""
+    """What is measured. ``weights`` counts the numbers in all matrices that multiply a token."""
 
     name: str
     weights: int
@@ -29,7 +29,7 @@ class ReferenceSubject:
     forward: Forward
 
     def work(self, seq_len: int) -> float:
-        """Multiplications and additions of one nonce, by the weights alone.
+        """Multiplications and additions of one nonce, counting the weights only.
 
         Attention adds 2 * seq_len * heads * head_dim per token and layer, a few percent here.
         """
@@ -47,7 +47,7 @@ class ReferencePlan:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceReading:
-    """One combination: nonces per second, and its share of the multiplications beside it."""
+    """One combination: nonces per second, and the share of the bare multiplication speed."""
 
     seq_len: int
     batch: int
@@ -61,10 +61,10 @@ def bench_reference(
     where: Mapping[str, str | int],
     progress: Progress,
 ) -> Report:
-    """Measure whole forwards, inputs drawn and vectors finished, and bare multiplications.
+    """Measure whole forwards (with inputs and finished vectors) and bare multiplications.
 
-    These are measured before and after every combination, so that a device which changes its pace
-    changes no share. Raises LabError if there is no memory for any batch of a length.
+    Bare multiplications run before and after every combination, so that a device whose speed
+    changes does not change the share. Raises LabError if no batch of a length fits into memory.
     """
     progress.step("forwards, and bare multiplications", len(plan.seq_lens) * len(plan.batches))
     matmul = Matmul(subject.device, subject.dtype)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proofserve.lab.calibrate.noise import Noise, Pairs
-from proofserve.lab.client.progress import Progress, Silence
+from proofserve.lab.client.progress import NoProgress, Progress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, VerificationRule, verify
 from proofserve.protocol.codec import encode
@@ -94,7 +94,7 @@ def simulate(
             range(plan.nonces),
             _Recorded(pairs, rows).vectors,
             rule,
-            Silence(),
+            NoProgress(),
         )
         findings.append(outcome.finding)
         used.append(outcome.nonces_used)

@@ -1,4 +1,4 @@
-"""Seeded chat requests: all different, all repeatable."""
+"""Chat requests from seeds: every seed gives another prompt, and always the same one."""
 
 import random
 
@@ -17,8 +17,8 @@ ANSWER_TOKENS = 16
 def chat(model: str, prompt: str, max_tokens: int, salt: str | None = None) -> Call:
     """A greedy chat of exactly ``max_tokens`` tokens.
 
-    ``salt`` keeps vLLM's prefix cache from serving one run with what another has computed, which
-    would change the shape of a prefill, and with it the last bits of the logits.
+    With another ``salt``, vLLM's prefix cache does not use what an earlier run computed. That would
+    change the shape of a prefill, and with it the last bits of the logits.
     """
     body = {
         "model": model,
@@ -32,7 +32,7 @@ def chat(model: str, prompt: str, max_tokens: int, salt: str | None = None) -> C
 
 def prompt(seed: int) -> str:
     """Between 8 and 24 words, the same ones for the same ``seed``."""
-    draw = random.Random(seed)  # noqa: S311 - a text to talk about, not a secret
+    draw = random.Random(seed)  # noqa: S311 - a prompt, not a secret
     return " ".join(draw.choices(WORDS, k=draw.randint(8, 24)))
 
 
@@ -42,11 +42,11 @@ def chats(model: str, seeds: range, max_tokens: int, salt: str) -> list[Call]:
 
 
 def reading_chat(model: str, number: int, words: int) -> Call:
-    """Chat ``number`` of an endless load: much to read, little to say.
+    """Chat ``number`` of an endless load: a long prompt and a short answer.
 
-    The engine then works for a long time on what costs the API process next to nothing, so it is
-    the engine that is saturated, on a small machine too. Lengths vary by half around ``words``:
-    clients that begin together would else end together, and waves are not a steady load.
+    Such a chat costs the engine much and the API process little, so that the engine is saturated
+    on a small machine too. Lengths vary by half around ``words``; with equal lengths all clients
+    would finish at the same time, and the load would come in waves.
     """
     draw = random.Random(number)  # noqa: S311 - see above
     text = " ".join(draw.choices(WORDS, k=_uneven(draw, words)))

@@ -1,13 +1,13 @@
-"""What can go wrong while somebody else's server is being measured."""
+"""Errors of the lab, whose texts are shown to the user as they are."""
 
 
 class LabError(RuntimeError):
-    """Root of this layer's errors. The text is for the person at the terminal."""
+    """Root of the lab's errors."""
 
 
 class NodeError(LabError):
-    """The node refused a call or could not be reached; the text holds what it said."""
+    """A node refused a call or could not be reached. The text holds the node's answer."""
 
 
 class TooSlowError(LabError):
-    """Something that the measurement waits for did not happen in time."""
+    """An event that a measurement waits for did not happen in time."""

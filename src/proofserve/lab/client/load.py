@@ -15,7 +15,7 @@ TIMEOUT_S = 300.0
 # vLLM's server keeps an idle connection for 5 s.
 KEEP_ALIVE_S = 2.0
 LONGEST_TEXT = 300
-# vLLM ends a request this way when it gives it up, not when the model has finished.
+# The finish reasons of requests that vLLM gave up before the model had finished.
 FAILURES = frozenset({"abort", "error"})
 
 
@@ -29,9 +29,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of a call. ``began`` and ``ended`` are seconds of the monotonic clock.
+    """The outcome of a call. ``began`` and ``ended`` are seconds of the monotonic clock.
 
-    ``error`` says why there is no answer, or an incomplete one; None if all is well.
+    ``error`` says why the answer is missing or incomplete; it is None otherwise.
     """
 
     texts: tuple[str, ...]
@@ -43,16 +43,16 @@ class Reply:
 
     @property
     def seconds(self) -> float:
-        """From sending the request to having the whole answer."""
+        """Seconds from sending the request to receiving the whole answer."""
         return self.ended - self.began
 
 
 def ask_all(
     url: str, calls: Sequence[Call], at_once: int, answered: Callable[[], None] = lambda: None
 ) -> list[Reply]:
-    """Send ``calls`` in their order, at most ``at_once`` in flight; the replies in that order.
+    """Send ``calls`` in their order, at most ``at_once`` in flight; return replies in that order.
 
-    ``answered`` is called after each reply.
+    Calls ``answered`` after each reply.
     """
     return asyncio.run(_ask_all(url, calls, at_once, answered))
 
@@ -60,11 +60,11 @@ def ask_all(
 def rate_of_completions(
     replies: Sequence[Reply], skip: int, until: float, count: Callable[[Reply], int]
 ) -> float:
-    """Tokens per second of a server that serves a closed loop one request after the other.
+    """Tokens per second of a server that serves the requests of a closed loop one by one.
 
-    Counted from one completion to another: after the first ``skip`` of them, which found a server
-    without a queue, up to the first at or beyond ``until``. Such a request waits for most of its
-    life, so spreading its tokens over that would be wrong until the queue is as old as itself.
+    Counts from completion to completion: from the ``skip``-th, since the requests before it found
+    no queue, to the first at or after ``until``. Tokens are not spread over a request's duration,
+    because a request of a closed loop waits in the queue for most of it.
     """
     ordered = sorted(replies, key=lambda reply: reply.ended)
     begin, rest = ordered[skip - 1], ordered[skip:]
@@ -90,13 +90,13 @@ class ClosedLoop:
         self.replies: list[Reply] = []
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread and send the first calls."""
         self._thread.start()
 
     def settle(self, seconds: float) -> None:
-        """Wait for the first answer, by which every client has sent; then ``seconds`` more.
+        """Wait for the first answer (every client has sent a call by then), then ``seconds``.
 
-        Raises whatever ended the loop early.
+        Raises the error that ended the loop early, if one did.
         """
         self._answered.wait()
         if self._failure is not None:
@@ -104,9 +104,9 @@ class ClosedLoop:
         time.sleep(seconds)
 
     def finish(self) -> None:
-        """Send nothing more, and wait until everything in flight is answered.
+        """Send no more calls and wait for the answers of those in flight.
 
-        Raises whatever ended the loop early; a refused or broken call does not.
+        Raises the error that ended the loop early; a refused or broken call ends no loop.
         """
         self._closing.set()
         self._thread.join()
@@ -114,9 +114,9 @@ class ClosedLoop:
             raise self._failure
 
     def abandon(self) -> None:
-        """Drop everything in flight, without waiting for an answer."""
+        """Cancel the calls in flight without waiting for their answers."""
         self._closing.set()
-        # A loop that has ended by itself is closed, and has nothing to cancel.
+        # A loop that has already ended is closed and raises RuntimeError.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join()
@@ -151,7 +151,7 @@ class ClosedLoop:
 
 @contextlib.contextmanager
 def closed_loop(url: str, calls: Callable[[int], Call], at_once: int) -> Iterator[ClosedLoop]:
-    """A load that lasts as long as the context; afterwards ``replies`` is complete.
+    """A load that runs as long as the context; ``replies`` is complete afterwards.
 
     ``calls`` makes the call of a number, counted from 0.
     """
@@ -166,8 +166,8 @@ def closed_loop(url: str, calls: Callable[[int], Call], at_once: int) -> Iterato
 
 
 def _http(url: str) -> httpx.AsyncClient:
-    # How many are in flight is decided here and not by a connection pool. An idle connection is
-    # dropped before the server drops it, which could be at the moment in which we use it again.
+    # No connection pool may limit how many calls are in flight. Idle connections expire here before
+    # the server closes them, since it could do so at the moment of the next call.
     limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S)
     return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits)
 
@@ -189,8 +189,8 @@ async def _ask_all(
 
 
 def _unless_exit(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # A signal may strike in the middle of a task. The exit is on its way to the top then, and no
-    # error that somebody forgot to look at.
+    # A signal may arrive in the middle of a task. Its SystemExit already ends the program, so it is
+    # not an unhandled error of that task.
     if not isinstance(context.get("exception"), SystemExit):
         loop.default_exception_handler(context)
 

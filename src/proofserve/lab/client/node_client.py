@@ -1,4 +1,4 @@
-"""A client of one proof node: the proof endpoints and what vLLM says about itself."""
+"""A client of one node: the proof API, and vLLM's list of models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,16 +22,16 @@ from proofserve.rounds.status import EngineGauges
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.records import artifact_record, result_of
 
-# A waiting /generate stands in line behind everything else that the engine has to do.
+# A /generate that waits is answered after everything else that the engine has to do.
 TIMEOUT_S = 300.0
 CONNECT_S = 5.0
 LONGEST_TEXT = 500
 
 
 class NodeClient:
-    """Blocking calls to the node at ``url``. Every failure is a NodeError with the node's text.
+    """Blocking calls to the node at ``url``. Each raises NodeError with the node's own text.
 
-    ``api_key`` is for a node that asks for one.
+    ``api_key`` is needed only by a node that has keys.
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
@@ -52,24 +52,24 @@ class NodeClient:
         self._http.close()
 
     def models(self) -> list[str]:
-        """Names under which the server serves its model."""
+        """The names under which the server serves its model."""
         return [model["id"] for model in self._call("GET", "/v1/models")["data"]]
 
     def versions(self) -> dict[str, str]:
-        """Versions of what runs on the node, by name."""
+        """The versions of the node's packages, by name."""
         return dict(self._call("GET", f"{PROOFS}/versions")["versions"])
 
     def status(self) -> NodeStatus:
-        """What the node does now. Answered between two forwards, so it may take one."""
+        """The node's status. It answers between two forwards, so this may take as long as one."""
         return NodeStatus.read(self.describe())
 
     def describe(self) -> Mapping[str, Any]:
-        """All of ``GET /status``."""
+        """The whole answer of ``GET /status``."""
         found: Mapping[str, Any] = self._call("GET", f"{PROOFS}/status")
         return found
 
     def engine(self) -> EngineGauges:
-        """The counters inside the engine."""
+        """The engine's counters. Raises NodeError if the node shows none."""
         gauges = self.status().engine
         if gauges is None:
             raise NodeError(f"{self.url} shows no engine gauges; is its engine alive?")
@@ -80,12 +80,12 @@ class NodeClient:
         self._call("POST", f"{PROOFS}/init/generate", work.body)
 
     def stop(self) -> None:
-        """End the round, if there is one."""
+        """End the round, if one runs."""
         self._call("POST", f"{PROOFS}/stop")
 
     @contextmanager
     def round(self, work: AnyWork) -> Iterator[None]:
-        """A round that runs until the context ends, however it ends."""
+        """A round that ends with the context, also after an error."""
         self.start_round(work)
         try:
             yield
@@ -93,7 +93,7 @@ class NodeClient:
             self.stop()
 
     def artifacts(self, work: Work, nonces: Sequence[int]) -> list[Artifact]:
-        """Compute the vectors of ``nonces``. A nonce without one is a NodeError."""
+        """Compute the vectors of ``nonces``. Raises NodeError if one of them failed."""
         body = {**work.body, "nonces": list(nonces), "wait": True}
         answer = self._call("POST", f"{PROOFS}/generate", body)
         if failed := answer.get("failed"):
@@ -101,7 +101,7 @@ class NodeClient:
         return [Artifact(a["nonce"], a["vector_b64"]) for a in answer["artifacts"]]
 
     def validate(self, work: Work, claims: Sequence[Claim]) -> Verdict:
-        """Have the node recompute what ``claims`` say, and judge it by the default test."""
+        """Have the node recompute ``claims`` and judge them by its default test."""
         body = {
             **work.body,
             "nonces": [claim.nonce for claim in claims],
@@ -118,24 +118,24 @@ class NodeClient:
         )
 
     def init(self, work: DistanceWork) -> None:
-        """Configure a round that does nothing yet."""
+        """Configure a round without starting it."""
         self._call("POST", f"{PROOFS}/init", work.body)
 
     def phase_generate(self) -> None:
-        """Let the configured round generate."""
+        """Make the configured round generate."""
         self._call("POST", f"{PROOFS}/phase/generate")
 
     def phase_validate(self) -> None:
-        """Let the configured round judge; it stores what it has generated."""
+        """Make the configured round validate; what it has generated is stored first."""
         self._call("POST", f"{PROOFS}/phase/validate")
 
     def init_validate(self, work: DistanceWork) -> None:
-        """Configure a round by which ``judge`` judges."""
+        """Configure a round for ``judge``."""
         self._call("POST", f"{PROOFS}/init/validate", work.body)
 
     @contextmanager
     def judging(self, work: DistanceWork) -> Iterator[None]:
-        """A round that judges until the context ends, however it ends."""
+        """A round for ``judge`` that ends with the context, also after an error."""
         self.init_validate(work)
         try:
             yield
@@ -143,9 +143,9 @@ class NodeClient:
             self.stop()
 
     def judge(self, work: DistanceWork, winners: Sequence[Winner]) -> Judgement:
-        """Have the node recompute the distances of ``winners``, and judge them by its round.
+        """Have the node recompute the distances of ``winners`` and judge them by its round.
 
-        An answer that leaves one of them out is a NodeError.
+        Raises NodeError if the answer lacks one of them.
         """
         body = {
             "public_key": work.public_key,
@@ -173,7 +173,7 @@ class NodeClient:
         return [result_of(row) for row in rows]
 
     def last_seq(self, after: int = 0) -> int:
-        """The number of the newest result, ``after`` if there is none beyond it."""
+        """The ``seq`` of the newest result, ``after`` if there is none behind it."""
         while rows := self.results(after):
             after = rows[-1].seq
         return after
@@ -183,7 +183,7 @@ class NodeClient:
         body = {
             "block_hash": work.block_hash,
             "public_key": work.public_key,
-            **work.measured,
+            **work.measure_fields,
             "batch_size": work.batch_size,
             "forwards": forwards,
         }

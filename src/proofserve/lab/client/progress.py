@@ -1,22 +1,22 @@
-"""How a long measurement tells the person who waits for it what it is doing."""
+"""How a long measurement reports its progress."""
 
 from typing import Protocol
 
 
 class Progress(Protocol):
-    """Shows one step at a time."""
+    """Shows the current step."""
 
     def step(self, text: str, total: int | None = None) -> None:
-        """A step begins; ``total`` is how many times ``advance`` will be called, if known."""
+        """Begin a step with ``total`` parts, None if that is not known."""
         ...
 
     def advance(self) -> None:
-        """One part of the current step is done."""
+        """Count one part of the current step as done."""
         ...
 
 
-class Silence:
-    """Tells nobody anything."""
+class NoProgress:
+    """Shows nothing."""
 
     def step(self, text: str, total: int | None = None) -> None:
         """Ignored."""

@@ -1,4 +1,4 @@
-"""What the lab asks of a node, and what it reads back."""
+"""Orders that the lab sends to a node, and the answers that it reads back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from proofserve.rounds.status import EngineGauges
 
 @dataclass(frozen=True, slots=True)
 class ProofOrder:
-    """What an order for proofs says in either protocol. ``seq_len`` is in tokens per nonce.
+    """The fields that both protocols share. ``seq_len`` is in tokens per nonce.
 
-    With a ``callback_url`` the node posts there what a round finds.
+    The node posts the results of a round to ``callback_url``, if there is one.
     """
 
     model: str
@@ -22,8 +22,8 @@ class ProofOrder:
     callback_url: str | None = None
 
     @property
-    def alone(self) -> dict[str, Any]:
-        """The part of a request that tells a node it is alone on its network, and what to do."""
+    def common_fields(self) -> dict[str, Any]:
+        """The request fields of both protocols, for a network of this one node."""
         return {
             "block_hash": self.block_hash,
             "block_height": 1,
@@ -33,16 +33,16 @@ class ProofOrder:
             "batch_size": self.batch_size,
         }
 
-    def told(self, name: str) -> dict[str, Any]:
-        """The part of a request that says where callbacks go, under the protocol's name for it."""
+    def callback_field(self, name: str) -> dict[str, Any]:
+        """The callback URL under the protocol's ``name`` for it, nothing without one."""
         return {} if self.callback_url is None else {name: self.callback_url}
 
 
 @dataclass(frozen=True, slots=True)
 class Work(ProofOrder):
-    """An order of the artifact protocol. ``k_dim`` is in values per vector.
+    """An order of the artifact protocol. ``k_dim`` is the number of values per vector.
 
-    With a ``scheme`` a node that runs another one refuses.
+    A node refuses an order whose ``scheme`` is not its own.
     """
 
     k_dim: int = 12
@@ -56,27 +56,27 @@ class Work(ProofOrder):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The part of a request that must fit the deployment."""
+        """The request fields that must match the node's deployment."""
         return {"model": self.model, "seq_len": self.seq_len, "k_dim": self.k_dim}
 
     @property
-    def measured(self) -> dict[str, Any]:
-        """The part of a request that selects the protocol of a measurement."""
+    def measure_fields(self) -> dict[str, Any]:
+        """The fields of a measurement request that depend on the protocol."""
         return {"params": self.params}
 
     @property
     def body(self) -> dict[str, Any]:
         """The request that starts a round."""
-        # Nodes of other makers know neither; they are sent where they say something.
+        # Other implementations know neither field, so a request has them only where needed.
         scheme = {"scheme": self.scheme} if self.scheme is not None else {}
         stronger = {"poc_stronger_rng": True} if self.stronger_rng else {}
-        told = self.told("url")
-        return {**self.alone, **scheme, **stronger, **told, "params": self.params}
+        callback = self.callback_field("url")
+        return {**self.common_fields, **scheme, **stronger, **callback, "params": self.params}
 
 
 @dataclass(frozen=True, slots=True)
 class DistanceWork(ProofOrder):
-    """An order of the distance protocol; with a ``r_target`` of 2 every nonce wins."""
+    """An order of the distance protocol. With a ``r_target`` of 2 every nonce wins."""
 
     r_target: float = 2.0
     sign_flips: bool = True
@@ -88,16 +88,16 @@ class DistanceWork(ProofOrder):
         return "distance"
 
     @property
-    def measured(self) -> dict[str, Any]:
-        """The part of a request that selects the protocol of a measurement."""
+    def measure_fields(self) -> dict[str, Any]:
+        """The fields of a measurement request that depend on the protocol."""
         return {"seq_len": self.seq_len}
 
     @property
     def body(self) -> dict[str, Any]:
         """The request that starts a round."""
         return {
-            **self.alone,
-            **self.told("callback_url"),
+            **self.common_fields,
+            **self.callback_field("callback_url"),
             "seq_len": self.seq_len,
             "r_target": self.r_target,
             "use_sign_flips": self.sign_flips,
@@ -110,7 +110,7 @@ AnyWork = Work | DistanceWork
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A node's answer about claimed distances; ``computed`` in the order of the claims."""
+    """A node's verdict on claimed distances; ``computed`` is in the order of the claims."""
 
     computed: tuple[float, ...]
     n_invalid: int
@@ -137,7 +137,7 @@ class NodeStatus:
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "NodeStatus":
-        """From the answer's JSON; a node without a round has no stats."""
+        """Read the answer's JSON. A node without a round has no stats."""
         stats = body["stats"] or {}
         gauges = body.get("engine")
         return cls(
@@ -162,7 +162,7 @@ class NodeStatus:
 
 
 def _gauges(body: Mapping[str, Any]) -> EngineGauges:
-    # A newer node may show more than this client knows, an older one less.
+    # A newer node may have more gauges than this client knows, an older node fewer.
     known = {name: body[name] for name in EngineGauges.__dataclass_fields__ if name in body}
     lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
     return EngineGauges(**{**known, **lists})
@@ -170,7 +170,7 @@ def _gauges(body: Mapping[str, Any]) -> EngineGauges:
 
 @dataclass(frozen=True, slots=True)
 class BareSpeed:
-    """Forwards called back to back inside the engine: the speed that nothing can exceed."""
+    """The speed of forwards back to back inside the engine, which no round can exceed."""
 
     nonces_per_second: float
     seconds_per_forward: float

@@ -1,4 +1,4 @@
-"""Artifacts as vectors: reading, comparing and forging them."""
+"""Artifacts as vectors: read, compare and forge them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,12 +11,12 @@ from proofserve.rounds.records import Artifact
 
 
 def claims_of(artifacts: Sequence[Artifact]) -> list[Claim]:
-    """The artifacts as their maker would hand them in."""
+    """The artifacts as claims, as a prover publishes them."""
     return [Claim(artifact.nonce, artifact.vector_b64) for artifact in artifacts]
 
 
 def vectors_of(claims: Sequence[Claim], k_dim: int) -> Mapping[int, NDArray[np.float32]]:
-    """The vector of each nonce. Raises MalformedVector for one that is not k finite numbers."""
+    """The vector of each nonce. Raises MalformedVector for a vector without k finite numbers."""
     return {claim.nonce: decode(claim.vector_b64, k_dim) for claim in claims}
 
 
@@ -29,7 +29,7 @@ def distances(some: Sequence[Claim], others: Sequence[Claim], k_dim: int) -> lis
 def tampered(claims: Sequence[Claim], k_dim: int, every: int) -> list[Claim]:
     """A copy in which every ``every``-th vector has its first two values swapped.
 
-    Such a vector is still finite and of length 1: only a recomputation can tell.
+    Such a vector is still finite and of length 1, so only a recomputation shows the change.
     """
     return [
         Claim(claim.nonce, _swapped(claim.vector_b64, k_dim)) if index % every == 0 else claim

@@ -1,4 +1,4 @@
-"""Waiting for something to become true on a node, with an end to it."""
+"""Waiting for a condition, with a timeout."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +13,10 @@ FIRST_RESULT_S = 60.0
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> float:
-    """Ask ``condition`` until it holds; the seconds that took.
+    """Poll ``condition`` until it holds; return the seconds that this took.
 
     Raises:
-        TooSlowError: it did not within ``timeout_s`` seconds. ``what`` names it.
+        TooSlowError: it did not hold within ``timeout_s`` seconds. ``what`` names it in the text.
     """
     began = time.monotonic()
     while not condition():
@@ -28,7 +28,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> fl
 
 @contextmanager
 def computing_round(node: NodeClient, work: AnyWork) -> Iterator[None]:
-    """A round that has results when the context begins, and ends with it."""
+    """A round that has stored a result when the context begins, and that ends with it."""
     with node.round(work):
         wait_until(lambda: node.status().processed > 0, "first result of a round", FIRST_RESULT_S)
         yield

@@ -1,4 +1,4 @@
-"""Where a measurement was made, as far as it decides the figures."""
+"""The facts about this machine that decide the figures of a measurement."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ PACKAGES = ("proofserve", "torch", "transformers")
 
 
 def machine() -> dict[str, str | int]:
-    """This machine: the cores we may use, the processor, and versions of what is installed."""
+    """The cores that we may use, the processor, and the versions of Python and our packages."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),

@@ -1,4 +1,4 @@
-"""A benchmark's figures for people (a table) and for programs (JSON)."""
+"""The figures of a benchmark as a table and as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: ""}
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of one benchmark. ``setup`` says what was run, ``windows`` what was read."""
+    """The outcome of one benchmark. ``setup`` holds its options, ``windows`` its raw readings."""
 
     title: str
     figures: tuple[Figure, ...]
@@ -49,7 +49,7 @@ class Report:
         return table
 
     def json(self) -> dict[str, Any]:
-        """Every figure under its own name, then what explains them."""
+        """Every figure under its own name, then limits, failures, setup, windows and machine."""
         return {
             **{figure.name: figure.value for figure in self.figures},
             "passed": self.passed,
@@ -66,7 +66,7 @@ class Report:
 
 
 def readable(value: float | None) -> str:
-    """A number with as many digits as one cares about."""
+    """A number with four significant digits, or whole from 1000 on; "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, int):
