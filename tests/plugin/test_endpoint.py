@@ -54,6 +54,29 @@ async def test_a_server_that_strangers_could_call_does_not_start(
         await ProofEndpoints().init_state(None, State(), Namespace(host=None, uds=None))
 
 
+async def test_the_openapi_page_is_built_at_start() -> None:
+    app = FastAPI()
+    ProofEndpoints().attach_router(app)
+    assert app.openapi_schema is None
+    async with app.router.lifespan_context(app):
+        assert app.openapi_schema is not None
+        assert "/api/v1/pow/status" in app.openapi_schema["paths"]
+
+
+def test_the_page_declares_authorization_where_there_are_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def declared() -> bool:
+        app = FastAPI()
+        ProofEndpoints().attach_router(app)
+        return "security" in app.openapi()["paths"]["/api/v1/pow/status"]["get"]
+
+    monkeypatch.delenv("POC_API_KEY", raising=False)
+    assert not declared()
+    monkeypatch.setenv("POC_API_KEY", "a-long-random-key")
+    assert declared()
+
+
 async def test_a_client_that_does_not_leave_does_not_keep_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
