@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ def live_writer(path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 def test_status_counts_by_target_and_tells_no_secret(path: Path) -> None:
     read = told(run("status", "--json", "--outbox", path))
-    assert (read["schema_version"], read["rounds"], read["results"]) == (3, 3, 13)
+    assert (read["schema_version"], read["rounds"], read["results"]) == (4, 3, 13)
     assert read["uncut_rounds"] == 1
     assert read["bytes"] == path.stat().st_size
     hook, other = read["targets"]
@@ -55,6 +56,35 @@ def test_status_counts_by_target_and_tells_no_secret(path: Path) -> None:
         assert shown in table.output
     for text in (table.output, json.dumps(read)):
         assert not [secret for secret in ("user", "s3cret", "t0ken", "key") if secret in text]
+
+
+def test_prune_deletes_what_was_delivered_and_nothing_else(path: Path) -> None:
+    young = run("prune", "--outbox", path)
+    assert "deleted 0 results, 0 delivered callbacks and 0 rounds" in young.stdout
+    before = counts(path)
+    time.sleep(0.01)
+    done = run("prune", "--older-than-days", "0", "--outbox", path)
+    assert done.exit_code == 0, done.output
+    # The two delivered results of "first" with their callback, and "d1", which had no URL.
+    assert done.stdout == "deleted 5 results, 1 delivered callbacks and 1 rounds\n"
+    pending, failing, delivered, expired = before["http://hook:9000"]
+    assert counts(path)["http://hook:9000"] == (pending, failing, delivered - 1, expired)
+    assert [row["nonce"] for row in lines(run("export", "--outbox", path))] == list(range(2, 10))
+    assert (
+        "5 more results were delivered and then deleted" in run("status", "--outbox", path).output
+    )
+
+
+def test_prune_beside_a_server(path: Path) -> None:
+    with live_writer(path) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        done = run("prune", "--older-than-days", "0", "--outbox", path)
+        assert done.exit_code == 0, done.output
+        assert "deleted 5 results" in done.stdout
+        # The server goes on to store.
+        assert child.stdout.readline()
+        assert child.poll() is None
 
 
 def test_the_file_is_the_servers_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +237,8 @@ def _recipes(path: Path) -> None:
     [
         (Path.unlink, "there is no outbox"),
         (lambda path: path.write_bytes(b""), "is empty: no server has used it yet"),
-        (lambda path: _version(path, 4), "has version 4, this proofserve knows up to 3"),
-        (lambda path: _version(path, 2), "has version 2, this command reads 3"),
+        (lambda path: _version(path, 5), "has version 5, this proofserve knows up to 4"),
+        (lambda path: _version(path, 2), "has version 2, this command reads 4"),
         (_recipes, "is a database of something else"),
         (_letter, "file is not a database"),
     ],

@@ -62,7 +62,7 @@ async def test_its_rows_and_progress_are_kept_and_its_rounds_are_closed(old: Pat
         assert await store.open_round(a_spec("r1", URL)) == RoundProgress(3, found=2, failed=1)
         assert await store.interrupted() == a_spec("r1", URL)
     with closing(sqlite3.connect(old)) as file:
-        assert file.execute("PRAGMA user_version").fetchone() == (3,)
+        assert file.execute("PRAGMA user_version").fetchone() == (4,)
 
 
 async def test_its_deliveries_go_on_and_what_was_uncut_is_due(old: Path) -> None:

@@ -136,6 +136,31 @@ async def test_callbacks_go_where_the_settings_say_signed_as_they_say(tmp_path: 
     assert b"x-proofserve-signature: v1=" in heads[0].lower()
 
 
+async def test_delivered_results_are_deleted_after_the_days_of_the_settings(tmp_path: Path) -> None:
+    # A millisecond or so.
+    chosen = settings(tmp_path).model_copy(update={"outbox_keep_days": 1e-8})
+    async with running_node(engine(), chosen) as node:
+        await node.manager.start(round_spec())
+        await stored_by(node, 20)
+        await node.manager.stop()
+        assert await node.outbox.results(0, 10)
+    async with running_node(engine(), chosen) as node:
+        async with asyncio.timeout(10):
+            while await node.outbox.results(0, 10):  # noqa: ASYNC110 - the node sets no event
+                await asyncio.sleep(0.01)
+
+
+async def test_with_0_days_results_stay_for_ever(tmp_path: Path) -> None:
+    chosen = settings(tmp_path).model_copy(update={"outbox_keep_days": 0.0})
+    async with running_node(engine(), chosen) as node:
+        await node.manager.start(round_spec())
+        await stored_by(node, 20)
+        await node.manager.stop()
+    async with running_node(engine(), chosen) as node:
+        await asyncio.sleep(0.2)
+        assert await node.outbox.results(0, 10)
+
+
 async def test_an_entry_that_cannot_be_meant_stops_the_node(tmp_path: Path) -> None:
     chosen = NodeSettings(outbox=tmp_path / "outbox.sqlite", callback_allow=("everywhere",))
     with pytest.raises(ValueError, match="POC_CALLBACK_ALLOW: 'everywhere' is neither"):

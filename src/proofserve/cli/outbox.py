@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from proofserve.cli.outbox_table import render
+from proofserve.outbox.offline import prune as prune_file
 from proofserve.outbox.offline import reading, writing
 from proofserve.outbox.retry import Choice, origin_of
 from proofserve.outbox.retry import retry as make_due
@@ -23,6 +24,7 @@ from proofserve.wire.records import result_record
 
 # As in every command that asks: it could not be found out, or not be done.
 FAILED = 2
+DAY_S = 86_400.0
 
 File = Annotated[
     Path, typer.Option("--outbox", envvar="POC_OUTBOX", help="The file, as the server has it.")
@@ -95,6 +97,37 @@ def retry(
 
 
 @app.command()
+def prune(
+    outbox: File = DEFAULT,
+    older_than_days: Annotated[
+        float, typer.Option(help="Delete what was delivered longer ago than this.", min=0)
+    ] = NodeSettings.model_fields["outbox_keep_days"].default,
+) -> None:
+    """Delete delivered results and callbacks, and make the file smaller.
+
+    \b
+    proofserve outbox prune
+    proofserve outbox prune --older-than-days 7
+
+    A running server does this by itself, every hour, by POC_OUTBOX_KEEP_DAYS.
+    Nothing that is pending or expired goes, and none of its results. Results
+    of a round without a callback URL go so many days after the round ended.
+    """
+    with _explained():
+        deleted, is_small = prune_file(outbox, time.time() - older_than_days * DAY_S)
+    typer.echo(
+        f"deleted {deleted.results:,} results, {deleted.callbacks:,} delivered callbacks"
+        f" and {deleted.rounds:,} rounds"
+    )
+    if not is_small:
+        typer.echo(
+            "the file is of an older version and keeps its size while a server uses it:"
+            " stop the server and run this again, once",
+            err=True,
+        )
+
+
+@app.command()
 def export(
     outbox: File = DEFAULT,
     output: Annotated[
@@ -116,7 +149,7 @@ def export(
     proofserve outbox export --round ID --for-verify --output artifacts.json
     proofserve verify artifacts.json --model ./model --calibration calibration.json
 
-    Delivered and expired ones, too: nothing is ever deleted.
+    All results that the file has, delivered and expired ones too.
     """
     # Torch costs seconds, which the other commands do without.
     from proofserve.outbox.export import document, rows  # noqa: PLC0415

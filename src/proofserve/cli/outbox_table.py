@@ -18,6 +18,8 @@ def render(survey: OutboxStatistics) -> Iterator[RenderableType]:
         f"{survey.results:,} results of {survey.rounds:,} rounds"
         f" ({survey.bytes:,} bytes, schema version {survey.schema_version})"
     )
+    if survey.deleted_results:
+        yield Text(f"{survey.deleted_results:,} more results were delivered and then deleted")
     if survey.uncut_rounds:
         yield Text(f"{survey.uncut_rounds:,} rounds have results that are in no callback yet")
     if survey.targets:

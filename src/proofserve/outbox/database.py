@@ -14,7 +14,7 @@ from typing import BinaryIO, Self, TypeVar
 from proofserve.outbox import quarantine
 from proofserve.rounds.errors import OutboxUnavailable
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -226,6 +226,8 @@ def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
 
 def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     version = version_of(path, connection)
+    # Before anything is in the file, or it has no effect: deleted results make the file smaller.
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
     # WAL alone may lose the last commits with the power; a result counts only once it is on disk.
     connection.execute("PRAGMA synchronous = FULL")

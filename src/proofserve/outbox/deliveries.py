@@ -19,7 +19,9 @@ _ADD = """
     INSERT INTO deliveries (round, endpoint, url, first_seq, last_seq, body, idempotency_key,
                             sequence, created_at, next_attempt_at)
     VALUES (:round, :endpoint, :url, :first_seq, :last_seq, :body, :key,
-            (SELECT coalesce(max(sequence), 0) + 1 FROM deliveries WHERE url = :url), :now, :now)
+            (SELECT coalesce(max(known), 0) + 1 FROM (
+                SELECT max(sequence) AS known FROM deliveries WHERE url = :url
+                UNION ALL SELECT last FROM sequences WHERE url = :url)), :now, :now)
 """
 _FIRST = """
     SELECT id, endpoint, deliveries.url, idempotency_key, sequence, attempts, round, first_seq,
@@ -35,7 +37,7 @@ _FAIL = """
 _GAUGES = """
     SELECT (SELECT coalesce(sum(stored), 0) FROM rounds),
            (SELECT count(*) FROM deliveries WHERE state = 'pending'),
-           (SELECT count(*) FROM deliveries WHERE state = 'done'),
+           (SELECT count(*) FROM deliveries WHERE state = 'done') + (SELECT callbacks FROM pruned),
            (SELECT count(*) FROM deliveries WHERE state = 'expired'),
            (SELECT min(created_at) FROM deliveries WHERE state = 'pending'),
            (SELECT last_error FROM deliveries
@@ -109,11 +111,12 @@ def first_of(connection: sqlite3.Connection, url: str) -> Delivery:
     return Delivery(number, endpoint, url, key, sequence, attempts, span, round_id)
 
 
-def acknowledge(connection: sqlite3.Connection, delivery: Delivery) -> None:
-    """The target has it."""
+def acknowledge(connection: sqlite3.Connection, delivery: Delivery, now: float) -> None:
+    """Mark a callback as received by its target."""
     connection.execute(
-        "UPDATE deliveries SET attempts = attempts + 1, state = 'done' WHERE id = ?",
-        (delivery.id,),
+        "UPDATE deliveries SET attempts = attempts + 1, state = 'done', delivered_at = ?"
+        " WHERE id = ?",
+        (now, delivery.id),
     )
 
 

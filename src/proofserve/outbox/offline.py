@@ -4,14 +4,26 @@ Nothing is created, migrated or put aside here; that is for the server alone.
 """
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
-from proofserve.outbox import quarantine
-from proofserve.outbox.database import SCHEMA_VERSION, NotAnOutbox, unavailable, version_of
+from proofserve.outbox import pruning, quarantine
+from proofserve.outbox.database import (
+    SCHEMA_VERSION,
+    NotAnOutbox,
+    OutboxInUse,
+    hold_lock,
+    unavailable,
+    version_of,
+)
+from proofserve.outbox.pruning import Pruned
 from proofserve.rounds.errors import OutboxUnavailable
 
+# Between two steps of pruning, seconds.
+_PAUSE_S = 0.05
 # Inode, size, time of the last change; whether somebody has it open, or was killed with it open.
 _Look = tuple[int, int, int, bool]
 
@@ -56,6 +68,42 @@ def writing(path: Path) -> Iterator[sqlite3.Connection]:
                 yield connection
     except sqlite3.Error as error:
         raise _failure(path, error) from error
+
+
+def prune(path: Path, before: float) -> tuple[Pruned, bool]:
+    """Delete what was delivered before ``before``, in wall-clock seconds.
+
+    Returns how much that was, and whether the file is as small as it can be: one of an older
+    version must be rewritten once, which needs the server to be stopped. Raises as ``reading``.
+    """
+    with reading(path) as connection:
+        at_first = pruning.totals(connection)
+    with ExitStack() as held:
+        is_alone = False
+        with suppress(OutboxInUse):
+            held.enter_context(hold_lock(path))
+            is_alone = True
+        try:
+            connection = held.enter_context(closing(_connection(path, "mode=rw")))
+            _in_steps(connection, partial(pruning.step, before=before))
+            shrinks = pruning.shrinks(connection)
+            if shrinks:
+                _in_steps(connection, pruning.shrink)
+            elif is_alone:
+                pruning.rewrite(connection)
+            return pruning.totals(connection).since(at_first), shrinks or is_alone
+        except sqlite3.Error as error:
+            raise _failure(path, error) from error
+
+
+def _in_steps(connection: sqlite3.Connection, step: Callable[[sqlite3.Connection], bool]) -> None:
+    again = True
+    while again:
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            again = step(connection)
+        # A server that waits for the file asks for it again and again: it must find a gap.
+        time.sleep(_PAUSE_S)
 
 
 def _connection(path: Path, mode: str) -> sqlite3.Connection:

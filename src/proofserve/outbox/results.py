@@ -63,7 +63,7 @@ _ADVANCE = """
 """
 
 
-def open_round(connection: sqlite3.Connection, spec: RoundSpec) -> RoundProgress:
+def open_round(connection: sqlite3.Connection, spec: RoundSpec, now: float) -> RoundProgress:
     """Add a round, or reopen the same one with its results and progress; close any other.
 
     Raises ValueError when the id belongs to a different round.
@@ -72,11 +72,13 @@ def open_round(connection: sqlite3.Connection, spec: RoundSpec) -> RoundProgress
     known = connection.execute(_FIND_SPEC, (spec.round_id,)).fetchone()
     if known not in (None, columns):
         raise ValueError(f"round {spec.round_id!r} is known with another order")
-    connection.execute("UPDATE rounds SET closed = 1 WHERE NOT closed")
+    connection.execute("UPDATE rounds SET closed = 1, closed_at = ? WHERE NOT closed", (now,))
     if known is None:
         connection.execute(_ADD_ROUND, (spec.round_id, *columns))
     else:
-        connection.execute("UPDATE rounds SET closed = 0 WHERE round_id = ?", (spec.round_id,))
+        connection.execute(
+            "UPDATE rounds SET closed = 0, closed_at = NULL WHERE round_id = ?", (spec.round_id,)
+        )
     return progress(connection, spec.round_id)
 
 
@@ -86,16 +88,18 @@ def open_spec(connection: sqlite3.Connection) -> RoundSpec | None:
     return None if row is None else _spec(*row)
 
 
-def close_round(connection: sqlite3.Connection, round_id: str) -> None:
+def close_round(connection: sqlite3.Connection, round_id: str, now: float) -> None:
     """Mark a round as ended. Raises ValueError for an unknown one."""
     number, *_ = _find(connection, round_id)
-    connection.execute("UPDATE rounds SET closed = 1 WHERE number = ?", (number,))
+    connection.execute(
+        "UPDATE rounds SET closed = 1, closed_at = ? WHERE number = ? AND NOT closed", (now, number)
+    )
 
 
 def progress(connection: sqlite3.Connection, round_id: str) -> RoundProgress:
     """How far a round got. Raises ValueError for an unknown one."""
     row = connection.execute(
-        "SELECT next_index, count(value), count(error)"
+        "SELECT next_index, count(value) + pruned_values, count(error) + pruned_errors"
         " FROM rounds LEFT JOIN results ON results.round = rounds.number"
         " WHERE round_id = ? GROUP BY rounds.number",
         (round_id,),

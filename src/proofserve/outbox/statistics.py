@@ -34,7 +34,8 @@ _TOTALS = """
            (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size),
            (SELECT count(*) FROM rounds),
            (SELECT count(*) FROM rounds WHERE url IS NOT NULL AND last_seq > cut_seq),
-           (SELECT coalesce(sum(stored), 0) FROM rounds)
+           (SELECT coalesce(sum(stored), 0) FROM rounds),
+           (SELECT results FROM pruned)
 """
 
 
@@ -72,20 +73,25 @@ class RoundStatistics:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatistics:
-    """The whole file. ``uncut_rounds`` have results that are in no callback yet."""
+    """The whole file, as far as it is not deleted by age.
+
+    ``uncut_rounds`` have results that are in no callback yet. ``deleted_results`` were delivered
+    and then deleted.
+    """
 
     schema_version: int
     bytes: int
     rounds: int
     uncut_rounds: int
     results: int
+    deleted_results: int
     targets: tuple[TargetStatistics, ...]
     newest_rounds: tuple[RoundStatistics, ...]
 
 
 def survey(connection: sqlite3.Connection, now: float) -> OutboxStatistics:
     """What the outbox holds at ``now``, in wall-clock seconds."""
-    version, size, rounds, uncut, results = connection.execute(_TOTALS).fetchone()
+    version, size, rounds, uncut, results, deleted = connection.execute(_TOTALS).fetchone()
     newest = connection.execute(_ROUNDS, (NEWEST_ROUNDS,)).fetchall()
     return OutboxStatistics(
         schema_version=version,
@@ -93,6 +99,7 @@ def survey(connection: sqlite3.Connection, now: float) -> OutboxStatistics:
         rounds=rounds,
         uncut_rounds=uncut,
         results=results,
+        deleted_results=deleted,
         targets=tuple(_targets(connection, now)),
         newest_rounds=tuple(
             RoundStatistics(round_id, scheme, block_hash, bool(is_open), stored)

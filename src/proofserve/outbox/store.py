@@ -4,13 +4,15 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from proofserve.outbox import deliveries, payload, results, schedule
+from proofserve.outbox import deliveries, payload, pruning, results, schedule
 from proofserve.outbox.database import Database
 from proofserve.outbox.deliveries import Delivery
+from proofserve.outbox.pruning import Pruned
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import (
@@ -25,13 +27,16 @@ from proofserve.rounds.records import (
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback
 
+# Between two steps of pruning, seconds: nine tenths of the time belong to results and callbacks.
+_PRUNE_PAUSE_S = 0.05
+
 
 class SqliteOutbox(Outbox):
     """Keeps everything on disk; made by ``open``, and closes when its context is left.
 
     A round that is not known raises ValueError, everything that the disk refuses
     OutboxUnavailable, with nothing stored and the outbox still usable. ``news`` is set whenever
-    the sender may have something new to do. Nothing is ever deleted.
+    the sender may have something new to do. Only ``prune`` deletes anything.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -73,7 +78,7 @@ class SqliteOutbox(Outbox):
         and OutboxUnavailable.
         """
         try:
-            return await self._database.write(lambda c: results.open_round(c, spec))
+            return await self._database.write(lambda c: results.open_round(c, spec, self._clock()))
         finally:
             # The round that this one ended has undelivered results that are due now.
             self.news.set()
@@ -107,7 +112,7 @@ class SqliteOutbox(Outbox):
     async def close_round(self, round_id: str) -> None:
         """Mark the round stopped; what is undelivered becomes due at once."""
         try:
-            await self._database.write(lambda c: results.close_round(c, round_id))
+            await self._database.write(lambda c: results.close_round(c, round_id, self._clock()))
         finally:
             self.news.set()
 
@@ -144,6 +149,18 @@ class SqliteOutbox(Outbox):
         """Write a page as it is. Raises OutboxUnavailable if a result could not be stored now."""
         await self._database.rewrite_version()
 
+    async def prune(self, older_than_s: float) -> Pruned:
+        """Delete what was delivered more than ``older_than_s`` seconds ago; how much that was.
+
+        It takes its time: between two steps of some milliseconds all others have their turn.
+        """
+        before = self._clock() - older_than_s
+        at_first = await self._database.read(pruning.totals)
+        for step in (partial(pruning.step, before=before), pruning.shrink):
+            while await self._database.write(step):  # noqa: ASYNC110 - a pause, not a condition
+                await asyncio.sleep(_PRUNE_PAUSE_S)
+        return (await self._database.read(pruning.totals)).since(at_first)
+
     async def gauges(self) -> OutboxGauges:
         """Count what is kept, waiting, delivered and expired."""
         read = await self._database.read(lambda c: deliveries.gauges(c, self._clock()))
@@ -165,7 +182,7 @@ class SqliteOutbox(Outbox):
 
     async def acknowledge(self, delivery: Delivery) -> None:
         """Mark a delivery as received by its target."""
-        await self._database.write(lambda c: deliveries.acknowledge(c, delivery))
+        await self._database.write(lambda c: deliveries.acknowledge(c, delivery, self._clock()))
 
     async def fail(self, delivery: Delivery, error: str, pause_s: float | None) -> None:
         """Count a failed attempt; the next is due after ``pause_s``, None lets it expire."""

@@ -3,8 +3,9 @@
 import asyncio
 import importlib.metadata
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from proofserve.api.node import Deployment, Node, Rates, Waits
 from proofserve.outbox.post import Outward
@@ -22,6 +23,10 @@ from proofserve.wiring.access import access_of, allowlist_of
 
 _logger = logging.getLogger(__name__)
 
+DAY_S = 86_400.0
+# At the latest; more often where results are kept for less than four hours.
+PRUNE_EVERY_S = 3600.0
+
 
 def versions(**engine: str) -> dict[str, str]:
     """Our own version beside the engine's."""
@@ -38,20 +43,48 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
     access, outward = access_of(settings), _outward(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
         sender = CallbackSender(outbox, _policy(settings), outward=outward)
-        sending = asyncio.create_task(sender.run(), name="proofserve-callbacks")
-        sending.add_done_callback(_report)
         manager = RoundManager(engine, outbox, _limits(settings))
         deployment = _deployment(engine.engine_info, settings, outward)
+        pruning = _prune_for_ever(outbox, settings.outbox_keep_days * DAY_S)
+        async with _beside("callbacks", sender.run()), _beside("pruning", pruning):
+            try:
+                await _take_up(manager, outbox, deployment, resume=settings.resume)
+                rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
+                yield Node(deployment, manager, outbox, access, rates, waits)
+            finally:
+                await manager.aclose()
+                await _flush(sender, outbox, settings.shutdown_flush_sec)
+
+
+@asynccontextmanager
+async def _beside(what: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` as a task until the context ends."""
+
+    def report(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _logger.critical("proofserve-%s has stopped; restart the server", what, exc_info=error)
+
+    task = asyncio.create_task(work, name=f"proofserve-{what}")
+    task.add_done_callback(report)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _prune_for_ever(outbox: SqliteOutbox, keep_s: float) -> None:
+    """Delete from the outbox what was delivered ``keep_s`` seconds ago; nothing if that is 0."""
+    while keep_s:
         try:
-            await _take_up(manager, outbox, deployment, resume=settings.resume)
-            rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-            yield Node(deployment, manager, outbox, access, rates, waits)
-        finally:
-            await manager.aclose()
-            await _flush(sender, outbox, settings.shutdown_flush_sec)
-            sending.cancel()
-            with suppress(asyncio.CancelledError):
-                await sending
+            deleted = await outbox.prune(keep_s)
+            if deleted.results or deleted.callbacks:
+                text = "deleted %d results and %d callbacks that were delivered long ago"
+                _logger.info(text, deleted.results, deleted.callbacks)
+        except OutboxUnavailable as error:
+            _logger.warning("delivered results are deleted later: %s", error)
+        await asyncio.sleep(min(PRUNE_EVERY_S, keep_s / 4))
 
 
 async def _flush(sender: CallbackSender, outbox: SqliteOutbox, seconds: float) -> None:
@@ -91,12 +124,6 @@ def _unfit(spec: RoundSpec, deployment: Deployment) -> str | None:
     if spec.work.seq_len > deployment.engine_info.max_seq_len:
         return f"its seq_len {spec.work.seq_len} exceeds the model's context"
     return None
-
-
-def _report(sending: "asyncio.Task[None]") -> None:
-    """The sender never ends by itself; if it does, results stay on disk and somebody must know."""
-    if not sending.cancelled() and (error := sending.exception()) is not None:
-        _logger.critical("callbacks have stopped; restart the server", exc_info=error)
 
 
 def _outward(settings: NodeSettings) -> Outward:

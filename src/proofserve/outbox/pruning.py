@@ -1,0 +1,138 @@
+"""Deletes what was delivered long ago, in small steps. Runs inside transactions of the caller.
+
+Nothing goes that is not delivered: pending and expired callbacks, their results, and results that
+are in no callback yet all stay.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# What one step deletes at most: some milliseconds, for which a result may have to wait.
+_RESULTS = 1000
+_CALLBACKS = 100
+# Pages that one step gives back to the file system; 1 MB.
+_PAGES = 256
+# SQLite's number for `PRAGMA auto_vacuum = INCREMENTAL`.
+_INCREMENTAL = 2
+
+_DELIVERED = """
+    SELECT id, url, sequence, round, first_seq, last_seq FROM deliveries
+    WHERE state = 'done' AND delivered_at < ? ORDER BY delivered_at LIMIT ?
+"""
+# The newest round stays as a row: a client may let it go on.
+_ENDED = """
+    SELECT number, after_seq, last_seq, number = (SELECT max(number) FROM rounds) FROM rounds
+    WHERE closed AND closed_at < ? AND (url IS NULL OR last_seq <= cut_seq)
+      AND (stored > 0 OR number < (SELECT max(number) FROM rounds))
+      AND NOT EXISTS (SELECT 1 FROM deliveries WHERE round = rounds.number)
+    ORDER BY number LIMIT 1
+"""
+# The plus keeps SQLite off the index by nonce, which would sort the whole round each time.
+_DELETE_RESULTS = """
+    DELETE FROM results WHERE seq IN (
+        SELECT seq FROM results WHERE +round = ? AND seq BETWEEN ? AND ? ORDER BY seq LIMIT ?)
+    RETURNING error IS NOT NULL
+"""
+_KEEP_SEQUENCE = """
+    INSERT INTO sequences VALUES (?, ?) ON CONFLICT DO UPDATE SET last = max(last, excluded.last)
+"""
+
+_Delivered = tuple[int, str, int, int | None, int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How much was deleted: from a file since it was made, or by one call."""
+
+    results: int
+    callbacks: int
+    rounds: int
+
+    def since(self, earlier: "Pruned") -> "Pruned":
+        """How much was deleted between ``earlier`` and this."""
+        return Pruned(
+            self.results - earlier.results,
+            self.callbacks - earlier.callbacks,
+            self.rounds - earlier.rounds,
+        )
+
+
+def totals(connection: sqlite3.Connection) -> Pruned:
+    """The counts at this moment."""
+    return Pruned(*connection.execute("SELECT results, callbacks, rounds FROM pruned").fetchone())
+
+
+def step(connection: sqlite3.Connection, before: float) -> bool:
+    """Delete a part of what was delivered before ``before``, in wall-clock seconds.
+
+    Results of a round without a callback URL count as delivered when the round has ended. False
+    once there is nothing to delete.
+    """
+    delivered = connection.execute(_DELIVERED, (before, _CALLBACKS)).fetchall()
+    if delivered:
+        _prune_callbacks(connection, delivered)
+        return True
+    ended = connection.execute(_ENDED, (before,)).fetchone()
+    if ended is None:
+        return False
+    number, after_seq, last_seq, is_newest = ended
+    deleted = _prune_results(connection, number, (after_seq + 1, last_seq), _RESULTS)
+    if deleted < _RESULTS and not is_newest:
+        connection.execute("DELETE FROM rounds WHERE number = ?", (number,))
+        connection.execute("UPDATE pruned SET rounds = rounds + 1")
+    return True
+
+
+def shrinks(connection: sqlite3.Connection) -> bool:
+    """Whether the file can be made smaller in steps: those of older versions cannot."""
+    (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+    return int(mode) == _INCREMENTAL
+
+
+def shrink(connection: sqlite3.Connection) -> bool:
+    """Give some free pages back to the file system; False once there are none."""
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    if not free or not shrinks(connection):
+        return False
+    # Python runs this statement for its first page only, whatever number of pages it asks for.
+    for _ in range(_PAGES):
+        connection.execute("PRAGMA incremental_vacuum(1)")
+    return int(free) > _PAGES
+
+
+def rewrite(connection: sqlite3.Connection) -> None:
+    """Write the whole file anew, without free pages, so that it shrinks in steps from now on.
+
+    Not inside a transaction, and not while a server uses the file: it would wait for minutes.
+    """
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("VACUUM")
+
+
+def _prune_callbacks(connection: sqlite3.Connection, delivered: Sequence[_Delivered]) -> None:
+    room = _RESULTS
+    for number, url, sequence, round_number, first_seq, last_seq in delivered:
+        if round_number is not None and first_seq is not None and last_seq is not None:
+            room -= _prune_results(connection, round_number, (first_seq, last_seq), room)
+            if not room:
+                # Some of its results may be left for the next step.
+                return
+        connection.execute(_KEEP_SEQUENCE, (url, sequence))
+        connection.execute("DELETE FROM deliveries WHERE id = ?", (number,))
+        connection.execute("UPDATE pruned SET callbacks = callbacks + 1")
+
+
+def _prune_results(
+    connection: sqlite3.Connection, round_number: int, seqs: tuple[int, int], limit: int
+) -> int:
+    """Delete the first ``limit`` results of a round with such numbers; how many there were."""
+    found = connection.execute(_DELETE_RESULTS, (round_number, *seqs, limit)).fetchall()
+    errors = sum(is_error for (is_error,) in found)
+    connection.execute(
+        "UPDATE rounds SET stored = stored - ?, pruned_values = pruned_values + ?,"
+        " pruned_errors = pruned_errors + ? WHERE number = ?",
+        (len(found), len(found) - errors, errors, round_number),
+    )
+    connection.execute("UPDATE pruned SET results = results + ?", (len(found),))
+    return len(found)
