@@ -35,6 +35,14 @@ def test_a_plan_of_defaults_is_the_default_plan() -> None:
     assert plan_of(GatewaySettings()) == GatewayPlan((BackendSpec("http://127.0.0.1:8001"),))
 
 
+@pytest.mark.parametrize("seconds", [30, 3600])
+def test_without_a_stall_timeout_only_the_request_timeout_ends_an_answer(seconds: float) -> None:
+    timeouts = plan_of(GatewaySettings(request_timeout_seconds=seconds)).timeouts
+    assert timeouts.stall == timeouts.total == seconds
+    given = GatewaySettings(request_timeout_seconds=seconds, stall_timeout_seconds=9)
+    assert plan_of(given).timeouts.stall == 9
+
+
 def test_every_setting_reaches_the_plan(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text('[[client]]\nname = "anna"\nkey = "k"\ntokens_per_minute = 9\n')

@@ -1,4 +1,4 @@
-"""What the gateway is told to do. Frozen; durations in seconds."""
+"""The configuration of a gateway. Frozen; durations in seconds."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ class Timeouts:
     queue: float = 60.0
     connect: float = 5.0
     first_byte: float = 120.0
-    stall: float = 60.0
+    stall: float = 120.0
     total: float = 120.0
 
 
@@ -31,7 +31,7 @@ class BackendSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClientSpec:
-    """A holder of a key, and what it may use; None is without limit. Rates are per minute."""
+    """A client, its key and its limits; None is no limit."""
 
     name: str
     key: str
@@ -44,8 +44,8 @@ class ClientSpec:
 class GatewayPlan:
     """The whole configuration of a gateway.
 
-    What begins with one of ``self_guarded`` is a path of the embedded engine's that asks for keys
-    of its own.
+    A path that begins with one of ``self_guarded`` belongs to the embedded engine, which asks for
+    keys of its own there.
     """
 
     backends: tuple[BackendSpec, ...]

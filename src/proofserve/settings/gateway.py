@@ -40,8 +40,8 @@ class GatewaySettings(BaseSettings):
     first_byte_timeout_seconds: float = Field(
         120.0, gt=0, description="Longest time for a backend to begin its answer."
     )
-    stall_timeout_seconds: float = Field(
-        60.0, gt=0, description="Longest silence of a backend in mid-answer."
+    stall_timeout_seconds: float | None = Field(
+        None, gt=0, description="Longest silence in mid-answer; unset: the request timeout."
     )
     drain_timeout_seconds: float = Field(
         30.0, ge=0, description="For requests in flight to finish after SIGTERM."

@@ -52,7 +52,7 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         queue=chosen.queue_wait_timeout_seconds,
         connect=chosen.connect_timeout_seconds,
         first_byte=chosen.first_byte_timeout_seconds,
-        stall=chosen.stall_timeout_seconds,
+        stall=chosen.stall_timeout_seconds or chosen.request_timeout_seconds,
         total=chosen.request_timeout_seconds,
     )
     file = chosen.client_keys_file
