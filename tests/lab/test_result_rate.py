@@ -27,7 +27,7 @@ def test_earlier_rounds_are_not_counted() -> None:
 
 
 def test_a_round_that_stores_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_rate, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(result_rate, "TIMEOUT_S", 0.1)
     with (
         stub_node() as (_, url),
         NodeClient(url) as node,
