@@ -6,7 +6,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from proofserve.cli import gateway
+from proofserve.cli import serve
 from proofserve.cli.main import app
 from proofserve.settings.gateway import PREFIX, GatewaySettings
 
@@ -19,7 +19,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[GatewaySettings]:
     for name in FIELDS:
         monkeypatch.delenv(f"{PREFIX}{name.upper()}", raising=False)
     seen: list[GatewaySettings] = []
-    monkeypatch.setattr(gateway, "run_gateway", seen.append)
+    monkeypatch.setattr(serve, "run_gateway", seen.append)
     return seen
 
 
@@ -32,7 +32,7 @@ def real(monkeypatch: pytest.MonkeyPatch, seen: list[GatewaySettings]) -> None:
         plan_of(chosen)
         seen.append(chosen)
 
-    monkeypatch.setattr(gateway, "run_gateway", check)
+    monkeypatch.setattr(serve, "run_gateway", check)
 
 
 def run(*args: str, **variables: str) -> Result:

@@ -46,7 +46,7 @@ def said(result: Result) -> str:
 def test_every_setting_is_an_option_with_its_variable_and_its_help() -> None:
     text = said(serve_command("--help"))
     for name, field in NodeSettings.model_fields.items():
-        assert re.search(rf"{serve.OPTIONS.flag(name)} ", text)
+        assert re.search(rf"{serve.NODE_OPTIONS.flag(name)} ", text)
         assert re.search(rf"env var: POC_{name.upper()}[;\]]", text)
         assert field.description
 

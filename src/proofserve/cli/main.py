@@ -7,14 +7,20 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-# Each module's ``app`` is a command or a group of commands. Importing torch costs seconds and a
-# quarter of a gigabyte, and a gateway in front of other machines does not need it.
+# The module of each command, and its attribute that is the command or a group of commands.
+# Importing torch costs seconds and a quarter of a gigabyte, and a gateway does not need it.
 COMMANDS = {
-    name: f"proofserve.cli.{name}"
-    for name in (
-        *("serve", "gateway", "demo", "receive", "outbox", "verify", "audit"),
-        *("model", "check", "bench", "calibrate"),
-    )
+    "serve": ("serve", "app"),
+    "gateway": ("serve", "gateway_app"),
+    "demo": ("demo", "app"),
+    "receive": ("receive", "app"),
+    "outbox": ("outbox", "app"),
+    "verify": ("verify", "app"),
+    "audit": ("audit", "app"),
+    "model": ("model", "app"),
+    "check": ("check", "app"),
+    "bench": ("bench", "app"),
+    "calibrate": ("calibrate", "app"),
 }
 
 
@@ -29,7 +35,8 @@ class Commands(TyperGroup):
         """Import the command ``cmd_name``; None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        command = get_command(import_module(COMMANDS[cmd_name]).app)
+        module, attribute = COMMANDS[cmd_name]
+        command = get_command(getattr(import_module(f"proofserve.cli.{module}"), attribute))
         command.name = cmd_name
         return command
 

@@ -1,24 +1,90 @@
-"""``proofserve serve``: the ordinary vLLM server, with proofs."""
+"""``proofserve serve`` and ``proofserve gateway``: servers whose options are their settings.
+
+No name, default or description of an option is written twice.
+"""
 
 import inspect
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, get_origin
 
+import annotated_types as bounds
 import typer
+from pydantic import SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
 
-from proofserve.cli.setting_options import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
+from proofserve.settings.gateway import GatewaySettings
 from proofserve.settings.node import NodeSettings
+from proofserve.wiring.gateway import run_gateway
 from proofserve.wiring.launch import exec_server, server_command
 from proofserve.wiring.start_checks import Check, slow_checks, start_checks
+
+S = TypeVar("S", bound=BaseSettings)
 
 # The exit code of a server that cannot start as the operator asks.
 REFUSED = 2
 # The errors of checks.
 UNFIT = (ValueError, OutboxUnavailable)
 SHORT = {"enabled": "--enable-poc", "resume": "--resume"}
-OPTIONS = SettingOptions(
+
+
+@dataclass(frozen=True, slots=True)
+class SettingOptions(Generic[S]):
+    """The options of a command: one for each field of ``settings``, named by ``flag``."""
+
+    settings: type[S]
+    flag: Callable[[str], str]
+
+    def variable(self, name: str) -> str:
+        """The environment variable of a field."""
+        return f"{self.settings.model_config['env_prefix']}{name.upper()}"
+
+    def variables(self, given: dict[str, Any]) -> dict[str, str]:
+        """The environment that gives the options' values to another process."""
+        return {self.variable(name): _text(value) for name, value in _joined(given).items()}
+
+    def chosen(self, given: dict[str, Any]) -> S:
+        """The settings that the options' values make.
+
+        Raises typer.BadParameter, which names option, variable and allowed range.
+        """
+        try:
+            return self.settings(**_joined(given))
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            text = f"{first['msg']}{_range(self.settings.model_fields[name])}"
+            hint = f"{self.flag(name)} / {self.variable(name)}"
+            raise typer.BadParameter(text, param_hint=hint) from error
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """The options as the parameters of a function, which typer reads."""
+        return [self._parameter(*item) for item in self.settings.model_fields.items()]
+
+    def _parameter(self, name: str, field: FieldInfo) -> inspect.Parameter:
+        annotation, default, text = field.annotation, field.default, field.description
+        variable: str | None = self.variable(name)
+        if get_origin(annotation) is tuple:
+            # The settings read the variable: click would split it at spaces, they do at commas.
+            text = f"{text}  [env var: {variable}]"
+            annotation, default, variable = list[str] | None, None, None
+        elif SecretStr in get_args(annotation):
+            annotation = str | None
+        option = typer.Option(self.flag(name), envvar=variable, help=text)
+        return inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[annotation, option],
+        )
+
+
+NODE_OPTIONS = SettingOptions(
     NodeSettings, lambda name: SHORT.get(name, f"--poc-{name.replace('_', '-')}")
 )
+GATEWAY_OPTIONS = SettingOptions(GatewaySettings, lambda name: f"--{name.replace('_', '-')}")
 
 
 def serve(
@@ -37,7 +103,7 @@ def serve(
     """
     if model is None or model.startswith("-"):
         _refuse("the model comes first: proofserve serve MODEL [OPTIONS]")
-    chosen = OPTIONS.chosen(given)
+    chosen = NODE_OPTIONS.chosen(given)
     checks = start_checks(model, chosen, ctx.args)
     if check_config:
         typer.echo(f"settings: {len(given)} are valid")
@@ -47,7 +113,7 @@ def serve(
             check()
     except UNFIT as error:
         _refuse(str(error))
-    exec_server(server_command(model, ctx.args, OPTIONS.variables(given)))
+    exec_server(server_command(model, ctx.args, NODE_OPTIONS.variables(given)))
 
 
 def _report(checks: dict[str, Check]) -> int:
@@ -73,6 +139,45 @@ def _parameter(name: str, default: object, annotation: object) -> inspect.Parame
     )
 
 
+def gateway(**given: Any) -> None:
+    """Relay chat to vLLM servers: a bounded queue, timeouts, streams, limits per key.
+
+    \b
+    proofserve gateway --backend-url http://127.0.0.1:8001
+    proofserve gateway --backend-url http://a:8001*2,http://b:8001 --client-keys-file keys.toml
+    VLLM_USE_EMBEDDED_ENGINE=true VLLM_MODEL=Qwen/Qwen3-0.6B proofserve gateway
+
+    Every option has a variable, shown beside it. After SIGTERM the gateway refuses new requests,
+    finishes the accepted ones, and ends with exit code 0.
+    """
+    chosen = GATEWAY_OPTIONS.chosen(given)
+    try:
+        run_gateway(chosen)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _joined(given: dict[str, Any]) -> dict[str, Any]:
+    """The values, lists as one text with commas, without options that have no value."""
+    texts = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
+    return {name: value for name, value in texts.items() if value not in (None, "")}
+
+
+def _text(value: object) -> str:
+    return str(int(value) if isinstance(value, bool) else value)
+
+
+def _range(field: FieldInfo) -> str:
+    limits = {bounds.Ge: "at least", bounds.Gt: "more than", bounds.Le: "at most"}
+    words = [
+        f"{words} {getattr(limit, kind.__name__.lower())}"
+        for limit in field.metadata
+        for kind, words in limits.items()
+        if isinstance(limit, kind)
+    ]
+    return f" (allowed: {' and '.join(words)})" if words else ""
+
+
 MODEL = Annotated[str | None, typer.Argument(help="Model name or folder, as vLLM takes it.")]
 CHECK_CONFIG = Annotated[
     bool,
@@ -85,10 +190,15 @@ serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         _parameter("ctx", inspect.Parameter.empty, typer.Context),
         _parameter("model", None, MODEL),
         _parameter("check_config", False, CHECK_CONFIG),
-        *OPTIONS.parameters(),
+        *NODE_OPTIONS.parameters(),
     ]
+)
+gateway.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    GATEWAY_OPTIONS.parameters()
 )
 
 # Without the frames of rich, narrow terminals show the names of variables in full.
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+gateway_app = typer.Typer(rich_markup_mode=None, add_completion=False)
+gateway_app.command()(gateway)
