@@ -120,8 +120,8 @@ def test_a_bad_value_names_its_option_and_its_variable(
 @pytest.mark.usefixtures("real")
 def test_backends_that_cannot_be_meant_are_refused_in_words(seen: list[GatewaySettings]) -> None:
     for args, words in [
-        (["http://a:8001/v1"], "'http://a:8001/v1' is no URL like http://127.0.0.1:8001"),
-        (["http://a*none"], "'none' is no weight of http://a"),
+        (["http://a:8001/v1"], "'http://a:8001/v1' is not a URL like http://127.0.0.1:8001"),
+        (["http://a*none"], "'none' is not a weight of http://a"),
         (["http://a,http://a"], "names a backend twice"),
     ]:
         result = run("--backend-url", *args)

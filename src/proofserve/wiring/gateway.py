@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import resource
 import shlex
 import socket
@@ -46,7 +47,7 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
     """The plan that the settings describe.
 
     Raises:
-        ValueError: a URL, a weight or the file of keys cannot be meant.
+        ValueError: a URL, a weight or the file of keys is wrong.
     """
     timeouts = Timeouts(
         queue=chosen.queue_wait_timeout_seconds,
@@ -78,7 +79,7 @@ def backends_of(text: str) -> tuple[BackendSpec, ...]:
     """The backends of ``http://a:8001*2,http://b:8001``.
 
     Raises:
-        ValueError: there is none, or one that cannot be meant.
+        ValueError: it names no backend, one backend twice, or a wrong URL or weight.
     """
     specs = tuple(_backend(part.strip()) for part in text.split(",") if part.strip())
     if not specs:
@@ -91,14 +92,14 @@ def backends_of(text: str) -> tuple[BackendSpec, ...]:
 def _backend(text: str) -> BackendSpec:
     url, _, weight = text.partition("*")
     if not _is_backend(url):
-        raise ValueError(f"VLLM_BACKEND_URL: {url!r} is no URL like http://127.0.0.1:8001")
+        raise ValueError(f"VLLM_BACKEND_URL: {url!r} is not a URL like http://127.0.0.1:8001")
     try:
         share = float(weight or 1)
     except ValueError:
         share = 0.0
     if not 0 < share < math.inf:
         raise ValueError(
-            f"VLLM_BACKEND_URL: {weight!r} is no weight of {url}; give a number above 0"
+            f"VLLM_BACKEND_URL: {weight!r} is not a weight of {url}: give a number above 0"
         )
     return BackendSpec(url.rstrip("/"), share)
 
@@ -108,9 +109,9 @@ def _is_backend(url: str) -> bool:
         parts = urlsplit(url)
         if parts.scheme == "unix":
             return bool(parts.path)
-        # A path, as in clients' http://host:8001/v1, would be lost: requests bring their own.
+        # A path, as in http://host:8001/v1, would be ignored: requests have their own.
         named = bool(parts.hostname) and parts.port != 0 and parts.path in {"", "/"}
-        # The URL is a label of metrics: no place for a password.
+        # The URL is a label of the metrics, so it must not hold a password.
         return parts.scheme in SCHEMES and named and parts.username is None
     return False
 
@@ -127,21 +128,21 @@ def application() -> FastAPI:
 @asynccontextmanager
 async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, ASGIApp]]:
     """vLLM's own application in this process and loop, behind a private socket."""
-    # Two seconds of imports that a gateway in front of other machines can do without.
+    # A gateway without an embedded engine saves two seconds of imports.
     from proofserve.engines.vllm.embedded_app import vllm_app  # noqa: PLC0415
     from proofserve.wiring.unix_server import on_unix_socket  # noqa: PLC0415
 
     changes = {"VLLM_PLUGINS": plugin_list()}
     if not has_variable("VLLM_USE_V2_MODEL_RUNNER"):
         changes["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    # They have been read. To vLLM they are unknown, or worse: its processes meet at VLLM_PORT.
+    # vLLM warns of variables that it does not know, and would use VLLM_PORT for its processes.
     export(changes, drop=chosen.variables())
-    # An interrupt at a terminal reaches the engine core too, and it must not end before us.
+    # Ctrl-C in a terminal reaches the engine core too, which must not end before the gateway.
     drain = math.ceil(chosen.drain_timeout_seconds)
     options = [
         *("--shutdown-timeout", str(drain)),
         *shlex.split(chosen.engine_options),
-        # vLLM listens nowhere; its plugins may ask how far its endpoints can be reached from.
+        # vLLM does not listen there. Its plugins read which machines can reach its endpoints.
         *("--host", chosen.host),
     ]
     async with vllm_app(chosen.model or "", options) as app, on_unix_socket(app) as socket:
@@ -195,6 +196,8 @@ def _sockets_of(chosen: GatewaySettings) -> list[socket.socket]:
     except OSError as error:
         log.error(error)  # noqa: TRY400 - one line is enough
         sys.exit(FAILED)
+    # vLLM may fork its engine core, which must not keep the port when this process has ended.
+    os.register_at_fork(after_in_child=lambda: [each.close() for each in sockets])
     for each in sockets:
         host, port = each.getsockname()[:2]
         log.info("The gateway listens on http://%s:%d once it is started", _in_url(host), port)
@@ -206,7 +209,7 @@ def _in_url(host: str) -> str:
 
 
 def _allow_open_files() -> None:
-    """Take what the system grants: its default of 1024 is less than a gateway may need."""
+    """Raise the limit of open files as far as allowed: the usual 1024 may be too few."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     if resource.RLIM_INFINITY != allowed < wanted:
@@ -232,7 +235,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do not raise a signal again at the end: a gateway that was told to end has not failed."""
+        """Do not raise the signal again at the end: the exit code of an ordered end is 0."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()

@@ -23,8 +23,6 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind(address)
-            # Workers of the gateway are processes of their own.
-            one.set_inheritable(True)
     except OSError as error:
         for one in sockets:
             one.close()

@@ -17,6 +17,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 _CHECKED = frozenset({b"host", b"connection", b"transfer-encoding"})
 _USUAL_CONNECTION = frozenset({b"close", b"keep-alive"})
+_OTHER_CODING = NOT_IMPLEMENTED.saying("The only Transfer-Encoding that is supported is chunked.")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)([^#]*)", re.IGNORECASE)
 # An unreserved character (RFC 3986, section 2.3) that need not be encoded: both mean the same.
 _NEEDLESS_ESCAPE = re.compile(rb"%(2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])", re.I)
@@ -30,35 +31,29 @@ def checked_headers(version: str, headers: Sequence[Header]) -> Sequence[Header]
     """
     if len(headers) > MAX_HEADERS:
         raise RefusedByGateway(HEADERS_TOO_LARGE)
-    hosts = 0
+    hosts = codings = 0
     named: set[bytes] = set()
     for name, value in headers:
         if name not in _CHECKED:
             continue
         if name == b"host":
             hosts += 1
-        elif name == b"connection":
+        elif name != b"connection":
+            codings += 1
+            if codings > 1 or value.lower() != b"chunked":
+                raise RefusedByGateway(_OTHER_CODING)
+        elif value.lower() not in _USUAL_CONNECTION:
             named.update(token.strip().lower() for token in value.split(b","))
-        else:
-            _check_coding(version, value)
+    _check_counts(version, hosts, codings)
+    return [header for header in headers if header[0] not in named] if named else headers
+
+
+def _check_counts(version: str, hosts: int, codings: int) -> None:
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         raise RefusedByGateway(INVALID_HTTP.saying("HTTP/1.1 needs exactly one Host header."))
-    if sum(name == b"transfer-encoding" for name, _ in headers) > 1:
-        raise RefusedByGateway(_OTHER_CODING)
-    if named <= _USUAL_CONNECTION:
-        return headers
-    return [header for header in headers if header[0] not in named]
-
-
-_OTHER_CODING = NOT_IMPLEMENTED.saying("The only Transfer-Encoding that is supported is chunked.")
-
-
-def _check_coding(version: str, coding: bytes) -> None:
-    if version != "1.1":
+    if codings and version != "1.1":
         # RFC 9112, section 6.1: the framing of such a request is faulty.
         raise RefusedByGateway(INVALID_HTTP.saying("HTTP/1.0 has no Transfer-Encoding."))
-    if coding.lower() != b"chunked":
-        raise RefusedByGateway(_OTHER_CODING)
 
 
 def check_size(target: bytes, headers: Sequence[Header]) -> None:
