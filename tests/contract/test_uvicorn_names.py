@@ -1,6 +1,6 @@
-"""Pins what ``gateway/http/protocol.py`` and ``wiring/gateway.py`` rely on inside uvicorn.
+"""Pins what the gateway's server (gateway/http, wiring/gateway) relies on in uvicorn and httptools.
 
-A failure here after an upgrade says what of those two to revisit.
+A failure here after an upgrade says which of them to look at.
 """
 
 import asyncio
@@ -8,10 +8,11 @@ import inspect
 import signal
 from collections import deque
 
+import httptools
 import pytest
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 
@@ -41,6 +42,8 @@ async def protocol() -> HttpToolsProtocol:
         ("on_message_complete", ["self"]),
         ("on_response_complete", ["self"]),
         ("_start_asgi_task", ["self", "cycle", "app"]),
+        ("_unset_keepalive_if_required", ["self"]),
+        ("data_received", ["self", "data"]),
         ("pause_writing", ["self"]),
         ("resume_writing", ["self"]),
         ("connection_lost", ["self", "exc"]),
@@ -91,6 +94,49 @@ def test_what_follows_an_answer_when_nothing_is_pipelined() -> None:
         "self.flow.resume_reading()",
     ]
     assert "self.timeout_keep_alive, self.timeout_keep_alive_handler" in lines
+
+
+class Parsed:
+    """What the parser reports of requests."""
+
+    def __init__(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.seen: list[object] = []
+        self.error: Exception | None = None
+
+    def on_headers_complete(self) -> None:
+        self.seen.append(self.parser.should_upgrade())
+        if self.error is not None:
+            raise self.error
+
+    def on_body(self, body: bytes) -> None:
+        self.seen.append(body)
+
+    def on_message_complete(self) -> None:
+        self.seen.append("complete")
+
+
+def test_a_request_with_upgrade_ends_at_its_head_for_the_parser() -> None:
+    parsed = Parsed()
+    head = b"POST / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: x\r\nContent-Length: 2\r\n\r\n"
+    with pytest.raises(httptools.HttpParserUpgrade) as caught:
+        parsed.parser.feed_data(head + b"ab")
+    assert caught.value.args == (len(head),)
+    assert parsed.seen == [True, "complete"]
+
+
+def test_an_error_of_a_callback_is_the_context_of_the_parsers() -> None:
+    parsed = Parsed()
+    parsed.error = KeyError("ours")
+    with pytest.raises(httptools.HttpParserCallbackError) as caught:
+        parsed.parser.feed_data(b"GET / HTTP/1.1\r\n\r\n")
+    assert caught.value.__context__ is parsed.error
+
+
+def test_a_response_to_http_1_0_is_written_to_the_cycles_transport() -> None:
+    source = inspect.getsource(RequestResponseCycle)
+    assert "self.transport.write(" in source
+    assert "self.transport.close()" in source
 
 
 def test_flow_control() -> None:

@@ -1,7 +1,7 @@
-"""Every way in which the gateway itself refuses or breaks off, and how the client is told.
+"""All errors of the gateway itself, and how it sends them to the client.
 
 The body has the shape of OpenAI's errors. ``code`` is stable and also names the outcome in the
-metrics; an answer of the backend, whatever its status, is passed on as it is.
+metrics. Errors of a backend are not here: they are passed on as they come.
 """
 
 import json
@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A refusal: its status, code, and words that say what to do. ``retry_after`` in seconds."""
+    """An error: status, code, and a message that says what to do; ``retry_after`` in seconds."""
 
     status: int
     code: str
@@ -22,7 +22,7 @@ class Failure:
 
     @property
     def type(self) -> str:
-        """OpenAI's coarse class of the error."""
+        """OpenAI's class of the error."""
         if self.status == HTTPStatus.TOO_MANY_REQUESTS:
             return "rate_limit_error"
         if self.status == HTTPStatus.UNAUTHORIZED:
@@ -30,11 +30,11 @@ class Failure:
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def saying(self, message: str) -> "Failure":
-        """The same failure with words for this one case."""
+        """The same failure with a message for this one case."""
         return replace(self, message=message)
 
     def after(self, seconds: float) -> "Failure":
-        """The same failure with a time to wait, rounded up to at least a second."""
+        """The same failure with a time to wait, rounded up to whole seconds, at least one."""
         return replace(self, retry_after=max(1, math.ceil(seconds)))
 
     def body(self) -> bytes:
@@ -74,35 +74,42 @@ class RefusedByGateway(Exception):
 
 
 INVALID_HTTP = Failure(400, "invalid_http", "The request is not valid HTTP/1.1.")
-INVALID_BODY = Failure(400, "invalid_body", "The body is not a JSON object.")
+INVALID_BODY = Failure(400, "invalid_body", "The request body is not a JSON object.")
 BEYOND_BUDGET = Failure(
-    400, "beyond_token_budget", "This request may cost more than this key's minute in all."
+    400, "beyond_token_budget", "This request may cost more tokens than this key has per minute."
 )
 UNAUTHORIZED = Failure(
     401, "invalid_api_key", "No client has this key. Send it as 'Authorization: Bearer KEY'."
 )
 UNKNOWN_MODEL = Failure(404, "model_not_found", "No backend serves this model.", param="model")
 RECEIVE_TIMEOUT = Failure(408, "receive_timeout", "The request did not arrive completely in time.")
-BODY_TOO_LARGE = Failure(413, "body_too_large", "The body is too large.")
+BODY_TOO_LARGE = Failure(413, "body_too_large", "The request body is too large.")
 HEADERS_TOO_LARGE = Failure(
     431, "headers_too_large", "The request has over 128 headers, or over 64 KiB of them."
 )
 TOO_MANY_AT_ONCE = Failure(
-    429, "concurrency_limit", "This key has its full number of requests in flight.", 1
+    429,
+    "concurrency_limit",
+    "This key has its maximum of requests in flight.",
+    1,
 )
-REQUEST_RATE = Failure(429, "request_rate_limit", "This key has used its requests per minute.")
+REQUEST_RATE = Failure(429, "request_rate_limit", "This key has no requests left in this minute.")
 TOKEN_RATE = Failure(
-    429, "token_rate_limit", "This key's tokens per minute do not suffice for this request."
+    429, "token_rate_limit", "This key has too few tokens left in this minute for this request."
 )
 NOT_IMPLEMENTED = Failure(501, "not_implemented", "The gateway does not support this method.")
-BACKEND_BROKE = Failure(502, "backend_broke", "The backend ended without a complete answer.")
+BACKEND_BROKE = Failure(502, "backend_broke", "The backend closed before its answer was complete.")
 BACKEND_GARBLED = Failure(502, "backend_garbled", "The backend's answer is not valid HTTP/1.1.")
 UNREACHABLE = Failure(502, "backend_unreachable", "The backend refuses connections.", 1)
-QUEUE_FULL = Failure(503, "queue_full", "Too many requests wait already. Try again later.")
-QUEUE_TIMEOUT = Failure(503, "queue_timeout", "No place became free in time. Try again later.")
+QUEUE_FULL = Failure(503, "queue_full", "The queue is full. Try again later.")
+QUEUE_TIMEOUT = Failure(
+    503, "queue_timeout", "The wait for a permit was too long. Try again later."
+)
 NO_BACKEND = Failure(503, "no_backend", "No backend takes requests for this model now.", 5)
-SHUTTING_DOWN = Failure(503, "shutting_down", "This gateway is shutting down. Try another.", 1)
-CONNECT_TIMEOUT = Failure(504, "connect_timeout", "The backend did not accept in time.")
-FIRST_BYTE_TIMEOUT = Failure(504, "first_byte_timeout", "The backend did not answer in time.")
-STALL_TIMEOUT = Failure(504, "stall_timeout", "The backend fell silent in mid-answer.")
+SHUTTING_DOWN = Failure(503, "shutting_down", "This gateway is shutting down. Use another.", 1)
+CONNECT_TIMEOUT = Failure(
+    504, "connect_timeout", "The backend did not accept a connection in time."
+)
+FIRST_BYTE_TIMEOUT = Failure(504, "first_byte_timeout", "The backend began no answer in time.")
+STALL_TIMEOUT = Failure(504, "stall_timeout", "The backend stopped in the middle of its answer.")
 TOTAL_TIMEOUT = Failure(504, "total_timeout", "The request took longer than is allowed.")

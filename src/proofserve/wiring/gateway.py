@@ -30,14 +30,14 @@ from proofserve.wiring.listen import bound_sockets, cannot_listen
 # uvicorn's: a logger of this package has no handler in this process.
 log = logging.getLogger("uvicorn.error")
 SCHEMES = {"http", "https"}
-# Between two requests of a client, seconds; what a proxy in front is used to.
+# Longest pause between two requests of a connection, seconds; nginx closes after 75 s as well.
 KEEP_ALIVE_S = 75
-# For the last connections to close once everything is answered, seconds.
+# For the last connections to close after all answers, seconds.
 GOODBYE_S = 5
-# After which a worker counts as dead, seconds. One that has just begun says nothing while it
-# imports, which takes a busy machine longer than uvicorn's five seconds.
+# A worker that is silent for so long counts as dead, seconds. A new worker is silent while it
+# imports, which on a busy machine takes longer than uvicorn's five seconds.
 WORKER_SILENCE_S = 60
-# Files that a process may have open; two for each request in flight are connections.
+# Files that a process may have open. Each request in flight has two connections.
 OPEN_FILES = 65_536
 # The exit code of a gateway that did not start, or that has lost the engine in its process.
 FAILED = 3

@@ -1,4 +1,4 @@
-"""Serves an application on a private unix socket, inside a process that has a server already."""
+"""Serves an application on a private unix socket in a process that already has a server."""
 
 import asyncio
 import os
@@ -10,19 +10,19 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-# What the system allows the path of a socket, bytes.
+# The longest path of a socket that the system allows, bytes.
 SOCKET_PATH = 107
 PREFIX = "proofserve-"
 SOCKET = "http.sock"
-# The only client is ours and knows best when a connection has been idle for too long; a server
-# that closes first would race with its next request. Seconds.
+# The gateway is the only client and closes idle connections itself. A server that closes first
+# would race with the client's next request. Seconds.
 KEEP_ALIVE_S = 3600
-# How long requests that were cut off may take to notice, seconds.
+# For cancelled requests to end, seconds.
 CUT_OFF_S = 1.0
 
 
 class _GuestServer(uvicorn.Server):
-    """A server that leaves signals to the process it is a guest of."""
+    """A server that leaves signals to its process."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -33,9 +33,9 @@ class _GuestServer(uvicorn.Server):
 async def on_unix_socket(app: ASGIApp, grace_s: int = 5) -> AsyncIterator[Path]:
     """Serve ``app`` over HTTP/1.1 in the running loop; yields the socket's path once it accepts.
 
-    At the context's end no connection is accepted any more, requests have ``grace_s`` seconds to
-    finish, and what is left is cancelled. The lifespan of ``app`` and the process's logging and
-    signals are left alone. Raises OSError if the socket cannot be bound.
+    When the context ends, the server accepts no more connections, gives requests ``grace_s``
+    seconds to finish, and cancels the others. It does not run the lifespan of ``app``, and does
+    not touch the logging and signals of the process. Raises OSError if it cannot bind the socket.
     """
     with _private_folder() as folder:
         path = folder / SOCKET
@@ -69,9 +69,9 @@ async def _accepting(server: uvicorn.Server, serving: "asyncio.Task[None]") -> N
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A fresh folder that only this user may enter, short enough to hold a socket."""
+    """A new folder that only this user may enter, with a path short enough for a socket."""
     base = tempfile.gettempdir()
     short = len(os.fsencode(base)) <= SOCKET_PATH - len(f"/{PREFIX}12345678/{SOCKET}")
-    place = base if short else "/tmp"  # noqa: S108 - the folder in it is nobody else's
+    place = base if short else "/tmp"  # noqa: S108 - only this user may enter the folder in it
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=place) as folder:
         yield Path(folder)

@@ -26,27 +26,27 @@ from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
 
 log = logging.getLogger(__name__)
-# An engine in this process that was not healthy for so long does not come back, seconds.
+# After so many seconds without a healthy answer the engine in this process counts as dead.
 DEAD_S = 10.0
-# Characters of a field's name in an answer: it is the client's.
+# Characters of a field's name in an error: the client chose the name, of any length.
 MAX_FIELD = 200
 
 
 class AppState(TypedDict):
-    """What the application shares with its requests, and with the protocol below it."""
+    """What the application shares with its requests and with GatewayProtocol."""
 
     gateway: Gateway
 
 
-# Starts an engine in this process: where it listens, and its own application.
+# Starts an engine in this process; yields its address and its application.
 Engine = Callable[[], AbstractAsyncContextManager[tuple[BackendSpec, ASGIApp]]]
 
 
 def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
-    """The application; its gateway comes to life with it.
+    """The application; its lifespan makes the gateway.
 
-    With an ``engine`` that is the only backend, its application answers all paths that are not
-    the gateway's, and its death ends the process by SIGTERM.
+    An ``engine`` is the only backend. Its application answers all paths that the gateway does not
+    have. When the engine dies, the process ends by SIGTERM.
     """
 
     @asynccontextmanager
@@ -56,7 +56,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
             if engine is not None:
                 spec, rest = await stack.enter_async_context(engine())
                 backends = (spec,)
-                # Where chat needs a key, the engine's other endpoints must not be a way round it.
+                # Where chat needs a key, the engine's other endpoints must not bypass it.
                 app.mount("/", AdminOnly(rest, plan) if plan.clients else rest)
             gateway = running(replace(plan, backends=backends))
             alive = await stack.enter_async_context(gateway)
@@ -96,7 +96,7 @@ class HeadAsGet:
 
 @asynccontextmanager
 async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
-    """A gateway that looks after its backends. Each was asked once before the first request."""
+    """A gateway that probes its backends, each once before the first request."""
     gateway = Gateway(plan)
     probers = [
         Prober(backend, plan.probe_interval, plan.backend_key) for backend in gateway.fleet.backends
@@ -104,8 +104,8 @@ async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
     await asyncio.gather(*(prober.ask() for prober in probers))
     tasks = [asyncio.create_task(prober.run()) for prober in probers]
     gateway.deadlines.start()
-    # What lives until the end need not be looked at by every collection: its pauses are the tail
-    # of the latency.
+    # Objects that live until the end need no garbage collection. Without them its pauses, which
+    # are the tail of the latency, are shorter.
     gc.collect()
     gc.freeze()
     try:
@@ -121,7 +121,7 @@ async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
 
 @asynccontextmanager
 async def _no_longer_than(backend: Backend) -> AsyncIterator[None]:
-    """End this process when the engine in it stays dead: only another has a new one."""
+    """End this process when its engine is dead: a new engine needs a new process."""
     watching = asyncio.create_task(_end_without(backend))
     try:
         yield
@@ -137,7 +137,7 @@ async def _end_without(backend: Backend) -> None:
         await asyncio.sleep(1.0)
         if backend.healthy:
             last = loop.time()
-    log.critical("the engine in this process is dead, and ends it")
+    log.critical("the engine in this process is dead: the process ends")
     signal.raise_signal(signal.SIGTERM)
 
 
@@ -156,7 +156,7 @@ def _invalid(_request: Request, error: Exception) -> Response:
         raise error
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        # FastAPI has a number in the place of a field here, and the reason elsewhere.
+        # For this error FastAPI puts a position in the place of the field.
         field, message = "body", first["ctx"]["error"]
     else:
         field, message = ".".join(str(part) for part in first["loc"])[:MAX_FIELD], first["msg"]

@@ -1,4 +1,4 @@
-"""An orderly end: refuse what is new, finish what was accepted, then let the server go."""
+"""An orderly end: refuse new requests, finish the accepted ones, then stop the server."""
 
 import asyncio
 import signal
@@ -9,18 +9,18 @@ from typing import Any
 
 from proofserve.gateway.relay.gateway import Gateway
 
-# Balancers ask for health about once a second: long enough that one of them hears of it.
+# Load balancers ask for health about once a second. For so long they can notice the shutdown.
 NOTICE_S = 1.0
 
 
 @contextmanager
 def draining_on_signals(gateway: Gateway) -> Iterator[None]:
-    """Until the context ends a first SIGTERM or SIGINT drains, and a later one ends at once.
+    """In this context a first SIGTERM or SIGINT drains, and a later one ends at once.
 
-    The server's own handlers are called when the draining is over.
+    After draining the server's own signal handlers are called.
     """
     if threading.current_thread() is not threading.main_thread():
-        # Signals are the main thread's, whoever runs there.
+        # Only the main thread may handle signals.
         yield
         return
     drain = _Drain(gateway)
@@ -41,7 +41,7 @@ class _Drain:
         self._noticed = False
 
     def signalled(self, number: int, server: Any) -> None:
-        """Begin; ``server`` is the handler that the server has for the signal ``number``."""
+        """Begin to drain. ``server`` is the server's own handler of the signal ``number``."""
 
         def end() -> None:
             for watched in self._gateway.deadlines.all():
@@ -56,8 +56,8 @@ class _Drain:
             end()
         elif self._noticed:
             self._task.cancel()
-        # Else it is the first one again: where a whole group of processes is signalled, the parent
-        # of several workers tells them once more.
+        # Else it is the first signal again: a supervisor signals the whole group of processes, and
+        # then the parent of several workers signals them once more.
 
     async def _drain(self) -> None:
         gateway = self._gateway
