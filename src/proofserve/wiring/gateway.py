@@ -197,8 +197,8 @@ def _sockets_of(chosen: GatewaySettings) -> list[socket.socket]:
         log.error(error)  # noqa: TRY400 - one line is enough
         sys.exit(FAILED)
     # vLLM may fork its engine core, which must not keep the port when this process has ended.
-    os.register_at_fork(after_in_child=lambda: [each.close() for each in sockets])
     for each in sockets:
+        os.register_at_fork(after_in_child=each.close)
         host, port = each.getsockname()[:2]
         log.info("The gateway listens on http://%s:%d once it is started", _in_url(host), port)
     return sockets
