@@ -22,8 +22,10 @@ from vllm.entrypoints.launchers.api_server import entry
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.utils import server_utils
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.exception_handling.handlers import vllm_error
 from vllm.entrypoints.serve.instrumentator import metrics
+from vllm.exceptions import GenerationError, RetryableRequestError
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.block_pool import BlockPool
@@ -210,6 +212,12 @@ def test_orderly_shutdown_ends_the_requests_that_wait_for_the_engine() -> None:
     assert "state.queue.put(e)" in source(OutputProcessor.propagate_error)
     assert "self.output_processor = OutputProcessor(" in source(AsyncLLM.__init__)
     assert "except (VLLMClientError, GracefulHTTPError) as e:" in source(AsyncLLM.generate)
+    assert issubclass(RetryableRequestError, GenerationError)
+    assert in_order(
+        source(OpenAIServingChat.chat_completion_stream_generator),
+        "except GenerationError as e:",
+        "except Exception as e:",
+    )
     # Without propagate_error nothing wakes them: the task that would is cancelled.
     assert in_order(source(AsyncLLM.shutdown), "output_handler", "cancel_task_threadsafe(handler)")
 

@@ -1,6 +1,8 @@
-"""The synchronous engine: a proof call answers at once, and not while requests are unfinished."""
+"""The example of docs/offline.md: a call answers at once, and is deferred while requests run."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +18,22 @@ pytestmark = pytest.mark.engine
 TESTS = Path(__file__).parent.parent
 
 
-def test_a_synchronous_engine_defers_while_requests_are_unfinished(
-    tiny: Path, vectors: NDArray[np.float32], cpu_environment: pytest.MonkeyPatch
+def offline_example() -> str:
+    page = (TESTS.parent / "docs" / "offline.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    # The key and the block of the vectors that the other tests of this folder compute.
+    return str(code).replace("0xabc", "block").replace("node-key", "key")
+
+
+def test_the_documented_offline_engine_defers_while_requests_are_unfinished(
+    tiny: Path,
+    tmp_path: Path,
+    vectors: NDArray[np.float32],
+    cpu_environment: pytest.MonkeyPatch,
 ) -> None:
-    env = environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(TESTS)})
+    (tmp_path / "offline_example.py").write_text(offline_example())
+    path = os.pathsep.join([str(TESTS), str(tmp_path)])
+    env = environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": path})
     script = str(TESTS / "embedded_engine" / "sync_engine.py")
     ran = subprocess.run(
         [sys.executable, script, str(tiny)],

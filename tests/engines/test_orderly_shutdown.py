@@ -5,9 +5,8 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from vllm.exceptions import GracefulHTTPError
 
-from proofserve.engines.vllm.compat_client import install_orderly_shutdown
+from proofserve.engines.vllm.compat_client import ServerStopping, install_orderly_shutdown
 
 pytestmark = pytest.mark.anyio
 
@@ -26,15 +25,15 @@ class Client:
         self.events.append(timeout)
 
     def _requests_end(self, error: Exception) -> None:
-        assert isinstance(error, GracefulHTTPError)
-        self.events.append(f"{error.http_status}: {error}")
+        assert isinstance(error, ServerStopping)
+        self.events.append(f"{error.http_status} {error.status_code}: {error}")
 
     async def stop_proofs(self) -> None:
         await asyncio.sleep(0.01)
         self.events.append("proofs stopped")
 
 
-ENDED = "503: The server is shutting down."
+ENDED = "503 503: The server is shutting down."
 
 
 async def test_from_another_thread_proofs_stop_before_and_requests_end_after() -> None:

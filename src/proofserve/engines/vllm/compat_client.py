@@ -14,10 +14,22 @@ from concurrent.futures import Future, wait
 from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import GracefulHTTPError
+from vllm.exceptions import GracefulHTTPError, RetryableRequestError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 _logger = logging.getLogger(__name__)
+
+
+class ServerStopping(GracefulHTTPError, RetryableRequestError):  # type: ignore[misc]  # Any to mypy
+    """Answer to a request that the engine did not finish: status 503.
+
+    Relies on: AsyncLLM.generate raising a GracefulHTTPError as it is, and streams turning a
+    GenerationError, of which RetryableRequestError is one, into an event without a traceback in
+    the log.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def install_orderly_shutdown(
@@ -33,7 +45,7 @@ def install_orderly_shutdown(
     before, and needs neither.
 
     Relies on: AsyncLLM.shutdown(timeout), called by the launcher in an executor;
-    AsyncLLM.output_processor.propagate_error; AsyncLLM.generate raising GracefulHTTPError as is.
+    AsyncLLM.output_processor.propagate_error.
     """
     loop, home, shutdown = asyncio.get_running_loop(), threading.get_ident(), engine_client.shutdown
 
@@ -43,8 +55,7 @@ def install_orderly_shutdown(
             return
         _wait_for(asyncio.run_coroutine_threadsafe(first(), loop), seconds)
         shutdown(timeout=timeout)
-        stopped = GracefulHTTPError("The server is shutting down.", HTTPStatus.SERVICE_UNAVAILABLE)
-        loop.call_soon_threadsafe(engine_client.output_processor.propagate_error, stopped)
+        loop.call_soon_threadsafe(engine_client.output_processor.propagate_error, ServerStopping())
 
     engine_client.shutdown = orderly_shutdown
 
