@@ -1,4 +1,4 @@
-"""Pins every private name of vLLM that the adapter relies on, and who relies on it.
+"""Pins every private name of vLLM that the adapter relies on, and names the caller.
 
 A failure here after an upgrade says which function of ``engines/vllm/compat_*.py`` to revisit.
 """
@@ -257,7 +257,7 @@ def test_the_page_of_metrics_is_made_in_another_thread_from_the_default_registry
     assert metrics.get_prometheus_registry() is prometheus_client.REGISTRY
 
 
-def test_our_lines_can_go_where_those_of_vllm_go() -> None:
+def test_log_lines_of_proofserve_can_go_where_those_of_vllm_go() -> None:
     # plugin.logs.log_as
     assert logger.DEFAULT_LOGGING_CONFIG["loggers"]["vllm"]["handlers"] == ["vllm"]
     assert "pythonjsonlogger" in source(logger._configure_vllm_root_logger)

@@ -1,4 +1,4 @@
-"""One served node for all who want no other; tests leave it without a round."""
+"""One served node for all tests that need no other; each test leaves it without a round."""
 
 from collections.abc import Iterator
 from pathlib import Path

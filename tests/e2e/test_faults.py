@@ -1,4 +1,4 @@
-"""What a fault leaves behind: refused callbacks, a full disk, a node of another shape."""
+"""A full disk and an unsupported deployment: what the node does, and what its text says."""
 
 import contextlib
 import subprocess

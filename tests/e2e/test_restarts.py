@@ -32,13 +32,13 @@ def killed_during_the_round(node: ServedNode, victim: int) -> int:
     reported = len(node.results())
     family = node.family()
     family[victim].send_signal(signal.SIGKILL)
-    # Whichever died, the others end too: nothing is left to hold memory or the port.
+    # The other processes end too: none is left that holds memory or the port.
     until(lambda: gone(family), seconds=60)
     return reported
 
 
 def goes_on(node: ServedNode, reported: int) -> None:
-    """The round is there again as it was ordered, with all that was reported, and proceeds."""
+    """The round is configured as before, has all reported results, and finds more."""
     status = node.status()
     assert status["state"] == "GENERATING"
     assert status["config"]["scheme"]["layer_hooks"] is True
@@ -57,24 +57,24 @@ def is_whole_and_honest(node: ServedNode, rows: list[Any]) -> None:
 
 
 def asks_for_its_key(node: ServedNode) -> None:
-    """A server with a key says so, answers nobody without it, and never shows it."""
+    """A server with a key says so in its log, answers 401 without it, and never shows it."""
     for headers in ({}, {"Authorization": f"Bearer {KEY}x"}):
         refused = httpx.get(f"{node.server.url}/api/v1/pow/status", headers=headers)
         assert refused.status_code == 401
     log = node.server.log.read_text()
     assert "keys of operator-1 (operator)" in log
     assert KEY not in log
-    # Chat is vLLM's own, and has another key, or none.
+    # Chat is vLLM's own: it has another key, or none.
     assert node.chat("Hello")
 
 
 async def stored_in(path: Path) -> list[int]:
-    """The nonces in an outbox that nobody serves, in the order of their storing."""
+    """The nonces in the outbox of a stopped server, in the order in which they were stored."""
     async with await SqliteOutbox.open(path) as outbox:
         return [row.nonce for row in await outbox.results(0, 1_000_000)]
 
 
-def test_a_round_goes_on_after_every_end_and_nothing_reported_is_lost(
+def test_a_round_goes_on_after_every_end_of_its_server_and_loses_no_reported_result(
     tiny: Path, tmp_path: Path
 ) -> None:
     with serve(tiny, tmp_path) as node:
@@ -83,7 +83,7 @@ def test_a_round_goes_on_after_every_end_and_nothing_reported_is_lost(
         until(lambda: node.processed() >= 48)
         reported = node.processed()
         log = node.server.log
-    # Told to end, the server ends the round before the engine. The round itself was told nothing.
+    # After SIGTERM the server ends the round before the engine; no client had stopped the round.
     assert re.search(r"round [\w-]+ ended after \d+ nonces: stopped", log.read_text())
     with serve(tiny, tmp_path, POC_RESUME="1", POC_API_KEY=KEY) as node:
         asks_for_its_key(node)

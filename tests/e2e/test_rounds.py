@@ -114,7 +114,7 @@ def test_the_openapi_schema_describes_the_routes(node: ServedNode) -> None:
         assert f"/api/v1/pow{path}" in schema["paths"]
 
 
-def test_a_stranger_verifies_a_round_without_vllm(
+def test_a_validator_verifies_a_round_without_vllm(
     node: ServedNode, tiny: Path, small_models: SmallModels
 ) -> None:
     node.start_round()

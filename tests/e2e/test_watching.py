@@ -1,4 +1,4 @@
-"""What those who watch a served node see: vLLM's page of metrics, and a real forward."""
+"""What an operator sees of a served node: vLLM's page of metrics, and the deep health check."""
 
 import pytest
 

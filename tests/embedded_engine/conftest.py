@@ -1,4 +1,4 @@
-"""One real engine for all tests of the adapter that do not need another shape."""
+"""One real engine for all tests of the adapter that do not need another deployment."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

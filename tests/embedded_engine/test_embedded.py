@@ -119,7 +119,7 @@ def test_proofs_yield_to_continuous_chat_and_come_back(engine: EmbeddedEngine) -
     assert during <= 32  # at most what finished between the last chat token and the count
     assert gauges.deferred_s > 0
     assert gauges.longest_chat_wait_batches <= 1.05
-    # Not before chat has been quiet for the grace, and long before the alarm would have woken us;
+    # Not before chat has been quiet for the grace, and long before the next wakeup of the loop;
     # how long exactly, `proofserve bench chat-priority` measures.
     assert min(gauges.resume_ms) >= CHAT_GRACE_S * 1e3
     assert np.median(gauges.resume_ms) <= 100

@@ -30,7 +30,7 @@ OPTIONS = [
     *("--max-model-len", "1024"),
     *("--dtype", "bfloat16"),
     "--enforce-eager",
-    # Nobody listens there; without a key the proof endpoints refuse any address but this machine's.
+    # No socket listens there; without a key the proof endpoints refuse other machines' addresses.
     *("--host", "127.0.0.1"),
 ]
 
@@ -75,7 +75,7 @@ class EmbeddedApp:
 
 
 def of_the_process() -> list[object]:
-    """What belongs to the whole process, so to its owner: who gets signals, what is logged."""
+    """Signal handlers and log level: they belong to the application that embeds the engine."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
     return [logging.root.level, *map(signal.getsignal, numbers)]
 
@@ -90,7 +90,7 @@ def engine_processes() -> set[psutil.Process]:
 
 
 def command(child: psutil.Process) -> list[str]:
-    """The words it was started with: none for one that ended, or that nobody has reaped yet."""
+    """The command line of a process; empty for one that has ended."""
     try:
         return child.cmdline()
     except psutil.NoSuchProcess:

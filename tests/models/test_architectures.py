@@ -57,7 +57,7 @@ def test_the_largest_has_the_layers_of_qwen3_06b() -> None:
     )
 
 
-def test_an_unknown_name_is_told_what_there_is() -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(UnknownModelError, match=r"'gpt2'.*qwen3, llama, gemma3"):
         architecture("gpt2")
     with pytest.raises(UnknownModelError, match=r"'huge'.*tiny, small"):

@@ -45,7 +45,7 @@ def test_measure_is_closed_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert "/api/v1/pow/measure" in paths()
 
 
-async def test_a_server_that_strangers_could_call_does_not_start(
+async def test_a_server_without_an_access_rule_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("POC_ENABLED", "1")

@@ -1,4 +1,4 @@
-"""Where our lines go, and what they hold."""
+"""Where the log lines of proofserve go, and what they contain."""
 
 import io
 import json
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def ours() -> Iterator[logging.Logger]:
-    """Our logger as new: an engine of another test in this process may have configured it."""
+    """The proofserve logger as new: an engine of another test may have configured it."""
     ours = logging.getLogger(ROOT)
     before = ours.handlers, ours.level, ours.propagate
     ours.handlers, ours.propagate = [], True
@@ -29,7 +29,7 @@ def ours() -> Iterator[logging.Logger]:
 
 @pytest.fixture
 def written(ours: logging.Logger) -> io.StringIO:
-    """What a server that was told to write JSON writes, our lines among them."""
+    """The log of a server that writes JSON, with the lines of proofserve."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter("%(levelname)s %(name)s %(message)s"))
@@ -85,14 +85,14 @@ async def test_a_request_id_that_could_forge_a_line_is_replaced(written: io.Stri
     assert "x: 200" not in written.getvalue()
 
 
-async def test_who_only_looks_leaves_no_line(written: io.StringIO) -> None:
+async def test_requests_that_change_nothing_leave_no_line(written: io.StringIO) -> None:
     async with serving() as server:
         await server.get(STATUS)
         await server.get("/health/ready")
     assert written.getvalue() == ""
 
 
-def test_a_logger_that_somebody_configured_is_left_alone(ours: logging.Logger) -> None:
+def test_a_logger_that_is_already_configured_stays_as_it_is(ours: logging.Logger) -> None:
     ours.setLevel("ERROR")
     log_as("another server")
     assert (ours.handlers, ours.level) == ([], logging.ERROR)

@@ -20,7 +20,7 @@ EXTRA = "reference"
 
 
 class Environment:
-    """A virtual environment of its own: nothing of ours, or of vLLM, leaks into it."""
+    """A virtual environment of its own, without the packages of this one."""
 
     def __init__(self, folder: Path, with_pip: bool) -> None:
         venv.create(folder, with_pip=with_pip)

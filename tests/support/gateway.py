@@ -23,7 +23,7 @@ from proofserve.wiring.launch import Server, ServerCommand, free_port, running_s
 from support.gateway_requests import CHAT, chat
 from support.node import NAME
 
-# Enough seats for everybody: whoever waits, waits at the gateway.
+# The backend takes as many requests as the gateway sends: all waiting happens in the gateway.
 SEATS = ("--max-num-seqs", "256")
 # An answer of so many tokens is at work for longer than any test, on the fastest machine too.
 ENDLESS = 15_000
@@ -32,7 +32,7 @@ ROOM = (
     *("--hf-overrides", '{"max_position_embeddings": 16384}'),
 )
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-# Left free, a small model would write blanks between two tokens of JSON for ever.
+# Without this limit a small model writes blanks between two tokens of JSON until its token limit.
 DENSE_JSON = (
     "--structured-outputs-config",
     '{"backend": "xgrammar", "disable_any_whitespace": true}',
@@ -198,7 +198,7 @@ class Users:
         return reply
 
     async def metrics(self, *names: str) -> tuple[float, ...]:
-        """Metrics of whoever is asked."""
+        """Metrics page of a gateway or a backend."""
         text = (await self._http.get("/metrics")).text
         return tuple(metric_in(text, name) for name in names)
 
@@ -271,7 +271,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Burst:
-    """What many users got, and the most that anybody saw of them at a time.
+    """The answers of many users, and the most requests that ran at a time.
 
     ``waited`` is how long they queued, all waits together, seconds.
     """

@@ -1,4 +1,4 @@
-"""A model-free engine for tests and for showing what happens when an engine misbehaves."""
+"""An engine without a model, for tests; it can be made to misbehave."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -41,12 +41,12 @@ class FakeEngine:
         self.not_finite: frozenset[int] = frozenset()
         """Nonces whose hidden row comes out as NaN."""
         self.dropped: frozenset[int] = frozenset()
-        """Nonces that the answer silently leaves out, as no engine may."""
+        """Nonces that the answer silently leaves out; a real engine must not do that."""
         self.leases = 0
         """Sessions that are open now."""
         self.calls: list[tuple[int, ...]] = []
         """The nonces of every call, answered or not."""
-        self._turn = asyncio.Lock()
+        self._one_call = asyncio.Lock()
         self._blocks: dict[tuple[Scheme, str], BlockScheme] = {}
 
     @property
@@ -55,12 +55,12 @@ class FakeEngine:
         return self._engine_info
 
     def session(self, work: Workload) -> AbstractAsyncContextManager["FakeSession"]:
-        """A lease, counted in ``leases``."""
+        """A session that ``leases`` counts while it is open."""
         return self._session(work)
 
     async def gauges(self) -> EngineGauges:
         """Mostly zeros. Raises EngineGone."""
-        self._require_life()
+        self._require_alive()
         return EngineGauges(
             forwards=len(self.calls),
             busy_s=0.0,
@@ -77,20 +77,20 @@ class FakeEngine:
     async def answer(self, work: Workload, nonces: Sequence[int]) -> ProofBatch | Deferred:
         """What ``prove`` answers; calls are served one after the other."""
         self.calls.append(tuple(nonces))
-        async with self._turn:
-            self._require_life()
+        async with self._one_call:
+            self._require_alive()
             if self.deferrals > 0:
                 self.deferrals -= 1
                 await asyncio.sleep(self.deferral_s)
                 return Deferred("chat", self.deferral_s)
             await asyncio.sleep(self.latency_s)
-            self._require_life()
+            self._require_alive()
             if self.faults > 0:
                 self.faults -= 1
                 raise EngineFault("the toy engine was told to fail")
             return self._compute(work, [n for n in nonces if n not in self.dropped])
 
-    def _require_life(self) -> None:
+    def _require_alive(self) -> None:
         if self.gone:
             raise EngineGone("the toy engine is dead")
 
@@ -115,7 +115,7 @@ class FakeEngine:
 
     @asynccontextmanager
     async def _session(self, work: Workload) -> AsyncIterator["FakeSession"]:
-        self._require_life()
+        self._require_alive()
         self.leases += 1
         try:
             yield FakeSession(self, work)

@@ -1,4 +1,4 @@
-"""What is on offer: the table of architectures and sizes, and how each becomes a configuration."""
+"""The table of architectures and sizes, and how each becomes a transformers configuration."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3C
 from proofserve.models.errors import UnknownModelError
 from proofserve.models.tokenizer import BOS, EOS_IDS, PAD, VOCABULARY
 
-# Two sliding layers, then one that sees everything. Even half of the smallest model, which is
-# what a pipeline stage holds, then has both kinds, and vLLM keeps several groups of KV blocks.
+# Two sliding layers, then one with full attention. Half of the smallest model, which is what one
+# of two pipeline stages holds, then has both kinds, and vLLM keeps several groups of KV blocks.
 GEMMA_FULL_EVERY: Final = 3
 
 
@@ -21,7 +21,7 @@ class Shape:
 
     Heads and KV heads are even for two tensor-parallel ranks, layers for two pipeline stages.
     ``head_dim`` is one that vLLM's CPU attention has a kernel for. ``sliding_window`` (tokens)
-    is shorter than a default proof of 256 tokens, or a proof would never feel it.
+    is shorter than a default proof of 256 tokens; otherwise it would not affect a proof.
     """
 
     hidden: int
@@ -36,11 +36,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One family of models: its class in transformers, its configuration, its peculiarities.
+    """One family of models: its class in transformers, its configuration, its properties.
 
     ``norm_offset`` is what the family's RMSNorm adds to its weight. ``norms_queries`` says
     whether queries and keys are normalised per head, in which case only the gain of that norm,
-    and not the scale of the projection, decides how sharply attention looks. ``scales_tokens``
+    and not the scale of the projection, sets the spread of the attention scores. ``scales_tokens``
     says whether the embeddings of tokens, but not those handed in, are multiplied by the square
     root of the hidden size.
     """
@@ -121,7 +121,7 @@ SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
             context=8192,
             sliding_window=128,
         ),
-        # The layers of Qwen3-0.6B. Its vocabulary is not: a proof reads no token and no head.
+        # The layers of Qwen3-0.6B. The vocabulary is smaller: a proof uses no tokens and no head.
         "0.6b": Shape(
             hidden=1024,
             layers=28,

@@ -1,8 +1,8 @@
-"""The ways in which writing a model can be refused. Nothing is left on disk in any of them."""
+"""Why a model was not written. After each of these errors nothing is left on disk."""
 
 
 class ModelError(Exception):
-    """Root of this package's errors. The text is for whoever asked for the model."""
+    """Root of this package's errors. The text is for the user of the command."""
 
 
 class UnknownModelError(ModelError, ValueError):

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A token that stands for a mark in a conversation and never for text."""
+    """A token that marks a place in a conversation and never stands for text."""
 
     text: str
     id: int
@@ -29,7 +29,7 @@ EOS_IDS: Final = (TURN_END.id, TEXT_END.id)
 VOCABULARY: Final = 2048
 """Tokens, specials included: as many as the text can teach, and a multiple of 64 for kernels."""
 
-# Roles are taken as they come: these models answer nonsense to a system prompt as to any other.
+# Any role is accepted: these random models answer nonsense to a system prompt as to any other.
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -46,7 +46,7 @@ def corpus() -> str:
 
 def _train(text: str) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    # No normaliser: what goes in comes out, byte for byte.
+    # No normaliser: decoding gives back the input, byte for byte.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -1,10 +1,10 @@
-"""Seeded weights, scaled so that a proof feels every layer and the whole of its context.
+"""Seeded weights, scaled so that every layer and the whole context change a proof.
 
-The input of a proof is N(0, 1) per element, and a block that answers with much less than that
-could be left out unnoticed. So each projection keeps the variance of what it reads, and the two
-that write to the residual stream add to it at that scale: the MLP with a deviation of 1,
-attention with 0.3 in the first layer (256 positions) to 1.7 in the last; Gemma's norms after
-both make it 1 everywhere.
+The input of a proof is N(0, 1) per element. A prover could leave out a layer whose output is much
+smaller than that, and no validator would notice. So each projection keeps the variance of its
+input, and the two that write to the residual stream add to it at that scale: the MLP with a
+deviation of 1, attention with 0.3 in the first layer (256 positions) to 1.7 in the last; Gemma's
+norms after both make it 1 everywhere.
 
 Attention must look at some positions more than at others: the mean of 256 random values is
 small, and much the same for any 64 of them. It must not look at one position alone either, or
@@ -55,7 +55,7 @@ def _matrix(family: Architecture, name: str, unit: Tensor) -> Tensor:
     elif name.endswith(("q_proj.weight", "k_proj.weight")) and not family.norms_queries:
         gain = math.sqrt(SCORE_STD)
     elif name.endswith("embed_tokens.weight") and not family.scales_tokens:
-        # Chat then begins with inputs of the same scale as a proof's.
+        # The inputs of chat then have the same scale as those of a proof.
         gain = math.sqrt(fan_in)
     return gain / math.sqrt(fan_in) * unit
 
@@ -65,8 +65,8 @@ def seeded_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of the checkpoint by name, in ``dtype``, sorted by name.
 
-    Names and shapes are those of the model's own class, built on the meta device, so nothing
-    but the tensor in hand is ever in memory. The same arguments give the same bits.
+    Names and shapes are those of the model's own class, built on the meta device, so only
+    one tensor at a time is in memory. The same arguments give the same bits.
     """
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)

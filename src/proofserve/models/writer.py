@@ -46,15 +46,15 @@ def _refuse_if_in_use(directory: Path) -> None:
 
 @contextmanager
 def _appearing_at_once(directory: Path) -> Iterator[Path]:
-    """Lend a hidden sibling of ``directory`` that becomes it, complete, or vanishes."""
+    """A hidden sibling of ``directory``: renamed to it at the end, or removed after an error."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     # On the same file system as the target, or the rename would be a copy.
     staging = directory.parent / f".{directory.name}.{uuid.uuid4().hex}"
     staging.mkdir()
     try:
         yield staging
-        # Somebody may have filled the target meanwhile; a rename over it would then fail anyhow,
-        # but with a text that helps nobody.
+        # Another process may have filled the target meanwhile. The rename would fail then too,
+        # but its error would not say what to do.
         _refuse_if_in_use(directory)
         staging.rename(directory)
     finally:
@@ -62,8 +62,8 @@ def _appearing_at_once(directory: Path) -> Iterator[Path]:
 
 
 def _write_weights(tensors: dict[str, Tensor], directory: Path) -> None:
-    # Written here and not by safetensors, whose files only their owner can read. The tag tells
-    # transformers which framework's layout the tensors have.
+    # Not by safetensors' own writer: only the owner can read its files. transformers reads from
+    # the metadata which framework's layout the tensors have.
     blob = save(tensors, metadata={"format": "pt"})
     (directory / "model.safetensors").write_bytes(blob)
 

@@ -24,7 +24,7 @@ from proofserve.wiring.access import access_of, description, require_access_rule
 from proofserve.wiring.node import running_node, versions
 
 _logger = logging.getLogger(__name__)
-# With it vLLM shows only what processes have left in that folder.
+# If it is set, vLLM's /metrics shows only the files that processes wrote to that folder.
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 # How long vLLM waits for the end of the round before it ends the engine, seconds.
 ROUND_END_S = 15.0
@@ -33,7 +33,7 @@ RESPONSES_END_S = 10
 
 
 class ProofEndpoints:
-    """The plugin object that vLLM makes, one for each API server process."""
+    """The plugin object; vLLM makes one for each API server process."""
 
     name = "proofserve"
     required_tasks = ("generate",)
@@ -68,7 +68,7 @@ class ProofEndpoints:
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
         """Build the node.
 
-        Raises UnsupportedEngine, or ValueError for settings by which nobody can tell who may
+        Raises UnsupportedEngine, or ValueError for settings that do not say which clients may
         call; either stops the server with the reason.
         """
         log_as("vllm")
@@ -81,7 +81,7 @@ class ProofEndpoints:
         config = engine_client.vllm_config
         vetting.require_one_owner(config)
         vetting.require_model_runner(config)
-        # Not before the vetting: names that moved would fail here without a word of advice.
+        # After the version check: in another version this import may fail without advice.
         from proofserve.engines.vllm import compat_client  # noqa: PLC0415
         from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Our lines go where vLLM's go, in the form that it was told to write: text or JSON."""
+"""proofserve's log lines go where vLLM's go, in the format that vLLM writes: text or JSON."""
 
 import logging
 
@@ -6,13 +6,13 @@ ROOT = "proofserve"
 
 
 def log_as(name: str) -> None:
-    """Write our log by the handlers, the level and the propagation of the logger ``name``.
+    """Give proofserve's logger the handlers, level and propagation of the logger ``name``.
 
-    Who has configured our own logger is left alone.
+    A proofserve logger that is already configured stays as it is.
     """
-    ours, theirs = logging.getLogger(ROOT), logging.getLogger(name)
-    if ours.handlers or ours.level != logging.NOTSET:
+    own, other = logging.getLogger(ROOT), logging.getLogger(name)
+    if own.handlers or own.level != logging.NOTSET:
         return
-    ours.handlers = list(theirs.handlers)
-    ours.setLevel(theirs.level)
-    ours.propagate = theirs.propagate
+    own.handlers = list(other.handlers)
+    own.setLevel(other.level)
+    own.propagate = other.propagate

@@ -23,9 +23,9 @@ MEASURE = "proofserve_measure"
 class VllmEngine:
     """A vLLM async engine, served or embedded in the caller's own process.
 
-    ``defer_s``: how long, in seconds, a call may wait for chat inside the engine before it is
-    answered ``Deferred``. ``timeout_s``: how long an engine that does not defer a call may take
-    to answer it before the call counts as failed.
+    ``defer_s``: how long, in seconds, a call may wait for chat inside the engine before the engine
+    answers ``Deferred``. ``timeout_s``: how many seconds more the answer may take before the call
+    counts as failed.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class VllmSession:
         self._engine = engine
         self._work = work
         self._lease = uuid.uuid4().hex
-        # What is done of a call that the engine answered in parts; asking again goes on there.
+        # The finished parts of calls that the engine answered in parts, by the nonces of the call.
         self._parts: dict[tuple[int, ...], list[ProofBatch]] = {}
 
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
@@ -110,7 +110,7 @@ class VllmSession:
         return join(parts)
 
     async def release(self) -> None:
-        """Return the lease. Where that fails, the engine takes it back once it lies idle."""
+        """Return the lease. If that fails, the engine takes it back after its idle time."""
         with suppress(EngineFault, EngineGone):
             await self._engine.call(RELEASE, self._lease)
 
@@ -129,7 +129,7 @@ def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) 
 
 
 def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | Deferred:
-    """What came of ``nonces``, or of the first of them.
+    """The outcome of ``nonces``, or of the first of them.
 
     Raises EngineFault for a fault, and for a lease that was returned before the call ran.
     """

@@ -39,10 +39,10 @@ def install_orderly_shutdown(
 
     vLLM's server shuts its engine down as the first thing after SIGTERM, from another thread and
     while its loop still runs. ``first`` then runs on the present loop, for ``seconds`` at most.
-    vLLM would leave the requests that the engine had not finished waiting for ever, and would wait
-    for their clients; here each ends at once: an open stream with an error event, another request
-    with status 503. An application that shuts the engine down on the loop itself ends its requests
-    before, and needs neither.
+    vLLM alone never answers the requests that the engine had not finished, and waits for their
+    clients to leave; here each request ends at once: an open stream with an error event, another
+    request with status 503. An application that shuts the engine down on the loop itself ends its
+    requests before, and needs neither.
 
     Relies on: AsyncLLM.shutdown(timeout), called by the launcher in an executor;
     AsyncLLM.output_processor.propagate_error.

@@ -1,8 +1,7 @@
-"""Every name of vLLM's API server that is not its public interface: ``compat``'s other half.
+"""vLLM's private names of its API server, for the application in the caller's own process.
 
-It is a file of its own because engine cores and workers import ``compat`` and have no use for a
-web framework. The steps and their order are those of ``vllm serve`` with one API process, less
-what belongs to the process that it runs in: the listening socket and the signal handlers.
+The steps and their order are those of ``vllm serve`` with one API process, without those that
+belong to the caller: the listening socket and the signal handlers.
 """
 
 import gc
@@ -30,10 +29,10 @@ CORE_EXIT_S = 15.0
 
 
 def server_arguments(model: str, options: Sequence[str]) -> Namespace:
-    """What vLLM's own command line makes of ``options``, checked and with its logging applied.
+    """Parse ``options`` as vLLM's command line does, check them and apply their logging.
 
-    Raises what that command line raises: SystemExit for an option it does not know, after
-    writing its usage to stderr; ValueError, TypeError or KeyError for options that contradict.
+    Raises what that command line raises: SystemExit for an unknown option, after writing the usage
+    to stderr; ValueError, TypeError or KeyError for options that contradict each other.
 
     Relies on: make_arg_parser, validate_parsed_serve_args, validate_api_server_args,
     configure_logging_from_args; cli_env_setup choosing that child processes are spawned.
@@ -66,7 +65,7 @@ async def running_app(args: Namespace) -> AsyncIterator[FastAPI]:
             async with app.router.lifespan_context(app):
                 yield app
         finally:
-            # What the lifespan hid from the collector; the engine's client is part of it.
+            # The lifespan froze all objects of its time, and the engine's client is one of them.
             gc.unfreeze()
 
 
@@ -80,9 +79,9 @@ async def _running_engine(args: Namespace) -> AsyncIterator[Any]:
         try:
             yield client
         finally:
-            # vLLM would kill the core at once, since its own process ends there too. This one
-            # goes on, and lets the core take down its workers and their shared memory. Not in
-            # another thread: the client's tasks would see the core end and report a failure.
+            # vLLM would kill the core at once, because its API process ends then too. This process
+            # goes on, so it waits until the core has ended its workers and freed their shared
+            # memory. Not in another thread: the client's tasks would report the end as a failure.
             client.shutdown(timeout=args.shutdown_timeout + CORE_EXIT_S)
 
 
@@ -97,9 +96,9 @@ async def _application(args: Namespace, client: Any) -> FastAPI:
     try:
         app: FastAPI = build_app(args, tasks, client.model_config)
     finally:
-        # A library that build_app imports raises it to ERROR, for everybody in the process.
+        # A library that build_app imports raises the root logger's level to ERROR.
         logging.root.setLevel(level)
     await init_app_state(client, app.state, args, tasks)
-    # Whether a dead engine ends this process is for its owner to say: /health has the news.
+    # vLLM would end the process with its engine. Here the caller decides that, by /health.
     app.state.server = SimpleNamespace(should_exit=False)
     return app

@@ -1,4 +1,4 @@
-"""What crosses from the API process to the engine core and on to the workers.
+"""The messages from the API process to the engine core, and from there to the workers.
 
 vLLM's utility calls carry msgpack, so each record is a plain dictionary in transit. Numbers of
 a forward travel as raw float32 bytes; inputs never travel, the workers draw them from seeds.

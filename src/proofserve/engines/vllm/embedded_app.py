@@ -12,23 +12,23 @@ from proofserve.engines.vllm import vetting
 async def vllm_app(model: str, options: Sequence[str]) -> AsyncIterator[ASGIApp]:
     """The application that ``vllm serve MODEL OPTIONS`` would serve, ready for requests.
 
-    Its lifespan begins and ends with the context, so whoever serves or mounts it must leave that
-    alone. End the requests first: the context then ends the proof rounds, and last the engine.
-    An engine that dies shows as 503 from ``GET /health``; nothing restarts it.
+    Its lifespan begins and ends with the context, so the server that serves it must not start
+    the lifespan too. End the requests first: the context then ends the proof rounds, and last the
+    engine. After the death of the engine ``GET /health`` answers 503; nothing restarts it.
 
     The event loop is blocked while the model loads, and for seconds while the engine ends.
     Options about addresses, TLS and the number of API processes have no effect. vLLM and the
-    plugins read their environment when the context is entered. The engine core is spawned, which
-    imports the main module again: it must be guarded.
+    plugins read their environment when the context is entered. The engine core is a spawned
+    process, which imports the main module again: guard its code by ``__name__ == "__main__"``.
 
     Raises:
-        UnsupportedEngine: another vLLM than the vetted, or one that proofs cannot run on.
+        UnsupportedEngine: this vLLM version was not vetted, or proofs cannot run on it.
         SystemExit: vLLM's command line does not know an option; its usage is on stderr.
         RuntimeError: the engine core did not start; vLLM has logged the reason.
-        Exception: vLLM's own, about a model or options that it refuses.
+        Exception: vLLM's own errors about a model or options that it refuses.
     """
     vetting.require_vetted_version()
-    # Not before the vetting: names that moved would fail here without a word of advice.
+    # After the version check: in another version this import may fail without advice.
     from proofserve.engines.vllm import compat_server  # noqa: PLC0415
 
     args = compat_server.server_arguments(model, options)

@@ -1,4 +1,4 @@
-"""Proofs on a synchronous vLLM engine inside the caller's own process."""
+"""Proofs on vLLM's offline class ``LLM``, without a server (docs/offline.md)."""
 
 import uuid
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which vLLM, started how, can carry proofs. Importing this file needs nothing that drifts."""
+"""Which versions and options of vLLM support proofs. It imports no private name of vLLM."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ VETTED = ((0, 32),)
 
 
 class UnsupportedEngine(RuntimeError):
-    """This vLLM, or the way it was started, cannot carry proofs. The text says what to change."""
+    """Proofs cannot run on this vLLM or with its options. The text says what to change."""
 
 
 def require_vetted_version() -> str:
@@ -43,7 +43,7 @@ def require_one_owner(vllm_config: Any) -> None:
 
 
 def require_model_runner(vllm_config: Any) -> None:
-    """Proof forwards know the first model runner. Raises UnsupportedEngine for the second."""
+    """Proof forwards work on the first model runner. Raises UnsupportedEngine for the second."""
     if vllm_config.use_v2_model_runner:
         raise UnsupportedEngine(
             "vLLM's second model runner was not vetted. Set VLLM_USE_V2_MODEL_RUNNER=0 "

@@ -15,7 +15,7 @@ from proofserve.protocol.schemes import from_wire
 
 
 class BlockCache:
-    """The block-dependent parts of recent schemes; some are large and cost a second to draw."""
+    """Block-dependent parts of recent schemes; some are large and take a second to draw."""
 
     def __init__(self, capacity: int = 4) -> None:
         self._capacity = capacity
@@ -112,7 +112,7 @@ def _attention(
 def _layer_transforms(model: torch.nn.Module, block: BlockScheme) -> Iterator[None]:
     """Hook the scheme's transforms onto the decoder layers for the length of one forward.
 
-    Chat never runs inside this context, so there is no flag to get wrong.
+    Chat never runs inside this context, so chat needs no flag that switches the hooks off.
     """
     hooks = []
     if block.uses_layer_transforms:
