@@ -4,7 +4,8 @@ import pytest
 from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.sequential import SequentialResult, SequentialTest
-from proofserve.protocol.statistics import judge, power, rate_interval
+from proofserve.protocol.statistics import judge, judge_distances, power, rate_interval
+from proofserve.rounds.records import StatTest
 
 RULE = ConvictionRule(0.1)
 
@@ -99,3 +100,26 @@ def test_so_few_nonces_that_nothing_convicts() -> None:
 def test_a_chance_that_is_none_is_named(field: str) -> None:
     with pytest.raises(ProtocolError, match=field):
         ConvictionRule(0.1, **{field: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("protocol", "most", "p_value", "p_value_of_one_more"),
+    [("artifact", 10, 0.009955, 0.010945), ("distance", 20, 0.009953, 0.010448)],
+)
+def test_one_bad_claim_convicts_a_small_batch_by_the_networks_statistics(
+    protocol: str, most: int, p_value: float, p_value_of_one_more: float
+) -> None:
+    """The distance protocol fixes p_mismatch at 5e-4 (see docs/audit.md)."""
+    network = StatTest()
+    assert (network.p_mismatch, network.fraud_threshold) == (0.001, 0.01)
+    verdicts = {
+        n: judge(1, n, network.p_mismatch, network.fraud_threshold)
+        if protocol == "artifact"
+        else judge_distances(1, n, network.fraud_threshold)
+        for n in range(1, most + 100)
+    }
+    assert {n for n, verdict in verdicts.items() if verdict.fraud_detected} == set(
+        range(1, most + 1)
+    )
+    assert verdicts[most].p_value == pytest.approx(p_value, abs=1e-6)
+    assert verdicts[most + 1].p_value == pytest.approx(p_value_of_one_more, abs=1e-6)

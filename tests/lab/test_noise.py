@@ -51,7 +51,7 @@ def test_the_quantile_is_one_that_so_many_exceed() -> None:
 def test_too_few_distances_are_refused_with_what_would_do(rate: float, needed: int) -> None:
     assert distances_needed(rate) == needed
     noise(sample(needed, 0), rate)
-    with pytest.raises(LabError, match=f"say too little about a rate of {rate:g}.*takes {needed}"):
+    with pytest.raises(LabError, match=f"are too few for a rate of {rate:g}.*takes {needed}"):
         noise(sample(needed - 1, 0), rate)
 
 

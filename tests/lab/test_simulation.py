@@ -77,7 +77,7 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
         for seed in range(100)
     ]
     expected = SequentialResult.FRAUD if forged else SequentialResult.HONEST
-    assert {outcome.finding for outcome in outcomes} == {expected}
+    assert {outcome.verdict for outcome in outcomes} == {expected}
     assert float(np.median([outcome.nonces_used for outcome in outcomes])) <= 10
 
 

@@ -47,7 +47,7 @@ def judged(claimed: ClaimedArtifacts, rule: VerificationRule, seed: str = "0") -
 
 def test_an_honest_node_is_cleared_by_ten_nonces() -> None:
     outcome = judged(honest(64), SEQUENTIAL)
-    assert (outcome.finding, outcome.nonces_used, outcome.mismatches) == (
+    assert (outcome.verdict, outcome.nonces_used, outcome.mismatches) == (
         SequentialResult.HONEST,
         10,
         (),
@@ -59,18 +59,18 @@ def test_a_forger_is_convicted_by_three() -> None:
     claimed = honest(64)
     forged = tuple(Claim(c.nonce, claimed.claims[c.nonce - 1].vector_b64) for c in claimed.claims)
     outcome = judged(ClaimedArtifacts("block", "key", claimed.nonces, forged, K, 256), SEQUENTIAL)
-    assert (outcome.finding, outcome.nonces_used) == (SequentialResult.FRAUD, 3)
+    assert (outcome.verdict, outcome.nonces_used) == (SequentialResult.FRAUD, 3)
     assert {mismatch.reason for mismatch in outcome.mismatches} == {Reason.TOO_FAR}
 
 
 def test_nonces_that_run_out_decide_nothing() -> None:
-    assert judged(honest(9), SEQUENTIAL).finding is SequentialResult.UNDECIDED
-    assert judged(honest(2), FIXED).finding is SequentialResult.UNDECIDED
+    assert judged(honest(9), SEQUENTIAL).verdict is SequentialResult.UNDECIDED
+    assert judged(honest(2), FIXED).verdict is SequentialResult.UNDECIDED
 
 
 def test_a_fixed_sample_is_recomputed_whole() -> None:
     outcome = judged(honest(64), FIXED)
-    assert (outcome.finding, outcome.nonces_used, outcome.figure) == (
+    assert (outcome.verdict, outcome.nonces_used, outcome.figure) == (
         SequentialResult.HONEST,
         64,
         1.0,
@@ -82,7 +82,7 @@ def test_empty_vectors_are_no_alibi() -> None:
     empty = tuple(Claim(claim.nonce, "") for claim in claimed.claims)
     for rule in (SEQUENTIAL, FIXED):
         outcome = judged(ClaimedArtifacts("block", "key", claimed.nonces, empty, K, 256), rule)
-        assert outcome.finding is SequentialResult.FRAUD
+        assert outcome.verdict is SequentialResult.FRAUD
 
 
 def test_no_artifact_is_no_verdict() -> None:
@@ -162,7 +162,7 @@ def test_no_forgery_improves_a_verdict(
     forged = ClaimedArtifacts("block", "key", claimed.nonces, tuple(claims), K, 256)
     for rule in (SEQUENTIAL, FIXED):
         before, after = judged(claimed, rule, seed), judged(forged, rule, seed)
-        assert SEVERITY[after.finding] >= SEVERITY[before.finding]
+        assert SEVERITY[after.verdict] >= SEVERITY[before.verdict]
         at_least = {i for i, flaw in flaws.items() if i < count and flaw not in {"sign", "swapped"}}
         used = set(draw(claimed.nonces, seed)[: after.nonces_used])
         assert {mismatch.nonce for mismatch in after.mismatches} >= at_least & used
@@ -179,11 +179,11 @@ def test_over_a_hundred_seeds_few_nonces_are_enough(rate: float, finding: Sequen
         )
         claimed = ClaimedArtifacts("block", "key", claimed.nonces, claims, K, 256)
     outcomes = [judged(claimed, SEQUENTIAL, str(seed)) for seed in range(100)]
-    assert {outcome.finding for outcome in outcomes} == {finding}
+    assert {outcome.verdict for outcome in outcomes} == {finding}
     assert float(np.median([outcome.nonces_used for outcome in outcomes])) <= 10
 
 
 def test_the_rule_is_told_in_words() -> None:
-    assert "within 0.1 of the recomputed vector" in SEQUENTIAL.words
-    assert "one nonce after the other" in SEQUENTIAL.words
-    assert "all together" in FIXED.words
+    assert "further than 0.1 from the recomputed vector" in SEQUENTIAL.description
+    assert "one after the other" in SEQUENTIAL.description
+    assert "all at once" in FIXED.description

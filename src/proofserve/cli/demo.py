@@ -20,7 +20,7 @@ from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
 from proofserve.lab.client.waiting import computing_round, wait_until
 from proofserve.protocol.comparison import Claim
-from proofserve.rounds.records import Artifact, Verdict
+from proofserve.rounds.records import Artifact, StatTest, Verdict
 
 # Small, so that the round hardly delays the chat beside it.
 FORWARD_BATCH = 8
@@ -116,7 +116,8 @@ class _Tour:
     def judge(self, trials: Sequence[DemoResult]) -> bool:
         """Have the node validate every trial; return whether all verdicts are as expected."""
         self._line.step("recomputing, to judge")
-        self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares them:")
+        threshold = f"the network's threshold of {StatTest().dist_threshold}"
+        self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares by {threshold}:")
         table = Table(box=None, pad_edge=True)
         for heading in ("", "differ", "p-value", "verdict"):
             table.add_column(heading, justify="right" if heading == "differ" else "left")

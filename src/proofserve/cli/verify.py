@@ -160,7 +160,7 @@ def command(
             record = _record(outcome, rule, claimed, seed)
             record["threshold_from"] = threshold.origin
             json.write_text(json_format.dumps(record, indent=2) + "\n")
-    raise typer.Exit(EXIT_CODES[outcome.finding])
+    raise typer.Exit(EXIT_CODES[outcome.verdict])
 
 
 def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:
@@ -198,8 +198,8 @@ def _recompute(
 def _show(
     console: Console, outcome: Verification, rule: VerificationRule, claimed: int, seed: str
 ) -> None:
-    colour = COLOURS[outcome.finding]
-    console.print(f"[bold {colour}]{outcome.finding}[/]")
+    colour = COLOURS[outcome.verdict]
+    console.print(f"[bold {colour}]{outcome.verdict}[/]")
     console.print(
         f"{outcome.nonces_used} of {claimed} nonces recomputed (seed {seed}),"
         f" {len(outcome.mismatches)} mismatches,"
@@ -212,14 +212,14 @@ def _show(
         )
     if (more := len(outcome.mismatches) - SHOWN) > 0:
         console.print(f"  and {more} more")
-    console.print(rule.words, soft_wrap=True)
+    console.print(rule.description, soft_wrap=True)
 
 
 def _record(
     outcome: Verification, rule: VerificationRule, claimed: ClaimedArtifacts, seed: str
 ) -> dict[str, object]:
     return {
-        "verdict": outcome.finding,
+        "verdict": outcome.verdict,
         "nonces_used": outcome.nonces_used,
         "nonces_claimed": len(claimed.nonces),
         "mismatches": [asdict(mismatch) for mismatch in outcome.mismatches],
@@ -230,7 +230,7 @@ def _record(
         "dist_threshold": rule.dist_threshold,
         "sequential": rule.sequential,
         "test": asdict(rule.test),
-        "rule": rule.words,
+        "rule": rule.description,
     }
 
 

@@ -16,11 +16,11 @@ from proofserve.rounds.records import Winner
 
 SIGN_FLIPS: Final = "sign_flips"
 LAYER_HOOKS: Final = "layer_hooks"
-# The two ways to make hidden states random that the requirements compare; never both at once.
+# The two ways to randomise hidden states that the requirements compare; never both at once.
 METHODS: Final = (SIGN_FLIPS, LAYER_HOOKS)
-# Any point of the sphere is closer than its opposite, so that every nonce wins.
+# The largest distance on the unit sphere, so that every nonce wins.
 WHOLE_SPHERE = 2.0
-# To be computed again a distance has to be claimed first; which one does not matter.
+# A node recomputes only distances that are claimed; the claimed value does not matter.
 CLAIMED = 1.0
 
 # float64 [blocks, keys, nonces of one key]

@@ -20,8 +20,8 @@ COLOURS = ("tab:blue", "tab:orange")
 
 def write_histograms(panels: Mapping[str, Mapping[str, Calibration]], file: Path) -> None:
     """Write a PNG: for each model a panel with the histogram of each method. Raises OSError."""
-    # Few commands draw, and nobody else should wait for the import. Without pyplot no state is
-    # shared and no display is looked for: a bare figure is drawn by Agg.
+    # Only commands that draw wait for this import. Without pyplot there is no shared state and no
+    # search for a display: Agg draws the figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(WIDTH, HEIGHT * len(panels)), layout="constrained")

@@ -1,4 +1,4 @@
-"""How far two honest engines are apart, and which threshold their distances call for."""
+"""How far two honest engines are apart, and the threshold that their distances give."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def pairs_of(one: Sequence[Claim], other: Sequence[Claim], k_dim: int) -> Pairs:
     """Pair the vectors of the same nonce, in the order of ``one``.
 
     Raises LabError unless both have the same nonces, each once, and MalformedVector for a vector
-    that is not k finite numbers: what is broken is no noise.
+    that is not k finite numbers, because a broken vector is no noise.
     """
     for claims in (one, other):
         if len({claim.nonce for claim in claims}) != len(claims):
@@ -51,9 +51,9 @@ def pairs_of(one: Sequence[Claim], other: Sequence[Claim], k_dim: int) -> Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What ``distances`` (float64 [n]) say about the threshold beyond which a share ``rate`` lies.
+    """The quantile of ``distances`` (float64 [n]) beyond which a share ``rate`` of them lies.
 
-    ``quantile`` is the best guess, ``interval`` holds the true one with 95 % confidence.
+    ``quantile`` is the best estimate, ``interval`` its 95 % confidence interval.
     """
 
     distances: NDArray[np.float64]
@@ -63,7 +63,7 @@ class Noise:
 
     @property
     def dist_threshold(self) -> float:
-        """The safe end of the interval, rounded up: more than ``rate`` is beyond 1 time in 40."""
+        """The upper end of the interval, rounded up; 1 time in 40 more than ``rate`` is beyond."""
         return _rounded_up(self.interval[1], 3)
 
     @property
@@ -81,8 +81,8 @@ class Noise:
 def noise(distances: NDArray[np.float64], rate: float) -> Noise:
     """The threshold that honest distances exceed at ``rate``, from a sample of them.
 
-    Quantile and interval are values of the sample (``calibrate.interval_ranks``), so that they hold
-    whatever the distribution is; nothing is extrapolated. Raises LabError if they are too few.
+    Quantile and interval are values of the sample (``target.interval_ranks``), so that they hold
+    for every distribution; nothing is extrapolated. Raises LabError for too few distances.
     """
     require_enough(distances.size, rate)
     quantile = float(np.quantile(distances, 1.0 - rate, method="inverted_cdf"))
@@ -90,17 +90,17 @@ def noise(distances: NDArray[np.float64], rate: float) -> Noise:
 
 
 def require_enough(count: int, rate: float) -> None:
-    """Raise LabError, with what would do, unless ``count`` distances can tell the threshold."""
+    """Raise LabError, which says what is enough, if ``count`` distances are too few."""
     needed = distances_needed(rate)
     if count < needed:
         raise LabError(
-            f"{count} nonces say too little about a rate of {rate:g}: not even the largest distance"
-            f" is surely beyond it. It takes {needed}, or --rate {_least_rate(count)}"
+            f"{count} nonces are too few for a rate of {rate:g}: the largest distance is not"
+            f" beyond it with enough confidence. It takes {needed}, or --rate {_least_rate(count)}"
         )
 
 
 def distances_needed(rate: float) -> int:
-    """So many that the largest lies beyond the 1 - ``rate`` quantile with a confidence of 97.5 %.
+    """How many it takes until the largest is beyond the 1 - ``rate`` quantile, 97.5 % confident.
 
     The chance that none of n does is (1 - rate)^n. Raises ValueError unless 0 < rate < 1.
     """
@@ -110,12 +110,12 @@ def distances_needed(rate: float) -> int:
 
 
 def _least_rate(count: int) -> str:
-    """The least rate that ``count`` distances can tell."""
+    """The smallest rate for which ``count`` distances are enough."""
     return f"{_rounded_up(1.0 - _TAIL ** (1.0 / count), 2):g}"
 
 
 def _rounded_up(value: float, digits: int) -> float:
-    """``value`` with so many significant digits, never less than it was."""
+    """``value`` rounded up to so many significant digits."""
     if value == 0.0:
         return 0.0
     places = digits - 1 - math.floor(math.log10(value))

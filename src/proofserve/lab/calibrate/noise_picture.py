@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 9.0, 4.0
 
 def write_noise(panels: Mapping[str, Noise], file: Path) -> None:
     """Write a PNG with a panel for each title. Raises OSError."""
-    # As in ``histogram``: few commands draw, and a bare figure needs no display.
+    # As in ``histogram``: only commands that draw wait for this, and it needs no display.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(WIDTH, HEIGHT * len(panels)), layout="constrained")

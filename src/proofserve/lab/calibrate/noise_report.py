@@ -1,4 +1,4 @@
-"""What was found about the noise between two engines of one model."""
+"""The report of the noise between two engines of one model."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -32,7 +32,7 @@ def noise_report(
         Figure(
             "dist_threshold",
             found.dist_threshold,
-            f"for verify --p-mismatch {found.rate:g}; the safe end of the interval",
+            f"for --p-mismatch {found.rate:g}; the upper end of the interval",
         ),
         Figure("quantile", found.quantile, f"{percent} lie beyond; 95 %: {low:.5f} to {high:.5f}"),
         Figure("mean", float(distances.mean()), f"of {distances.size} nonces"),
@@ -72,7 +72,7 @@ def _record(trial: VerificationTrial) -> dict[str, Any]:
     return {
         **asdict(trial.plan),
         "test": asdict(trial.rule.test),
-        "rule": trial.rule.words,
+        "rule": trial.rule.description,
         **{str(finding): trial.outcomes.count(finding) for finding in SequentialResult},
         "median_nonces": trial.outcomes.median_nonces,
     }

@@ -23,18 +23,18 @@ MOST_NONCES = 200
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What the verifications found, and how many nonces each of them looked at."""
+    """The verdicts of the verifications, and how many nonces each recomputed."""
 
     findings: tuple[SequentialResult, ...]
     nonces_used: tuple[int, ...]
 
     def count(self, finding: SequentialResult) -> int:
-        """How many found this."""
+        """How many verifications had this verdict."""
         return self.findings.count(finding)
 
     @property
     def median_nonces(self) -> float:
-        """The median of the nonces that were looked at."""
+        """The median number of nonces that were recomputed."""
         return float(np.median(self.nonces_used))
 
 
@@ -96,7 +96,7 @@ def simulate(
             rule,
             NoProgress(),
         )
-        findings.append(outcome.finding)
+        findings.append(outcome.verdict)
         used.append(outcome.nonces_used)
         progress.advance()
     return Outcomes(tuple(findings), tuple(used))
@@ -104,7 +104,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A recomputation that looks up what was recorded: of nonce i that of row ``rows[i]``."""
+    """A recomputation from the record: the vector of nonce i is row ``rows[i]``."""
 
     pairs: Pairs
     rows: Sequence[int]

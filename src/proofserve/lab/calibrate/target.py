@@ -24,10 +24,10 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What one method's distances say about ``r_target``, the radius that the wanted share beats.
+    """The ``r_target`` of one method: the radius that the wanted share of distances is below.
 
-    ``interval`` holds the radius of these blocks with 95 % confidence. ``rates`` are shares (0 to
-    1) of nonces below ``r_target``, float64 [blocks, keys].
+    ``interval`` is the 95 % confidence interval of the radius, for these blocks. ``rates`` are
+    shares (0 to 1) of nonces below ``r_target``, float64 [blocks, keys].
     """
 
     distances: Distances
@@ -59,7 +59,7 @@ class Calibration:
 def calibrate(distances: Distances, rate: float) -> Calibration:
     """The radius that a share of ``rate`` (0 to 1) of ``distances`` lies below.
 
-    Raises ValueError for too few distances to say anything about that share.
+    Raises ValueError for too few distances.
     """
     r_target = float(np.quantile(distances, rate))
     # A nonce wins strictly below the target (protocol A.2).
@@ -68,7 +68,7 @@ def calibrate(distances: Distances, rate: float) -> Calibration:
 
 
 def quantile_interval(values: Distances, share: float) -> tuple[float, float]:
-    """Two of ``values`` that hold the true quantile of ``share`` between them, 19 times in 20.
+    """Two of ``values`` with the true quantile of ``share`` between them, 19 times in 20.
 
     Holds for any distribution from which the values were drawn independently. Raises ValueError
     for too few values.

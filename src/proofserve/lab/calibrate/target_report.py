@@ -1,4 +1,4 @@
-"""What a calibration found, for one model and one way to randomise its hidden states."""
+"""The report of ``calibrate r-target``, for one model and one way to randomise hidden states."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

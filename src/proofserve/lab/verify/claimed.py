@@ -1,4 +1,4 @@
-"""Artifacts that a node answers for, read from wherever they were published."""
+"""Artifacts that a prover published, from a file, a receiver or a node."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,16 +27,16 @@ DEFAULT_SCHEME: Final = "artifact-v1"
 
 T = TypeVar("T")
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
-# One claim that is no text is that claim's fault, and must not save the others from a verdict.
+# A claim that is no text counts as an empty one, so that the other claims still get a verdict.
 Text = Annotated[str, BeforeValidator(lambda text: text if isinstance(text, str) else "")]
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedArtifacts:
-    """What one node claims about one block.
+    """What one prover claims about one block.
 
-    ``nonces`` are those it answers for, each once; a nonce without a claim is missing. ``k_dim``,
-    ``seq_len`` and ``scheme`` (its name) are None where the source does not say.
+    ``nonces`` are those that it has to prove, each once; a nonce without a claim is missing.
+    ``k_dim``, ``seq_len`` and ``scheme`` (its name) are None where the source does not say.
     """
 
     block_hash: str
@@ -50,13 +50,13 @@ class ClaimedArtifacts:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Whose artifacts are wanted, where a source holds those of several; None is any."""
+    """The block and the prover to select, if a source holds artifacts of several; None is any."""
 
     block_hash: str | None = None
     public_key: str | None = None
 
     def fits(self, block_hash: str, public_key: str) -> bool:
-        """Whether these are wanted."""
+        """Whether this block hash and public key are selected."""
         return self.block_hash in {None, block_hash} and self.public_key in {None, public_key}
 
 
@@ -141,7 +141,7 @@ def only_source(
 
 
 def to_file(path: Path, claimed: ClaimedArtifacts, claims: Sequence[Claim]) -> None:
-    """Write ``claims`` for what ``claimed`` describes completely, as ``from_file`` reads it.
+    """Write ``claims`` with the block, key and parameters of ``claimed``, for ``from_file``.
 
     Raises OSError, and LabError if ``claimed`` does not say the length of its vectors.
     """
@@ -175,7 +175,7 @@ def from_node(node: NodeClient) -> ClaimedArtifacts:
         block_hash=config["block_hash"],
         public_key=config["public_key"],
         nonces=tuple(dict.fromkeys(row.nonce for row in rows)),
-        # One that the node failed to compute is claimed by nobody, so it counts as missing.
+        # A nonce that the node failed to compute has no claim, so it counts as missing.
         claims=tuple(Claim(row.nonce, row.value) for row in rows if isinstance(row.value, str)),
         k_dim=config["k_dim"],
         seq_len=config["seq_len"],

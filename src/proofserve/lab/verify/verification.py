@@ -1,4 +1,4 @@
-"""Somebody else's artifacts against our own recomputation of a sample of them."""
+"""Compares the artifacts of a prover with our own recomputation of a sample of them."""
 
 import hashlib
 import math
@@ -17,17 +17,17 @@ from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.sequential import SequentialResult, SequentialTest
 from proofserve.protocol.statistics import judge, power
 
-# Vectors by nonce, float32 [k_dim] each, and how to get our own.
+# Vectors by nonce, float32 [k_dim] each, and the function that computes ours.
 Vectors = Mapping[int, NDArray[np.float32]]
 Recompute = Callable[[Sequence[int]], Vectors]
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationRule:
-    """When a claim stands, and the test; ``sequential`` stops as soon as it knows.
+    """The threshold and the test; a ``sequential`` test stops as soon as it decides.
 
-    A claim stands within ``dist_threshold`` of our vector, L2. ``at_once`` nonces are recomputed
-    in one go.
+    A claim further than ``dist_threshold`` (L2) from our vector is a mismatch. ``at_once`` nonces
+    are recomputed in one call.
     """
 
     test: SequentialTest
@@ -36,33 +36,34 @@ class VerificationRule:
     at_once: int = 8
 
     @property
-    def words(self) -> str:
-        """The rule, for those who read the verdict."""
+    def description(self) -> str:
+        """The rule in sentences, for the reader of the verdict."""
         test = self.test
-        kind = "one nonce after the other, until it is known" if self.sequential else "all together"
+        how = "one after the other, until the test decides" if self.sequential else "all at once"
         return (
-            f"A claim stands within {self.dist_threshold:g} of the recomputed vector; an honest"
-            f" node misses that at most {test.p_honest:g} of the time, a fraud at least"
-            f" {test.p_fraud:g}. Judged {kind}: an honest node is convicted with a chance of at"
-            f" most {test.alpha:g}, a fraud cleared with at most {test.beta:g}."
+            f"A claim is a mismatch if it is further than {self.dist_threshold:g} from the"
+            f" recomputed vector. An honest node has mismatches in at most {test.p_honest:g} of its"
+            f" nonces, a fraud in at least {test.p_fraud:g}. The nonces are judged {how}. An honest"
+            f" node is convicted with a chance of at most {test.alpha:g}, a fraud is cleared with"
+            f" at most {test.beta:g}."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The outcome. ``figure`` is the likelihood ratio of a sequential test, else the p-value."""
+    """The verdict. ``figure`` is the likelihood ratio of a sequential test, else the p-value."""
 
-    finding: SequentialResult
+    verdict: SequentialResult
     nonces_used: int
     mismatches: tuple[Mismatch, ...]
     figure: float
 
 
 def draw(nonces: Sequence[int], seed: str, most: int | None = None) -> tuple[int, ...]:
-    """``nonces`` in an order that ``seed`` decides, the first ``most`` of them.
+    """The first ``most`` of ``nonces``, in an order that ``seed`` decides.
 
-    By the SHA-256 of "{seed}|{nonce}", so that everybody who knows the seed draws the same. It must
-    not be known before the artifacts are.
+    The order is that of the SHA-256 of "{seed}|{nonce}", so that all who know the seed draw the
+    same. The prover must not know it before it publishes the artifacts.
     """
 
     def rank(nonce: int) -> bytes:
@@ -134,6 +135,6 @@ def _fixed(rule: VerificationRule, mismatches: Sequence[Mismatch], used: int) ->
     elif power(used, test.p_honest, test.alpha, test.p_fraud) >= 1.0 - test.beta:
         finding = SequentialResult.HONEST
     else:
-        # So few nonces would not have convicted a fraud either.
+        # So few nonces would not have convicted a fraud with the wanted chance either.
         finding = SequentialResult.UNDECIDED
     return Verification(finding, used, tuple(mismatches), verdict.p_value)
