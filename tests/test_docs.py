@@ -9,6 +9,7 @@ import pytest
 from typer.main import get_command
 
 from proofserve.cli.main import app
+from proofserve.cli.serve import NODE_OPTIONS, allowed
 from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.records import BackendSpec, GatewayPlan
@@ -32,6 +33,8 @@ def shown(default: object) -> str:
     """A default as a person writes it."""
     if default is None:
         return ""
+    if isinstance(default, tuple):
+        return ",".join(default)
     if isinstance(default, bool):
         return str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default)
@@ -46,10 +49,18 @@ def test_every_option_with_its_variable_and_default() -> None:
     assert [row[:3] for row in rows("Options and variables")] == expected
 
 
-def test_every_variable_of_a_node() -> None:
+def test_every_option_of_a_node_with_its_variable_default_and_range() -> None:
+    expected = [
+        [
+            f"`{NODE_OPTIONS.flag(name)}`",
+            f"`{NODE_OPTIONS.variable(name)}`",
+            shown(each.default),
+            allowed(each),
+        ]
+        for name, each in NodeSettings.model_fields.items()
+    ]
     table = rows("Options and variables", (ROOT / "docs" / "operations.md").read_text())
-    listed = [name for row in table for name in re.findall(r"`(POC_\w+)`", row[1])]
-    assert sorted(listed) == sorted(f"POC_{name.upper()}" for name in NodeSettings.model_fields)
+    assert [row[:4] for row in table[: len(expected)]] == expected
 
 
 def test_a_duration_says_that_it_is_one() -> None:

@@ -64,7 +64,7 @@ def test_options_win_over_variables_and_variables_over_defaults(
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--poc-share", "3", "at least 0.0 and at most 0.9"),
+        ("--poc-share", "3", "at least 0 and at most 0.9"),
         ("--poc-share", "nan", "finite"),
         ("--poc-forward-batch", "0", "at least 1 and at most 1024"),
         ("--poc-forward-batch", "many", "integer"),

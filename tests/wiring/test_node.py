@@ -1,4 +1,4 @@
-"""A node is put together, goes down, and comes back: what becomes of its round."""
+"""A node starts, ends and starts again, and its round continues or is closed."""
 
 import asyncio
 from pathlib import Path
@@ -48,7 +48,7 @@ def _processed(node: Node) -> int:
 
 
 @pytest.mark.parametrize("spec", [distance_spec(), round_spec()], ids=["distance", "artifact"])
-async def test_a_round_goes_on_after_a_restart(spec: RoundSpec, tmp_path: Path) -> None:
+async def test_a_round_continues_after_a_restart(spec: RoundSpec, tmp_path: Path) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
         await node.manager.start(spec)
         await stored_by(node, 20)
@@ -69,7 +69,7 @@ async def test_a_round_goes_on_after_a_restart(spec: RoundSpec, tmp_path: Path) 
         assert node.manager.status().state is State.IDLE
 
 
-async def test_without_the_option_the_round_is_over(tmp_path: Path) -> None:
+async def test_without_the_option_the_round_is_closed(tmp_path: Path) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
         await node.manager.start(distance_spec())
         await stored_by(node, 0)
@@ -79,7 +79,7 @@ async def test_without_the_option_the_round_is_over(tmp_path: Path) -> None:
         assert node.manager.status().state is State.IDLE
 
 
-async def test_a_round_that_a_fault_has_ended_goes_on(tmp_path: Path) -> None:
+async def test_a_round_that_a_fault_has_ended_continues(tmp_path: Path) -> None:
     broken = engine()
     async with running_node(broken, settings(tmp_path)) as node:
         await node.manager.start(distance_spec())
@@ -99,17 +99,17 @@ async def test_a_round_that_a_fault_has_ended_goes_on(tmp_path: Path) -> None:
     ],
     ids=["another scheme", "beyond the context"],
 )
-async def test_a_round_of_another_deployment_does_not_go_on(
+async def test_a_round_of_another_deployment_does_not_continue(
     work: Workload, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
         await node.outbox.open_round(round_spec(work=work))
     async with running_node(engine(), settings(tmp_path, resume=True)) as node:
         assert node.manager.status().state is State.IDLE
-        assert "cannot go on and is over" in caplog.text
+        assert "cannot continue and is closed" in caplog.text
 
 
-async def test_callbacks_go_where_the_settings_say_signed_as_they_say(tmp_path: Path) -> None:
+async def test_callbacks_follow_allowlist_and_secret(tmp_path: Path) -> None:
     chosen = NodeSettings(
         enabled=True,
         outbox=tmp_path / "outbox.sqlite",
@@ -161,7 +161,7 @@ async def test_with_0_days_results_stay_for_ever(tmp_path: Path) -> None:
         assert await node.outbox.results(0, 10)
 
 
-async def test_an_entry_that_cannot_be_meant_stops_the_node(tmp_path: Path) -> None:
+async def test_a_callback_entry_that_is_not_valid_stops_the_node(tmp_path: Path) -> None:
     chosen = NodeSettings(outbox=tmp_path / "outbox.sqlite", callback_allow=("everywhere",))
     with pytest.raises(ValueError, match="POC_CALLBACK_ALLOW: 'everywhere' is neither"):
         async with running_node(engine(), chosen):

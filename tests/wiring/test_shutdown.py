@@ -1,4 +1,4 @@
-"""A node goes down: what is due is handed over, what is not stays in the file."""
+"""A node ends: it posts due callbacks, and the others stay in the outbox."""
 
 import asyncio
 import socket
@@ -40,7 +40,7 @@ async def left_in(folder: Path) -> int:
         return (await outbox.gauges()).pending
 
 
-async def test_a_running_rounds_results_are_delivered_on_the_way_down(
+async def test_the_results_of_a_running_round_are_delivered_before_the_end(
     target: Target, tmp_path: Path
 ) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
@@ -53,11 +53,11 @@ async def test_a_running_rounds_results_are_delivered_on_the_way_down(
         assert (await outbox.gauges()).pending == 0
 
 
-async def test_a_receiver_that_refuses_is_asked_once_and_holds_nothing_up(
+async def test_a_receiver_that_refuses_gets_one_attempt_and_delays_nothing(
     target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target.answer = lambda _arrival: 503
-    # So long a bound that the test would time out if the whole of it were waited for.
+    # With such a bound the test times out if the node waits for all of it.
     with caplog.at_level("WARNING", "proofserve"):
         async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=3600.0)) as node:
             await node.manager.start(round_spec(url=target.url))
@@ -67,7 +67,9 @@ async def test_a_receiver_that_refuses_is_asked_once_and_holds_nothing_up(
     assert "1 callbacks stay in the outbox" in caplog.text
 
 
-async def test_a_receiver_that_hangs_costs_the_bound_and_no_result(tmp_path: Path) -> None:
+async def test_a_receiver_that_hangs_delays_the_end_by_its_bound_and_loses_no_result(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=0.2)) as node:
@@ -75,7 +77,9 @@ async def test_a_receiver_that_hangs_costs_the_bound_and_no_result(tmp_path: Pat
     assert await left_in(tmp_path) == 1
 
 
-async def test_what_stayed_is_sent_by_the_next_start(target: Target, tmp_path: Path) -> None:
+async def test_the_next_start_sends_the_callbacks_that_remained(
+    target: Target, tmp_path: Path
+) -> None:
     async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=0.0)) as node:
         await node.manager.start(round_spec(url=target.url))
         await until(lambda: (stats := node.manager.status().stats) and stats.processed > 20)
@@ -86,17 +90,17 @@ async def test_what_stayed_is_sent_by_the_next_start(target: Target, tmp_path: P
         assert target.nonces() == [row.nonce for row in rows]
 
 
-async def test_nothing_begins_once_the_end_has_begun(tmp_path: Path) -> None:
+async def test_no_work_begins_after_the_end_has_begun(tmp_path: Path) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
         await node.manager.start(round_spec())
         waiting = asyncio.create_task(node.manager.run(job(1, 2, 3)))
         await until(lambda: node.manager.status().queue.queued_nonces)
         await node.manager.aclose()
         for begin in (node.manager.start(round_spec("other")), node.manager.run(job(1))):
-            with pytest.raises(ShuttingDown, match="going down"):
+            with pytest.raises(ShuttingDown, match="shutting down"):
                 await begin
         with pytest.raises(ShuttingDown):
             node.manager.submit(job(1))
         await node.manager.stop()
-        # Whoever was served already keeps being served while the engine lives.
+        # A job that was accepted before is finished while the engine lives.
         assert len((await waiting).artifacts) == 3  # type: ignore[union-attr]

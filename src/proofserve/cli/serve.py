@@ -55,7 +55,8 @@ class SettingOptions(Generic[S]):
         except ValidationError as error:
             first = error.errors()[0]
             name = str(first["loc"][0])
-            text = f"{first['msg']}{_range(self.settings.model_fields[name])}"
+            limits = allowed(self.settings.model_fields[name])
+            text = f"{first['msg']} (allowed: {limits})" if limits else first["msg"]
             hint = f"{self.flag(name)} / {self.variable(name)}"
             raise typer.BadParameter(text, param_hint=hint) from error
 
@@ -167,15 +168,16 @@ def _text(value: object) -> str:
     return str(int(value) if isinstance(value, bool) else value)
 
 
-def _range(field: FieldInfo) -> str:
+def allowed(field: FieldInfo) -> str:
+    """The range of a field in words, empty if it has none."""
     limits = {bounds.Ge: "at least", bounds.Gt: "more than", bounds.Le: "at most"}
     words = [
-        f"{words} {getattr(limit, kind.__name__.lower())}"
+        f"{words} {getattr(limit, kind.__name__.lower()):g}"
         for limit in field.metadata
         for kind, words in limits.items()
         if isinstance(limit, kind)
     ]
-    return f" (allowed: {' and '.join(words)})" if words else ""
+    return " and ".join(words)
 
 
 MODEL = Annotated[str | None, typer.Argument(help="Model name or folder, as vLLM takes it.")]

@@ -1,4 +1,4 @@
-"""Puts a proof node together: engine, outbox, sender, rounds, and what the routes check against."""
+"""Builds a proof node: engine, outbox, sender of callbacks, rounds, and limits of the routes."""
 
 import asyncio
 import importlib.metadata
@@ -29,16 +29,16 @@ PRUNE_EVERY_S = 3600.0
 
 
 def versions(**engine: str) -> dict[str, str]:
-    """Our own version beside the engine's."""
+    """The version of proofserve and those of ``engine``."""
     return {"proofserve": importlib.metadata.version("proofserve"), **engine}
 
 
 @asynccontextmanager
 async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIterator[Node]:
-    """A node that works until the context ends, and then leaves nothing undone that it can do.
+    """A node that works until the context ends; it then stops its round and posts due callbacks.
 
-    Raises NotAnOutbox, OutboxInUse or OutboxUnavailable if the outbox file cannot be used, and
-    ValueError if the settings of keys or callbacks cannot.
+    Raises NotAnOutbox, OutboxInUse or OutboxUnavailable if it cannot use the outbox file, and
+    ValueError if the settings of keys or callbacks are not valid.
     """
     access, outward = access_of(settings), _outward(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
@@ -48,7 +48,7 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
         pruning = _prune_for_ever(outbox, settings.outbox_keep_days * DAY_S)
         async with _beside("callbacks", sender.run()), _beside("pruning", pruning):
             try:
-                await _take_up(manager, outbox, deployment, resume=settings.resume)
+                await _continue_round(manager, outbox, deployment, resume=settings.resume)
                 rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
                 yield Node(deployment, manager, outbox, access, rates, waits)
             finally:
@@ -88,18 +88,18 @@ async def _prune_for_ever(outbox: SqliteOutbox, keep_s: float) -> None:
 
 
 async def _flush(sender: CallbackSender, outbox: SqliteOutbox, seconds: float) -> None:
-    """Hand over what is due, and say what is left for the next start."""
+    """Post the due callbacks, and log how many remain for the next start."""
     if await sender.drain(seconds):
         return
     with suppress(OutboxUnavailable):
-        left = (await outbox.gauges()).pending
-        _logger.warning("%d callbacks stay in the outbox and go on with the next start", left)
+        pending = (await outbox.gauges()).pending
+        _logger.warning("%d callbacks stay in the outbox; the next start sends them", pending)
 
 
-async def _take_up(
+async def _continue_round(
     manager: RoundManager, outbox: SqliteOutbox, deployment: Deployment, resume: bool
 ) -> None:
-    """Go on with the round that ran when the last server went down, or end it for good."""
+    """Continue the round that ran when the last server ended, or close it."""
     spec = await outbox.interrupted()
     if spec is None:
         return
@@ -107,18 +107,19 @@ async def _take_up(
     if not resume:
         await outbox.close_round(spec.round_id)
         _logger.warning(
-            "round %s was interrupted and is over (no --resume)", spec.round_id, extra=known
+            "round %s was interrupted and is closed (no --resume)", spec.round_id, extra=known
         )
-    elif reason := _unfit(spec, deployment):
+    elif reason := _mismatch(spec, deployment):
         await outbox.close_round(spec.round_id)
-        _logger.error("round %s cannot go on and is over: %s", spec.round_id, reason, extra=known)
+        text = "round %s cannot continue and is closed: %s"
+        _logger.error(text, spec.round_id, reason, extra=known)
     else:
         await manager.start(spec)
-        _logger.info("round %s goes on", spec.round_id, extra=known)
+        _logger.info("round %s continues", spec.round_id, extra=known)
 
 
-def _unfit(spec: RoundSpec, deployment: Deployment) -> str | None:
-    """Why this deployment would give the round other numbers, as far as that can be known."""
+def _mismatch(spec: RoundSpec, deployment: Deployment) -> str | None:
+    """Why this deployment would compute other results for the round; None if no reason is known."""
     if spec.target is None and spec.work.scheme.name != deployment.scheme:
         return f"it is of scheme {spec.work.scheme.name}, deployed is {deployment.scheme}"
     if spec.work.seq_len > deployment.engine_info.max_seq_len:
