@@ -16,6 +16,7 @@ class Client:
 
     def __init__(self) -> None:
         self.events: list[object] = []
+        self.engine_is_missed = False
         self.client = SimpleNamespace(
             shutdown=self._shutdown,
             output_processor=SimpleNamespace(propagate_error=self._requests_end),
@@ -23,6 +24,8 @@ class Client:
 
     def _shutdown(self, timeout: float | None = None) -> None:
         self.events.append(timeout)
+        if self.engine_is_missed:
+            self.client.output_processor.propagate_error(ValueError("the engine is dead"))
 
     def _requests_end(self, error: Exception) -> None:
         assert isinstance(error, ServerStopping)
@@ -42,6 +45,15 @@ async def test_from_another_thread_proofs_stop_before_and_requests_end_after() -
     await asyncio.to_thread(partial(made.client.shutdown, timeout=3))
     await asyncio.sleep(0)
     assert made.events == ["proofs stopped", 3, ENDED]
+
+
+async def test_requests_end_in_the_same_way_if_vllm_notices_the_end_of_the_engine_first() -> None:
+    made = Client()
+    made.engine_is_missed = True
+    install_orderly_shutdown(made.client, made.stop_proofs, 5.0)
+    await asyncio.to_thread(made.client.shutdown)
+    await asyncio.sleep(0)
+    assert made.events == ["proofs stopped", None, ENDED, ENDED]
 
 
 async def test_proofs_that_hang_or_fail_do_not_keep_the_engine(

@@ -45,7 +45,7 @@ def install_orderly_shutdown(
     requests before, and needs neither.
 
     Relies on: AsyncLLM.shutdown(timeout), called by the launcher in an executor;
-    AsyncLLM.output_processor.propagate_error.
+    AsyncLLM.output_processor.propagate_error, looked up on the instance.
     """
     loop, home, shutdown = asyncio.get_running_loop(), threading.get_ident(), engine_client.shutdown
 
@@ -54,8 +54,11 @@ def install_orderly_shutdown(
             shutdown(timeout=timeout)
             return
         _wait_for(asyncio.run_coroutine_threadsafe(first(), loop), seconds)
+        propagate = engine_client.output_processor.propagate_error
+        # vLLM's own task may see the end of the engine first, and then calls it a fault.
+        engine_client.output_processor.propagate_error = lambda _: propagate(ServerStopping())
         shutdown(timeout=timeout)
-        loop.call_soon_threadsafe(engine_client.output_processor.propagate_error, ServerStopping())
+        loop.call_soon_threadsafe(propagate, ServerStopping())
 
     engine_client.shutdown = orderly_shutdown
 
