@@ -32,13 +32,13 @@ FORWARD_BATCH = 96
 BATCH_SIZE = 96
 # Seven batches for each of three keys: no forward is filled up with dummies.
 NONCES = 2016
-# Tokens. A distance is as random after a few, and each of them costs time.
+# Tokens. A distance is as random after a few tokens, and each token costs time.
 SEQ_LEN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class CalibratedModel:
-    """A model, and how to reach a node that serves it."""
+    """A model, and a function that connects to a node which serves it."""
 
     name: str
     reach: Callable[[], AbstractContextManager[NodeClient]]
@@ -46,7 +46,7 @@ class CalibratedModel:
 
 @dataclass(frozen=True, slots=True)
 class TargetResult:
-    """What one method gave, and its figures."""
+    """The distances of one method, and their figures."""
 
     outcome: Outcome
     report: Report
@@ -90,10 +90,10 @@ def r_target(
     With sign flips one target has to suit every block: their winner rates
     may differ by at most 2 percentage points more than chance explains.
 
-    Some of that is no chance: how much of a block's target lies in the
-    space that hidden states reach varies by 1/sqrt(2 * hidden size). At a
-    rate of 0.10 this moves a block by 1.0 points on tiny and by 0.6 on
-    small, which is why small is the default.
+    Part of the difference is real: the share of a block's target that lies in
+    the space of the hidden states varies by 1/sqrt(2 * hidden size). At a rate
+    of 0.10 this moves a block by 1.0 points on tiny and by 0.6 on small, which
+    is why small is the default.
 
     \b
     proofserve calibrate r-target --json figures.json --png distances.png
@@ -104,51 +104,53 @@ def r_target(
         independent(SmallModel(name, size)) for name in chosen(ctx, models, url, DEFAULT_MODELS)
     ]
     sample = Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
-    with open_session() as desk:
+    with open_session() as session:
         # Too few nonces are refused now rather than after they were computed.
         interval_ranks(sample.total, rate)
-        subjects = _somebody_elses(url, api_key, model, desk) if url else _ours(ours, desk)
-        results = {each.name: _measure(each, sample, rate, desk) for each in subjects}
-        _write(results, json, png, desk)
+        measured_models = (
+            _running(url, api_key, model, session) if url else _small_models(ours, session)
+        )
+        results = {each.name: _measure(each, sample, rate, session) for each in measured_models}
+        _write(results, json, png, session)
     if not _passed(results):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _ours(models: Sequence[SmallModel], desk: CommandSession) -> list[CalibratedModel]:
+def _small_models(models: Sequence[SmallModel], session: CommandSession) -> list[CalibratedModel]:
     """All checkpoints are written first: an unknown model is refused before any is measured."""
     deployments = [ServerOptions(checkpoint(model), model.name, FORWARD_BATCH) for model in models]
-    return [CalibratedModel(each.name, partial(serving, each, desk)) for each in deployments]
+    return [CalibratedModel(each.name, partial(serving, each, session)) for each in deployments]
 
 
-def _somebody_elses(
-    url: str, api_key: str | None, model: str | None, desk: CommandSession
+def _running(
+    url: str, api_key: str | None, model: str | None, session: CommandSession
 ) -> list[CalibratedModel]:
     with NodeClient(url, api_key) as node:
         name = model or node.models()[0]
-    return [CalibratedModel(name, partial(existing_server, url, api_key, desk))]
+    return [CalibratedModel(name, partial(existing_server, url, api_key, session))]
 
 
 def _measure(
-    subject: CalibratedModel, sample: Sample, rate: float, desk: CommandSession
+    model: CalibratedModel, sample: Sample, rate: float, session: CommandSession
 ) -> list[TargetResult]:
     """Measure one model by each method, and show what was found."""
     results = []
-    with subject.reach() as node:
+    with model.reach() as node:
         where = {**machine(), **node.versions()}
         for method in METHODS:
             began = time.monotonic()
-            distances = collect(node, subject.name, method, sample, desk.line)
+            distances = collect(node, model.name, method, sample, session.line)
             seconds = time.monotonic() - began
             found = calibrate(distances, rate)
-            outcome = Outcome(subject.name, method, sample, rate, found, seconds)
+            outcome = Outcome(model.name, method, sample, rate, found, seconds)
             results.append(TargetResult(outcome, report_of(outcome, where)))
     for result in results:
-        desk.console.print(result.report.table())
-    desk.console.print(rates_table([result.outcome for result in results]))
+        session.console.print(result.report.table())
+    session.console.print(rates_table([result.outcome for result in results]))
     return results
 
 
-def _write(results: Results, json: Path | None, png: Path | None, desk: CommandSession) -> None:
+def _write(results: Results, json: Path | None, png: Path | None, session: CommandSession) -> None:
     """Write the files that were asked for, each about every model."""
     if json is not None:
         models = {
@@ -157,14 +159,14 @@ def _write(results: Results, json: Path | None, png: Path | None, desk: CommandS
         }
         text = json_format.dumps({"passed": _passed(results), "models": models}, indent=2)
         json.write_text(text + "\n", encoding="utf-8")
-        desk.console.print(f"figures written to {json}")
+        session.console.print(f"figures written to {json}")
     if png is not None:
         panels = {
             model: {each.outcome.title: each.outcome.found for each in found}
             for model, found in results.items()
         }
         write_histograms(panels, png)
-        desk.console.print(f"histograms drawn to {png}")
+        session.console.print(f"histograms drawn to {png}")
 
 
 def _passed(results: Results) -> bool:
