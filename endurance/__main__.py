@@ -26,7 +26,7 @@ def chaos(
     """Kill API server, engine core and receiver at random during rounds with chat.
 
     \b
-    Afterwards every proof that anybody was shown must be there and at the receiver, once.
+    Afterwards every proof that /results ever showed must be in the outbox and at the receiver, once.
     A kill of the node costs a start of vLLM: 50 kills take about twenty minutes.
     """
     _run(lambda folder, session: killing.chaos(folder, kills, seed, session.line), json)
@@ -38,10 +38,10 @@ def soak(
     seed: Annotated[int, typer.Option(help="Another one starts and stops at other moments.")] = 0,
     json: Json = None,
 ) -> None:
-    """Four clients that chat without a pause, rounds that start and stop every few seconds.
+    """Four clients chat without a pause, rounds start and stop every few seconds.
 
     \b
-    Nothing may fail, and nothing may be held that was not held after the first minute.
+    No chat may fail, and no process may hold more than after the first minute.
     """
     _run(lambda folder, session: soaking.soak(folder, minutes, seed, session.line), json)
 

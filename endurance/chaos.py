@@ -31,6 +31,8 @@ CLEAN_STARTS = 3
 USUAL = 1.5
 NODE = {
     "POC_RESUME": "1",
+    # The witness compares all that it saw with the file, so nothing may be deleted.
+    "POC_OUTBOX_KEEP_DAYS": "0",
     # Proofs and callbacks at every moment, so that a kill finds some of each.
     "POC_SHARE": "0.3",
     "POC_CALLBACK_INTERVAL_SEC": "1",
@@ -59,10 +61,10 @@ def chaos(folder: Path, kills: int, seed: int, progress: Progress) -> Report:
         trial = _Trial(node, receiver, draw, progress)
         with Witness(node.url) as witness:
             trial.run(kills)
-    books = files.compare(node.outbox, receiver.database, receiver.url)
+    account = files.compare(node.outbox, receiver.database, receiver.url)
     seen = witness.compare(files.results(node.outbox))
     setup = {"kills": kills, "seed": seed, "failed_chats": trial.tally.failed}
-    return _report(trial.tally, books, seen, setup)
+    return _report(trial.tally, account, seen, setup)
 
 
 class _Trial:
@@ -149,22 +151,24 @@ def _pending(client: NodeClient) -> int:
     return int(client.describe()["outbox"]["pending"])
 
 
-def _report(tally: Tally, books: files.Books, seen: Comparison, setup: dict[str, object]) -> Report:
+def _report(
+    tally: Tally, account: files.Account, seen: Comparison, setup: dict[str, object]
+) -> Report:
     usual, none = median(tally.clean_starts), Limit(0, at_most=True)
     slowest = max(tally.restarts, default=None)
     ratio = slowest / usual if slowest is not None and usual else None
     figures = (
         *(Figure(f"kills_{name}", tally.kills[name], "kill -9 of it") for name in VICTIMS),
-        Figure("proofs", books.produced, "artifacts and winners of all rounds"),
-        Figure("shown", seen.seen, "of them seen under /results by somebody who watched"),
+        Figure("proofs", account.produced, "artifacts and winners of all rounds"),
+        Figure("shown", seen.seen, "of them seen under /results by the witness"),
         Figure("lost", seen.lost, "shown once, and gone or different in the end", none),
         Figure("overstated", seen.overstated, "rounds that counted more than they had", none),
-        Figure("not_received", books.missing, "proofs that the receiver has not", none),
-        Figure("foreign", books.foreign, "proofs that only the receiver has", none),
-        Figure("duplicates", books.duplicates, "nonces that count twice", none),
-        Figure("repeats", books.repeats, "callbacks that came twice, told by their key"),
-        Figure("strays", books.strays, "rows undelivered, still open, or of nothing", none),
-        Figure("damaged", len(books.damaged), "files that SQLite's check complains of", none),
+        Figure("not_received", account.missing, "proofs that the receiver has not", none),
+        Figure("foreign", account.foreign, "proofs that only the receiver has", none),
+        Figure("duplicates", account.duplicates, "nonces that count twice", none),
+        Figure("repeats", account.repeats, "callbacks that came twice, told by their key"),
+        Figure("strays", account.strays, "rows undelivered, still open, or of nothing", none),
+        Figure("damaged", len(account.damaged), "files that SQLite's check complains of", none),
         Figure("start_s", usual, "until it serves, without a kill before; the median"),
         Figure("restart_s", median(tally.restarts), "the same after a kill; the median"),
         Figure("slowest_restart", ratio, "longest restart / usual start", Limit(USUAL, True)),

@@ -34,12 +34,16 @@ Proof = tuple[str, int, str | float]
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """The sender's and the receiver's files side by side; a proof is (block, nonce, value).
+class Account:
+    """The files of node and receiver compared; a proof is (block, nonce, value).
 
+    ``produced`` proofs are still in the outbox, ``missing`` of these are not at the receiver.
+    ``foreign`` proofs are at the receiver only: as many as were deleted from the outbox after their
+    delivery, if all is well. ``pruned`` counts deleted results of all callback URLs.
     ``duplicates`` are nonces that came in a callback of another key, or are twice in the outbox;
     ``repeats`` callbacks that were sent again under their key. ``strays`` are rows of the outbox
-    that nothing needs any more, ``damaged`` says what SQLite's own check found.
+    that are undelivered, still open or belong to no round; ``damaged`` says what SQLite's own
+    check found.
     """
 
     produced: int
@@ -48,25 +52,29 @@ class Books:
     duplicates: int
     repeats: int
     rounds: int
+    pruned: int
+    pruned_rounds: int
     strays: int
     damaged: tuple[str, ...]
 
 
-def compare(outbox: Path, received: Path, url: str) -> Books:
-    """What an outbox has for ``url``, and what arrived there; nobody may be writing any more."""
+def compare(outbox: Path, received: Path, url: str) -> Account:
+    """What an outbox has for ``url``, and what arrived there; both servers must have ended."""
     with closing(_open(outbox)) as ours, closing(_open(received)) as theirs:
         rows = ours.execute(_PRODUCED, (url,)).fetchall()
         produced = [(block, nonce, float(v) if winner else v) for block, nonce, v, winner in rows]
         once = {(block, nonce, winner) for block, nonce, _, winner in rows}
         arrived: set[Proof] = set(theirs.execute(_RECEIVED))
         sent = set(produced)
-        return Books(
+        return Account(
             produced=len(produced),
             missing=len(sent - arrived),
             foreign=len(arrived - sent),
             duplicates=_one(theirs, _AGAIN) + len(rows) - len(once),
             repeats=_one(theirs, _REPEATS),
             rounds=_one(ours, "SELECT count(*) FROM rounds"),
+            pruned=_one(ours, "SELECT results FROM pruned"),
+            pruned_rounds=_one(ours, "SELECT rounds FROM pruned"),
             strays=_one(ours, _STRAYS),
             damaged=(*_check(ours), *_check(theirs)),
         )

@@ -55,7 +55,7 @@ def footprint(servers: Iterable[Killable], pages: Iterable[str]) -> Footprint:
         resident={name: _resident(process) for name, process in family.items()},
         descriptors={name: process.num_fds() for name, process in family.items()},
         threads={name: process.num_threads() for name, process in family.items()},
-        # A block that is free for nobody is held by somebody.
+        # A block that is not free is held: fewer free blocks are a leak.
         held={
             **{name: gauges[name] for name in IDLE_GAUGES},
             "KV blocks": -gauges[FREE_BLOCKS],

@@ -26,7 +26,14 @@ DELIVERY_S = 60.0
 # By then idle connections have been closed by either end and leases are back in the pool.
 REST_S = 15.0
 GROWTH = 0.05
-NODE = {"POC_SHARE": "0.2", "POC_CALLBACK_INTERVAL_SEC": "1", "POC_LEASE_IDLE_SEC": "2"}
+# Delivered results are deleted after this, so that the trial sees the outbox shrink. Seconds.
+KEEP_S = 30.0
+NODE = {
+    "POC_SHARE": "0.2",
+    "POC_CALLBACK_INTERVAL_SEC": "1",
+    "POC_LEASE_IDLE_SEC": "2",
+    "POC_OUTBOX_KEEP_DAYS": str(KEEP_S / 86_400),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +63,9 @@ def soak(folder: Path, minutes: float, seed: int, progress: Progress) -> Report:
         long = deployment.load("chat and rounds", rest, first=warm.rounds)
         after = deployment.at_rest()
         stored = counted(f"{node.url}/metrics", "proofserve_nonces_total")
-    books = files.compare(node.outbox, receiver.database, receiver.url)
+    account = files.compare(node.outbox, receiver.database, receiver.url)
     spans = (warm, long)
-    return _report(spans, (before, after), books, stored, {"minutes": minutes, "seed": seed})
+    return _report(spans, (before, after), account, stored, {"minutes": minutes, "seed": seed})
 
 
 class _Deployment:
@@ -94,7 +101,7 @@ class _Deployment:
         return Span(number - first, loop.replies)
 
     def at_rest(self) -> Footprint:
-        """What is held when nobody has asked for anything for a while."""
+        """What is held after some time without requests."""
         self._progress.step("letting everything come to rest")
         with NodeClient(self._node.url) as client:
             wait_until(
@@ -108,19 +115,30 @@ class _Deployment:
 def _report(
     spans: Sequence[Span],
     at_rest: tuple[Footprint, Footprint],
-    books: files.Books,
+    account: files.Account,
     counted_nonces: float,
     setup: dict[str, object],
 ) -> Report:
     before, after = at_rest
     replies = [reply for span in spans for reply in span.replies]
     errors = [reply.error for reply in replies if reply.error is not None]
+    proofs = account.produced + account.pruned
+    # A deleted proof must be at the receiver, which then is the only one that has it.
+    missing = account.missing + max(0, account.pruned - account.foreign)
+    all_rounds = account.rounds + account.pruned_rounds
     rounds, leaks, none = sum(span.rounds for span in spans), after.leaks(before), Limit(0, True)
     figures = (
         Figure("chats", len(replies), f"asked by {CHAT_CLIENTS} clients through the gateway"),
         Figure("chats_failed", len(errors), "refused, broken off or aborted", none),
         Figure("rounds", rounds, "started and stopped"),
-        Figure("proofs", books.produced, "artifacts and winners"),
+        Figure("proofs", proofs, "artifacts and winners"),
+        Figure(
+            "pruned",
+            account.pruned,
+            f"of them deleted {KEEP_S:.0f} s after their delivery",
+            Limit(1, at_most=False),
+        ),
+        Figure("foreign", account.foreign - account.pruned, "only the receiver has", none),
         *(
             Figure(f"{name}_mib", now, f"resident at the end, {now / before.resident[name]:.3f} x")
             for name, now in after.resident.items()
@@ -129,12 +147,12 @@ def _report(
             "growth", after.growth(before), "of the process that grew most", Limit(GROWTH, True)
         ),
         Figure("leaks", len(leaks), "kinds of things held beyond those of the first minute", none),
-        Figure("uncounted", abs(counted_nonces - books.produced), "rows no metric tells of", none),
-        Figure("rows_of_rounds", abs(books.rounds - rounds), "rounds too many or too few", none),
-        Figure("strays", books.strays, "rows undelivered, still open, or of nothing", none),
-        Figure("not_received", books.missing, "proofs that the receiver has not", none),
-        Figure("duplicates", books.duplicates, "nonces that count twice", none),
-        Figure("damaged", len(books.damaged), "files that SQLite's check complains of", none),
+        Figure("uncounted", abs(counted_nonces - proofs), "rows no metric tells of", none),
+        Figure("rows_of_rounds", abs(all_rounds - rounds), "rounds too many or too few", none),
+        Figure("strays", account.strays, "rows undelivered, still open, or of nothing", none),
+        Figure("not_received", missing, "proofs that the receiver has not", none),
+        Figure("duplicates", account.duplicates, "nonces that count twice", none),
+        Figure("damaged", len(account.damaged), "files that SQLite's check complains of", none),
     )
     windows = {
         "leaks": leaks,

@@ -12,6 +12,7 @@ from endurance.load import endless_chat, order
 from endurance.servers import Receiver
 from endurance.witness import Witness
 from proofserve.lab.client.load import closed_loop
+from proofserve.outbox import offline
 from support.node import NAME, ServedNode, until
 
 pytestmark = pytest.mark.engine
@@ -39,12 +40,21 @@ def test_a_receiver_killed_again_and_again_has_every_proof_once(
                 receiver.start()
             node.stop()
         until(lambda: node.status()["outbox"]["pending"] == 0, seconds=60)
-    books = files.compare(outbox, receiver.database, receiver.url)
+    account = files.compare(outbox, receiver.database, receiver.url)
     seen = witness.compare(files.results(outbox))
-    assert books.produced > 64
+    assert account.produced > 64
     assert seen.seen > 64
     assert (seen.lost, seen.overstated) == (0, 0)
-    assert (books.missing, books.foreign, books.duplicates, books.damaged) == (0, 0, 0, ())
+    assert (account.missing, account.foreign, account.duplicates, account.damaged) == (0, 0, 0, ())
+    # What is delivered can be deleted while the server runs, and its next round works.
+    deleted, shrinks = offline.prune(outbox, time.time())
+    assert deleted.results >= account.produced
+    assert shrinks
+    after = files.compare(outbox, receiver.database, receiver.url)
+    assert (after.produced, after.foreign, after.damaged) == (0, account.produced, ())
+    node.start_round()
+    until(lambda: node.processed() > 16)
+    node.stop()
 
 
 def test_a_receiver_that_comes_late_has_every_proof_too(node: ServedNode, tmp_path: Path) -> None:
@@ -82,7 +92,7 @@ def rounds_beside_chat(node: ServedNode, rounds: range) -> None:
 
 def test_rounds_that_come_and_go_beside_chat_leave_nothing_held(node: ServedNode) -> None:
     rounds_beside_chat(node, range(1))
-    # By then vLLM has closed the connections that nobody uses any more.
+    # By then vLLM has closed its unused connections.
     time.sleep(CLOSED_S)
     before = held(node)
     rounds_beside_chat(node, range(1, 6))

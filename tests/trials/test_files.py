@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from endurance import files
-from endurance.files import Books
+from endurance.files import Account
 from endurance.witness import Witness
 from outbox.support import a_distance_spec, a_spec, winners
+from proofserve.outbox.schedule import CallbackPolicy, Situation
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.receiver.distance_messages import GeneratedWinners
 from proofserve.receiver.messages import Generated, Stamp
@@ -30,7 +31,7 @@ class Sides:
     outbox: Path
     received: Path
 
-    def compared(self) -> Books:
+    def compared(self) -> Account:
         return files.compare(self.outbox, self.received, URL)
 
     def change(self, file: Path, statement: str) -> None:
@@ -55,8 +56,8 @@ async def fill(path: Path) -> None:
 
 
 def receive(path: Path) -> None:
-    book = ReceiverStore.open(path)
-    book.add_generated(Generated(**generated(*NONCES)), Stamp(key="a", sequence=1))
+    store = ReceiverStore.open(path)
+    store.add_generated(Generated(**generated(*NONCES)), Stamp(key="a", sequence=1))
     won = winners(*NONCES)
     body = GeneratedWinners(
         public_key="k3y",
@@ -68,8 +69,8 @@ def receive(path: Path) -> None:
         r_target=1.4,
     )
     for _ in range(2):
-        book.add_generated(body, Stamp(key="b", sequence=2))
-    book.close()
+        store.add_generated(body, Stamp(key="b", sequence=2))
+    store.close()
 
 
 @pytest.fixture
@@ -81,9 +82,9 @@ def sides(tmp_path: Path) -> Sides:
 
 
 def test_what_arrived_whole_is_told_so(sides: Sides) -> None:
-    books = sides.compared()
-    assert (books.produced, books.rounds, books.repeats) == (6, 3, 1)
-    assert (books.missing, books.foreign, books.duplicates, books.damaged) == (0, 0, 0, ())
+    account = sides.compared()
+    assert (account.produced, account.rounds, account.repeats) == (6, 3, 1)
+    assert (account.missing, account.foreign, account.duplicates, account.damaged) == (0, 0, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -100,9 +101,9 @@ def test_a_proof_that_arrived_as_another_is_both(sides: Sides) -> None:
 
 
 def test_a_nonce_that_came_under_two_keys_is_a_duplicate(sides: Sides) -> None:
-    book = ReceiverStore.open(sides.received)
-    book.add_generated(Generated(**generated(7)), Stamp(key="c", sequence=3))
-    book.close()
+    store = ReceiverStore.open(sides.received)
+    store.add_generated(Generated(**generated(7)), Stamp(key="c", sequence=3))
+    store.close()
     assert sides.compared().duplicates == 1
 
 
@@ -123,3 +124,18 @@ def test_a_result_that_was_shown_must_stay(sides: Sides) -> None:
     assert witness.compare(rows).overstated == 0
     witness.saw("r1", 5, [])
     assert witness.compare(rows).overstated == 1
+
+
+def test_what_was_deleted_after_its_delivery_is_only_at_the_receiver(sides: Sides) -> None:
+    async def deliver_and_prune() -> None:
+        async with await SqliteOutbox.open(sides.outbox) as outbox:
+            while due := (await outbox.plan(CallbackPolicy(), Situation())).due:
+                for delivery in due:
+                    await outbox.acknowledge(delivery)
+            await outbox.prune(-1.0)
+
+    asyncio.run(deliver_and_prune())
+    account = sides.compared()
+    assert (account.produced, account.missing, account.foreign) == (0, 0, 6)
+    # With a failure, and the result for another URL.
+    assert (account.pruned, account.pruned_rounds) == (8, 2)
