@@ -26,7 +26,8 @@ def chaos(
     """Kill API server, engine core and receiver at random during rounds with chat.
 
     \b
-    Afterwards every proof that /results ever showed must be in the outbox and at the receiver, once.
+    Afterwards every proof that /results ever showed must be in the outbox, and once at the
+    receiver.
     A kill of the node costs a start of vLLM: 50 kills take about twenty minutes.
     """
     _run(lambda folder, session: killing.chaos(folder, kills, seed, session.line), json)

@@ -92,7 +92,7 @@ class _Trial:
                     time.sleep(self._draw.uniform(SOONEST_S, LATEST_S))
                     self._kill(self._draw.choice(VICTIMS))
                     self._progress.advance()
-                self._progress.step("delivering what is left")
+                self._progress.step("delivering the last callbacks")
                 _gets_on(client)
                 client.stop()
                 wait_until(lambda: _pending(client) == 0, "the last callbacks", DELIVERY_S)
@@ -166,7 +166,7 @@ def _report(
         Figure("not_received", account.missing, "proofs that the receiver has not", none),
         Figure("foreign", account.foreign, "proofs that only the receiver has", none),
         Figure("duplicates", account.duplicates, "nonces that count twice", none),
-        Figure("repeats", account.repeats, "callbacks that came twice, told by their key"),
+        Figure("repeats", account.repeats, "callbacks that came twice under one key"),
         Figure("strays", account.strays, "rows undelivered, still open, or of nothing", none),
         Figure("damaged", len(account.damaged), "files that SQLite's check complains of", none),
         Figure("start_s", usual, "until it serves, without a kill before; the median"),

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from endurance.servers import Killable
 
-# At rest nothing of this is in use, whatever happened before.
+# At rest each of these must be back at its first value.
 IDLE_GAUGES = (
     "proofserve_tasks",
     "proofserve_leased_blocks",

@@ -1,4 +1,4 @@
-"""Somebody who looks at the results all the time, and remembers every one that was ever shown."""
+"""Polls a node's results all the time and remembers every result that the node ever showed."""
 
 import threading
 from dataclasses import dataclass

@@ -17,12 +17,12 @@ from proofserve.outbox.offline import prune as prune_file
 from proofserve.outbox.offline import reading, writing
 from proofserve.outbox.retry import Choice, origin_of
 from proofserve.outbox.retry import retry as make_due
-from proofserve.outbox.statistics import survey
+from proofserve.outbox.statistics import read_statistics
 from proofserve.rounds.errors import RoundsError
 from proofserve.settings.node import NodeSettings
 from proofserve.wire.records import result_record
 
-# As in every command that asks: it could not be found out, or not be done.
+# The exit code of a command that could not do its work.
 FAILED = 2
 DAY_S = 86_400.0
 
@@ -33,7 +33,7 @@ DEFAULT = NodeSettings.model_fields["outbox"].default
 Round = Annotated[str | None, typer.Option("--round", help="Of this round only, by its id.")]
 
 app = typer.Typer(
-    help="See, send again and take out what a node keeps; while it runs, too.",
+    help="Show, send again, export and delete what a node keeps; also while it runs.",
     no_args_is_help=True,
 )
 
@@ -50,12 +50,12 @@ def status(
     proofserve outbox status --outbox outbox.sqlite --json
 
     pending: not delivered yet; failing: of these, tried without success.
-    expired: given up, `proofserve outbox retry --expired` sends them again.
+    expired: failed too often; `proofserve outbox retry --expired` sends them again.
     Reads all of the file to find damage: a second or so per gigabyte.
     """
     with _explained(), reading(outbox) as connection:
         connection.execute("BEGIN")
-        found = survey(connection, time.time())
+        found = read_statistics(connection, time.time())
     if json:
         typer.echo(json_format.dumps(asdict(found), indent=2))
         return
@@ -72,18 +72,18 @@ def retry(
     ] = None,
     round_: Round = None,
     expired: Annotated[
-        bool, typer.Option("--expired", help="Also what was given up, from its first attempt on.")
+        bool, typer.Option("--expired", help="Also callbacks that expired.")
     ] = False,
 ) -> None:
-    """Make callbacks due now, whatever pause they are in; all, or those chosen.
+    """Make pending callbacks due now: all of them, or those of a target or round.
 
     \b
     proofserve outbox retry
     proofserve outbox retry --expired --target http://10.0.0.5:9000
 
     A running server sends them within 5 s, a stopped one when it starts.
-    Key, sequence and body stay: a receiver that has one already can tell.
-    Their failures so far are forgotten: each has all of its attempts again.
+    Key, sequence and body stay, so a receiver recognises a callback that it has.
+    The failures so far are forgotten: each callback has all its attempts again.
     """
     origin = None if target is None else origin_of(target)
     if target is not None and origin is None:
@@ -173,7 +173,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # Whoever reads our output has seen enough.
+        # The reader of our output, `head` say, has closed it.
         raise
     except (RoundsError, ValueError, OSError) as error:
         Console(stderr=True).print(str(error), style="red", markup=False, soft_wrap=True)

@@ -12,22 +12,22 @@ from proofserve.outbox.statistics import OutboxStatistics, RoundStatistics, Targ
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-def render(survey: OutboxStatistics) -> Iterator[RenderableType]:
+def render(found: OutboxStatistics) -> Iterator[RenderableType]:
     """A line about the file, its targets, its newest rounds."""
     yield Text(
-        f"{survey.results:,} results of {survey.rounds:,} rounds"
-        f" ({survey.bytes:,} bytes, schema version {survey.schema_version})"
+        f"{found.results:,} results of {found.rounds:,} rounds"
+        f" ({found.bytes:,} bytes, schema version {found.schema_version})"
     )
-    if survey.deleted_results:
-        yield Text(f"{survey.deleted_results:,} more results were delivered and then deleted")
-    if survey.uncut_rounds:
-        yield Text(f"{survey.uncut_rounds:,} rounds have results that are in no callback yet")
-    if survey.targets:
-        yield _targets(survey.targets)
+    if found.deleted_results:
+        yield Text(f"{found.deleted_results:,} more results were delivered and then deleted")
+    if found.uncut_rounds:
+        yield Text(f"{found.uncut_rounds:,} rounds have results that are in no callback yet")
+    if found.targets:
+        yield _targets(found.targets)
     else:
         yield Text("no callbacks")
-    if survey.newest_rounds:
-        yield _rounds(survey.newest_rounds)
+    if found.newest_rounds:
+        yield _rounds(found.newest_rounds)
 
 
 def _targets(targets: tuple[TargetStatistics, ...]) -> Table:

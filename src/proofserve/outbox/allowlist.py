@@ -17,7 +17,7 @@ import httpx
 
 Address = IPv4Address | IPv6Address
 
-# The entry that stands for this machine itself, and is the whole list where there is no other.
+# The entry for this machine itself; the default list has no other.
 LOOPBACK = "loopback"
 _LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 _NAME = re.compile(r"[a-z0-9._-]+", re.IGNORECASE)
@@ -27,14 +27,14 @@ _Origin = tuple[str, str, int]
 
 
 class ForbiddenTarget(httpx.TransportError):
-    """A callback would have gone where no entry of the allowlist lets it go."""
+    """No entry of the allowlist permits the address of a callback."""
 
 
 class Allowlist:
     """Entries are ``scheme://host[:port]``, networks like ``10.0.0.0/8``, and ``loopback``.
 
-    An origin is trusted by its name, wherever that leads: whoever wrote it down knows whose name
-    it is. A network is trusted by address, whatever name, scheme and port lead there. Raises
+    An origin is trusted by its name and may lead to any address: the operator chose that name. A
+    network is trusted by address; name, scheme and port do not matter. Raises
     ValueError for an entry that is neither.
     """
 
@@ -91,14 +91,14 @@ class Allowlist:
 
 
 def _plain(address: Address) -> Address:
-    """An IPv4 address that is dressed up as IPv6 is dialled as what it is."""
+    """An IPv4 address in IPv6 notation as plain IPv4: the system dials it as IPv4."""
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
 
 
 def _literal(host: str) -> list[Address] | None:
-    """The address that ``host`` spells, in any way that the system understands; None for a name."""
+    """The address in ``host``, in any notation that the system accepts; None for a name."""
     with suppress(ValueError):
         return [ip_address(host)]
     # 2130706433, 0x7f.1 and 0177.0.0.1 are all 127.0.0.1.

@@ -48,7 +48,7 @@ class Database:
     async def open(cls, path: Path) -> Self:
         """Open ``path``, or create it with the present schema.
 
-        One that is damaged is put aside, and a new one begun.
+        A damaged file is renamed, and a new one is created.
 
         Raises:
             NotAnOutbox: the file belongs to something else or to a newer version.
@@ -65,18 +65,18 @@ class Database:
         return cls(path, connection, lock, thread)
 
     async def read(self, work: Work[T]) -> T:
-        """What ``work`` returns for the connection, seen at one moment. Raises OutboxUnavailable.
+        """Run ``work`` in a transaction and return its result. Raises OutboxUnavailable.
 
         Here and in ``write`` a cancelled call may still run to its end; calls keep their order.
         """
         return await self._run("BEGIN", work)
 
     async def write(self, work: Work[T]) -> T:
-        """As ``read``, and what ``work`` changed is on disk afterwards, or nothing of it."""
+        """As ``read``; afterwards all changes of ``work`` are on disk, or none of them."""
         return await self._run("BEGIN IMMEDIATE", work)
 
     async def rewrite_version(self) -> None:
-        """Store the version of the schema once more: all that a write needs, and no change."""
+        """Store the version of the schema again: a write that changes nothing."""
         await self.write(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}"))
 
     async def close(self) -> None:
@@ -84,10 +84,10 @@ class Database:
         if self._closed:
             return
         self._closed = True
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._let_go)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=True)
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         with self._lock:
             self._connection.close()
 
@@ -182,11 +182,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _examine(path: Path) -> None:
-    """Raise what is wrong with a file that is there already."""
+    """Raise an error for an existing file that is damaged or no outbox."""
     if not path.is_file():
         return
-    # Read-only: the end of an ordinary connection would write what a killed server had left in
-    # the WAL into a file that is damaged.
+    # Read-only: closing an ordinary connection would write the WAL of a killed server into a
+    # damaged file.
     uri = f"{path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as connection:
         version_of(path, connection)
@@ -194,7 +194,7 @@ def _examine(path: Path) -> None:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    # Transactions are begun and ended by hand: Python's own begin too late for reads.
+    # We begin and end transactions ourselves: Python would begin them too late for reads.
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         _prepare(path, connection)
@@ -219,7 +219,7 @@ def version_of(path: Path, connection: sqlite3.Connection) -> int:
 
 
 def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
-    """What SQLite says of ``path``, as our own error."""
+    """An error of SQLite about ``path``, as our own error."""
     code = getattr(error, "sqlite_errorname", type(error).__name__)
     return OutboxUnavailable(f"the outbox {path} failed: {error} ({code})")
 

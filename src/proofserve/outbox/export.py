@@ -1,4 +1,4 @@
-"""Results on their way out of the file, a page at a time, while a server may add to it."""
+"""Reads results out of the file, a page at a time, while a server may add to it."""
 
 import json
 import sqlite3
@@ -22,7 +22,7 @@ _FIND = """
 def rows(
     connection: sqlite3.Connection, after: int = 0, round_id: str | None = None
 ) -> Iterator[StoredResult]:
-    """Results with ``seq > after`` in order, of one round or of all; each page as it is by then.
+    """Results with ``seq > after`` in order, of one round or of all, read page by page.
 
     Raises ValueError for a round that the outbox does not have.
     """
@@ -33,9 +33,9 @@ def rows(
 
 
 def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> Iterator[str]:
-    """The same of an artifact round, as pieces of the JSON that ``proofserve verify`` reads.
+    """The results of an artifact round, as pieces of the JSON that ``proofserve verify`` reads.
 
-    It answers for every nonce that the round has a row of now; one that failed has no artifact.
+    Its ``nonces`` are those of all rows of the round; a nonce that failed has no artifact.
     Raises ValueError for a round that the outbox does not have, and for one of the distance
     protocol.
     """
@@ -55,7 +55,7 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
     }
 
     def known() -> Iterator[StoredResult]:
-        # Both lists are of the same rows, whatever has come since.
+        # Both lists are of the same rows: results that are stored meanwhile are in neither.
         return takewhile(lambda row: row.seq <= last_seq, rows(connection, after, round_id))
 
     yield f'{json.dumps(head)[:-1]}, "nonces": ['

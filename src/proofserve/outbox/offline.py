@@ -1,6 +1,6 @@
-"""The file of an outbox as others than its server see it: a server may have it open meanwhile.
+"""Access to an outbox by commands, while a server may have it open.
 
-Nothing is created, migrated or put aside here; that is for the server alone.
+Only the server creates, migrates and quarantines files; commands do not.
 """
 
 import sqlite3
@@ -24,7 +24,7 @@ from proofserve.rounds.errors import OutboxUnavailable
 
 # Between two steps of pruning, seconds.
 _PAUSE_S = 0.05
-# Inode, size, time of the last change; whether somebody has it open, or was killed with it open.
+# Inode, size, time of the last change; whether a process has it open or was killed with it open.
 _Look = tuple[int, int, int, bool]
 
 
@@ -37,11 +37,11 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         NotAnOutbox: the file belongs to something else or to another version.
         OutboxUnavailable: it is missing, damaged, or cannot be read. Also at the end, if a server
-            came meanwhile to a file that nobody had open: what was read may not fit together.
+            opened the file meanwhile: what was read may not fit together.
     """
     before = _look(path)
     *_, in_use = before
-    # A connection like any other would leave two files beside one that nobody has open.
+    # An ordinary connection would leave two files beside an outbox that no process has open.
     mode = "mode=ro" if in_use else "mode=ro&immutable=1"
     try:
         with closing(_connection(path, mode)) as connection:
@@ -126,7 +126,7 @@ def _look(path: Path) -> _Look:
 
 
 def _require_alone(path: Path, before: _Look) -> None:
-    """An immutable file is read without locks: whoever writes it meanwhile is not noticed."""
+    """Raise if a server came: an immutable file is read without locks, which would notice it."""
     *_, in_use = before
     if not in_use and _look(path) != before:
         raise OutboxUnavailable(f"a server opened the outbox {path} meanwhile: run this again")

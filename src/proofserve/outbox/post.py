@@ -1,4 +1,4 @@
-"""One attempt to hand a callback to its target."""
+"""One attempt to deliver a callback to its target."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ class Outward:
 
 
 def new_client(outward: Outward) -> httpx.AsyncClient:
-    """A client that goes where it may, and follows neither redirects nor proxies."""
+    """A client that connects to allowed addresses only, without redirects and proxies."""
     transport = CheckedTransport(outward.allowlist, outward.resolve)
     # Its own timeout would start anew with every byte; each post has one for all of it.
     return httpx.AsyncClient(
@@ -61,7 +61,7 @@ async def post(
 ) -> str | None:
     """POST ``body``; what went wrong, None when the target acknowledged it with a 2xx status.
 
-    A redirect is a failure: it is not followed, and nobody behind it has the callback. The target
+    A redirect is a failure: it is not followed, so no receiver has the callback. The target
     has ``timeout_s`` seconds, and another for each megabyte of the body.
     """
     headers = {
@@ -119,7 +119,7 @@ def _redirect(response: httpx.Response, endpoint: str) -> str | None:
 
 
 async def _excerpt(response: httpx.Response) -> str:
-    """The beginning of an answer, as far as it can be read."""
+    """The first bytes of an answer, as many as can be read."""
     text = b""
     with contextlib.suppress(httpx.HTTPError):
         async for chunk in response.aiter_raw():

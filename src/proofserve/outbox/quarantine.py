@@ -1,4 +1,4 @@
-"""A damaged outbox is put aside whole, for somebody to recover, and never written to again."""
+"""A damaged outbox is renamed and never written to again, so that an operator can recover it."""
 
 import itertools
 import logging

@@ -33,8 +33,8 @@ _ADD_RESULT = """
     INSERT INTO results (round, nonce, value, error) VALUES (?, ?, ?, ?)
     ON CONFLICT (round, nonce) DO NOTHING
 """
-# Walks back from the round's newest row and not past its first, whatever else is in the file. The
-# plus keeps SQLite off the index by nonce, which would gather and sort all of the round.
+# Walks back from the round's newest row and not past its first, so rows of other rounds cost
+# nothing. The plus keeps SQLite off the index by nonce, which would sort the whole round.
 _NEWEST_WINNERS = """
     SELECT nonce, value FROM results JOIN rounds ON +results.round = rounds.number
     WHERE round_id = ? AND r_target IS NOT NULL

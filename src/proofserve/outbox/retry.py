@@ -1,4 +1,4 @@
-"""Callbacks that shall be tried at once. Runs inside a transaction of the caller."""
+"""Makes callbacks due at once, for an operator. Runs inside a transaction of the caller."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ _REVIVE = f"""
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which callbacks: of one target (its origin), of one round, or of all where that is None.
+    """Which callbacks: those of one target (its origin) and of one round; None means all.
 
-    With ``expired`` also those that were given up.
+    ``expired`` adds those that expired.
     """
 
     origin: str | None = None
@@ -30,14 +30,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """How many callbacks are due now that were pending anyway, and that had expired."""
+    """How many pending and how many expired callbacks became due."""
 
     pending: int
     revived: int
 
 
 def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried:
-    """Make callbacks due at ``now``, each with all of its attempts before it.
+    """Make callbacks due at ``now``, and forget their failures so far.
 
     Key, sequence and body stay. Raises ValueError for a round or a target that the outbox does not
     have.
@@ -45,7 +45,7 @@ def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried
     number = None if choice.round_id is None else round_number(connection, choice.round_id)
     urls = [None] if choice.origin is None else _urls(connection, choice.origin)
     which = [{"url": url, "round": number, "now": now} for url in urls]
-    # First: what is revived here would be counted as pending otherwise.
+    # First, or the expired callbacks would be counted as pending, too.
     pending = connection.executemany(_DUE, [{**each, "state": "pending"} for each in which])
     revived = None
     if choice.expired:

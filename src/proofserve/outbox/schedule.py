@@ -33,8 +33,8 @@ class CallbackPolicy:
     ``interval_s`` from then on, of at most ``max_artifacts``. A delivery that failed
     ``max_retries`` times expires; 0 keeps trying for ever. ``timeout_s`` is what a target has to
     answer. The pause after a failure doubles from ``backoff_first_s`` to ``backoff_longest_s``.
-    Every ``look_again_s`` at the latest the file is read anew: another process may have made
-    something due.
+    At least every ``look_again_s`` the sender reads the file again: another process may have made
+    callbacks due.
 
     Raises ValueError for a number outside its range.
     """
@@ -65,7 +65,7 @@ class CallbackPolicy:
         return min(self.backoff_first_s * 2.0**doublings, self.backoff_longest_s)
 
     def expires(self, failures: int) -> bool:
-        """Whether a delivery that failed ``failures`` times is given up."""
+        """Whether a delivery that failed ``failures`` times expires."""
         return 0 < self.max_retries <= failures
 
 
@@ -84,7 +84,7 @@ class SendPlan:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the sender knows beside the database.
+    """What the sender knows in addition to the database.
 
     ``busy`` targets are being posted to; ``flushing`` makes every result due at once.
     """

@@ -24,7 +24,7 @@ class CallbackSender:
     Delivery is at least once: a callback whose acknowledgement was not stored is sent again under
     the same key. Each target has one post in flight and never waits for another target; a round's
     callbacks arrive in order. ``sleep`` waits seconds of the outbox's clock. Without ``outward``
-    they go to this machine alone, unsigned.
+    callbacks go to this machine only and are not signed.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CallbackSender:
         async with new_client(self._outward) as client, asyncio.TaskGroup() as posts:
             while True:
                 self._store.news.clear()
-                plan = await self._insist(self._plan)
+                plan = await self._retried(self._plan)
                 for delivery in plan.due:
                     self._busy.add(delivery.url)
                     posts.create_task(self._deliver(client, delivery))
@@ -61,9 +61,9 @@ class CallbackSender:
     async def drain(self, timeout_s: float) -> bool:
         """Send everything that is due, and the results of open rounds as if they were.
 
-        For the way down: ``run`` must be running. True once nothing is undelivered. False when
-        only what has just failed is left, and waits for another try, or after ``timeout_s``
-        seconds; the rest stays on disk for the next start.
+        For the end of a server; ``run`` must be running. True once nothing is undelivered. False
+        after ``timeout_s`` seconds, or when the only undelivered callbacks wait for another
+        attempt; they stay on disk for the next start.
         """
         self._settled.clear()
         self._flushing = True
@@ -83,7 +83,7 @@ class CallbackSender:
         return await self._store.plan(self._policy, situation)
 
     async def _nap(self, foreseen_s: float | None) -> None:
-        """Wait for news, or until more is due or might be by the hand of another process."""
+        """Wait for news, until more is due, or until another process may have made more due."""
         longest_s = self._policy.look_again_s
         seconds = longest_s if foreseen_s is None else min(foreseen_s, longest_s)
         waits: set[asyncio.Future[object]] = {
@@ -98,10 +98,10 @@ class CallbackSender:
 
     async def _deliver(self, client: httpx.AsyncClient, delivery: Delivery) -> None:
         try:
-            body = await self._insist(lambda: self._store.body(delivery))
+            body = await self._retried(lambda: self._store.body(delivery))
             error = await post(client, self._outward, delivery, body, self._policy.timeout_s)
             # The target stays busy until this is stored, so nothing is posted twice meanwhile.
-            await self._insist(lambda: self._settle(delivery, error))
+            await self._retried(lambda: self._settle(delivery, error))
         finally:
             self._busy.discard(delivery.url)
             self._store.news.set()
@@ -122,8 +122,8 @@ class CallbackSender:
         text = "callback to %s failed, again in %g s: %s"
         _log.info(text, where, pause_s, error, extra=known)
 
-    async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do ``step`` as soon as the outbox can: a disk that is full now may have room later."""
+    async def _retried(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Run ``step`` until the outbox can do it: a full disk may have room later."""
         failures = 0
         while True:
             try:
@@ -136,7 +136,7 @@ class CallbackSender:
 
 
 def _place(delivery: Delivery) -> str:
-    """What a log may say of a delivery: a URL can hold a password or a token."""
+    """A delivery in a log, without the password or token that its URL can hold."""
     try:
         parts = httpx.URL(delivery.url)
     except httpx.InvalidURL:

@@ -1,6 +1,7 @@
-"""What an outbox holds, as its operator wants to see it. Runs inside a transaction of the caller.
+"""Counts of an outbox for its operator. Runs inside a transaction of the caller.
 
-No address is told but by its origin, and of an error only its kind: the rest can hold secrets.
+Of a callback address only the origin is shown, and of an error only its kind: the rest can hold
+secrets.
 """
 
 import sqlite3
@@ -10,7 +11,7 @@ from typing import Any
 
 from proofserve.outbox.retry import origin_of
 
-# Of the rounds, these many are listed.
+# How many rounds are listed.
 NEWEST_ROUNDS = 5
 _COUNTS = """
     SELECT url,
@@ -44,9 +45,10 @@ class TargetStatistics:
     """The callbacks of one origin.
 
     ``pending`` are not delivered yet; ``failing`` of these have failed since they were queued or
-    asked for again. ``expired`` are given up; ``revived`` counts those that were, and were then
-    asked for again. ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait, None where
-    nothing is pending. ``last_error`` is the kind of the newest failure of what is not delivered.
+    retried by the operator. ``delivered`` are those that are not deleted yet. ``expired`` had too
+    many failures; ``revived`` counts how often the operator had expired ones sent again.
+    ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait, None where nothing is pending.
+    ``last_error`` is the kind of the newest failure among undelivered callbacks.
     """
 
     origin: str
@@ -89,8 +91,8 @@ class OutboxStatistics:
     newest_rounds: tuple[RoundStatistics, ...]
 
 
-def survey(connection: sqlite3.Connection, now: float) -> OutboxStatistics:
-    """What the outbox holds at ``now``, in wall-clock seconds."""
+def read_statistics(connection: sqlite3.Connection, now: float) -> OutboxStatistics:
+    """The statistics at ``now``, in wall-clock seconds."""
     version, size, rounds, uncut, results, deleted = connection.execute(_TOTALS).fetchone()
     newest = connection.execute(_ROUNDS, (NEWEST_ROUNDS,)).fetchall()
     return OutboxStatistics(

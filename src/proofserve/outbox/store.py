@@ -34,9 +34,9 @@ _PRUNE_PAUSE_S = 0.05
 class SqliteOutbox(Outbox):
     """Keeps everything on disk; made by ``open``, and closes when its context is left.
 
-    A round that is not known raises ValueError, everything that the disk refuses
-    OutboxUnavailable, with nothing stored and the outbox still usable. ``news`` is set whenever
-    the sender may have something new to do. Only ``prune`` deletes anything.
+    Methods raise ValueError for an unknown round, and OutboxUnavailable if the disk fails: nothing
+    is stored then, and the outbox stays usable. ``news`` is set when the sender may have work.
+    Only ``prune`` deletes anything.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -57,7 +57,7 @@ class SqliteOutbox(Outbox):
         return cls(await Database.open(path), clock)
 
     async def close(self) -> None:
-        """Finish what was asked and close the file; twice is harmless."""
+        """Finish the calls in progress and close the file; a second call does nothing."""
         await self._database.close()
 
     async def __aenter__(self) -> Self:

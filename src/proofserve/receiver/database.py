@@ -20,7 +20,7 @@ CREATE TABLE artifacts (
     callback        INTEGER NOT NULL REFERENCES callbacks (id),
     PRIMARY KEY (block_hash, public_key, nonce)
 ) WITHOUT ROWID;
--- Counted along the way: counting millions of rows for each glance at a terminal is too slow.
+-- Counted with each callback: counting millions of rows for each refresh would be too slow.
 CREATE TABLE sources (
     public_key      TEXT NOT NULL,
     block_hash      TEXT NOT NULL,
@@ -89,7 +89,7 @@ class ReceiverFileError(Exception):
 def connect(path: Path) -> sqlite3.Connection:
     """A connection that threads may share when they take turns. Raises ReceiverFileError."""
     try:
-        # Transactions are begun by hand: Python's own begin too late for reads.
+        # We begin transactions ourselves: Python would begin them too late for reads.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise ReceiverFileError(f"cannot open {path}: {error}") from error

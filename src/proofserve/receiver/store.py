@@ -1,4 +1,4 @@
-"""What a callback receiver got, in one SQLite file."""
+"""The callbacks that a receiver got, in one SQLite file."""
 
 import json
 import sqlite3
@@ -68,7 +68,7 @@ class ClaimSource:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Everything in the book, the newest source first; ``repeats`` are callbacks sent again."""
+    """The whole file, the newest source first; ``repeats`` are callbacks sent again."""
 
     callbacks: int
     repeats: int
@@ -93,7 +93,7 @@ class ReceiverStore:
     def __init__(
         self, writer: sqlite3.Connection, reader: sqlite3.Connection, clock: Callable[[], float]
     ) -> None:
-        # Two connections: a glance at the summary never waits for a large callback.
+        # Two connections: reading the summary never waits for a large callback.
         self._writer = writer
         self._reader = reader
         self._clock = clock
