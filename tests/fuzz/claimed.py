@@ -1,6 +1,6 @@
-"""Vectors that are a text, as they must be, and still no vector: a verdict is what refuses them.
+"""Claims whose vectors are texts, as they must be, but not vectors: they get a verdict.
 
-With 422 instead, whoever sends garbage could not be convicted.
+With 422 instead, a prover that publishes garbage could not be convicted.
 """
 
 import base64

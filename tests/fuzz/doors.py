@@ -1,4 +1,4 @@
-"""The routes that take a body, with an order that each accepts."""
+"""The routes that take a body, each with a body that it accepts."""
 
 from typing import Any, NamedTuple
 

@@ -1,9 +1,9 @@
-"""Requests that are hostile before their body is read: its length, its chunks, its weight."""
+"""Requests that are hostile before their body is read: length, chunks, size."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# A byte more than either server reads.
+# One byte more than node and gateway read.
 TOO_MUCH = 32 * 2**20 + 1
 
 
@@ -20,7 +20,7 @@ def _request(path: str, *lines: str, body: bytes = b"{}") -> bytes:
 
 
 def framed(path: str) -> Iterator[Framed]:
-    """What no server may take for a request, of a POST to ``path``."""
+    """POSTs to ``path`` that no server may accept as requests."""
     for length in ("-1", "+2", "0x2", "2,2", "2 2", "1e1", "٢", "9" * 5000, "18446744073709551616"):
         yield Framed(f"a length of {length[:20]}", _request(path, f"Content-Length: {length}"))
     yield Framed("two lengths", _request(path, "Content-Length: 2", "Content-Length: 3"))
@@ -37,7 +37,7 @@ def framed(path: str) -> Iterator[Framed]:
 
 
 def too_heavy(path: str) -> Iterator[Framed]:
-    """Bodies above the limit on bytes, with a length that says so and without."""
+    """Bodies above the limit of bytes, with and without a Content-Length."""
     blanks = b" " * TOO_MUCH
     yield Framed(
         f"{path}: too many bytes", _request(path, f"Content-Length: {TOO_MUCH}", body=blanks)

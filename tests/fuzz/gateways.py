@@ -1,4 +1,4 @@
-"""A gateway under fire: the real process in front of two backends that answer everything."""
+"""The real gateway process, in front of two backends that always answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,7 @@
-"""Hostile bodies: what a parser may choke on, and what a careless server takes for an order.
+"""Hostile bodies: JSON that breaks parsers, and bodies that a careless server accepts.
 
-``Form`` is a valid order of some route and which of its fields hold what; each family makes bodies
-of it. Fields are written as text where Python's own JSON would refuse, or be too kind.
+A ``Form`` is a valid body of a route with the types of its fields; each family makes bodies of it.
+Some fields are written as text, because Python's own JSON would refuse or repair them.
 """
 
 import gzip
@@ -26,10 +26,10 @@ class Hostile(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """An order that its route accepts, and the names of its fields by what they hold.
+    """A body that its route accepts, and the names of its fields by type.
 
-    ``lists`` hold a number for each nonce. ``reads_all``: fields that are not known are refused,
-    and not passed on to somebody else. ``takes_claims``: beside its nonces there may be vectors.
+    ``lists`` hold a number for each nonce. ``reads_all``: the route refuses unknown fields and does
+    not pass them on. ``takes_claims``: the body may hold vectors beside its nonces.
     """
 
     order: dict[str, Any]
@@ -44,7 +44,7 @@ class Form:
         return json.dumps(self.order).encode()
 
     def put(self, field: str, text: bytes) -> bytes:
-        """The order with ``text`` as it is for the value of a field, known or not."""
+        """The body with ``text``, unchanged, as the value of a known or unknown field."""
         others = {name: value for name, value in self.order.items() if name != field}
         rest = json.dumps(others).encode().removeprefix(b"{")
         return b"{%s: %s%s%s" % (json.dumps(field).encode(), text, b", " if others else b"", rest)
@@ -264,7 +264,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def bombs(form: Form) -> Iterator[Hostile]:
-    """Bodies that are small as they come, and 20 MB for whoever unpacks them."""
+    """Bodies that are small, and have 20 MB once they are unpacked."""
     contents = {
         "an order": form.plain(),
         "20 MB of blanks and an order": b" " * (20 * MILLION) + form.plain(),
@@ -315,7 +315,7 @@ ITEMS = {
 
 
 def mass(form: Form) -> Iterator[Hostile]:
-    """A million of something where some are expected, and where nothing is."""
+    """A million values where a few are expected, and where none is."""
     for field in form.lists:
         counted = json.dumps([*range(MILLION)]).encode()
         yield Hostile(f"{field}: the first million", form.put(field, counted))
@@ -381,6 +381,6 @@ FAMILIES = (no_json, deep, numbers, texts, keys, encodings, bombs, contents, mas
 
 
 def corpus(form: Form) -> Iterator[Hostile]:
-    """Every body of every family, one after the other: together they are gigabytes."""
+    """Every body of every family, one after the other; together they have gigabytes."""
     for family in FAMILIES:
         yield from family(form)

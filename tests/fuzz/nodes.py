@@ -1,4 +1,4 @@
-"""Nodes under fire: a real one, and our routes over toy numbers in a thread of the test."""
+"""Nodes for hostile requests: a real one, and our routes over toy numbers in a thread."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Sends what is hostile, and tells what became of it and how soon."""
+"""Sends hostile requests, and reports how and how soon they are refused."""
 
 import socket
 import time
@@ -11,14 +11,14 @@ from fuzz.framing import Framed
 from fuzz.hostile import Hostile
 from fuzz.targets import PATIENCE_S
 
-# Beyond the bound on time another try is made: a machine that stood still is no slow server.
+# After a refusal that took too long there is another try: the machine may have stood still.
 TRIES = 3
-# A refusal says what is wrong; it does not repeat it.
+# A refusal says what is wrong; it does not repeat the request. Bytes.
 MOST_SAID = 10_000
 
 
 class Refusal(NamedTuple):
-    """A request's name and bytes, and the least seconds in which its 4xx came."""
+    """A request's name, its size in bytes, and the status and time of its refusal."""
 
     name: str
     size: int
@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
 
 
 def whole(path: str, hostile: Hostile) -> Framed:
-    """A request that is in order but for its body."""
+    """A valid request with a hostile body."""
     lines = [f"POST {path} HTTP/1.1", "Host: h", f"Content-Length: {len(hostile.body)}"]
     if hostile.content_type is not None:
         lines.append(f"Content-Type: {hostile.content_type}")
@@ -36,7 +36,7 @@ def whole(path: str, hostile: Hostile) -> Framed:
 
 
 def refused(port: int, request: Framed, within_s: float) -> Refusal:
-    """What became of a request: it is refused, at one of a few tries ``within_s`` if it can be."""
+    """The refusal of a request; it is repeated a few times until one comes ``within_s``."""
     for _ in range(TRIES - 1):
         refusal = _refusal(port, request)
         if refusal.seconds < within_s:
@@ -63,7 +63,7 @@ def _refusal(port: int, sent: Framed) -> Refusal:
 
 
 def told(refusals: Sequence[Refusal], count: int = 8) -> str:
-    """The slowest of them, for whoever reads."""
+    """The slowest refusals, for the log."""
     order = sorted(refusals, key=lambda each: each.seconds, reverse=True)[:count]
     lines = [
         f"  {1e3 * each.seconds:6.1f} ms  {each.status}  {each.size:>10,} B  {each.name}"

@@ -1,4 +1,4 @@
-"""Everything hostile there is, against the doors of a server."""
+"""Sends all hostile requests to the routes of a server."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A server under fire, and what it must still do in the end."""
+"""A server that gets hostile requests, and what it must still do afterwards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 
-# No request may take so long, however odd it is.
+# No request may take so long, seconds.
 PATIENCE_S = 30.0
-# An error that nobody has handled leaves one of these in a log.
+# An unhandled error leaves one of these in the log.
 UNHANDLED = ("Traceback", "Unhandled", "Exception in ASGI", "was never retrieved")
 Json = dict[str, Any]
 
@@ -19,10 +19,10 @@ def _nothing(_http: httpx.Client, _body: Any) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A running server; ``paths`` matches those that are ours, ``work`` is what it is there for.
+    """A running server; ``paths`` matches our own endpoints, ``work`` is a normal request.
 
-    ``aim`` makes of a body one that is meant for this very server. ``before`` is done ahead of each
-    request, for one that would otherwise wait for what nobody does.
+    ``aim`` changes a body so that it fits this server. ``before`` runs ahead of each request, so
+    that requests that wait for something get it.
     """
 
     url: str
@@ -39,7 +39,7 @@ class Target:
         return port
 
     def is_sound(self) -> None:
-        """It answers, does its work, and has met nothing that it did not handle."""
+        """Assert that it answers, works, and has logged no unhandled error."""
         with httpx.Client(base_url=self.url, timeout=PATIENCE_S) as http:
             assert http.get("/health").status_code == 200
             answer = self.work(http)

@@ -214,8 +214,8 @@ REFUSED: list[tuple[str, bytes, int, str]] = [
             "Transfer-Encoding: gzip, chunked",
             body=b"0\r\n\r\n",
         ),
-        501,
-        "not_implemented",
+        400,
+        "invalid_http",
     ),
     (
         "codings on two lines",
@@ -226,8 +226,8 @@ REFUSED: list[tuple[str, bytes, int, str]] = [
             "Transfer-Encoding: chunked",
             body=b"0\r\n\r\n",
         ),
-        501,
-        "not_implemented",
+        400,
+        "invalid_http",
     ),
     (
         "chunks in HTTP/1.0",

@@ -24,7 +24,7 @@ _REASONS: dict[int | str, str] = {
     422: "a field is wrong; its name is in param",
     429: "a limit of the key is reached; Retry-After says when to try again",
     431: "the request has too many headers, or too large ones",
-    501: "the gateway does not support this method or transfer coding",
+    501: "the gateway does not support this method",
     502: "the backend refuses connections, broke off, or does not answer in HTTP",
     503: "the queue is full, the wait for a permit was too long, no backend takes requests, or the"
     " gateway is shutting down; Retry-After says when to try again",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from proofserve.gateway.failures import (
     HEADERS_TOO_LARGE,
     INVALID_HTTP,
-    NOT_IMPLEMENTED,
     RefusedByGateway,
 )
 from proofserve.gateway.relay.headers import Header
@@ -17,7 +16,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 _CHECKED = frozenset({b"host", b"connection", b"transfer-encoding"})
 _USUAL_CONNECTION = frozenset({b"close", b"keep-alive"})
-_OTHER_CODING = NOT_IMPLEMENTED.saying("The only Transfer-Encoding that is supported is chunked.")
+_OTHER_CODING = INVALID_HTTP.saying("The only Transfer-Encoding that is supported is chunked.")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)([^#]*)", re.IGNORECASE)
 # An unreserved character (RFC 3986, section 2.3) that need not be encoded: both mean the same.
 _NEEDLESS_ESCAPE = re.compile(rb"%(2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])", re.I)
