@@ -1,21 +1,21 @@
-"""What one turn of the event loop writes, written together: to backends first, then to clients.
+"""All writes of one turn of the event loop, made together: to backends first, then to clients.
 
-A reader that sleeps has to be woken, which costs its writer more than the write itself. Clients and
-backends are quicker than a gateway: between two writes that lie apart they fall asleep again. One
-write right after the other finds its reader awake (ADR 15 has the figures).
+To wake a process that sleeps in a read costs the writer more than the write itself. Clients and
+backends are quicker than the gateway: between two writes with a pause they fall asleep again.
+Writes without a pause find the reading process awake (ADR 15 has the figures).
 """
 
 import asyncio
 import os
 from collections.abc import Iterable
 
-# What a vector of writes takes: anything that lies in memory as bytes.
+# What os.writev takes.
 Data = bytes | bytearray | memoryview
-# From here on a part is written at once: one turn of the loop may read megabytes of a backend, and
-# whether the client takes them has to be known before all of them are here.
+# A larger part is written at once: one turn of the loop may read megabytes from a backend, and the
+# gateway has to know before their end whether the client takes them.
 LARGE = 64 * 1024
-# What is none of our business. Bound to each connection: a method that passes a call on costs more
-# than most of what it would call.
+# Methods of the transport that stay as they are. They are bound to each wrapper: a method that
+# passes a call on would cost more than the call.
 UNCHANGED = (
     "abort",
     "get_extra_info",
@@ -48,14 +48,14 @@ class WriteBatch:
     ) -> asyncio.Transport:
         raw = transport.get_extra_info("socket")
         if raw is None or transport.get_extra_info("sslcontext") is not None:
-            # What goes through such a socket is the transport's own secret.
+            # With TLS only the transport knows which bytes go through the socket.
             return transport
         return BatchedTransport(transport, raw.fileno(), queue, self)
 
     def put_off(self, transport: "BatchedTransport", queue: "list[BatchedTransport]") -> bool:
-        """Flush ``transport`` at the end of the turn; False for the first one, which need not wait.
+        """Flush ``transport`` at the end of the turn. False for the first one: it writes at once.
 
-        Its reader sleeps in any case, and wakes up while the loop reads what else the turn brought.
+        The process that reads it sleeps in any case, and wakes up while the loop reads on.
         """
         if self._due:
             queue.append(transport)
@@ -76,8 +76,8 @@ class WriteBatch:
 class BatchedTransport(asyncio.Transport):
     """A transport whose writes leave with those of the others, and go past its own queue.
 
-    That is allowed while its own queue is empty. What the socket does not take goes through the
-    transport, and so do its errors: back-pressure and the loss of the connection are told as ever.
+    That is allowed while the transport's own queue is empty. What the socket does not take goes
+    through the transport, and so do errors: back-pressure and a lost connection are told as usual.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class BatchedTransport(asyncio.Transport):
             self.flush()
 
     def flush(self) -> None:
-        """Write now what waits."""
+        """Write now all that waits."""
         parts, self._parts = self._parts, []
-        # One that is closing may have given its socket's number to another connection.
+        # The socket's number of a closing transport may already belong to another connection.
         if not parts or self.is_closing():
             return
         written = 0
@@ -118,7 +118,7 @@ class BatchedTransport(asyncio.Transport):
             try:
                 written = os.writev(self._socket, parts)
             except OSError:
-                # A full socket, or a broken one, which the transport finds out by itself.
+                # The socket is full, or broken: the transport notices that by itself.
                 written = 0
         if rest := _after(written, parts):
             self._transport.writelines(rest)

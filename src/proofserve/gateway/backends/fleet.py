@@ -1,4 +1,4 @@
-"""The servers behind the gateway: which can take a request, and which of them is best."""
+"""The backends: which can take a request, and which of them is best."""
 
 import asyncio
 import hashlib
@@ -14,14 +14,14 @@ from proofserve.gateway.records import BackendSpec, GatewayPlan
 FAULTS = 3
 REST_S = 2.0
 LONGEST_REST_S = 60.0
-# With prefix affinity a backend may be this much busier than an even share before others help.
+# With prefix affinity a backend may have this many times its even share of the requests.
 IMBALANCE = 1.25
 
 Clock = Callable[[], float]
 
 
 class Backend:
-    """One server, and what is known of it. ``models`` is None until it was asked."""
+    """One backend and its state. ``models`` is None until it has answered with its models."""
 
     def __init__(self, spec: BackendSpec, pool: Pool, clock: Clock) -> None:
         self.spec = spec
@@ -50,33 +50,33 @@ class Backend:
         return self._trial or self._clock() < self._rest_until
 
     def serves(self, model: str | None) -> bool:
-        """Whether it has the model; before it was asked it might."""
+        """Whether it may have the model; before it has named its models it may have any."""
         return self.models is None or model is None or model in self.models
 
     def label(self, model: str | None) -> str:
-        """``model`` as a label of metrics: a known one, as clients could invent names for ever."""
+        """``model`` as a label of metrics; "unknown" for a name that a client may have invented."""
         return model if model is not None and self.models and model in self.models else "unknown"
 
     def chosen(self) -> None:
-        """A request is on its way. After a rest the first one is a trial."""
+        """Count a request that goes there. The first one after a rest is a trial."""
         self.outstanding += 1
         if self._faults >= FAULTS and self._clock() >= self._rest_until:
             self._trial = True
 
     def released(self) -> None:
-        """That request has ended, in whatever way."""
+        """Count the end of a request."""
         self.outstanding -= 1
         self._trial = False
 
     def worked(self) -> None:
-        """It answered, if only to refuse: a 4xx is the client's fault."""
+        """Count an answer below 500: a 4xx is the client's fault."""
         self._faults = 0
         self._trial = False
 
     def failed(self) -> None:
-        """A broken connection or a 5xx. Several in a row are followed by ever longer rests."""
+        """Count a fault: a broken connection or a 5xx. After ``FAULTS`` in a row it rests."""
         if self.resting and not self._trial:
-            # Sent before the rest began: a crash under load is one fault, not a hundred.
+            # The request was sent before the rest began: a crash under load is one fault only.
             return
         self._faults += 1
         self._trial = False
@@ -92,7 +92,7 @@ class Fleet:
     def __init__(self, backends: Sequence[Backend], affinity: bool) -> None:
         self.backends = list(backends)
         self._affinity = affinity
-        self._turn = 0
+        self._rotation = 0
 
     @classmethod
     def connecting(
@@ -106,7 +106,7 @@ class Fleet:
         return cls(backends, plan.affinity)
 
     def named(self, name: str) -> Backend | None:
-        """The backend of a URL."""
+        """The backend with the URL ``name``; None if there is none."""
         return next((backend for backend in self.backends if backend.name == name), None)
 
     def knows(self, model: str | None) -> bool:
@@ -121,7 +121,7 @@ class Fleet:
     ) -> Backend | None:
         """The best backend that was not ``tried``; None if there is none.
 
-        One that rests or is unhealthy is better than none: it may have come back.
+        If all of them rest or are unhealthy, one of those is chosen: it may have come back.
         """
         if len(self.backends) == 1:
             (only,) = self.backends
@@ -136,15 +136,15 @@ class Fleet:
 
     def _least_loaded(self, fit: Sequence[Backend]) -> Backend:
         # Equals take turns.
-        self._turn += 1
-        start = self._turn % len(fit)
+        self._rotation += 1
+        start = self._rotation % len(fit)
         return min([*fit[start:], *fit[:start]], key=lambda backend: backend.load)
 
     def _by_prefix(self, fit: Sequence[Backend], prefix: bytes) -> Backend:
-        """Rendezvous hashing with a bound on the load: nothing has to be remembered."""
+        """Rendezvous hashing with a bound on the load; it needs no memory of earlier choices."""
         weight = sum(backend.spec.weight for backend in fit)
         bound = IMBALANCE * (sum(backend.outstanding for backend in fit) + 1) / weight
-        # Rounded up, so that there is room somewhere: the shares add up to more than all requests.
+        # Rounded up: then the bounds add up to more than all requests, and some backend has room.
         with_room = [b for b in fit if b.outstanding < math.ceil(bound * b.spec.weight)]
         return max(
             with_room,

@@ -1,4 +1,4 @@
-"""Asks every backend from time to time how it is and which models it serves."""
+"""Asks every backend regularly for its health and its models."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from proofserve.gateway.backends.fleet import Backend
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
-# One lost answer is an accident.
+# Failed probes in a row that make a backend unhealthy; a single one may be chance.
 FAILURES = 2
 
 
@@ -29,7 +29,7 @@ class Prober:
             transport=httpx.AsyncHTTPTransport(uds=parts.path) if unix else None,
             headers={"Authorization": f"Bearer {key}"} if key else None,
             timeout=TIMEOUT_S,
-            # The certificates of the world take a tenth of a second to load.
+            # To load the certificates takes a tenth of a second.
             verify=parts.scheme == "https",
         )
 
@@ -42,11 +42,11 @@ class Prober:
             await asyncio.sleep(self._interval_s)
 
     async def close(self) -> None:
-        """Let go of its connections: also of one that never came to run."""
+        """Close its connections."""
         await self._http.aclose()
 
     async def ask(self) -> None:
-        """Ask once. Whether it lives is for ``/health`` to say and for nothing else."""
+        """Ask once. Only ``/health`` decides whether the backend is healthy."""
         backend = self._backend
         try:
             (await self._http.get("/health")).raise_for_status()

@@ -20,12 +20,12 @@ from proofserve.gateway.failures import (
 )
 
 HEAD_BYTES = 64 * 1024
-# What the kernel may take of a backend that a client does not read. Left to itself it takes up to
-# 32 MiB for each connection. Answers of models are small: a window of this size slows none down.
+# The kernel's receive buffer: what it takes of an answer while the client does not read. Its
+# default is up to 32 MiB a connection. Answers of models are small: this size slows none down.
 RECEIVE_BYTES = 512 * 1024
 END_OF_HEAD = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\n(?:content-length|transfer-encoding):", re.IGNORECASE)
-# uvicorn, and so vLLM, drops a connection after 5 s of silence: we do it first.
+# uvicorn, and so vLLM, drops a connection after 5 s of silence: the gateway does it first.
 IDLE_S = 3.0
 
 
@@ -53,7 +53,7 @@ class Reader(Protocol):
 
 
 class Upstream(asyncio.Protocol):
-    """One connection. Whoever owns it sends one request, and reads one answer."""
+    """One connection. Each exchange that has it sends one request and reads one answer."""
 
     _transport: asyncio.Transport
 
@@ -85,7 +85,7 @@ class Upstream(asyncio.Protocol):
         self._transport.writelines([head, body])
 
     def pause(self) -> None:
-        """Read no more until ``resume``: the client takes less than the backend gives."""
+        """Read no more until ``resume``: the client reads more slowly than the backend writes."""
         self._paused = True
         self._transport.pause_reading()
 
@@ -95,12 +95,12 @@ class Upstream(asyncio.Protocol):
         self._transport.resume_reading()
 
     def release(self) -> None:
-        """The answer is complete: somebody else may have the connection, if it still stands."""
+        """The exchange has ended: keep the connection if the answer is complete, else drop it."""
         self._reader = None
         if self._keep_alive and self._complete and not self._transport.is_closing():
             self.used = True
             if self._paused:
-                # Its last bytes were more than the client could take.
+                # The client had not read the last bytes of the answer yet.
                 self.resume()
             self._pool.put_back(self)
         else:
@@ -111,13 +111,13 @@ class Upstream(asyncio.Protocol):
         self._pool.put_back(self)
 
     def abort(self) -> None:
-        """Drop the connection, by which the backend learns that nobody wants its answer."""
+        """Drop the connection; so the backend learns that it need not go on."""
         self._reader = None
         self._transport.abort()
 
     @property
     def closing(self) -> bool:
-        """Whether the other side has left."""
+        """Whether the connection is ending."""
         return self._transport.is_closing()
 
     # -- asyncio's side ----------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Upstream(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what came, or leave when nobody asked for it."""
+        """Pass on what came; drop the connection if no request is under way."""
         reader = self._reader
         if reader is None:
             self.abort()
@@ -142,7 +142,7 @@ class Upstream(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._give_up(BACKEND_GARBLED)
             return
-        # A second answer to one request: no byte of it may reach a client.
+        # A second answer to one request: a client must not get any byte of it.
         if self._messages > 1:
             self._give_up(BACKEND_GARBLED)
         elif self._in_head:
@@ -156,7 +156,7 @@ class Upstream(asyncio.Protocol):
             head, rest = head[:end], head[end + len(END_OF_HEAD) :]
             if not self._interim:
                 break
-            # "100 Continue" and its kin: the head proper is still to come.
+            # An interim head such as "100 Continue": the final head is still to come.
             self._interim -= 1
             head = rest
         else:
@@ -170,7 +170,7 @@ class Upstream(asyncio.Protocol):
         reader.answer_begins(self._status, head, rest, self._complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other side has left, or we have."""
+        """The connection has ended, by either side."""
         self._pool.opened -= 1
         self._pool.forget(self)
         if self._reader is not None and not self._complete:
@@ -202,7 +202,7 @@ class Upstream(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
-        """The answer is read, or one that only precedes it."""
+        """The answer is read, or an interim head before it."""
         if self._status < 200:
             self._messages -= 1
             self._interim += 1
@@ -211,7 +211,7 @@ class Upstream(asyncio.Protocol):
 
 
 class Pool:
-    """The connections to one backend; idle ones are kept for a moment, the latest used first."""
+    """The connections to one backend; idle ones are kept for ``IDLE_S``, the latest used first."""
 
     def __init__(
         self, url: str, connect_s: float, loop: asyncio.AbstractEventLoop, writes: WriteBatch
@@ -265,7 +265,7 @@ class Pool:
         return upstream
 
     def put_back(self, upstream: Upstream) -> None:
-        """Keep a connection for the next one."""
+        """Keep a connection for the next request."""
         upstream.idle_since = self._loop.time()
         self._idle.append(upstream)
 
@@ -275,12 +275,12 @@ class Pool:
             self._idle.remove(upstream)
 
     def drop_idle(self, now: float) -> None:
-        """Close what nobody has used for a while."""
+        """Close the connections that were idle for too long."""
         while self._idle and now - self._idle[0].idle_since > IDLE_S:
             self._idle.popleft().abort()
 
     def close(self) -> None:
-        """Close everything idle, and connect no more."""
+        """Close all idle connections, and stop connecting."""
         for task in self._connecting:
             task.cancel()
         while self._idle:

@@ -1,22 +1,22 @@
-"""Who may use a backend now: permits in the order of arrival, and a queue with an end."""
+"""Permits to be at a backend, granted in the order of arrival, and a bounded queue for the rest."""
 
 import enum
 from collections import OrderedDict
 from typing import Protocol
 
-# How much the latest permit changes what is thought usual.
-NEWS = 0.1
+# Weight of the latest permit in the average time that a permit is held.
+LATEST_WEIGHT = 0.1
 
 
 class Waiter(Protocol):
-    """Somebody who wants a permit."""
+    """A request that waits for a permit."""
 
     def permit_granted(self) -> None:
-        """The wait is over."""
+        """The request has a permit from now on."""
 
 
 class Entry(enum.Enum):
-    """What came of asking for a permit."""
+    """The result of asking for a permit."""
 
     GRANTED = enum.auto()
     QUEUED = enum.auto()
@@ -32,20 +32,20 @@ class PermitQueue:
         self.in_use = 0
         self._queue: OrderedDict[Waiter, None] = OrderedDict()
         self._granting = False
-        self._usually_held = 0.0
+        self._average_held = 0.0
 
     @property
     def expected_wait(self) -> float:
-        """Seconds until somebody who came now would have a permit, as things have gone of late."""
-        return (len(self._queue) + 1) * self._usually_held / self.limit
+        """Expected wait of a new request, in seconds, from recent permit times."""
+        return (len(self._queue) + 1) * self._average_held / self.limit
 
     @property
     def queued(self) -> int:
-        """How many wait."""
+        """How many requests wait."""
         return len(self._queue)
 
     def enter(self, waiter: Waiter) -> Entry:
-        """Ask for a permit. A granted one is told by the result, a later one by a call."""
+        """Ask for a permit. A queued ``waiter`` gets it later, by ``permit_granted``."""
         if self.in_use < self.limit and not self._queue:
             self.in_use += 1
             return Entry.GRANTED
@@ -55,15 +55,15 @@ class PermitQueue:
         return Entry.QUEUED
 
     def abandon(self, waiter: Waiter) -> None:
-        """Leave the queue."""
+        """Take ``waiter`` out of the queue. Raises KeyError if it is not there."""
         del self._queue[waiter]
 
     def leave(self, held: float) -> None:
-        """Give back a permit that was ``held`` for seconds; whoever waited longest gets it."""
+        """Give back a permit that was ``held`` for seconds; the oldest waiter gets it."""
         self.in_use -= 1
-        self._usually_held += NEWS * (held - self._usually_held)
-        # A waiter that fails at once gives its permit back in the middle of this: the loop goes on
-        # with the next, where a recursion would be as deep as the queue is long.
+        self._average_held += LATEST_WEIGHT * (held - self._average_held)
+        # A waiter that fails at once calls this method again. The loop below then serves the next
+        # one: a recursion could be as deep as the queue is long.
         if self._granting:
             return
         self._granting = True

@@ -33,11 +33,10 @@ class RequestFields(msgspec.Struct, gc=False):
     input: msgspec.Raw = msgspec.Raw()
 
     def most_tokens(self, size: int) -> int:
-        """The most tokens that a body of ``size`` bytes may cost, as far as it says.
+        """The most tokens that a body of ``size`` bytes may cost.
 
-        No token is shorter than a byte. Endpoints differ in the name of the limit, and a wrong one
-        is ignored there: the largest counts, and a negative one, which a backend refuses, earns
-        nothing.
+        No token is shorter than a byte. Endpoints differ in the name of the limit and ignore the
+        others' names, so the largest counts. A negative limit, which a backend refuses, counts 0.
         """
         limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
         longest = USUAL_ANSWER if limits == UNLIMITED else max((0, *filter(None, limits)))
@@ -48,11 +47,11 @@ class RequestFields(msgspec.Struct, gc=False):
         if kind is None:
             # A text, or a list of numbers: one prompt in tokens.
             return 1
-        # Counted, not parsed: of ten million short prompts that would take seconds and a gigabyte.
+        # Counted, not parsed: to parse ten million short prompts takes seconds and a gigabyte.
         text = bytes(self.prompt)
         if kind[1] == b"[":
             return text.count(b"[") - 1
-        # Two quotes for each, those inside of it apart. A backslash pair quotes nothing.
+        # Two quotes for each prompt, besides escaped ones. A pair of backslashes escapes nothing.
         text = text.replace(rb"\\", b"")
         return (text.count(b'"') - text.count(rb"\"")) // 2
 

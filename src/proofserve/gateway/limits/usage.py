@@ -1,4 +1,4 @@
-"""Tokens of an answer, read from its last bytes: the rest passes by unparsed."""
+"""Tokens of an answer, read from its last bytes; the rest is relayed unparsed."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Reported(msgspec.Struct, gc=False):
-    """A usage object. The Responses API has names of its own; embeddings write nothing."""
+    """A usage object. The Responses API has other names; embeddings have no completion tokens."""
 
     prompt_tokens: Count | None = None
     input_tokens: Count | None = None
@@ -38,7 +38,7 @@ def tail_of(before: bytes, data: bytes) -> bytes:
 
 
 def read_usage(tail: bytes) -> Usage | None:
-    """The last usage in ``tail``; None if the backend did not say or it lies further back.
+    """The last usage in ``tail``; None if there is none, or if it lies further back.
 
     A quoted ``"usage":`` of the model's own text cannot be mistaken for it: inside a JSON string
     its quotes are escaped.
@@ -58,7 +58,7 @@ def read_usage(tail: bytes) -> Usage | None:
 
 
 def _object(tail: bytes, start: int) -> bytes | None:
-    """From ``start`` to the brace that closes what opens there, None if none does."""
+    """The JSON object that begins at ``start``; None if it does not end in ``tail``."""
     end = start
     while (end := tail.find(b"}", end) + 1) > 0:
         if tail.count(b"{", start, end) == tail.count(b"}", start, end):

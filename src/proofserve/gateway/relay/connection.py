@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Ended(Protocol):
-    """An exchange whose client has its answer."""
+    """An exchange that has ended."""
 
     keep_alive: bool
 
@@ -14,7 +14,7 @@ class Connection(Protocol):
 
     @property
     def write_paused(self) -> bool:
-        """Whether the client takes less than it was given."""
+        """Whether the client reads more slowly than the backend writes."""
 
     def write(self, data: bytes) -> None:
         """Send to the client."""
@@ -23,4 +23,4 @@ class Connection(Protocol):
         """The exchange has ended; the connection may serve another if it is ``keep_alive``."""
 
     def abort(self) -> None:
-        """Cut the connection: what was sent is no complete answer."""
+        """Cut the connection, so that the client sees that its answer is not complete."""

@@ -20,7 +20,7 @@ from proofserve.web.request_ids import RequestIds
 
 
 class Gateway:
-    """Made inside a running event loop, which it then belongs to."""
+    """Made inside a running event loop, and used in that loop only."""
 
     def __init__(self, plan: GatewayPlan) -> None:
         self.plan = plan

@@ -1,9 +1,9 @@
-"""Heads on their way through: what belongs to one connection stays behind."""
+"""Heads of requests and answers as they are relayed, without what belongs to one connection."""
 
 import re
 from collections.abc import Collection, Sequence
 
-# Of one hop (RFC 9110, section 7.6.1), or rewritten here.
+# Headers of one hop (RFC 9110, section 7.6.1), and those that are rewritten here.
 HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -59,7 +59,7 @@ def response_head(head: bytes, own: bytes, keep_alive: bool) -> bytes:
 
 
 class CrossOrigin:
-    """Which web pages may read answers; with no origins configured the backend decides."""
+    """Which web pages may read answers. With no origins configured the backend decides."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         self.configured = bool(origins)
@@ -73,5 +73,5 @@ class CrossOrigin:
         return b"access-control-allow-origin: %s\r\nvary: Origin\r\n" % origin
 
     def strip(self, head: bytes) -> bytes:
-        """A backend's head without its own opinion, if we have one."""
+        """A backend's head without its own CORS lines, if the gateway sets them."""
         return _CORS.sub(b"", head) if self.configured else head
