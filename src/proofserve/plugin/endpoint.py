@@ -16,7 +16,7 @@ from proofserve.api.metrics import exposed
 from proofserve.api.node import Node
 from proofserve.engines.vllm import vetting
 from proofserve.plugin.logs import log_as
-from proofserve.rounds.ports import MeasurableEngine
+from proofserve.rounds.ports import MeasurableEngine, ProofEngine
 from proofserve.rounds.records import EngineInfo
 from proofserve.settings.node import NodeSettings
 from proofserve.settings.process import has_variable
@@ -77,30 +77,14 @@ class ProofEndpoints:
             return
         access = access_of(self._settings)
         require_access_rule(access, args.host, args.uds is not None)
-        version = vetting.require_vetted_version()
-        config = engine_client.vllm_config
-        vetting.require_one_owner(config)
-        vetting.require_model_runner(config)
-        # After the version check: in another version this import may fail without advice.
-        from proofserve.engines.vllm import compat_client  # noqa: PLC0415
-        from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
-
-        engine_info = EngineInfo(
-            model_names=tuple(args.served_model_name or [args.model]),
-            hidden_size=config.model_config.get_hidden_size(),
-            max_seq_len=config.model_config.max_model_len,
-            versions=versions(vllm=version),
-        )
-        engine = VllmEngine(
-            engine_client,
-            engine_info,
-            self._settings.defer_sec,
-            self._settings.rpc_timeout_ms / 1e3,
-        )
+        engine = self._engine_of(engine_client, args)
         state.proofserve_engine = engine
         node = await self._running.enter_async_context(running_node(engine, self._settings))
         self._running.enter_context(exposed(node))
-        compat_client.install_orderly_shutdown(engine_client, node.manager.aclose, ROUND_END_S)
+        # Here, not above: it imports private names, so only after the version check.
+        from proofserve.engines.vllm.compat_client import install_orderly_shutdown  # noqa: PLC0415
+
+        install_orderly_shutdown(engine_client, node.manager.aclose, ROUND_END_S)
         state.proofserve_node = node
         if has_variable(MULTIPROCESS):
             _logger.warning(
@@ -112,6 +96,28 @@ class ProofEndpoints:
             self._settings.outbox.absolute(),
         )
         _logger.info("proof endpoints: %s", description(access))
+
+    def _engine_of(self, engine_client: Any, args: Namespace) -> ProofEngine:
+        """The adapter of the engine that vLLM started. Raises UnsupportedEngine."""
+        version = vetting.require_vetted_version()
+        config = engine_client.vllm_config
+        vetting.require_one_owner(config)
+        vetting.require_model_runner(config)
+        # After the version check: in another version this import may fail without advice.
+        from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
+
+        engine_info = EngineInfo(
+            model_names=tuple(args.served_model_name or [args.model]),
+            hidden_size=config.model_config.get_hidden_size(),
+            max_seq_len=config.model_config.max_model_len,
+            versions=versions(vllm=version),
+        )
+        return VllmEngine(
+            engine_client,
+            engine_info,
+            self._settings.defer_sec,
+            self._settings.rpc_timeout_ms / 1e3,
+        )
 
 
 def _limit_wait_for_clients(application: FastAPI) -> None:
