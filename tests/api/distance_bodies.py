@@ -1,4 +1,4 @@
-"""Bodies of the distance protocol, for a server whose toy engine computes in no time."""
+"""Bodies of the distance protocol, for a server with the toy engine."""
 
 from typing import Any
 

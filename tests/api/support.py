@@ -1,4 +1,4 @@
-"""A small server: our router in an application whose own handlers would answer otherwise."""
+"""A small server: our router in an application that has error handlers of its own."""
 
 import asyncio
 from collections.abc import AsyncIterator

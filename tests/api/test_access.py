@@ -1,4 +1,4 @@
-"""Who may call: every route, by every kind of caller."""
+"""Access: every route, called by every kind of client."""
 
 import json
 from typing import Any
@@ -121,7 +121,7 @@ async def test_every_route_by_every_caller(who: str) -> None:
         "Bearer \xff\xfe",
     ],
 )
-async def test_what_is_no_bearer_key_is_401(header: str) -> None:
+async def test_a_malformed_authorization_header_is_401(header: str) -> None:
     async with serving(access=ACCESS) as server:
         headers = [(b"authorization", header.encode("latin-1"))]
         assert (await server.client.get("/status", headers=headers)).status_code == 401

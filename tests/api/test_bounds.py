@@ -1,4 +1,4 @@
-"""What a request may weigh, how many may come, and how many may wait."""
+"""Limits: the size of a request, requests per minute, and calls that wait."""
 
 import asyncio
 import gzip
@@ -124,7 +124,7 @@ async def test_a_call_without_a_list_takes_few_bytes(server: Server) -> None:
         max_leaves=40,
     )
 )
-def test_values_are_told_without_parsing(value: Any) -> None:
+def test_values_are_counted_without_parsing(value: Any) -> None:
     body = json.dumps(value).encode()
     many = separators(value)
     assert not many or holds_more_values(body, many - 1)
@@ -141,7 +141,7 @@ def separators(value: Any) -> int:
     return 0
 
 
-async def test_what_a_claim_says_is_no_number_of_values(server: Server) -> None:
+async def test_the_text_of_a_claim_does_not_count_as_values(server: Server) -> None:
     odd = "[,{" * 20_000
     body = {**JOB, "nonces": [1], "validation": {"artifacts": [{"nonce": 1, "vector_b64": odd}]}}
     response = await server.post(GENERATE, {**body, "wait": True})

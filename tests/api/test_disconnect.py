@@ -1,4 +1,4 @@
-"""A client that leaves takes its job along: with a real server and real sockets."""
+"""When a client disconnects, its job is cancelled: with a real server and real sockets."""
 
 import asyncio
 import socket

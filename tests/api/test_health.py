@@ -1,4 +1,4 @@
-"""The three questions that supervisors ask, and what they are told."""
+"""The three health checks, and their answers for each fault."""
 
 import asyncio
 

@@ -131,7 +131,7 @@ async def test_the_thresholds_of_the_request_are_used(
     assert body["fraud_detected"] is fraud
 
 
-async def test_while_a_round_runs_jobs_wait_and_nobody_is_refused(server: Server) -> None:
+async def test_while_a_round_runs_jobs_wait_and_none_is_refused(server: Server) -> None:
     await server.post(START, ORDER)
     awaited = asyncio.create_task(server.post(GENERATE, {**WAIT, "nonces": [10**6]}))
     queued = (await server.post(GENERATE, JOB)).json()

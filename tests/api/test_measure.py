@@ -1,4 +1,4 @@
-"""``POST /measure``: what it asks the engine for, and what it refuses."""
+"""``POST /measure``: the forwards that it runs, and the requests that it refuses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +67,7 @@ async def test_bare_forwards_of_either_protocol(
         ({**DISTANCE, "batch_size": 1025}, "body.batch_size: "),
     ],
 )
-async def test_what_it_refuses(
+async def test_wrong_measurements_are_refused(
     server: Server, engine: Stopwatch, order: dict[str, Any], message: str
 ) -> None:
     response = await server.post("/measure", order)

@@ -1,4 +1,4 @@
-"""What a scrape shows of a node, read from another thread as servers do."""
+"""The metrics of a scrape, read from another thread as servers do."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -129,7 +129,7 @@ async def test_a_part_that_does_not_answer_is_down_and_shows_nothing(
     assert seen["nonces_total", "proved,job"] == 0
 
 
-async def test_what_was_revived_stays_counted_as_expired(
+async def test_revived_callbacks_stay_counted_as_expired(
     server: Server, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = replace(await server.outbox.gauges(), expired=2, revived=3)

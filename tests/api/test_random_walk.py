@@ -1,4 +1,4 @@
-"""Whatever is asked in whatever order: never a 500, and what is shown is what is so."""
+"""Random calls in random order: never a 500, and the status is always true."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Every other refusal: its status, and a message that says what was wrong."""
+"""The other refusals: their status, and a message that names the fault."""
 
 import gzip
 import json
@@ -60,7 +60,7 @@ async def test_a_key_of_half_a_surrogate_pair_is_refused_as_unknown(server: Serv
     assert response.status_code == 422
 
 
-async def test_a_refusal_does_not_echo_what_it_refuses(server: Server) -> None:
+async def test_a_refusal_does_not_echo_the_input(server: Server) -> None:
     huge = {
         **JOB,
         "nonces": ["x" * 1000] * 1000,

@@ -1,4 +1,4 @@
-"""Every field of every body: what it refuses, with the name in the message."""
+"""Every field of every body: the values that it refuses, with its name in the message."""
 
 import json
 from typing import Any

@@ -37,14 +37,14 @@ class ArtifactRoutes:
             **documented(JobAnswer, 404, 503),
         )
 
-    async def generate(self, request: Request, order: JobRequest) -> dict[str, Any]:
+    async def generate(self, request: Request, body: JobRequest) -> dict[str, Any]:
         """Prove given nonces, or judge claims about them; after the round, while one runs."""
         node = self._get_node(request)
-        job = translate.job(order, node.deployment)
+        job = translate.job(body, node.deployment)
         warning = await translate.url_warning("url", job.url, node.deployment)
         more = {"warning": warning} if warning else {}
         await require_engine(node)
-        if not order.wait:
+        if not body.wait:
             await _require_callback_room(node, job)
             request_id = node.manager.submit(job)
             return {
@@ -78,7 +78,7 @@ async def _require_callback_room(node: Node, job: Job) -> None:
     if job.url is None:
         return
     limit, waiting = node.deployment.max_callbacks, 0
-    # An outbox that is out of order for a while is no reason to refuse work now.
+    # While the outbox cannot be read, work is still accepted.
     with contextlib.suppress(OutboxUnavailable):
         waiting = (await node.outbox.gauges()).pending
     if waiting >= limit:

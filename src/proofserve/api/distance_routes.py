@@ -22,31 +22,31 @@ class DistanceRoutes:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the endpoints to ``router``."""
-        configures = documented(PowAnswer, 409, 422, 503)
-        moves = documented(PowAnswer, 400, 409, 503)
-        judges = documented(JudgeAnswer, 400, 409, 422, 503)
-        router.add_api_route("/init", self.init, methods=["POST"], **configures)
-        router.add_api_route("/init/validate", self.init_validate, methods=["POST"], **configures)
-        router.add_api_route("/phase/generate", self.phase_generate, methods=["POST"], **moves)
-        router.add_api_route("/phase/validate", self.phase_validate, methods=["POST"], **moves)
-        router.add_api_route("/validate", self.validate, methods=["POST"], **judges)
+        configured = documented(PowAnswer, 409, 422, 503)
+        changed = documented(PowAnswer, 400, 409, 503)
+        judged = documented(JudgeAnswer, 400, 409, 422, 503)
+        router.add_api_route("/init", self.init, methods=["POST"], **configured)
+        router.add_api_route("/init/validate", self.init_validate, methods=["POST"], **configured)
+        router.add_api_route("/phase/generate", self.phase_generate, methods=["POST"], **changed)
+        router.add_api_route("/phase/validate", self.phase_validate, methods=["POST"], **changed)
+        router.add_api_route("/validate", self.validate, methods=["POST"], **judged)
 
-    async def init(self, request: Request, order: DistanceRoundRequest) -> dict[str, Any]:
+    async def init(self, request: Request, body: DistanceRoundRequest) -> dict[str, Any]:
         """Configure a round and do nothing yet. 409 while a round generates."""
         node = self._get_node(request)
-        spec = translate.distance_round(order, node.deployment, str(uuid.uuid4()))
+        spec = translate.distance_round(body, node.deployment, str(uuid.uuid4()))
         warning = await url_warning("callback_url", spec.url, node.deployment)
         await require_engine(node)
         await node.manager.init(spec)
         return {**await _ok(node), **node.warn(spec.round_id, warning)}
 
-    async def init_validate(self, request: Request, order: DistanceRoundRequest) -> dict[str, Any]:
+    async def init_validate(self, request: Request, body: DistanceRoundRequest) -> dict[str, Any]:
         """Configure a round to judge claims by, and push verdicts to its callback_url.
 
         409 while a round generates.
         """
         node = self._get_node(request)
-        spec = translate.distance_round(order, node.deployment, str(uuid.uuid4()))
+        spec = translate.distance_round(body, node.deployment, str(uuid.uuid4()))
         warning = await url_warning("callback_url", spec.url, node.deployment)
         await require_engine(node)
         await node.manager.init_validate(spec)
@@ -66,13 +66,13 @@ class DistanceRoutes:
         await node.manager.validate()
         return await _ok(node)
 
-    async def validate(self, request: Request, batch: DistanceClaimsRequest) -> dict[str, Any]:
-        """Recompute somebody's winners and judge them by the configured round.
+    async def validate(self, request: Request, body: DistanceClaimsRequest) -> dict[str, Any]:
+        """Recompute a prover's winners and judge them by the configured round.
 
         400 if there is no round, 409 if it is for another block. Chat goes first, as always.
         """
         node = self._get_node(request)
-        claims = translate.distance_claims(batch, node.deployment)
+        claims = translate.distance_claims(body, node.deployment)
         await require_engine(node)
         with node.waits.one():
             verdict = await while_connected(request, node.manager.judge(claims))

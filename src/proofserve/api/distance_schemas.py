@@ -13,8 +13,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from proofserve.api.schemas import (
-    DISTANCE_CLAIMS,
-    DISTANCE_ROUND,
+    DISTANCE_CLAIMS_EXAMPLE,
+    DISTANCE_ROUND_EXAMPLE,
     BatchSize,
     Body,
     Count,
@@ -36,7 +36,7 @@ _SEQ_LEN = 256
 class DistanceRoundRequest(Body, WorkRecord):
     """A round: what is computed, which nonces are this node's, and when one wins."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_ROUND]})
+    model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_ROUND_EXAMPLE]})
 
     block_hash: Text = Field(description="Hash of the block that the work is for.")
     block_height: Whole = Field(description="Its height; reported, not part of the numbers.")
@@ -66,9 +66,9 @@ class DistanceRoundRequest(Body, WorkRecord):
 
 
 class DistanceClaimsRequest(Body, WorkRecord):
-    """Somebody's winners: ``dist[i]`` is claimed for ``nonces[i]``. NaN is allowed, and invalid."""
+    """A prover's winners: ``dist[i]`` is claimed for ``nonces[i]``. NaN is invalid."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_CLAIMS]})
+    model_config = ConfigDict(json_schema_extra={"examples": [DISTANCE_CLAIMS_EXAMPLE]})
 
     public_key: Text = Field(description="Key of the node that claims them.")
     block_hash: Text = Field(description="Must be the configured round's.")

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from proofserve.api.access import ANONYMOUS, Role
+from proofserve.api.access import ANONYMOUS, Caller, Role
 from proofserve.api.errors import (
     ApiError,
     BodyLost,
@@ -82,8 +82,25 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 _KNOWN: tuple[type[Exception], ...] = (HTTPException, *(kind for kind, _ in _STATUS))
 # A full queue has probably moved on by then. Seconds.
 _QUEUE_MOVES_S = "5"
-# A viewer's key permits these.
+# A viewer's key permits these. Monitoring sends them often: only their refusals are logged.
 _READING = {"GET", "HEAD"}
+_WORD_BORDER = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+class ClosingRoute(APIRoute):
+    """A route that closes the connection after a request whose body uvicorn may lose."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        """The handler of this route's requests."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            response: Response = await handle(request)
+            if has_upgraded_body(request):
+                response.headers["Connection"] = "close"
+            return response
+
+        return answer
 
 
 def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type[APIRoute]:
@@ -94,24 +111,20 @@ def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type
     """
     ids = RequestIds()
 
-    class GuardedRoute(APIRoute):
+    class NodeRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Any]:
             handle = super().get_route_handler()
             role = Role.VIEWER if self.methods <= _READING else Role.OPERATOR
-            lists = _takes_nonces(self.dependant)
+            has_nonces = _takes_nonces(self.dependant)
 
             async def answer(request: Request) -> Response:
                 node = reason = None
                 try:
-                    # The body is read last: a client without a key cannot make the server read it.
                     node = get_node(request)
                     caller = node.access.admit(request, role) if needs_key else ANONYMOUS
-                    _require_enabled(node)
-                    node.rates.count(caller)
-                    limits = node.deployment
-                    nonces = limits.max_nonces if lists else 0
-                    whole = await read_body(request, limits.max_body_bytes, nonces)
-                    response: Response = await handle(whole)
+                    response: Response = await handle(
+                        await _with_body(node, caller, request, has_nonces)
+                    )
                 except _KNOWN as error:
                     response, reason = explained(error), reason_of(error)
                 except Exception:
@@ -120,30 +133,21 @@ def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type
                     reason = "internal"
                 if has_upgraded_body(request):
                     response.headers["Connection"] = "close"
-                request_id = _id_of(request, ids)
-                response.headers["X-Request-Id"] = request_id
-                account(node, request, response, request_id, reason)
+                account(node, request, response, _id_of(request, ids), reason)
                 return response
 
             return answer
 
-    return GuardedRoute
+    return NodeRoute
 
 
-class ClosingRoute(APIRoute):
-    """A route that closes the connection after a request whose body uvicorn loses."""
-
-    def get_route_handler(self) -> Callable[[Request], Any]:
-        """What answers a request."""
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            response: Response = await handle(request)
-            if has_upgraded_body(request):
-                response.headers["Connection"] = "close"
-            return response
-
-        return answer
+async def _with_body(node: Node, caller: Caller, request: Request, has_nonces: bool) -> Request:
+    """Check whether an admitted caller may go on, and read the body of its request."""
+    if not node.deployment.enabled:
+        raise NotEnabled("PoC not enabled")
+    node.rates.count(caller)
+    limits = node.deployment
+    return await read_body(request, limits.max_body_bytes, limits.max_nonces if has_nonces else 0)
 
 
 def explained(error: Exception) -> JSONResponse:
@@ -167,11 +171,6 @@ def _takes_nonces(dependant: Dependant) -> bool:
     return any("nonces" in getattr(body, "model_fields", ()) for body in bodies)
 
 
-def _require_enabled(node: Node) -> None:
-    if not node.deployment.enabled:
-        raise NotEnabled("PoC not enabled")
-
-
 def _detail(error: Exception) -> Any:
     if isinstance(error, RequestValidationError):
         return problems(error.errors())
@@ -183,26 +182,23 @@ def _detail(error: Exception) -> Any:
     return "Engine not available" if isinstance(error, EngineGone) else str(error)
 
 
-_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
-# Monitoring sends these every few seconds: only their refusals are logged.
-_QUIET = ("GET", "HEAD")
-
-
 def reason_of(error: Exception) -> str:
     """The label of an error: ``QueueFull`` is ``queue_full``."""
-    return _WORD.sub("_", type(error).__name__).lower().removesuffix("_error")
+    return _WORD_BORDER.sub("_", type(error).__name__).lower().removesuffix("_error")
 
 
 def account(
     node: Node | None, request: Request, response: Response, request_id: str, reason: str | None
 ) -> None:
-    """Count and log ``response``; ``reason`` says why the request was refused, None if it was not.
+    """Count and log ``response``, and give it the request's id.
 
+    ``reason`` says why the request was refused; None if it was served.
     Request bodies, headers and response bodies are not logged: they may hold keys.
     """
+    response.headers["X-Request-Id"] = request_id
     if node is not None and reason is not None:
         node.refusals[response.status_code, reason] += 1
-    if reason is None and request.method in _QUIET:
+    if reason is None and request.method in _READING:
         return
     spec = node.manager.status().spec if node is not None else None
     round_id = spec.round_id if spec is not None else None

@@ -55,7 +55,7 @@ class HealthRoutes:
     async def ready(self, request: Request) -> dict[str, Any]:
         """The engine answers and the outbox can be written. Needs no key.
 
-        503 names the part that failed; the reason is told to callers with a key only.
+        503 names the part that failed; only a caller with a key gets the reason.
         """
         node = self._get_node(request)
         node.manager.require_open()

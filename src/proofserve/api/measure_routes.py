@@ -1,4 +1,4 @@
-"""``POST /measure``: the yardstick of the benchmarks, open only where the operator asked for it."""
+"""``POST /measure``: bare forwards, for benchmarks; only on servers with ``--poc-measure``."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.records import Workload
 
 
-class MeasureOrder(Body):
+class MeasureRequest(Body):
     """Bare forwards of one workload, back to back; chat waits until they are done."""
 
     block_hash: Text
@@ -27,7 +27,7 @@ class MeasureOrder(Body):
     forwards: Annotated[int, Field(ge=1, le=1000)] = 10
 
     @model_validator(mode="after")
-    def _one_protocol(self) -> "MeasureOrder":
+    def _one_protocol(self) -> "MeasureRequest":
         if (self.params is None) is (self.seq_len is None):
             raise PydanticCustomError(
                 "protocol", "exactly one of params (artifact) and seq_len (distance) is needed"
@@ -40,17 +40,17 @@ def router(
     get_engine: Callable[[Request], MeasurableEngine],
     has_keys: bool = True,
 ) -> APIRouter:
-    """The one route, for an application whose requests lead to a node and its engine."""
+    """The route, for an application whose requests lead to a node and its engine."""
 
-    async def measure(request: Request, order: MeasureOrder) -> dict[str, Any]:
+    async def measure(request: Request, body: MeasureRequest) -> dict[str, Any]:
         """Nonces per second of the worker alone: no HTTP, no rounds, no outbox."""
-        work = _workload(order, get_node(request).deployment)
-        nonces = range(order.batch_size)
-        measured = await get_engine(request).measure(work, nonces, order.forwards)
+        work = _workload(body, get_node(request).deployment)
+        nonces = range(body.batch_size)
+        measured = await get_engine(request).measure(work, nonces, body.forwards)
         return {
             "nonces_per_second": measured.nonces / measured.seconds,
-            "seconds_per_forward": measured.seconds / order.forwards,
-            "sequences": measured.nonces // order.forwards,
+            "seconds_per_forward": measured.seconds / body.forwards,
+            "sequences": measured.nonces // body.forwards,
         }
 
     made = empty_router(get_node, has_keys)
@@ -58,10 +58,10 @@ def router(
     return made
 
 
-def _workload(order: MeasureOrder, deployment: Deployment) -> Workload:
-    if order.seq_len is not None:
-        return Workload(DistanceScheme(), order.block_hash, order.public_key, order.seq_len)
-    if order.params is None:
+def _workload(body: MeasureRequest, deployment: Deployment) -> Workload:
+    if body.seq_len is not None:
+        return Workload(DistanceScheme(), body.block_hash, body.public_key, body.seq_len)
+    if body.params is None:
         raise AssertionError("the body's own check lets exactly one protocol pass")
-    scheme = schemes.scheme(deployment.scheme, k_dim=order.params.k_dim)
-    return Workload(scheme, order.block_hash, order.public_key, order.params.seq_len)
+    scheme = schemes.scheme(deployment.scheme, k_dim=body.params.k_dim)
+    return Workload(scheme, body.block_hash, body.public_key, body.params.seq_len)

@@ -1,4 +1,4 @@
-"""What Prometheus sees of a node. Nothing is counted here: a scrape reads what the node knows."""
+"""The Prometheus metrics of a node. Nothing is counted here: a scrape reads the node."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ from proofserve.rounds.state import State
 from proofserve.rounds.status import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges
 
 PREFIX = "proofserve"
-# Longer than any reading takes: beyond it the loop is stuck, and a scrape gets what is there.
+# Longer than any reading takes: after it the scrape goes on without the node's metrics.
 READING_S = 8.0
 Labels = TypeVar("Labels", bound=tuple[str, ...])
 
@@ -41,8 +41,8 @@ def exposed(node: Node, registry: CollectorRegistry = REGISTRY) -> Iterator[None
 class NodeCollector(Collector):
     """Shows ``node``, whose ``loop`` runs in another thread than the scrapes.
 
-    A scrape on the loop's own thread cannot wait for a reading, and one may not break the other
-    metrics of its page: both get nothing of the node.
+    A scrape on the loop's own thread cannot wait for a reading, so it gets no metrics of the node.
+    A reading that fails does not break the other metrics of the page either.
     """
 
     def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
@@ -50,7 +50,7 @@ class NodeCollector(Collector):
         self._loop = loop
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: a registry that asks for names at registration must not start a reading."""
+        """No names: registration must not start a reading."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -62,11 +62,11 @@ class NodeCollector(Collector):
     def _read(self) -> Snapshot | None:
         if self._loop.is_closed() or _runs_here(self._loop):
             return None
-        asked = asyncio.run_coroutine_threadsafe(snapshot(self._node), self._loop)
+        future = asyncio.run_coroutine_threadsafe(snapshot(self._node), self._loop)
         try:
-            return asked.result(READING_S)
+            return future.result(READING_S)
         except TimeoutError:
-            asked.cancel()
+            future.cancel()
             return None
 
 
@@ -147,11 +147,11 @@ def _engine(engine: EngineGauges) -> Iterator[Metric]:
     longest = {(): engine.longest_chat_wait_s}
     yield _gauge("longest_chat_wait_seconds", "Longest that proofs made a chat wait.", longest)
     yield _gauge("leased_blocks", "KV blocks on lease to proofs.", {(): engine.leased_blocks})
-    yield _gauge("free_blocks", "KV blocks that nobody has.", {(): engine.free_blocks})
+    yield _gauge("free_blocks", "KV blocks that are free.", {(): engine.free_blocks})
 
 
 def _outbox(outbox: OutboxGauges) -> Iterator[Metric]:
-    # A counter never goes down: what was asked for again has expired all the same.
+    # A counter never goes down: callbacks that were made due again had expired, too.
     expired = outbox.expired + outbox.revived
     ended = {("delivered",): outbox.delivered, ("expired",): expired}
     yield _counter("callbacks", "Callbacks of the file by how they ended.", ended, ["outcome"])

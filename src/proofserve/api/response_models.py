@@ -1,4 +1,4 @@
-"""What the routes answer, as the OpenAPI pages show it; a test holds real answers against it."""
+"""The responses of the routes for the OpenAPI page; a test compares real responses with them."""
 
 from typing import Any, Literal
 
@@ -9,13 +9,13 @@ from proofserve.wire.records import ArtifactRecord, VectorEncoding
 
 
 class ResponseModel(BaseModel):
-    """What all answers have in common."""
+    """Base of all responses: no other keys."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class PowStatus(ResponseModel):
-    """A round as the distance protocol knows it.
+    """A round in the form of the distance protocol.
 
     The newest winners, oldest first; null while the outbox cannot be read. Seconds, and nonces
     per second.
@@ -32,13 +32,13 @@ class PowStatus(ResponseModel):
 
 
 class StateOnly(ResponseModel):
-    """A round as the artifact protocol knows it."""
+    """A round in the form of the artifact protocol."""
 
     status: State
 
 
 class StoppedPowStatus(PowStatus):
-    """Both at once, where the node cannot know who asks."""
+    """Both forms, because the node cannot know the protocol of the client."""
 
     status: State
 
@@ -52,7 +52,7 @@ class PowAnswer(ResponseModel):
 
 
 class StartAnswer(ResponseModel):
-    """A round was started, in the words of its protocol."""
+    """A round was started; the status has the form of its protocol."""
 
     status: Literal["OK"]
     pow_status: PowStatus | StateOnly
@@ -60,7 +60,7 @@ class StartAnswer(ResponseModel):
 
 
 class StopAnswer(ResponseModel):
-    """Nothing runs any more."""
+    """The round has ended and queued jobs are cancelled."""
 
     status: Literal["OK"]
     pow_status: StoppedPowStatus | StateOnly
@@ -77,7 +77,7 @@ class JudgeAnswer(ResponseModel):
 
 
 class NodeStatusResponse(PowStatus):
-    """Everything that a node tells of itself; docs/operations.md explains it."""
+    """The state of the node; docs/operations.md explains it."""
 
     status: State
     config: dict[str, Any] | None
@@ -113,7 +113,7 @@ class ResultsPage(ResponseModel):
 
 
 class Versions(ResponseModel):
-    """What runs here."""
+    """Versions of the software on this server."""
 
     vllm_version: str | None
     poc_validation_inference: bool
@@ -154,33 +154,33 @@ class JobAnswer(ResponseModel):
 
 
 class HealthAnswer(ResponseModel):
-    """All that was looked at works."""
+    """Everything that was checked works."""
 
     status: Literal["ok"]
 
 
 class DeepAnswer(HealthAnswer):
-    """A forward ran, and its numbers were finite. Its seconds include its waiting for chat."""
+    """A forward ran, and its numbers were finite. ``seconds`` includes waiting for chat."""
 
     seconds: float
 
 
 class Problem(ResponseModel):
-    """Why a call was refused; for 422 a list with the way to each field at fault."""
+    """Why a call was refused; for 422 a list with the location of each wrong field."""
 
     detail: Any
 
 
 _REASONS = {
     400: "the node has no round for this call, or the claims are about other nonces",
-    401: "the server asks for a key, and this is none of its keys",
-    403: "the key is a viewer's, or there are no keys and the client is on another machine",
+    401: "the server needs a key, and the request has none of its keys",
+    403: "the key is a viewer's, or the server has no keys and the client is on another machine",
     404: "unknown or expired",
     409: "not in this state, or for another deployment or block",
     422: "a field is wrong; its name is in the detail",
     413: "the body is larger than this server reads",
-    429: "too much is queued, or too many requests came; Retry-After says when to come again",
-    503: "proofs are off, engine or outbox cannot serve, or the server goes down",
+    429: "too much is queued, or too many requests came; Retry-After says when to try again",
+    503: "proofs are off, the engine or the outbox does not work, or the server is shutting down",
 }
 _ALWAYS = (413, 429)
 _WITH_KEY = (401, 403)

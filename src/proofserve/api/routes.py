@@ -23,15 +23,15 @@ from proofserve.api.response_models import (
     Versions,
     documented,
 )
-from proofserve.api.schemas import ARTIFACT_ROUND, DISTANCE_ROUND
+from proofserve.api.schemas import ARTIFACT_ROUND_EXAMPLE, DISTANCE_ROUND_EXAMPLE
 from proofserve.api.status import pow_status, status_body, stopped_body
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.records import result_record
 
 _EXAMPLES = {
-    "artifact": {"summary": "artifact protocol", "value": ARTIFACT_ROUND},
-    "distance": {"summary": "distance protocol", "value": DISTANCE_ROUND},
+    "artifact": {"summary": "artifact protocol", "value": ARTIFACT_ROUND_EXAMPLE},
+    "distance": {"summary": "distance protocol", "value": DISTANCE_ROUND_EXAMPLE},
 }
 
 
@@ -89,7 +89,7 @@ class _SharedRoutes:
         )
 
     async def start_round(
-        self, request: Request, order: Annotated[AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
+        self, request: Request, body: Annotated[AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
     ) -> dict[str, Any]:
         """Start generating proofs, until stopped. 409 while a round runs.
 
@@ -97,17 +97,17 @@ class _SharedRoutes:
         """
         node = self._get_node(request)
         round_id = str(uuid.uuid4())
-        if isinstance(order, DistanceRoundRequest):
+        if isinstance(body, DistanceRoundRequest):
             field = "callback_url"
-            spec = translate.generating_distance_round(order, node.deployment, round_id)
+            spec = translate.generating_distance_round(body, node.deployment, round_id)
         else:
             field = "url"
-            spec = translate.artifact_round(order, node.deployment, round_id)
+            spec = translate.artifact_round(body, node.deployment, round_id)
         warning = await translate.url_warning(field, spec.url, node.deployment)
         await require_engine(node)
         await node.manager.start(spec)
         more = node.warn(round_id, warning)
-        if isinstance(order, DistanceRoundRequest):
+        if isinstance(body, DistanceRoundRequest):
             return {"status": "OK", "pow_status": await pow_status(node), **more}
         return {"status": "OK", "pow_status": {"status": "GENERATING"}, **more}
 

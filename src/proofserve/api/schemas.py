@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from proofserve.rounds.records import StatTest
 from proofserve.wire.records import ArtifactRecord, Whole, WorkRecord
 
-ARTIFACT_ORDER: dict[str, JsonValue] = {
+ARTIFACT_EXAMPLE: dict[str, JsonValue] = {
     "block_hash": "c0ffee",
     "block_height": 100,
     "public_key": "node-key",
@@ -30,8 +30,8 @@ ARTIFACT_ORDER: dict[str, JsonValue] = {
     "node_count": 1,
     "params": {"model": "toy", "seq_len": 64, "k_dim": 12},
 }
-ARTIFACT_ROUND: dict[str, JsonValue] = {**ARTIFACT_ORDER, "group_id": 1, "n_groups": 2}
-DISTANCE_ROUND: dict[str, JsonValue] = {
+ARTIFACT_ROUND_EXAMPLE: dict[str, JsonValue] = {**ARTIFACT_EXAMPLE, "group_id": 1, "n_groups": 2}
+DISTANCE_ROUND_EXAMPLE: dict[str, JsonValue] = {
     "block_hash": "abc123",
     "block_height": 100,
     "public_key": "node1",
@@ -39,8 +39,8 @@ DISTANCE_ROUND: dict[str, JsonValue] = {
     "node_id": 0,
     "node_count": 1,
 }
-# Of the round above; the second claim is not below its target.
-DISTANCE_CLAIMS: dict[str, JsonValue] = {
+# Claims for the round above; the second distance is not below its target.
+DISTANCE_CLAIMS_EXAMPLE: dict[str, JsonValue] = {
     "public_key": "node1",
     "block_hash": "abc123",
     "block_height": 100,
@@ -50,10 +50,10 @@ DISTANCE_CLAIMS: dict[str, JsonValue] = {
 }
 
 
-# Node and group numbers: generous, and small enough that a node's first nonces stay in range.
+# Limit of node and group numbers: with it the first nonces of a node stay in range.
 _MAX_COUNT = 2**31 - 1
 _DEFAULT_TEST = StatTest()
-# More keys than any body has: to name a million that nobody knows takes seconds.
+# More keys than any body has. Naming a million unknown keys would take seconds.
 _TOO_MANY_KEYS = 256
 
 
@@ -81,7 +81,7 @@ Url = Annotated[str, Field(max_length=2048), AfterValidator(_callback_base)]
 
 
 class Body(BaseModel):
-    """What all bodies have in common."""
+    """Base of all request bodies."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -125,7 +125,9 @@ class CommonFields(Body, WorkRecord):
 class RoundRequest(CommonFields):
     """Generate proofs until stopped."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [ARTIFACT_ORDER, ARTIFACT_ROUND]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [ARTIFACT_EXAMPLE, ARTIFACT_ROUND_EXAMPLE]}
+    )
 
     group_id: Index = Field(0, description="Number of this server in its node, below n_groups.")
     n_groups: Count = Field(1, description="How many servers share the node's nonces.")
@@ -172,9 +174,9 @@ class JobRequest(CommonFields):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {**ARTIFACT_ORDER, "nonces": [0, 1, 2]},
+                {**ARTIFACT_EXAMPLE, "nonces": [0, 1, 2]},
                 {
-                    **ARTIFACT_ORDER,
+                    **ARTIFACT_EXAMPLE,
                     "nonces": [7],
                     "wait": True,
                     "validation": {"artifacts": [{"nonce": 7, "vector_b64": "A" * 32}]},

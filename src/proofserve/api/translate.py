@@ -22,76 +22,76 @@ from proofserve.rounds.records import (
 )
 
 
-def artifact_round(order: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
-    """The round that ``order`` describes.
+def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
+    """The round that ``body`` describes.
 
     Raises:
         DeploymentMismatch: it is for another deployment.
-        ProtocolError: a number is out of the range that this deployment or the order itself sets.
+        ProtocolError: a number is out of the range that this deployment or the request itself sets.
     """
-    work = _workload(order, deployment)
-    lane = NonceLane(order.node_id, order.node_count, order.group_id, order.n_groups)
-    batch_size = order.batch_size or deployment.default_batch_size
+    work = _workload(body, deployment)
+    lane = NonceLane(body.node_id, body.node_count, body.group_id, body.n_groups)
+    batch_size = body.batch_size or deployment.default_batch_size
     _check_lane(lane, batch_size)
     return RoundSpec(
         round_id=round_id,
         work=work,
-        block_height=order.block_height,
+        block_height=body.block_height,
         lane=lane,
         batch_size=batch_size,
-        url=order.url,
+        url=body.url,
     )
 
 
-def job(order: JobRequest, deployment: Deployment) -> Job:
-    """The job that ``order`` describes.
+def job(body: JobRequest, deployment: Deployment) -> Job:
+    """The job that ``body`` describes.
 
     Raises:
         DeploymentMismatch: it is for another deployment.
         ClaimsMismatch: the claims are not about the nonces.
-        ProtocolError: a number is out of the range that this deployment or the order itself sets.
+        ProtocolError: a number is out of the range that this deployment or the request itself sets.
     """
-    work = _workload(order, deployment)
-    # Nonces are given, not taken from the lane; only the node's numbers must make sense.
-    NonceLane(order.node_id, order.node_count)
-    _check_list(order.nonces, deployment)
+    work = _workload(body, deployment)
+    # The nonces are given, not taken from the lane; this only checks the node's numbers.
+    NonceLane(body.node_id, body.node_count)
+    _check_list(body.nonces, deployment)
     return Job(
         work=work,
-        nonces=tuple(order.nonces),
-        batch_size=order.batch_size or deployment.default_batch_size,
-        block_height=order.block_height,
-        node_id=order.node_id,
-        url=order.url,
-        validation=_validation(order, deployment),
+        nonces=tuple(body.nonces),
+        batch_size=body.batch_size or deployment.default_batch_size,
+        block_height=body.block_height,
+        node_id=body.node_id,
+        url=body.url,
+        validation=_validation(body, deployment),
     )
 
 
-def _workload(order: CommonFields, deployment: Deployment) -> Workload:
-    _match_deployment(order, deployment)
-    params = order.params
+def _workload(body: CommonFields, deployment: Deployment) -> Workload:
+    _match_deployment(body, deployment)
+    params = body.params
     _check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
     _check_fits("params.k_dim", params.k_dim, deployment.engine_info.hidden_size, "hidden size")
     return Workload(
-        scheme=_scheme(order, deployment),
-        block_hash=order.block_hash,
-        public_key=order.public_key,
+        scheme=_scheme(body, deployment),
+        block_hash=body.block_hash,
+        public_key=body.public_key,
         seq_len=params.seq_len,
     )
 
 
-def _match_deployment(order: CommonFields, deployment: Deployment) -> None:
-    params = order.params
+def _match_deployment(body: CommonFields, deployment: Deployment) -> None:
+    params = body.params
     if (
         params.model not in deployment.engine_info.model_names
         or deployment.seq_len not in (None, params.seq_len)
         or deployment.k_dim not in (None, params.k_dim)
     ):
         raise _params_mismatch(params, deployment)
-    if order.scheme not in (None, deployment.scheme):
+    if body.scheme not in (None, deployment.scheme):
         raise DeploymentMismatch(
             {
                 "error": "scheme mismatch",
-                "requested": {"scheme": order.scheme},
+                "requested": {"scheme": body.scheme},
                 "deployed": {"scheme": deployment.scheme},
             }
         )
@@ -112,7 +112,7 @@ def _params_mismatch(params: Params, deployment: Deployment) -> DeploymentMismat
 
 
 def _check_lane(lane: NonceLane, batch_size: int) -> None:
-    """Raise ProtocolError for a lane that ends before its first batch does."""
+    """Raise ProtocolError for a lane with less than one batch of nonces."""
     try:
         lane.batch(0, batch_size)
     except ProtocolError:
@@ -140,7 +140,7 @@ def _check_length(field: str, values: Sequence[object], deployment: Deployment) 
 async def url_warning(field: str, url: str | None, deployment: Deployment) -> str | None:
     """A warning about a callback URL, None for none.
 
-    Raises ProtocolError for one to which no callback may go. Takes 2 s at most.
+    Raises ProtocolError for a URL to which no callback may go. Takes at most 2 s.
     """
     if url is None:
         return None
@@ -152,30 +152,30 @@ async def url_warning(field: str, url: str | None, deployment: Deployment) -> st
 
 
 def _check_fits(field: str, value: int, limit: int, what: str) -> None:
-    """Raise ProtocolError for a value that the deployed model has no room for."""
+    """Raise ProtocolError for a value above what the deployed model can hold."""
     if value > limit:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
 
 
-def _scheme(order: CommonFields, deployment: Deployment) -> Scheme:
-    plain = schemes.scheme(deployment.scheme, k_dim=order.params.k_dim)
-    if not order.poc_stronger_rng:
+def _scheme(body: CommonFields, deployment: Deployment) -> Scheme:
+    plain = schemes.scheme(deployment.scheme, k_dim=body.params.k_dim)
+    if not body.poc_stronger_rng:
         return plain
     try:
-        return schemes.scheme(deployment.scheme, k_dim=order.params.k_dim, stronger_rng=True)
+        return schemes.scheme(deployment.scheme, k_dim=body.params.k_dim, stronger_rng=True)
     except ProtocolError as error:
         raise ProtocolError("poc_stronger_rng", error.message) from None
 
 
-def _validation(order: JobRequest, deployment: Deployment) -> Validation | None:
-    if order.validation is None:
+def _validation(body: JobRequest, deployment: Deployment) -> Validation | None:
+    if body.validation is None:
         return None
-    artifacts = order.validation.artifacts
+    artifacts = body.validation.artifacts
     _check_length("validation.artifacts", artifacts, deployment)
-    if {claim.nonce for claim in artifacts} != set(order.nonces):
+    if {claim.nonce for claim in artifacts} != set(body.nonces):
         raise ClaimsMismatch("validation.artifacts nonces must match nonces field")
     claims = tuple(comparison.Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
-    return Validation(claims, _stat_test(order.stat_test))
+    return Validation(claims, _stat_test(body.stat_test))
 
 
 def _stat_test(thresholds: Thresholds | None) -> StatTest:
@@ -191,67 +191,67 @@ def _stat_test(thresholds: Thresholds | None) -> StatTest:
 
 
 def generating_distance_round(
-    order: DistanceRoundRequest, deployment: Deployment, round_id: str
+    body: DistanceRoundRequest, deployment: Deployment, round_id: str
 ) -> RoundSpec:
-    """The round that ``order`` describes, for a node that will generate.
+    """The round that ``body`` describes, for a node that will generate.
 
     Raises:
         LaneMissing: it does not say which nonces are the node's.
         DeploymentMismatch, ProtocolError: as in ``distance_round``.
     """
-    spec = distance_round(order, deployment, round_id)
+    spec = distance_round(body, deployment, round_id)
     if spec.lane is None:
         raise LaneMissing("Node ID and node count must be set")
     return spec
 
 
-def distance_round(order: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
-    """The round that ``order`` describes; it has a lane if the node's numbers are set.
+def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
+    """The round that ``body`` describes; it has a lane if the node's numbers are set.
 
     Raises:
         DeploymentMismatch: it is for another deployment.
-        ProtocolError: a number is out of the range that this deployment or the order itself sets.
+        ProtocolError: a number is out of the range that this deployment or the request itself sets.
     """
-    if deployment.seq_len not in (None, order.seq_len):
+    if deployment.seq_len not in (None, body.seq_len):
         raise DeploymentMismatch(
             {
                 "error": "params mismatch",
-                "requested": {"seq_len": order.seq_len},
+                "requested": {"seq_len": body.seq_len},
                 "deployed": {"seq_len": deployment.seq_len},
             }
         )
-    _check_fits("seq_len", order.seq_len, deployment.engine_info.max_seq_len, "context")
-    scheme = DistanceScheme(sign_flips=order.use_sign_flips, layer_hooks=order.use_layer_hooks)
-    batch_size = order.batch_size or deployment.default_batch_size
+    _check_fits("seq_len", body.seq_len, deployment.engine_info.max_seq_len, "context")
+    scheme = DistanceScheme(sign_flips=body.use_sign_flips, layer_hooks=body.use_layer_hooks)
+    batch_size = body.batch_size or deployment.default_batch_size
     return RoundSpec(
         round_id=round_id,
-        work=Workload(scheme, order.block_hash, order.public_key, order.seq_len),
-        block_height=order.block_height,
-        lane=_distance_lane(order, batch_size),
+        work=Workload(scheme, body.block_hash, body.public_key, body.seq_len),
+        block_height=body.block_height,
+        lane=_distance_lane(body, batch_size),
         batch_size=batch_size,
-        url=order.callback_url,
-        target=Target(order.r_target, order.fraud_threshold),
+        url=body.callback_url,
+        target=Target(body.r_target, body.fraud_threshold),
     )
 
 
-def distance_claims(batch: DistanceClaimsRequest, deployment: Deployment) -> DistanceClaims:
-    """The claims of ``batch``. Raises ProtocolError for too many nonces and for repeated ones."""
-    _check_list(batch.nonces, deployment)
+def distance_claims(body: DistanceClaimsRequest, deployment: Deployment) -> DistanceClaims:
+    """The claims of ``body``. Raises ProtocolError for too many nonces and for repeated ones."""
+    _check_list(body.nonces, deployment)
     return DistanceClaims(
-        block_hash=batch.block_hash,
-        block_height=batch.block_height,
-        public_key=batch.public_key,
-        node_id=batch.node_id,
-        nonces=tuple(batch.nonces),
-        distances=tuple(batch.dist),
+        block_hash=body.block_hash,
+        block_height=body.block_height,
+        public_key=body.public_key,
+        node_id=body.node_id,
+        nonces=tuple(body.nonces),
+        distances=tuple(body.dist),
     )
 
 
-def _distance_lane(order: DistanceRoundRequest, batch_size: int) -> NonceLane | None:
-    if UNSET in (order.node_id, order.node_count):
-        if order.node_count == 0:
+def _distance_lane(body: DistanceRoundRequest, batch_size: int) -> NonceLane | None:
+    if UNSET in (body.node_id, body.node_count):
+        if body.node_count == 0:
             raise ProtocolError("node_count", "0 is below 1")
         return None
-    lane = NonceLane(order.node_id, order.node_count, order.group_id, order.n_groups)
+    lane = NonceLane(body.node_id, body.node_count, body.group_id, body.n_groups)
     _check_lane(lane, batch_size)
     return lane
