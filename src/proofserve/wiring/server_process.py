@@ -11,12 +11,16 @@ import os
 import runpy
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The exit code of a server that a signal ended before it was ready.
 INTERRUPTED = 128 + signal.SIGTERM
+# vLLM can lose a signal while it waits for its engine core to start, so the parent sends it again
+# after this, seconds. A server that is ending already ignores it.
+AGAIN_S = 2.0
 # Of prctl(2): the signal for a process whose parent has ended.
 PR_SET_PDEATHSIG = 1
 
@@ -34,9 +38,11 @@ def main() -> None:
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         received.append(number)
-        os.kill(server, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
-    for number in SIGNALS:
+    for number in (*SIGNALS, signal.SIGALRM):
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     code = _exit_code(server)
