@@ -11,9 +11,8 @@ from endurance.footprint import Footprint, counted, footprint
 from endurance.load import endless_chat, order
 from endurance.servers import Gateway, Node, Receiver
 from proofserve.lab.client.load import Reply, closed_loop
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
-from proofserve.lab.client.waiting import wait_until
 from proofserve.lab.report.figures import Figure, Limit
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report

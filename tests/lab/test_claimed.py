@@ -7,9 +7,8 @@ import pytest
 
 from lab.stub_node import stub_node
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import DistanceWork, Work
-from proofserve.lab.client.waiting import wait_until
 from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection, from_file, from_node
 from proofserve.protocol.comparison import Claim
 

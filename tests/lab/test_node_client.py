@@ -2,10 +2,9 @@ import pytest
 
 from lab.stub_node import Habits, StubNode, stub_node
 from proofserve.lab.client.errors import NodeError
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, computing_round
 from proofserve.lab.client.records import DistanceWork, NodeStatus, Work
 from proofserve.lab.client.vectors import claims_of
-from proofserve.lab.client.waiting import computing_round
 from proofserve.rounds.records import Winner
 
 WORK = Work("stub")

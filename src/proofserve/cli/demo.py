@@ -15,10 +15,9 @@ from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.client.chats import chats
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.load import Reply, ask_all
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, computing_round, wait_until
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
-from proofserve.lab.client.waiting import computing_round, wait_until
 from proofserve.protocol.comparison import Claim
 from proofserve.rounds.records import Artifact, StatTest, Verdict
 

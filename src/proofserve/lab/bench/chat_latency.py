@@ -8,10 +8,9 @@ from itertools import chain, combinations, product
 
 from proofserve.lab.client.chats import chats
 from proofserve.lab.client.load import Reply, ask_all
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, computing_round
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import Work
-from proofserve.lab.client.waiting import computing_round
 from proofserve.lab.report.figures import median
 
 AT_ONCE = 8

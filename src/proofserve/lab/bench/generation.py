@@ -10,10 +10,9 @@ import numpy as np
 from proofserve.lab.bench.result_rate import StoredResults
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.load import Call, closed_loop, rate_of_completions
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import AnyWork, BareSpeed
-from proofserve.lab.client.waiting import wait_until
 from proofserve.lab.report.figures import Figure, Limit, median, quantile, ratios_to_neighbours
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report

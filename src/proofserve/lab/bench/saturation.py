@@ -9,10 +9,9 @@ from statistics import mean
 from proofserve.lab.bench.stalls import longest_silence, stall_s
 from proofserve.lab.client.chats import reading_chat
 from proofserve.lab.client.load import Call, Reply, closed_loop, rate_of_completions
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import NodeStatus, Work
-from proofserve.lab.client.waiting import wait_until
 
 # By then every client has a request in a running batch.
 SETTLE_S = 2.0

@@ -7,9 +7,8 @@ from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.client.chats import chats, reading_chat
 from proofserve.lab.client.errors import TooSlowError
 from proofserve.lab.client.load import Call, ClosedLoop, Reply, ask_all, closed_loop
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, computing_round, wait_until
 from proofserve.lab.client.records import Work
-from proofserve.lab.client.waiting import computing_round, wait_until
 
 CHATS = 5
 # Long prompts and short answers: the engine must not wait for the API process. If it did, it would

@@ -7,9 +7,8 @@ from functools import partial
 from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.e2e import Judge
 from proofserve.lab.client.errors import NodeError
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import DistanceWork, Judgement, NodeStatus
-from proofserve.lab.client.waiting import wait_until
 from proofserve.rounds.records import Winner
 
 # About 58 of 100 nonces win.

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from proofserve.lab.check.checks import Check, Reporter
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import DistanceWork, NodeStatus
-from proofserve.lab.client.waiting import wait_until
 from proofserve.protocol.distance import is_winner
 from proofserve.rounds.records import Winner
 

@@ -7,10 +7,9 @@ from functools import partial
 
 from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of, tampered
-from proofserve.lab.client.waiting import wait_until
 from proofserve.protocol.comparison import Claim
 from proofserve.rounds.records import Artifact
 

@@ -1,13 +1,14 @@
-"""A client of one node: the proof API, and vLLM's list of models."""
+"""A client of one node: the proof API, vLLM's list of models, and waiting with a timeout."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
-from proofserve.lab.client.errors import NodeError
+from proofserve.lab.client.errors import NodeError, TooSlowError
 from proofserve.lab.client.records import (
     AnyWork,
     BareSpeed,
@@ -26,6 +27,8 @@ from proofserve.wire.records import artifact_record, result_of
 TIMEOUT_S = 300.0
 CONNECT_S = 5.0
 LONGEST_TEXT = 500
+POLL_S = 0.1
+FIRST_RESULT_S = 60.0
 
 
 class NodeClient:
@@ -204,3 +207,25 @@ class NodeClient:
             text = response.text[:LONGEST_TEXT]
             raise NodeError(f"{method} {self.url}{path}: {response.status_code} {text}")
         return response.json()
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> float:
+    """Poll ``condition`` until it holds; return the seconds that this took.
+
+    Raises:
+        TooSlowError: it did not hold within ``timeout_s`` seconds. ``what`` names it in the text.
+    """
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > timeout_s:
+            raise TooSlowError(f"{what}: not within {timeout_s:g} s")
+        time.sleep(POLL_S)
+    return time.monotonic() - began
+
+
+@contextmanager
+def computing_round(node: NodeClient, work: AnyWork) -> Iterator[None]:
+    """A round that has stored a result when the context begins, and that ends with it."""
+    with node.round(work):
+        wait_until(lambda: node.status().processed > 0, "first result of a round", FIRST_RESULT_S)
+        yield
