@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
-from proofserve.cli.outbox_table import render
 from proofserve.outbox.offline import prune as prune_file
 from proofserve.outbox.offline import reading, writing
 from proofserve.outbox.retry import Choice, origin_of
 from proofserve.outbox.retry import retry as make_due
-from proofserve.outbox.statistics import read_statistics
+from proofserve.outbox.statistics import (
+    OutboxStatistics,
+    RoundStatistics,
+    TargetStatistics,
+    read_statistics,
+)
 from proofserve.rounds.errors import RoundsError
 from proofserve.settings.node import NodeSettings
 from proofserve.wire.records import result_record
@@ -31,6 +38,8 @@ File = Annotated[
 ]
 DEFAULT = NodeSettings.model_fields["outbox"].default
 Round = Annotated[str | None, typer.Option("--round", help="Of this round only, by its id.")]
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 app = typer.Typer(
     help="Show, send again, export and delete what a node keeps; also while it runs.",
@@ -60,7 +69,7 @@ def status(
         typer.echo(json_format.dumps(asdict(found), indent=2))
         return
     console = Console()
-    for part in render(found):
+    for part in _render(found):
         console.print(part)
 
 
@@ -192,3 +201,69 @@ def _sink(output: Path | None) -> Iterator[TextIO]:
         except BaseException:
             output.unlink()
             raise
+
+
+def _render(found: OutboxStatistics) -> Iterator[RenderableType]:
+    """A line about the file, its targets, its newest rounds."""
+    yield Text(
+        f"{found.results:,} results of {found.rounds:,} rounds"
+        f" ({found.bytes:,} bytes, schema version {found.schema_version})"
+    )
+    if found.deleted_results:
+        yield Text(f"{found.deleted_results:,} more results were delivered and then deleted")
+    if found.uncut_rounds:
+        yield Text(f"{found.uncut_rounds:,} rounds have results that are in no callback yet")
+    if found.targets:
+        yield _targets(found.targets)
+    else:
+        yield Text("no callbacks")
+    if found.newest_rounds:
+        yield _rounds(found.newest_rounds)
+
+
+def _targets(targets: tuple[TargetStatistics, ...]) -> Table:
+    table = _table("callbacks to")
+    for name in ("pending", "failing", "delivered", "expired"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for one in targets:
+        table.add_row(
+            escape(one.origin),
+            *(f"{count:,}" for count in (one.pending, one.failing, one.delivered, one.expired)),
+            escape("\n".join(_remarks(one))),
+            style="red" if one.expired else "",
+        )
+    return table
+
+
+def _rounds(rounds: tuple[RoundStatistics, ...]) -> Table:
+    table = _table("newest rounds")
+    table.add_column("scheme", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("results", justify="right", no_wrap=True)
+    for one in rounds:
+        state = "open" if one.open else "closed"
+        table.add_row(escape(one.round_id), one.scheme, state, f"{one.results:,}")
+    return table
+
+
+def _table(first: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    # Names are for the next command: folded where there is no room, never cut.
+    table.add_column(first, overflow="fold")
+    return table
+
+
+def _remarks(target: TargetStatistics) -> Iterator[str]:
+    if target.oldest_pending_s is not None and target.next_attempt_s is not None:
+        yield f"oldest {_span(target.oldest_pending_s)}"
+        yield f"next in {_span(target.next_attempt_s)}"
+    if target.last_error is not None:
+        yield target.last_error
+
+
+def _span(seconds: float) -> str:
+    for unit_s, unit in _UNITS:
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
