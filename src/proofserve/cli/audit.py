@@ -86,7 +86,7 @@ def command(
     \b
     proofserve calibrate noise ./model --seq-len 256 --out calibration.json
     proofserve audit ./model --calibration calibration.json --html audit.html
-    proofserve audit ./model --dist-threshold 0.026 --quick
+    proofserve audit ./model --dist-threshold 0.026 --p-mismatch 0.01 --quick
     """
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():

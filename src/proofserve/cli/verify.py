@@ -135,7 +135,7 @@ def command(
     proofserve calibrate noise ./model --seq-len 256 --out calibration.json
     proofserve verify artifacts.json --model ./model --calibration calibration.json
     proofserve verify received.sqlite --model ./model --calibration calibration.json --seq-len 256
-    proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --dtype float32
+    proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
     """
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
