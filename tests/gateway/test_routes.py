@@ -1,82 +1,29 @@
 """The gateway's own endpoints, through the application."""
 
-import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-import httpx
 import pytest
-from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.asgi_client import LOCAL, PLAN, AsgiClient, desk_of, error_of, opened
 from gateway.asked import asked, listing
-from proofserve.gateway import failures
-from proofserve.gateway.failures import Failure
-from proofserve.gateway.http.app import build
-from proofserve.gateway.http.protocol import RELAYED
-from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
-from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.records import BackendSpec, ClientSpec
 
 pytestmark = pytest.mark.anyio
-LOCAL = "127.0.0.1"
 ELSEWHERE = "192.0.2.7"
 JSON = {"content-type": "application/json"}
 
 
-class Desk:
-    """A running application: its gateway, and requests to it."""
-
-    def __init__(self, gateway: Gateway, app: Any) -> None:
-        self.gateway = gateway
-        self._app = app
-
-    async def ask(self, method: str, path: str, client: str = LOCAL, **more: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(self._with_state, client=(client, 5))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-            return await http.request(method, path, **more)
-
-    async def _with_state(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._app({**scope, "state": {"gateway": self.gateway}}, receive, send)
-
-    async def get(self, path: str, **more: Any) -> httpx.Response:
-        return await self.ask("GET", path, **more)
-
-
-@asynccontextmanager
-async def opened(plan: GatewayPlan) -> AsyncIterator[Desk]:
-    """As in life: the backends were asked."""
-    app = build(plan)
-    async with app.router.lifespan_context(app) as state:
-        yield Desk(state["gateway"], app)
-
-
-def desk_of(plan: GatewayPlan) -> Desk:
-    """Nobody was asked: quick, where backends do not matter."""
-    return Desk(Gateway(plan), build(plan))
-
-
-PLAN = GatewayPlan((BackendSpec("http://a"), BackendSpec("http://b", 2)), probe_interval=60)
-
-
 @pytest.fixture
-async def desk() -> Desk:
+async def desk() -> AsgiClient:
     return desk_of(PLAN)
 
 
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    body = answer.json()
-    assert list(body) == ["error"]
-    assert list(body["error"]) == ["message", "type", "param", "code"]
-    assert answer.headers["content-type"] == "application/json"
-    found: dict[str, Any] = body["error"]
-    return found
-
-
 @pytest.mark.parametrize("path", ["/v1/health", "/health"])
-async def test_health_is_ok_until_a_shutdown_begins(path: str, desk: Desk) -> None:
+async def test_health_is_ok_until_a_shutdown_begins(path: str, desk: AsgiClient) -> None:
     answer = await desk.get(path)
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     desk.gateway.draining = True
@@ -84,7 +31,7 @@ async def test_health_is_ok_until_a_shutdown_begins(path: str, desk: Desk) -> No
     assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
 
 
-async def test_ready_is_who_has_a_backend(desk: Desk) -> None:
+async def test_ready_is_who_has_a_backend(desk: AsgiClient) -> None:
     first, second = desk.gateway.fleet.backends
     answer = await desk.get("/health/ready")
     assert answer.json() == {"status": "ok", "backends": [first.name, second.name]}
@@ -110,7 +57,7 @@ async def test_models_of_all_backends_are_merged() -> None:
             await merged(desk)
 
 
-async def merged(desk: Desk) -> None:
+async def merged(desk: AsgiClient) -> None:
     body = (await desk.get("/v1/models")).json()
     assert body["object"] == "list"
     owners = {each["id"]: each["owned_by"] for each in body["data"]}
@@ -123,7 +70,7 @@ async def merged(desk: Desk) -> None:
     assert (await desk.get("/v1/models")).json()["data"] == []
 
 
-async def test_backends_that_nobody_could_ask_have_no_models(desk: Desk) -> None:
+async def test_backends_that_nobody_could_ask_have_no_models(desk: AsgiClient) -> None:
     assert (await desk.get("/v1/models")).json()["data"] == []
     assert (await desk.get("/admin/backends")).json()[0]["models"] is None
 
@@ -138,7 +85,7 @@ async def test_models_are_told_to_keys_only() -> None:
     assert (await desk.get("/v1/models", headers=right)).status_code == 200
 
 
-async def test_every_backend_is_shown_as_it_is(desk: Desk) -> None:
+async def test_every_backend_is_shown_as_it_is(desk: AsgiClient) -> None:
     first, second = desk.gateway.fleet.backends
     first.models = {"tiny": {}}
     first.chosen()
@@ -156,7 +103,7 @@ async def test_every_backend_is_shown_as_it_is(desk: Desk) -> None:
     assert (shown[1]["backend"], shown[1]["weight"]) == (second.name, 2)
 
 
-async def test_a_backend_drains_and_comes_back(desk: Desk) -> None:
+async def test_a_backend_drains_and_comes_back(desk: AsgiClient) -> None:
     first, second = desk.gateway.fleet.backends
     which = {"backend": first.name}
     answer = await desk.ask("POST", "/admin/drain", json=which)
@@ -167,7 +114,7 @@ async def test_a_backend_drains_and_comes_back(desk: Desk) -> None:
     assert {desk.gateway.fleet.choose(None, b"", ()) for _ in range(4)} == {first, second}
 
 
-async def test_a_backend_that_is_none_is_refused_with_those_that_are(desk: Desk) -> None:
+async def test_a_backend_that_is_none_is_refused_with_those_that_are(desk: AsgiClient) -> None:
     answer = await desk.ask("POST", "/admin/drain", json={"backend": "http://nobody"})
     assert answer.status_code == 404
     error = error_of(answer)
@@ -190,7 +137,7 @@ async def test_a_backend_that_is_none_is_refused_with_those_that_are(desk: Desk)
     ],
 )
 async def test_a_body_that_cannot_be_meant_names_the_field(
-    sent: dict[str, Any], field: str, desk: Desk
+    sent: dict[str, Any], field: str, desk: AsgiClient
 ) -> None:
     answer = await desk.ask("POST", "/admin/drain", **sent)
     assert answer.status_code == 422
@@ -209,14 +156,16 @@ async def test_a_body_that_cannot_be_meant_names_the_field(
         b'{"backend": "http://a", "more": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
     ],
 )
-async def test_what_only_python_calls_json_is_refused(body: bytes, desk: Desk) -> None:
+async def test_what_only_python_calls_json_is_refused(body: bytes, desk: AsgiClient) -> None:
     answer = await desk.ask("POST", "/admin/drain", content=body, headers=JSON)
     assert answer.status_code == 422
     assert error_of(answer)["code"] == "invalid_body"
     assert not any(backend.draining for backend in desk.gateway.fleet.backends)
 
 
-async def test_of_a_body_without_end_little_is_read_and_nothing_for_a_stranger(desk: Desk) -> None:
+async def test_of_a_body_without_end_little_is_read_and_nothing_for_a_stranger(
+    desk: AsgiClient,
+) -> None:
     read = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -232,7 +181,7 @@ async def test_of_a_body_without_end_little_is_read_and_nothing_for_a_stranger(d
     assert read <= 100_000
 
 
-async def test_a_form_of_another_page_is_no_order(desk: Desk) -> None:
+async def test_a_form_of_another_page_is_no_order(desk: AsgiClient) -> None:
     # A browser sends it without asking.
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         content = b'{"backend": "http://a"}'
@@ -247,7 +196,7 @@ ADMIN = [("GET", "/admin/backends"), ("POST", "/admin/drain"), ("POST", "/admin/
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
 async def test_without_a_key_only_this_machine_is_an_operator(
-    method: str, path: str, desk: Desk
+    method: str, path: str, desk: AsgiClient
 ) -> None:
     body = {"backend": desk.gateway.fleet.backends[0].name}
     for here in (LOCAL, "::1", "127.9.9.9"):
@@ -272,7 +221,7 @@ async def test_without_a_key_only_this_machine_is_an_operator(
     ids=lambda header: next(iter(header)),
 )
 async def test_without_a_key_proxies_and_foreign_pages_are_no_operators(
-    header: dict[str, str], method: str, path: str, desk: Desk
+    header: dict[str, str], method: str, path: str, desk: AsgiClient
 ) -> None:
     body = {"backend": desk.gateway.fleet.backends[0].name}
     answer = await desk.ask(method, path, json=body, headers=header)
@@ -313,7 +262,7 @@ async def test_with_a_key_its_holder_is_the_operator(method: str, path: str) -> 
         assert answer.status_code == 403
 
 
-async def test_metrics_can_be_read_by_prometheus(desk: Desk) -> None:
+async def test_metrics_can_be_read_by_prometheus(desk: AsgiClient) -> None:
     gateway = desk.gateway
     first, second = gateway.fleet.backends
     gateway.totals.outcomes["anonymous", "ok"] += 2
@@ -340,36 +289,13 @@ async def test_metrics_can_be_read_by_prometheus(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 )
-async def test_the_relay_needs_our_own_server_and_says_so(path: str, desk: Desk) -> None:
+async def test_the_relay_needs_our_own_server_and_says_so(path: str, desk: AsgiClient) -> None:
     answer = await desk.ask("POST", path, json={})
     assert answer.status_code == 501
     assert "GatewayProtocol" in error_of(answer)["message"]
 
 
-async def test_the_page_describes_what_every_route_takes_and_answers(desk: Desk) -> None:
-    page = (await desk.get("/openapi.json")).json()
-    routes = {
-        (method, path): described
-        for path, methods in page["paths"].items()
-        for method, described in methods.items()
-    }
-    for (method, path), described in routes.items():
-        assert ("requestBody" in described) is (method == "post"), path
-        for status, answer in described["responses"].items():
-            schemas = [each.get("schema") for each in answer["content"].values()]
-            assert schemas[0] or status in ("4XX", "5XX"), (path, status)
-    refusals = [each for each in vars(failures).values() if isinstance(each, Failure)]
-    statuses = {str(each.status) for each in refusals}
-    for path in RELAYED:
-        relayed = routes["post", path.decode()]
-        assert list(relayed["responses"]["200"]["content"]) == [
-            "application/json",
-            "text/event-stream",
-        ]
-        assert statuses <= relayed["responses"].keys()
-
-
-async def test_what_is_not_there_is_told_in_openais_shape(desk: Desk) -> None:
+async def test_what_is_not_there_is_told_in_openais_shape(desk: AsgiClient) -> None:
     answer = await desk.get("/v1/nothing")
     assert answer.status_code == 404
     assert error_of(answer)["code"] == "not_found"
@@ -389,63 +315,8 @@ async def test_what_is_not_there_is_told_in_openais_shape(desk: Desk) -> None:
     ],
 )
 async def test_a_wrong_method_is_told_the_right_ones(
-    method: str, path: str, allowed: str, desk: Desk
+    method: str, path: str, allowed: str, desk: AsgiClient
 ) -> None:
     answer = await desk.ask(method, path)
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
     assert sorted(answer.headers["allow"].split(", ")) == sorted(allowed.split(", "))
-
-
-async def test_the_page_asks_for_a_key_only_where_one_is_configured() -> None:
-    async def secured(plan: GatewayPlan) -> dict[str, list[dict[str, Any]]]:
-        page = (await desk_of(plan).get("/openapi.json")).json()
-        routes = {path: next(iter(each.values())) for path, each in page["paths"].items()}
-        return {path: route["security"] for path, route in routes.items() if "security" in route}
-
-    assert await secured(PLAN) == {}
-    admin = {path: [{"admin": []}] for _, path in ADMIN}
-    assert await secured(replace(PLAN, admin_key="k")) == admin
-    clients = {path.decode(): [{"client": []}] for path in (*RELAYED, b"/v1/models")}
-    assert await secured(replace(PLAN, clients=(ClientSpec("anna", "k"),))) == clients
-
-
-def schema_of(page: dict[str, Any], path: str, *keys: str) -> Draft202012Validator:
-    found: Any = page["paths"][path]["post"]
-    for key in (*keys, "content", "application/json", "schema"):
-        found = found[key]
-    return Draft202012Validator({**found, "components": page["components"]})
-
-
-@pytest.mark.parametrize(
-    ("path", "prompts"),
-    [
-        ("/v1/chat/completions", ["messages"]),
-        ("/v1/completions", ["prompt", "prompt_embeds"]),
-        ("/v1/embeddings", ["input", "messages"]),
-        ("/v1/responses", ["input"]),
-    ],
-)
-async def test_the_page_requires_a_prompt(path: str, prompts: list[str], desk: Desk) -> None:
-    page = (await desk.get("/openapi.json")).json()
-    body = schema_of(page, path, "requestBody")
-    for prompt in prompts:
-        assert body.is_valid({"model": "tiny", prompt: "Hello"})
-    assert not body.is_valid({"model": "tiny", "max_tokens": 3})
-
-
-# Errors of vLLM 0.32: its own, of its check of keys, of FastAPI, and of a proxy before it.
-OF_BACKENDS: list[Any] = [
-    {"error": {"message": "no", "type": "BadRequestError", "param": "n", "code": 400}},
-    {"error": {"message": "no", "type": "NotFoundError", "param": None, "code": 404}},
-    {"error": "Unauthorized"},
-    {"detail": "Not Found"},
-]
-
-
-@pytest.mark.parametrize("status", ["400", "401", "404", "503", "4XX", "5XX"])
-async def test_errors_of_backends_match_the_page(status: str, desk: Desk) -> None:
-    page = (await desk.get("/openapi.json")).json()
-    schema = schema_of(page, "/v1/chat/completions", "responses", status)
-    for error in OF_BACKENDS:
-        assert schema.is_valid(error), error
-    assert schema.is_valid(json.loads(failures.UNKNOWN_MODEL.body()))
