@@ -12,7 +12,7 @@ PREFIX = "VLLM_"
 
 
 class GatewaySettings(BaseSettings):
-    """What the gateway needs. Each field is a variable, and an option of ``proofserve gateway``."""
+    """The settings of the gateway; each field is a variable and an option of ``gateway``."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, allow_inf_nan=False)
 
@@ -20,10 +20,10 @@ class GatewaySettings(BaseSettings):
         "http://127.0.0.1:8001",
         description="vLLM servers, separated by commas; http://a:8001*2 has a weight of 2.",
     )
-    host: str = Field("0.0.0.0", description="Where to listen.")  # noqa: S104 - as required
-    port: int = Field(7000, ge=0, le=65535, description="Where to listen.")
+    host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - as required
+    port: int = Field(7000, ge=0, le=65535, description="Port to listen on.")
     max_concurrent_requests: int = Field(
-        100, ge=1, description="Permits: requests that are at backends at a time."
+        100, ge=1, description="Permits: requests that are at backends at the same time."
     )
     max_queued_requests: int = Field(
         1000, ge=0, description="Requests that may wait for a permit; one more gets 503."
@@ -44,23 +44,24 @@ class GatewaySettings(BaseSettings):
         None, gt=0, description="Longest silence in mid-answer; unset: the request timeout."
     )
     drain_timeout_seconds: float = Field(
-        30.0, ge=0, description="For requests in flight to finish after SIGTERM."
+        30.0, ge=0, description="Longest time for requests in flight to finish after SIGTERM."
     )
     probe_interval_seconds: float = Field(
-        5.0, gt=0, description="Between two looks at a backend's health and models."
+        5.0, gt=0, description="Time between two probes of a backend's health and models."
     )
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1, description="Largest body of a request; a larger one gets 413."
     )
     prefix_affinity: bool = Field(
-        False, description="Send conversations that begin alike to the same backend."
+        False, description="Send conversations with the same beginning to the same backend."
     )
     client_keys_file: Path | None = Field(
-        None, description="TOML file of [[client]] keys and their limits; none: open to all."
+        None,
+        description="TOML file of [[client]] keys and limits; without it every client may call.",
     )
-    backend_api_key: str | None = Field(None, description="The key that the backends ask for.")
+    backend_api_key: str | None = Field(None, description="The API key that the backends require.")
     gateway_admin_key: str | None = Field(
-        None, description="Opens /admin to other machines; without it only this one may."
+        None, description="Key of /admin for other machines; without it only this machine may call."
     )
     cors_origins: str = Field(
         "", description="Web origins that may call, separated by commas; * for all."
@@ -72,10 +73,10 @@ class GatewaySettings(BaseSettings):
         False, description="Run vLLM in this process, without a backend URL."
     )
     model: str | None = Field(
-        None, description="Of the embedded engine: name or folder, as vLLM takes it."
+        None, description="Model of the embedded engine: name or folder, as vLLM takes it."
     )
     engine_options: str = Field(
-        "", description="Of the embedded engine: vLLM's own options, in one string."
+        "", description="Options of vLLM for the embedded engine, in one string."
     )
 
     def variables(self) -> dict[str, str]:
@@ -85,7 +86,7 @@ class GatewaySettings(BaseSettings):
 
 
 class ClientKey(BaseModel):
-    """One ``[[client]]`` of the file of client keys. What is left out has no limit."""
+    """One ``[[client]]`` of the client keys' file. A limit that is None does not apply."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
