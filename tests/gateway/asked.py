@@ -1,4 +1,4 @@
-"""A backend that is only ever asked how it is: real HTTP on loopback, answers as told."""
+"""A backend for probes alone: real HTTP on loopback, answers as the test sets them."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Asked:
-    """What it says. ``models`` is sent as it is; an empty answer is a connection cut off."""
+    """Its answers. ``models`` is sent as it is; an empty answer cuts the connection."""
 
     def __init__(self) -> None:
         self.url = ""

@@ -19,7 +19,7 @@ class Clock:
 
 
 def backend(name: str = "a", weight: float = 1.0, clock: Clock | None = None) -> Backend:
-    """A backend that nobody connects to."""
+    """A backend without a connection."""
     url = f"http://{name}"
     no_loop = cast("Any", None)
     return Backend(

@@ -1,4 +1,4 @@
-"""Backends that do to a request whatever a script says, byte by byte."""
+"""Backends that answer each request as a script says, byte by byte."""
 
 import asyncio
 import json
@@ -136,7 +136,7 @@ class Backend:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:
-        """Stop listening and reset everybody, as a killed process does."""
+        """Stop listening and reset all connections, as a killed process does."""
         if self._server is not None:
             self._server.close()
         for writer in list(self.connections):

@@ -69,7 +69,7 @@ class Server:
         assert not self._thread.is_alive(), "the gateway does not end"
 
     def is_settled(self) -> bool:
-        """Whether nothing is held for anybody: every connection to a backend is idle."""
+        """Whether no permit and no place is held, and every connection to a backend is idle."""
         gateway = self.gateway
         return (
             gateway.admission.in_use == gateway.admission.queued == 0
@@ -106,7 +106,7 @@ def plan_for(*targets: Backend | str, **changes: Any) -> GatewayPlan:
 async def serving(
     plan: GatewayPlan, loop: Any = "uvloop", keep_alive: float = 60.0
 ) -> AsyncIterator[Server]:
-    """A running gateway; afterwards nothing may be held for anybody."""
+    """A running gateway; at the end it must hold no permit, place or connection."""
     server = Server(plan, loop, keep_alive)
     await server.start()
     try:

@@ -29,7 +29,7 @@ def full(limit: int, queue_limit: int) -> PermitQueue:
     return admission
 
 
-def test_whoever_has_waited_longest_is_next() -> None:
+def test_the_oldest_waiter_is_next() -> None:
     admission = full(1, 10)
     first, second = Waiting(), Waiting()
     assert admission.enter(first) is admission.enter(second) is Entry.QUEUED
@@ -52,14 +52,14 @@ def test_a_full_queue_refuses() -> None:
     assert admission.queued == 2
 
 
-def test_without_a_queue_nobody_waits() -> None:
+def test_without_a_queue_no_request_waits() -> None:
     admission = full(2, 0)
     assert admission.enter(Waiting()) is Entry.REFUSED
     admission.leave(0.0)
     assert admission.enter(Waiting()) is Entry.GRANTED
 
 
-def test_who_leaves_the_queue_makes_room_and_gets_nothing() -> None:
+def test_a_waiter_that_leaves_the_queue_makes_room_and_gets_no_permit() -> None:
     admission = full(1, 2)
     gone, stays = Waiting(), Waiting()
     admission.enter(gone)
@@ -70,7 +70,7 @@ def test_who_leaves_the_queue_makes_room_and_gets_nothing() -> None:
     assert (gone.permits, stays.permits) == (0, 1)
 
 
-def test_nobody_leaves_a_queue_twice() -> None:
+def test_no_waiter_leaves_a_queue_twice() -> None:
     admission = full(1, 2)
     waiter = Waiting()
     admission.enter(waiter)
@@ -89,7 +89,7 @@ def test_thousands_of_waiters_that_all_fail_at_once_are_no_recursion() -> None:
     assert (admission.in_use, admission.queued) == (0, 0)
 
 
-def test_who_comes_while_permits_are_handed_out_does_not_jump_the_queue() -> None:
+def test_a_request_that_comes_while_permits_are_granted_waits_in_order() -> None:
     admission = full(1, 10)
     newcomer = Waiting()
     second = Waiting()

@@ -281,7 +281,7 @@ def test_without_the_option_a_prefix_means_nothing() -> None:
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=12),
     requests=st.integers(1, 120),
 )
-def test_a_popular_prefix_overloads_nobody(weights: Sequence[float], requests: int) -> None:
+def test_a_popular_prefix_overloads_no_backend(weights: Sequence[float], requests: int) -> None:
     backends = [backend(f"b{n}", weight) for n, weight in enumerate(weights)]
     chosen(fleet(*backends, affinity=True), requests, b"the same")
     for each in backends:

@@ -227,7 +227,7 @@ async def test_a_socket_that_is_no_longer_ours_is_not_written_to(
         assert vectors == [(number_of(other), text) for text in both]
 
 
-async def test_a_broken_connection_is_told_and_keeps_nobody_else_waiting(
+async def test_a_broken_connection_is_told_and_delays_no_other(
     batch: WriteBatch,
 ) -> None:
     async with line(batch) as broken, line(batch) as whole:

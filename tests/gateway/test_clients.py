@@ -40,7 +40,7 @@ def refused(who: Client, order: RequestFields = SHORT, size: int = 90) -> Failur
     return failure
 
 
-def test_without_keys_everybody_may_come_and_has_no_limits() -> None:
+def test_without_keys_every_request_is_one_clients_without_limits() -> None:
     clients = Clients([])
     anonymous = clients.find(b"")
     assert anonymous is clients.find(b"Bearer whatever")
@@ -115,14 +115,14 @@ def test_a_request_beyond_the_whole_budget_is_told_not_to_come_back() -> None:
     assert some.in_flight == 1
 
 
-def test_what_nobody_knows_stays_charged() -> None:
+def test_an_unknown_usage_keeps_the_reservation() -> None:
     some = client(tokens=100)
     some.settle(let_in(some), None)
     refused(some, size=1)
     assert some.in_flight == 0
 
 
-def test_who_used_more_than_was_set_aside_pays_it_too() -> None:
+def test_usage_beyond_the_reservation_counts_too() -> None:
     some = client(tokens=1000)
     some.settle(let_in(some), 950)
     refused(some, size=41)

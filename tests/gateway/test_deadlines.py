@@ -43,7 +43,7 @@ async def once(checked: Checked) -> None:
         await checked.seen.wait()
 
 
-async def test_everybody_is_checked_with_the_loops_time(watch: Deadlines) -> None:
+async def test_everything_watched_is_checked_with_the_loops_time(watch: Deadlines) -> None:
     one, two = Checked(), Checked()
     watch.add(one)
     watch.add(two)
@@ -58,7 +58,7 @@ async def test_everybody_is_checked_with_the_loops_time(watch: Deadlines) -> Non
     assert min(gaps) >= PERIOD_S * 0.9
 
 
-async def test_who_has_ended_is_not_checked_again(watch: Deadlines) -> None:
+async def test_what_has_ended_is_not_checked_again(watch: Deadlines) -> None:
     def end(_now: float) -> None:
         watch.discard(ended)
 
@@ -73,13 +73,13 @@ async def test_who_has_ended_is_not_checked_again(watch: Deadlines) -> None:
     watch.discard(ended)
 
 
-async def test_a_check_may_bring_somebody_new(watch: Deadlines) -> None:
+async def test_a_check_may_add_another(watch: Deadlines) -> None:
     new = Checked()
     watch.add(Checked(lambda _now: watch.add(new)))
     await once(new)
 
 
-async def test_it_is_idle_while_nobody_is_there(watch: Deadlines) -> None:
+async def test_it_is_idle_while_nothing_is_watched(watch: Deadlines) -> None:
     async with asyncio.timeout(5):
         await watch.idle.wait()
     one = Checked()

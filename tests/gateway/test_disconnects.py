@@ -171,7 +171,7 @@ async def test_a_client_that_leaves_takes_along_what_it_sent_ahead() -> None:
         assert len(backend.calls) == 1
 
 
-async def test_a_closing_gateway_lets_go_of_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_closing_gateway_cuts_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
     with deaf() as url:
         async with backends(silent) as (backend,):

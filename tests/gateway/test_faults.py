@@ -195,7 +195,7 @@ async def test_an_error_of_the_only_backend_is_passed_on(
         assert (got.raw, got.header("retry-after")) == (b'{"error":{"code":"theirs"}}', "7")
 
 
-async def test_an_idle_connection_that_ends_under_a_request_is_nobodys_fault(
+async def test_an_idle_connection_that_ends_under_a_request_is_no_fault(
     pair: tuple[Backend, Server],
 ) -> None:
     backend, server = pair

@@ -2,9 +2,9 @@
 
 import pytest
 
+from proofserve.gateway.headers import HOP_BY_HOP
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.relay.headers import HOP_BY_HOP
 
 pytestmark = pytest.mark.anyio
 PLAN = GatewayPlan(

@@ -3,7 +3,7 @@
 import httptools
 import pytest
 
-from proofserve.gateway.relay.headers import (
+from proofserve.gateway.headers import (
     HOP_BY_HOP,
     CrossOrigin,
     request_head,

@@ -121,7 +121,7 @@ async def test_a_hundred_permits_are_a_hundred_requests_and_the_rest_wait_in_ord
         await nothing_is_held(server, backend)
 
 
-async def test_those_who_wait_are_served_in_the_order_of_their_arrival() -> None:
+async def test_waiting_requests_are_served_in_the_order_of_arrival() -> None:
     async with (
         backends(briefly) as (backend,),
         serving(plan_for(backend, max_concurrent=1)) as server,
@@ -137,7 +137,7 @@ async def test_those_who_wait_are_served_in_the_order_of_their_arrival() -> None
 
 
 @LOOPS
-async def test_who_waits_too_long_hears_it_in_time(loop: str) -> None:
+async def test_a_request_that_waits_too_long_is_told_in_time(loop: str) -> None:
     wait = 0.5
     go_on = asyncio.Event()
 
@@ -164,7 +164,22 @@ async def test_who_waits_too_long_hears_it_in_time(loop: str) -> None:
         assert len(backend.calls) == 20
 
 
-async def test_a_full_queue_takes_nobody_else() -> None:
+async def test_without_a_queue_the_refusal_says_that_queueing_is_off() -> None:
+    go_on = asyncio.Event()
+    async with (
+        backends(after(go_on, answers)) as (backend,),
+        serving(plan_for(backend, max_concurrent=1, queue_limit=0)) as server,
+    ):
+        first = asyncio.create_task(once(server.port))
+        await until(lambda: server.gateway.admission.in_use == 1)
+        got = await once(server.port)
+        assert (got.status, got.code) == (503, "queue_full")
+        assert b"queueing is off" in got.raw
+        go_on.set()
+        assert (await first).status == 200
+
+
+async def test_a_full_queue_refuses_the_next_request() -> None:
     go_on = asyncio.Event()
     async with (
         backends(after(go_on, answers)) as (backend,),

@@ -61,7 +61,7 @@ def test_label_values_survive_their_quoting() -> None:
     assert shown(totals)["gateway_requests_total", ('a"b\\c\nd — é', "ok")] == 1
 
 
-def test_gauges_are_read_when_somebody_looks() -> None:
+def test_gauges_are_read_at_each_scrape() -> None:
     value = 1
     gauges: list[Gauge] = [
         ("queued", "Waiting.", [], lambda: {(): value}),
@@ -122,7 +122,7 @@ def test_a_bucket_counts_everything_up_to_its_bound(durations: list[float]) -> N
     assert samples["gateway_queue_wait_seconds_sum", ()] == pytest.approx(sum(durations))
 
 
-def test_what_is_counted_while_somebody_looks_does_not_disturb(
+def test_counting_during_a_scrape_does_not_disturb_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     totals = GatewayTotals()

@@ -158,7 +158,7 @@ async def test_one_that_does_not_tell_its_health_has_none(
     assert backend.models is None
 
 
-async def test_nobody_there_is_a_failure() -> None:
+async def test_a_refused_connection_is_a_failure() -> None:
     async with asked() as gone:
         backend = backend_at(gone.url)
     prober = Prober(backend, 1, None)

@@ -266,7 +266,7 @@ async def test_a_request_without_a_length_has_no_body(pair: tuple[Backend, Serve
     assert (got.status, got.code) == (400, "invalid_body")
 
 
-async def test_an_unknown_model_is_nobodys(pair: tuple[Backend, Server]) -> None:
+async def test_no_backend_serves_an_unknown_model(pair: tuple[Backend, Server]) -> None:
     backend, server = pair
     got = await once(server.port, post(order(model="other")))
     assert (got.status, got.code) == (404, "model_not_found")

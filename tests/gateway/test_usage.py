@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofserve.gateway.limits.usage import TAIL_BYTES, Usage, read_usage, tail_of
 from proofserve.gateway.metrics import Series
 from proofserve.gateway.relay.backend_response import BackendResponse
+from proofserve.gateway.relay.usage import TAIL_BYTES, Usage, read_usage, tail_of
 
 COUNTS = {"prompt_tokens": 12, "total_tokens": 17, "completion_tokens": 5}
 

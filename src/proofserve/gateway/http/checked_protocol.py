@@ -23,6 +23,7 @@ from proofserve.gateway.failures import (
     Failure,
     RefusedByGateway,
 )
+from proofserve.gateway.headers import Header
 from proofserve.gateway.http.close_delimited import CloseDelimited
 from proofserve.gateway.http.request_head import (
     MAX_HEAD_BYTES,
@@ -32,7 +33,6 @@ from proofserve.gateway.http.request_head import (
     without_upgrade,
 )
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.relay.headers import Header
 
 log = logging.getLogger(__name__)
 # The most that one read of a socket brings, bytes: a body's end may come with the next head.

@@ -8,7 +8,7 @@ from proofserve.gateway.failures import (
     INVALID_HTTP,
     RefusedByGateway,
 )
-from proofserve.gateway.relay.headers import Header
+from proofserve.gateway.headers import Header
 
 # Documented in docs/gateway.md. Bytes count the target, the names and the values.
 MAX_HEADERS = 128

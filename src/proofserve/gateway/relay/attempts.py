@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from proofserve.gateway.backends.fleet import Backend, Fleet
-from proofserve.gateway.backends.upstream import Upstream
+from proofserve.gateway.backends.upstream import Reader, Upstream
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.metrics import GatewayTotals, Series
 
@@ -14,8 +14,8 @@ MOST_BACKENDS = 3
 class Sender(Protocol):
     """Has a request to send."""
 
-    def connected(self, backend: Backend, upstream: Upstream) -> None:
-        """The connection to ``backend`` stands."""
+    def connected(self, host: bytes) -> None:
+        """The connection to the backend ``host`` stands."""
 
     def retry_or_fail(self, failure: Failure) -> None:
         """The connection could not be made."""
@@ -69,7 +69,7 @@ class Attempts:
             upstream.return_unused()
             return
         self.upstream = upstream
-        self._sender.connected(backend, upstream)
+        self._sender.connected(backend.pool.host)
 
     def connect_failed(self, failure: Failure) -> None:
         """The pool could not connect."""
@@ -103,6 +103,21 @@ class Attempts:
         """
         upstream, self.upstream = self.upstream, None
         return upstream is not None and upstream.used and upstream.silent
+
+    def send(self, reader: Reader, head: bytes, body: bytes | bytearray) -> None:
+        """Send the request; ``reader`` gets the answer."""
+        if self.upstream is not None:
+            self.upstream.send(reader, head, body)
+
+    def pause(self) -> None:
+        """Read no more of the answer until ``resume``."""
+        if self.upstream is not None:
+            self.upstream.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.upstream is not None:
+            self.upstream.resume()
 
     def release(self) -> None:
         """Free the place and the connection."""

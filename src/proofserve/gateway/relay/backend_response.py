@@ -1,7 +1,7 @@
 """What is known of an answer that is relayed: its status, its pace, and its last bytes."""
 
-from proofserve.gateway.limits.usage import TAIL_BYTES, read_usage, tail_of
 from proofserve.gateway.metrics import Series
+from proofserve.gateway.relay.usage import TAIL_BYTES, read_usage, tail_of
 
 # An event may be put in only where an event and a chunk end.
 BETWEEN_EVENTS = (b"\n\n\r\n", b"\r\n\r\n\r\n")

@@ -7,9 +7,8 @@ All its methods are callbacks of one event loop; none of them waits.
 from collections.abc import Sequence
 
 from proofserve.gateway import failures
-from proofserve.gateway.backends.fleet import Backend
-from proofserve.gateway.backends.upstream import Upstream
 from proofserve.gateway.failures import Failure
+from proofserve.gateway.headers import Header, request_head
 from proofserve.gateway.limits.admission import Entry
 from proofserve.gateway.limits.clients import NOTHING, Client
 from proofserve.gateway.relay import stages
@@ -19,7 +18,6 @@ from proofserve.gateway.relay.backend_response import BackendResponse
 from proofserve.gateway.relay.connection import Connection
 from proofserve.gateway.relay.deadlines import deadline_of, failure_of
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.gateway.relay.headers import Header, request_head
 from proofserve.gateway.relay.stages import Move, step
 
 
@@ -112,16 +110,14 @@ class Exchange:
     def pause(self) -> None:
         """The client reads more slowly than the backend writes."""
         self._paused = True
-        if self._attempts.upstream is not None:
-            self._attempts.upstream.pause()
+        self._attempts.pause()
 
     def resume(self) -> None:
         """The client has read what it was sent."""
         self._paused = False
         if self._answer is not None:
             self._answer.last = self._gateway.loop.time()
-        if self._attempts.upstream is not None:
-            self._attempts.upstream.resume()
+        self._attempts.resume()
 
     # -- admission ---------------------------------------------------------------------------
 
@@ -161,13 +157,13 @@ class Exchange:
 
     # -- the backend's side ------------------------------------------------------------------
 
-    def connected(self, backend: Backend, upstream: Upstream) -> None:
+    def connected(self, host: bytes) -> None:
         """Send the request."""
         gateway, body = self._gateway, self._body
         self._move(stages.SEND, gateway.loop.time())
-        own, host = self._id_line + gateway.backend_lines, backend.pool.host
+        own = self._id_line + gateway.backend_lines
         head = request_head(self._target, host, self._headers, gateway.held_back, len(body), own)
-        upstream.send(self, head, body)
+        self._attempts.send(self, head, body)
 
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
         """Pass the head on, unless another backend may do better."""

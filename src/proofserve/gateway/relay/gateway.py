@@ -8,6 +8,7 @@ from proofserve.gateway import failures
 from proofserve.gateway.backends.batching import WriteBatch
 from proofserve.gateway.backends.fleet import Fleet
 from proofserve.gateway.failures import Failure
+from proofserve.gateway.headers import HOP_BY_HOP, CrossOrigin, response_head
 from proofserve.gateway.limits.admission import PermitQueue
 from proofserve.gateway.limits.clients import Clients
 from proofserve.gateway.limits.request_body import RequestBodyReader
@@ -15,7 +16,6 @@ from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
 from proofserve.gateway.records import GatewayPlan
 from proofserve.gateway.relay.connection import Connection
 from proofserve.gateway.relay.deadlines import Deadlines
-from proofserve.gateway.relay.headers import HOP_BY_HOP, CrossOrigin, response_head
 from proofserve.web.request_ids import RequestIds
 
 
