@@ -25,6 +25,10 @@ LOSES_A_SIGNAL = (
 )
 
 
+# As vLLM, whose process waits for its engine when Python ends.
+ENDS_SLOWLY = "import atexit, time; atexit.register(time.sleep, 5); " + LOADS_A_MODEL
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
@@ -74,6 +78,13 @@ def test_a_signal_that_the_server_loses_is_sent_again(folder: Path) -> None:
     process, _ = started(folder, LOSES_A_SIGNAL)
     os.killpg(process.pid, signal.SIGINT)
     assert ended(process) == (0, [])
+
+
+def test_a_server_that_ends_slowly_is_not_disturbed_again(folder: Path) -> None:
+    process, _ = started(folder, ENDS_SLOWLY)
+    os.killpg(process.pid, signal.SIGINT)
+    returncode, lines = ended(process)
+    assert (returncode, len(lines)) == (130, 1)
 
 
 def test_the_servers_exit_code_is_kept(folder: Path) -> None:

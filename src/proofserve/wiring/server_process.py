@@ -71,6 +71,8 @@ def _serve() -> NoReturn:
     try:
         runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:
+        # The signal again would now strike Python's own end, which waits for the engine.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(INTERRUPTED)
     sys.exit(0)
 
