@@ -119,21 +119,8 @@ def _engine_figures(engine: EngineGauges) -> tuple[Figure, ...]:
 
 
 def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
-    windows = len(saturation.beside_round) + saturation.stalled_beside_round
-    few = at_most(TOLERATED * windows)
     return (
-        Figure(
-            "stalled_windows_plain",
-            saturation.stalled_plain,
-            f"of {windows} without a round, left out because the machine stood still",
-            few,
-        ),
-        Figure(
-            "stalled_windows_round",
-            saturation.stalled_beside_round,
-            f"of {windows} beside a round, left out because the machine stood still",
-            few,
-        ),
+        *_stall_figures(saturation),
         Figure("tokens_per_second", median(saturation.plain), "saturating chat, no proofs"),
         Figure(
             "throughput_ratio",
@@ -162,5 +149,24 @@ def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
             saturation.proofs_afterwards,
             "nonces stored after chat had ended",
             Limit(1),
+        ),
+    )
+
+
+def _stall_figures(saturation: Saturation) -> tuple[Figure, ...]:
+    windows = len(saturation.beside_round) + saturation.stalled_beside_round
+    few = at_most(TOLERATED * windows)
+    return (
+        Figure(
+            "stalled_windows_plain",
+            saturation.stalled_plain,
+            f"of {windows} without a round, left out because the machine stood still",
+            few,
+        ),
+        Figure(
+            "stalled_windows_round",
+            saturation.stalled_beside_round,
+            f"of {windows} beside a round, left out because the machine stood still",
+            few,
         ),
     )

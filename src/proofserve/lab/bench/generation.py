@@ -127,9 +127,34 @@ def report(
 ) -> Report:
     """The figures of the windows."""
     work = plan.work
-    beside_prefill = [rate * work.seq_len for rate in readings.beside_prefill]
     ratios = ratios_to_neighbours(readings.round, readings.bare)
-    figures = (
+    windows = {
+        "bare_nonces_per_second": readings.bare,
+        "round_nonces_per_second": readings.round,
+        "busy_ratios": ratios,
+        "time_in_forwards": readings.in_forwards,
+        "prefill_tokens_per_second": readings.prefill,
+    }
+    setup = {
+        "protocol": work.protocol,
+        **asdict(work),
+        "seconds": plan.seconds,
+        "windows": plan.windows,
+    }
+    return Report(
+        f"generation, {work.protocol} protocol",
+        _figures(plan, readings, ratios),
+        setup,
+        windows,
+        where,
+    )
+
+
+def _figures(
+    plan: GenerationPlan, readings: GenerationReadings, ratios: Sequence[float]
+) -> tuple[Figure, ...]:
+    beside_prefill = [rate * plan.work.seq_len for rate in readings.beside_prefill]
+    return (
         Figure(
             "busy_ratio",
             median(ratios),
@@ -159,20 +184,6 @@ def report(
         ),
         Figure("sequences_per_forward", readings.sequences, "nonces in one forward"),
     )
-    windows = {
-        "bare_nonces_per_second": readings.bare,
-        "round_nonces_per_second": readings.round,
-        "busy_ratios": ratios,
-        "time_in_forwards": readings.in_forwards,
-        "prefill_tokens_per_second": readings.prefill,
-    }
-    setup = {
-        "protocol": work.protocol,
-        **asdict(work),
-        "seconds": plan.seconds,
-        "windows": plan.windows,
-    }
-    return Report(f"generation, {work.protocol} protocol", figures, setup, windows, where)
 
 
 def _spread(values: Sequence[float]) -> float:
