@@ -22,7 +22,6 @@ class Failure:
 
     @property
     def type(self) -> str:
-        """OpenAI's class of the error."""
         if self.status == HTTPStatus.TOO_MANY_REQUESTS:
             return "rate_limit_error"
         if self.status == HTTPStatus.UNAUTHORIZED:
@@ -30,7 +29,6 @@ class Failure:
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def saying(self, message: str) -> "Failure":
-        """The same failure with a message for this one case."""
         return replace(self, message=message)
 
     def after(self, seconds: float) -> "Failure":
@@ -38,7 +36,6 @@ class Failure:
         return replace(self, retry_after=max(1, math.ceil(seconds)))
 
     def body(self) -> bytes:
-        """The error as JSON."""
         error = {
             "message": self.message,
             "type": self.type,
@@ -66,8 +63,6 @@ class Failure:
 
 
 class RefusedByGateway(Exception):
-    """A request that ends with ``failure``."""
-
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure

@@ -67,7 +67,6 @@ class CrossOrigin:
         self._origins = {origin.encode() for origin in origins}
 
     def lines(self, origin: bytes | None) -> bytes:
-        """Header lines for an answer to ``origin``."""
         if origin is None or not (self._any or origin in self._origins):
             return b""
         return b"access-control-allow-origin: %s\r\nvary: Origin\r\n" % origin

@@ -22,8 +22,6 @@ SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 
 class Buckets:
-    """A histogram of seconds."""
-
     __slots__ = ("_bounds", "_counts", "_sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -32,20 +30,16 @@ class Buckets:
         self._sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one duration."""
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
     def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
-        """Show it as one series of ``family``."""
         names = [*map(str, self._bounds), "+Inf"]
         counts = accumulate(self._counts)
         family.add_metric(labels, list(zip(names, counts, strict=True)), self._sum)
 
 
 class Series:
-    """Everything about one pair of backend and model."""
-
     __slots__ = ("between", "completion_tokens", "duration", "first", "prompt_tokens")
 
     def __init__(self) -> None:
@@ -57,8 +51,6 @@ class Series:
 
 
 class GatewayTotals:
-    """All counts of a gateway."""
-
     def __init__(self) -> None:
         self.wait = Buckets(SHORT_SECONDS)
         self.outcomes: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -81,7 +73,6 @@ class GatewayCollector(Collector):
         self._gauges = gauges
 
     def collect(self) -> Iterator[Metric]:
-        """Every series as it is now."""
         for name, text, labels, read in self._gauges:
             gauge = GaugeMetricFamily(f"gateway_{name}", text, labels=labels)
             for values, value in read().items():

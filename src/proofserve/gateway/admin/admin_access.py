@@ -47,7 +47,6 @@ class AdminOnly:
         self._plan = plan
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an operator's request on."""
         app = self._app
         if scope["type"] == "http" and (failure := self._refusal(HTTPConnection(scope))):
             app = Response(failure.body(), failure.status, media_type="application/json")
@@ -65,7 +64,6 @@ class AdminRoute(APIRoute):
     """Checks that the client is an operator before it reads the body, which is bounded."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
-        """The handler of this route's requests."""
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:

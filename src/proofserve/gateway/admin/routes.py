@@ -36,7 +36,6 @@ class BackendName(BaseModel):
 
 
 def gateway_of(request: Request) -> Gateway:
-    """The gateway of the application's lifespan."""
     gateway: Gateway = request.state.gateway
     return gateway
 

@@ -108,7 +108,6 @@ class BatchedTransport(asyncio.Transport):
             self.flush()
 
     def flush(self) -> None:
-        """Write now all that waits."""
         parts, self._parts = self._parts, []
         # The socket's number of a closing transport may already belong to another connection.
         if not parts or self.is_closing():
@@ -124,12 +123,10 @@ class BatchedTransport(asyncio.Transport):
             self._transport.writelines(rest)
 
     def write_eof(self) -> None:
-        """Tell the other side that nothing follows."""
         self.flush()
         self._transport.write_eof()
 
     def close(self) -> None:
-        """Close when everything is written."""
         self.flush()
         self._transport.close()
 

@@ -39,7 +39,6 @@ class Backend:
 
     @property
     def load(self) -> float:
-        """Requests in flight, by weight."""
         return self.outstanding / self.spec.weight
 
     @property
@@ -64,7 +63,6 @@ class Backend:
             self._trial = True
 
     def released(self) -> None:
-        """Count the end of a request."""
         self.outstanding -= 1
         self._trial = False
 
@@ -87,8 +85,6 @@ class Backend:
 
 
 class Fleet:
-    """All backends."""
-
     def __init__(self, backends: Sequence[Backend], affinity: bool) -> None:
         self.backends = list(backends)
         self._affinity = affinity
@@ -98,7 +94,6 @@ class Fleet:
     def connecting(
         cls, plan: GatewayPlan, loop: asyncio.AbstractEventLoop, writes: WriteBatch
     ) -> "Fleet":
-        """The backends of ``plan``, connected to on demand."""
         backends = [
             Backend(spec, Pool(spec.url, plan.timeouts.connect, loop, writes), loop.time)
             for spec in plan.backends
@@ -106,11 +101,9 @@ class Fleet:
         return cls(backends, plan.affinity)
 
     def named(self, name: str) -> Backend | None:
-        """The backend with the URL ``name``; None if there is none."""
         return next((backend for backend in self.backends if backend.name == name), None)
 
     def knows(self, model: str | None) -> bool:
-        """Whether any backend may serve ``model``."""
         for backend in self.backends:  # noqa: SIM110 - a generator costs as much as all the rest
             if backend.serves(model):
                 return True

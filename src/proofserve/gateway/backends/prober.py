@@ -34,7 +34,6 @@ class Prober:
         )
 
     async def run(self) -> None:
-        """Ask until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self.ask()
@@ -42,7 +41,6 @@ class Prober:
             await asyncio.sleep(self._interval_s)
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._http.aclose()
 
     async def ask(self) -> None:

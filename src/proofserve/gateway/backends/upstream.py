@@ -90,7 +90,6 @@ class Upstream(asyncio.Protocol):
         self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
         self._paused = False
         self._transport.resume_reading()
 
@@ -117,13 +116,11 @@ class Upstream(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether the connection is ending."""
         return self._transport.is_closing()
 
     # -- asyncio's side ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
         self._transport = self._pool.writes.to_backend(cast("asyncio.Transport", transport))
         self._pool.opened += 1
         sock = transport.get_extra_info("socket")
@@ -170,7 +167,6 @@ class Upstream(asyncio.Protocol):
         reader.answer_begins(self._status, head, rest, self._complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended, by either side."""
         self._pool.opened -= 1
         self._pool.forget(self)
         if self._reader is not None and not self._complete:
@@ -193,11 +189,9 @@ class Upstream(asyncio.Protocol):
     # -- the parser's side -------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """An answer begins."""
         self._messages += 1
 
     def on_headers_complete(self) -> None:
-        """The head is read."""
         self._status = self._parser.get_status_code()
         self._keep_alive = self._parser.should_keep_alive()
 
@@ -265,22 +259,18 @@ class Pool:
         return upstream
 
     def put_back(self, upstream: Upstream) -> None:
-        """Keep a connection for the next request."""
         upstream.idle_since = self._loop.time()
         self._idle.append(upstream)
 
     def forget(self, upstream: Upstream) -> None:
-        """A connection has ended."""
         if upstream in self._idle:
             self._idle.remove(upstream)
 
     def drop_idle(self, now: float) -> None:
-        """Close the connections that were idle for too long."""
         while self._idle and now - self._idle[0].idle_since > IDLE_S:
             self._idle.popleft().abort()
 
     def close(self) -> None:
-        """Close all idle connections, and stop connecting."""
         for task in self._connecting:
             task.cancel()
         while self._idle:

@@ -105,13 +105,11 @@ class CheckedProtocol(HttpToolsProtocol):
                 return
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         self.url = b""
         self.headers = []
         self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of its head."""
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -144,7 +142,6 @@ class CheckedProtocol(HttpToolsProtocol):
         raise NotImplementedError
 
     def leave_to_uvicorn(self, version: str, headers: Sequence[Header]) -> None:
-        """Begin a request of the ASGI application."""
         # Only an ASGI application needs the scope that uvicorn makes when a request begins.
         target = self.url
         super().on_message_begin()
@@ -186,7 +183,6 @@ class CheckedProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def on_response_complete(self) -> None:
-        """Go on with the pipeline, or close after refused input."""
         if self.last_answer is None or self.pipeline:
             super().on_response_complete()
         else:

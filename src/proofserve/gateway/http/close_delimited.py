@@ -19,7 +19,6 @@ class CloseDelimited:
         return getattr(self._writer, name)
 
     def write(self, data: bytes) -> None:
-        """Write what ``data`` holds of the answer."""
         self._parser.feed_data(data)
         parts, self._parts = self._parts, []
         if parts:
@@ -45,5 +44,4 @@ class CloseDelimited:
         self._lines.clear()
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a part of the body."""
         self._parts.append(body)

@@ -89,7 +89,6 @@ class GatewayProtocol(CheckedProtocol):
             self.transport.write(CONTINUE)
 
     def on_body(self, body: bytes) -> None:
-        """A part of a body."""
         if isinstance(self.cycle, Exchange):
             self.cycle.body_received(body)
         else:
@@ -143,24 +142,20 @@ class GatewayProtocol(CheckedProtocol):
     # -- the transport's callbacks -------------------------------------------------------------
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override] # as uvicorn
-        """A client has connected."""
         super().connection_made(self._gateway.writes.to_client(transport))
         self._gateway.connections.add(self)
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than the gateway writes."""
         super().pause_writing()
         if self._active is not None:
             self._active.pause()
 
     def resume_writing(self) -> None:
-        """The client has read what was written."""
         super().resume_writing()
         if self._active is not None:
             self._active.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left: all its requests are dropped."""
         self._gateway.connections.discard(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -176,11 +171,9 @@ class GatewayProtocol(CheckedProtocol):
 
     @property
     def write_paused(self) -> bool:
-        """Whether the client reads more slowly than the gateway writes."""
         return self.flow.write_paused
 
     def write(self, data: bytes) -> None:
-        """Send to the client."""
         self.transport.write(data)
 
     def answered(self, exchange: Ended) -> None:

@@ -16,8 +16,6 @@ class Waiter(Protocol):
 
 
 class Entry(enum.Enum):
-    """The result of asking for a permit."""
-
     GRANTED = enum.auto()
     QUEUED = enum.auto()
     REFUSED = enum.auto()
@@ -41,7 +39,6 @@ class PermitQueue:
 
     @property
     def queued(self) -> int:
-        """How many requests wait."""
         return len(self._queue)
 
     def enter(self, waiter: Waiter) -> Entry:

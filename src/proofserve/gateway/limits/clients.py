@@ -94,7 +94,6 @@ class Clients:
         return self._by_digest.get(digest(bearer_key([authorization])))
 
     def all(self) -> list[Client]:
-        """Every client, for the metrics."""
         return list(self._by_digest.values()) or [self._anonymous]
 
 

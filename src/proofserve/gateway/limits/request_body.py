@@ -68,7 +68,6 @@ class RequestBodyReader:
         self._decoder = msgspec.json.Decoder(RequestFields, strict=False)
 
     def read(self, body: bytes | bytearray) -> RequestFields:
-        """The fields in ``body``."""
         if not body:
             raise ValueError("The request body is empty.")
         try:

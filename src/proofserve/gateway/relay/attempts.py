@@ -72,7 +72,6 @@ class Attempts:
         self._sender.connected(backend.pool.host)
 
     def connect_failed(self, failure: Failure) -> None:
-        """The pool could not connect."""
         if self.backend is not None:
             self._sender.retry_or_fail(failure)
 
@@ -91,7 +90,6 @@ class Attempts:
         return self.upstream is not None and self.upstream.until_close
 
     def failed(self) -> None:
-        """Count a fault of the backend."""
         if self.backend is not None:
             self.backend.failed()
 
@@ -120,7 +118,6 @@ class Attempts:
             self.upstream.resume()
 
     def release(self) -> None:
-        """Free the place and the connection."""
         backend, upstream = self.backend, self.upstream
         self.backend = self.upstream = None
         if upstream is not None:

@@ -21,7 +21,6 @@ class BackendResponse:
         self._tail = data[-TAIL_BYTES:]
 
     def goes_on(self, data: bytes, now: float) -> None:
-        """Another part, framing included."""
         if self._stream:
             self._series.between.observe(now - self.last)
         self.last = now
@@ -29,7 +28,6 @@ class BackendResponse:
 
     @property
     def outcome(self) -> str:
-        """How a complete answer is counted."""
         return "ok" if self.status < 400 else f"status_{self.status}"
 
     @property

@@ -33,7 +33,6 @@ def deadline_of(stage: Stage, began: float, since: float, timeouts: Timeouts) ->
 
 
 def failure_of(stage: Stage, began: float, now: float, timeouts: Timeouts) -> Failure:
-    """What the passing of the deadline means in ``stage``."""
     if stage is RECEIVING:
         return failures.RECEIVE_TIMEOUT
     if stage is QUEUED:
@@ -64,24 +63,19 @@ class Deadlines:
         self.idle = asyncio.Event()
 
     def start(self) -> None:
-        """Begin to check."""
         self._timer = self._loop.call_later(PERIOD_S, self._check_all)
 
     def stop(self) -> None:
-        """Check no more."""
         if self._timer is not None:
             self._timer.cancel()
 
     def add(self, watched: Watched) -> None:
-        """Check ``watched`` from now on."""
         self._watched.add(watched)
 
     def discard(self, watched: Watched) -> None:
-        """Check ``watched`` no more."""
         self._watched.discard(watched)
 
     def all(self) -> list[Watched]:
-        """Everything that is watched now, in no order."""
         return list(self._watched)
 
     def _check_all(self) -> None:

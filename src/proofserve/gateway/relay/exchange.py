@@ -22,8 +22,6 @@ from proofserve.gateway.relay.stages import Move, step
 
 
 class Exchange:
-    """One request of a client."""
-
     def __init__(
         self,
         gateway: Gateway,
@@ -75,7 +73,6 @@ class Exchange:
         self._body = b""
 
     def body_received(self, data: bytes) -> None:
-        """Keep a part of the body."""
         if self.refusal is not None:
             return
         if not self._body:
@@ -103,12 +100,10 @@ class Exchange:
             self._fail(failure)
 
     def client_gone(self) -> None:
-        """The client has left: drop its request."""
         if self._stage is not stages.ENDED:
             self._end("client_left")
 
     def pause(self) -> None:
-        """The client reads more slowly than the backend writes."""
         self._paused = True
         self._attempts.pause()
 
@@ -144,7 +139,6 @@ class Exchange:
         return None
 
     def permit_granted(self) -> None:
-        """Go to a backend."""
         gateway, attempts = self._gateway, self._attempts
         now = gateway.loop.time()
         gateway.totals.wait.observe(now - self._began)
@@ -158,7 +152,6 @@ class Exchange:
     # -- the backend's side ------------------------------------------------------------------
 
     def connected(self, host: bytes) -> None:
-        """Send the request."""
         gateway, body = self._gateway, self._body
         self._move(stages.SEND, gateway.loop.time())
         own = self._id_line + gateway.backend_lines
@@ -230,7 +223,6 @@ class Exchange:
             self._fail(failure)
 
     def shut_down(self) -> None:
-        """The time for finishing is over."""
         self.keep_alive = False
         if self._stage is stages.PIPELINED:
             # The answer to an earlier request goes out on the connection: no other may be sent.
@@ -239,7 +231,6 @@ class Exchange:
             self._fail(failures.SHUTTING_DOWN)
 
     def _retry(self, reason: str) -> bool:
-        """Count a fault, and go to another backend if the request may try one."""
         self._attempts.failed()
         if chosen := self._attempts.choose():
             self._connect_again(reason)

@@ -24,14 +24,11 @@ _DECODER = msgspec.json.Decoder(Reported)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens that the model read and wrote."""
-
     prompt: int
     completion: int
 
 
 def tail_of(before: bytes, data: bytes) -> bytes:
-    """The last bytes of ``before`` and ``data`` together."""
     if len(data) >= TAIL_BYTES:
         return data[-TAIL_BYTES:]
     return (before + data)[-TAIL_BYTES:]
