@@ -14,6 +14,10 @@ from proofserve.gateway.records import ClientSpec
 SHORT = RequestFields(max_tokens=10)
 
 
+def bearing(*values: bytes) -> list[tuple[bytes, bytes]]:
+    return [(b"authorization", value) for value in values]
+
+
 def client(
     concurrency: int | None = None,
     requests: int | None = None,
@@ -21,7 +25,7 @@ def client(
     clock: Clock | None = None,
 ) -> Client:
     spec = ClientSpec("web", "key", concurrency, requests, tokens)
-    found = Clients([spec], clock or Clock()).find(b"Bearer key")
+    found = Clients([spec], clock or Clock()).find(bearing(b"Bearer key"))
     assert found is not None
     return found
 
@@ -42,8 +46,8 @@ def refused(who: Client, order: RequestFields = SHORT, size: int = 90) -> Failur
 
 def test_without_keys_every_request_is_one_clients_without_limits() -> None:
     clients = Clients([])
-    anonymous = clients.find(b"")
-    assert anonymous is clients.find(b"Bearer whatever")
+    anonymous = clients.find([])
+    assert anonymous is clients.find(bearing(b"Bearer whatever"))
     assert anonymous is not None
     assert clients.open
     assert [let_in(anonymous) for _ in range(1000)] == [NOTHING] * 1000
@@ -53,11 +57,11 @@ def test_without_keys_every_request_is_one_clients_without_limits() -> None:
 
 def test_each_key_finds_its_holder_and_no_other_key_does() -> None:
     clients = Clients([ClientSpec("a", "one"), ClientSpec("b", "schlüssel")])
-    found = clients.find(b"Bearer one"), clients.find("Bearer schlüssel".encode())
+    found = [clients.find(bearing(key.encode())) for key in ("Bearer one", "Bearer schlüssel")]
     assert [each.name for each in found if each] == ["a", "b"]
-    assert clients.all() == list(found)
+    assert clients.all() == found
     for wrong in (b"", b"one", b"Bearer", b"Bearer two", b"Basic one", b"Bearer onetwo"):
-        assert clients.find(wrong) is None
+        assert clients.find(bearing(wrong)) is None
     assert not clients.open
 
 

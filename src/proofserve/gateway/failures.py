@@ -36,25 +36,19 @@ class Failure:
         return replace(self, retry_after=max(1, math.ceil(seconds)))
 
     def body(self) -> bytes:
-        error = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
-        return json.dumps({"error": error}).encode()
+        shown = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": shown}).encode()
 
     def answer(self, request_id: bytes, extra: bytes, keep_alive: bool) -> bytes:
         """The whole HTTP/1.1 response. ``extra`` are header lines, each ending with CRLF."""
         body = self.body()
         wait = b"retry-after: %d\r\n" % self.retry_after if self.retry_after else b""
         close = b"" if keep_alive else b"connection: close\r\n"
-        return b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n%s" % (
-            self.status,
-            HTTPStatus(self.status).phrase.encode(),
-            b"content-length: %d\r\nx-request-id: %s\r\n%s%s%s\r\n%s"
-            % (len(body), request_id, wait, extra, close, body),
-        )
+        status = b"%d %s" % (self.status, HTTPStatus(self.status).phrase.encode())
+        return (
+            b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"x-request-id: %s\r\n%s%s%s\r\n%s"
+        ) % (status, len(body), request_id, wait, extra, close, body)
 
     def last_chunks(self) -> bytes:
         """The error as an event of a chunked stream, and the stream's end."""
@@ -83,10 +77,7 @@ HEADERS_TOO_LARGE = Failure(
     431, "headers_too_large", "The request has over 128 headers, or over 64 KiB of them."
 )
 TOO_MANY_AT_ONCE = Failure(
-    429,
-    "concurrency_limit",
-    "This key has its maximum of requests in flight.",
-    1,
+    429, "concurrency_limit", "This key has its maximum of requests in flight.", 1
 )
 REQUEST_RATE = Failure(429, "request_rate_limit", "This key has no requests left in this minute.")
 TOKEN_RATE = Failure(

@@ -5,21 +5,8 @@ from collections.abc import Collection, Sequence
 
 # Headers of one hop (RFC 9110, section 7.6.1), and those that are rewritten here.
 HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"expect",
-        b"host",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-request-id",
-    }
+    b"connection content-length expect host keep-alive proxy-authenticate proxy-authorization"
+    b" proxy-connection te trailer transfer-encoding upgrade x-request-id".split()
 )
 _ONE_HOP = re.compile(rb"\r\n(?:connection|keep-alive|x-request-id):[^\r\n]*", re.IGNORECASE)
 _CORS = re.compile(rb"\r\n(?:access-control-[a-z-]+|vary):[^\r\n]*", re.IGNORECASE)
@@ -40,13 +27,8 @@ def request_head(
     ``own`` are header lines of ours, ending with CRLF.
     """
     kept = b"".join([b"%s: %s\r\n" % header for header in headers if header[0] not in dropped])
-    return b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: %d\r\n%s\r\n" % (
-        target,
-        host,
-        kept,
-        length,
-        own,
-    )
+    line = b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: %d\r\n%s\r\n"
+    return line % (target, host, kept, length, own)
 
 
 def response_head(head: bytes, own: bytes, keep_alive: bool) -> bytes:

@@ -6,7 +6,7 @@ library's counters with their locks. The library renders the page.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -53,13 +53,14 @@ class Series:
 class GatewayTotals:
     def __init__(self) -> None:
         self.wait = Buckets(SHORT_SECONDS)
-        self.outcomes: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.outcomes: defaultdict[tuple[str, ...], int] = defaultdict(int)
         self.retries: defaultdict[str, int] = defaultdict(int)
         self.series: defaultdict[tuple[str, str], Series] = defaultdict(Series)
 
 
+Values = Mapping[tuple[str, ...], float]
 # Name, description, labels, and a function that reads the values at each scrape.
-Gauge = tuple[str, str, list[str], Callable[[], dict[tuple[str, ...], float]]]
+Gauge = tuple[str, str, list[str], Callable[[], Values]]
 
 
 class GatewayCollector(Collector):
@@ -75,51 +76,46 @@ class GatewayCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         for name, text, labels, read in self._gauges:
             gauge = GaugeMetricFamily(f"gateway_{name}", text, labels=labels)
-            for values, value in read().items():
-                gauge.add_metric(list(values), value)
-            yield gauge
-        yield from self._counters()
-        yield from self._histograms()
-
-    def _counters(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
+            yield _with_values(gauge, read())
+        totals = self._totals
+        outcomes = CounterMetricFamily(
             "gateway_requests", "Requests by how they ended.", labels=["client", "outcome"]
         )
-        for (client, outcome), count in list(self._totals.outcomes.items()):
-            requests.add_metric([client, outcome], count)
-        yield requests
+        yield _with_values(outcomes, totals.outcomes.copy())
         retries = CounterMetricFamily(
             "gateway_retries", "Attempts after the first, by why.", labels=["reason"]
         )
-        for reason, count in list(self._totals.retries.items()):
-            retries.add_metric([reason], count)
-        yield retries
-        tokens = CounterMetricFamily(
-            "gateway_tokens",
-            "Tokens that backends reported.",
-            labels=["backend", "model", "kind"],
-        )
-        for labels, series in list(self._totals.series.items()):
-            tokens.add_metric([*labels, "prompt"], series.prompt_tokens)
-            tokens.add_metric([*labels, "completion"], series.completion_tokens)
-        yield tokens
-
-    def _histograms(self) -> Iterator[Metric]:
+        yield _with_values(retries, {(why,): n for why, n in totals.retries.copy().items()})
         wait = HistogramMetricFamily("gateway_queue_wait_seconds", "Time until the permit.")
-        self._totals.wait.add_to(wait, [])
+        totals.wait.add_to(wait, [])
         yield wait
-        labels = ["backend", "model"]
-        first = HistogramMetricFamily(
-            "gateway_time_to_first_byte_seconds", "From the permit to the answer.", labels=labels
-        )
-        between = HistogramMetricFamily(
-            "gateway_time_between_chunks_seconds", "Between parts of a stream.", labels=labels
-        )
-        duration = HistogramMetricFamily(
-            "gateway_duration_seconds", "From the permit to the end.", labels=labels
-        )
-        for key, series in list(self._totals.series.items()):
-            series.first.add_to(first, list(key))
-            series.between.add_to(between, list(key))
-            series.duration.add_to(duration, list(key))
-        yield from (first, between, duration)
+        yield from _by_model(totals.series.copy())
+
+
+def _by_model(every: Mapping[tuple[str, str], Series]) -> Iterator[Metric]:
+    labels = ["backend", "model"]
+    tokens = CounterMetricFamily(
+        "gateway_tokens", "Tokens that backends reported.", labels=[*labels, "kind"]
+    )
+    first = HistogramMetricFamily(
+        "gateway_time_to_first_byte_seconds", "From the permit to the answer.", labels=labels
+    )
+    between = HistogramMetricFamily(
+        "gateway_time_between_chunks_seconds", "Between parts of a stream.", labels=labels
+    )
+    duration = HistogramMetricFamily(
+        "gateway_duration_seconds", "From the permit to the end.", labels=labels
+    )
+    for key, series in every.items():
+        tokens.add_metric([*key, "prompt"], series.prompt_tokens)
+        tokens.add_metric([*key, "completion"], series.completion_tokens)
+        series.first.add_to(first, list(key))
+        series.between.add_to(between, list(key))
+        series.duration.add_to(duration, list(key))
+    yield from (tokens, first, between, duration)
+
+
+def _with_values(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
+    for labels, value in values.items():
+        family.add_metric(list(labels), value)
+    return family

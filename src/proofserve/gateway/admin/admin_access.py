@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proofserve.gateway.failures import BODY_TOO_LARGE, INVALID_BODY, Failure, RefusedByGateway
 from proofserve.gateway.records import GatewayPlan
-from proofserve.web.bearer import key_of
+from proofserve.web.bearer import bearer_key
 from proofserve.web.bounded_body import with_body
 from proofserve.web.this_machine import why_not_local
 
@@ -29,7 +29,7 @@ def refusal_of(plan: GatewayPlan, connection: HTTPConnection) -> Failure | None:
             return None
         message = f"Without VLLM_GATEWAY_ADMIN_KEY only this machine may do this: {reason}."
     else:
-        given = key_of(connection)
+        given = bearer_key(connection.scope["headers"])
         if given and hmac.compare_digest(given, plan.admin_key.encode()):
             return None
         message = "This needs the admin key: send it as 'Authorization: Bearer KEY'."

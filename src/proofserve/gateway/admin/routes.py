@@ -77,7 +77,7 @@ def ready(gateway: Shared) -> JSONResponse:
 @openai.get("/models", **answering(Models, 401))
 def models(gateway: Shared, request: Request) -> JSONResponse:
     """The models of all backends that are up, each once."""
-    if gateway.clients.find(request.headers.get("authorization", "").encode("latin-1")) is None:
+    if gateway.clients.find(request.scope["headers"]) is None:
         raise RefusedByGateway(UNAUTHORIZED)
     merged: dict[str, Any] = {}
     for backend in gateway.fleet.backends:

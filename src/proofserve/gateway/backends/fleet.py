@@ -1,14 +1,12 @@
 """The backends: which can take a request, and which of them is best."""
 
-import asyncio
 import hashlib
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from proofserve.gateway.backends.batching import WriteBatch
 from proofserve.gateway.backends.upstream import Pool
-from proofserve.gateway.records import BackendSpec, GatewayPlan
+from proofserve.gateway.records import BackendSpec
 
 # Faults in a row after which a backend rests, and for how long at first and at most, seconds.
 FAULTS = 3
@@ -47,6 +45,10 @@ class Backend:
         if self._faults < FAULTS:
             return False
         return self._trial or self._clock() < self._rest_until
+
+    @property
+    def up(self) -> bool:
+        return self.healthy and not self.resting and not self.draining
 
     def serves(self, model: str | None) -> bool:
         """Whether it may have the model; before it has named its models it may have any."""
@@ -89,16 +91,6 @@ class Fleet:
         self.backends = list(backends)
         self._affinity = affinity
         self._rotation = 0
-
-    @classmethod
-    def connecting(
-        cls, plan: GatewayPlan, loop: asyncio.AbstractEventLoop, writes: WriteBatch
-    ) -> "Fleet":
-        backends = [
-            Backend(spec, Pool(spec.url, plan.timeouts.connect, loop, writes), loop.time)
-            for spec in plan.backends
-        ]
-        return cls(backends, plan.affinity)
 
     def named(self, name: str) -> Backend | None:
         return next((backend for backend in self.backends if backend.name == name), None)

@@ -17,8 +17,8 @@ from proofserve.gateway.failures import Failure
 from proofserve.gateway.headers import Header
 from proofserve.gateway.http.checked_protocol import CheckedProtocol
 from proofserve.gateway.http.close_delimited import CloseDelimited
-from proofserve.gateway.relay.connection import Connection, Ended
 from proofserve.gateway.relay.exchange import Exchange
+from proofserve.gateway.relay.gateway import Connection, Ended
 
 RELAYED = frozenset(
     {b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"}

@@ -1,7 +1,7 @@
 """The clients of the gateway by their keys, and what each may use."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -12,6 +12,7 @@ from proofserve.gateway.failures import (
     TOO_MANY_AT_ONCE,
     Failure,
 )
+from proofserve.gateway.headers import Header
 from proofserve.gateway.limits.request_body import RequestFields
 from proofserve.gateway.records import ClientSpec
 from proofserve.web.bearer import bearer_key, digest
@@ -87,11 +88,11 @@ class Clients:
         # By digest: the time of a look-up tells nothing about a key, and no key lies in memory.
         self._by_digest = {digest(s.key.encode()): Client(s, clock) for s in specs}
 
-    def find(self, authorization: bytes) -> Client | None:
-        """The client of an Authorization header; None if no client has that key."""
+    def find(self, headers: Iterable[Header]) -> Client | None:
+        """The client of a request's key; None if no client has it, or if there are several."""
         if self.open:
             return self._anonymous
-        return self._by_digest.get(digest(bearer_key([authorization])))
+        return self._by_digest.get(digest(bearer_key(headers)))
 
     def all(self) -> list[Client]:
         return list(self._by_digest.values()) or [self._anonymous]

@@ -12,12 +12,10 @@ from proofserve.gateway.headers import Header, request_head
 from proofserve.gateway.limits.admission import Entry
 from proofserve.gateway.limits.clients import NOTHING, Client
 from proofserve.gateway.relay import stages
-from proofserve.gateway.relay.admitting import admit
 from proofserve.gateway.relay.attempts import Attempts
 from proofserve.gateway.relay.backend_response import BackendResponse
-from proofserve.gateway.relay.connection import Connection
 from proofserve.gateway.relay.deadlines import deadline_of, failure_of
-from proofserve.gateway.relay.gateway import Gateway
+from proofserve.gateway.relay.gateway import Connection, Gateway
 from proofserve.gateway.relay.stages import Move, step
 
 
@@ -121,7 +119,7 @@ class Exchange:
         if gateway.draining:
             self.keep_alive = False
             return failures.SHUTTING_DOWN
-        found = admit(gateway, self._value_of(b"authorization", b""), self._body)
+        found = gateway.admit(self._headers, self._body)
         if isinstance(found, Failure):
             return found
         self._client, self._charge, fields = found

@@ -1,22 +1,45 @@
 """Everything that the requests of one process share."""
 
 import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
 from proofserve.gateway import failures
 from proofserve.gateway.backends.batching import WriteBatch
-from proofserve.gateway.backends.fleet import Fleet
+from proofserve.gateway.backends.fleet import Backend, Fleet
+from proofserve.gateway.backends.upstream import Pool
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.headers import HOP_BY_HOP, CrossOrigin, response_head
+from proofserve.gateway.headers import HOP_BY_HOP, CrossOrigin, Header, response_head
 from proofserve.gateway.limits.admission import PermitQueue
-from proofserve.gateway.limits.clients import Clients
-from proofserve.gateway.limits.request_body import RequestBodyReader
+from proofserve.gateway.limits.clients import Charge, Client, Clients
+from proofserve.gateway.limits.request_body import RequestBodyReader, RequestFields
 from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
 from proofserve.gateway.records import GatewayPlan
-from proofserve.gateway.relay.connection import Connection
 from proofserve.gateway.relay.deadlines import Deadlines
 from proofserve.web.request_ids import RequestIds
+
+
+class Ended(Protocol):
+    """An exchange that has ended."""
+
+    keep_alive: bool
+
+
+class Connection(Protocol):
+    """One connection of a client.
+
+    ``write_paused``: the client reads more slowly than the backend writes. ``answered``: the
+    exchange has ended; the connection may serve another if it is ``keep_alive``. ``abort`` cuts the
+    connection, so that the client sees that its answer is not complete.
+    """
+
+    @property
+    def write_paused(self) -> bool: ...
+    def write(self, data: bytes) -> None: ...
+    def answered(self, exchange: Ended) -> None: ...
+    def abort(self) -> None: ...
 
 
 class Gateway:
@@ -29,7 +52,8 @@ class Gateway:
         self.writes = WriteBatch(self.loop)
         self.admission = PermitQueue(plan.max_concurrent, plan.queue_limit)
         self.clients = Clients(plan.clients, self.loop.time)
-        self.fleet = Fleet.connecting(plan, self.loop, self.writes)
+        backends = [Backend(spec, self._pool(spec.url), self.loop.time) for spec in plan.backends]
+        self.fleet = Fleet(backends, plan.affinity)
         self.body_reader = RequestBodyReader()
         self.ids = RequestIds()
         self.cross_origin = CrossOrigin(plan.cors_origins)
@@ -49,6 +73,26 @@ class Gateway:
     def expected_wait(self) -> float:
         """Seconds that a new request would wait for a permit, at most until its timeout."""
         return min(self.admission.expected_wait, self.timeouts.queue)
+
+    def admit(
+        self, headers: Sequence[Header], body: bytes | bytearray
+    ) -> tuple[Client, Charge, RequestFields] | Failure:
+        """Whether a request may wait for a permit: its key, body and model, its key's limits.
+
+        Returns its client, what is set aside of the client's budget, and what the body asks for.
+        """
+        client = self.clients.find(headers)
+        if client is None:
+            return failures.UNAUTHORIZED
+        try:
+            fields = self.body_reader.read(body)
+        except ValueError as error:
+            return failures.INVALID_BODY.saying(str(error))
+        if not self.fleet.knows(fields.model):
+            message = f"No backend serves the model {fields.model!r:.200}."
+            return failures.UNKNOWN_MODEL.saying(message)
+        charge = client.admit(fields, len(body))
+        return charge if isinstance(charge, Failure) else (client, charge, fields)
 
     def queue_full(self) -> Failure:
         """The refusal of a request for which there is no permit and no place in the queue."""
@@ -72,41 +116,28 @@ class Gateway:
         for backend in self.fleet.backends:
             backend.pool.close()
 
-    def _gauges(self) -> list[Gauge]:
-        admission, fleet = self.admission, self.fleet.backends
-        return [
-            ("in_flight", "Permits in use.", [], lambda: {(): admission.in_use}),
-            ("permits", "Permits in all.", [], lambda: {(): admission.limit}),
-            ("queued", "Requests that wait for a permit.", [], lambda: {(): admission.queued}),
-            ("tasks", "Tasks of the event loop; at rest always the same.", [], self._tasks),
-            (
-                "client_in_flight",
-                "Requests of a key, queued ones included.",
-                ["client"],
-                lambda: {(client.name,): client.in_flight for client in self.clients.all()},
-            ),
-            (
-                "backend_in_flight",
-                "Requests at a backend.",
-                ["backend"],
-                lambda: {(each.name,): each.outstanding for each in fleet},
-            ),
-            (
-                "backend_connections",
-                "Open connections to a backend.",
-                ["backend"],
-                lambda: {(each.name,): each.pool.opened for each in fleet},
-            ),
-            (
-                "backend_up",
-                "Whether a backend takes requests.",
-                ["backend"],
-                lambda: {
-                    (each.name,): each.healthy and not each.resting and not each.draining
-                    for each in fleet
-                },
-            ),
-        ]
+    def _pool(self, url: str) -> Pool:
+        return Pool(url, self.timeouts.connect, self.loop, self.writes)
 
-    def _tasks(self) -> dict[tuple[str, ...], float]:
-        return {(): len(asyncio.all_tasks(self.loop))}
+    def _gauges(self) -> list[Gauge]:
+        def single(name: str, text: str, read: Callable[[], float]) -> Gauge:
+            return name, text, [], lambda: {(): read()}
+
+        def each(name: str, text: str, read: Callable[[Backend], float]) -> Gauge:
+            return name, text, ["backend"], lambda: {(b.name,): read(b) for b in backends}
+
+        def in_flight() -> dict[tuple[str, ...], float]:
+            return {(client.name,): client.in_flight for client in self.clients.all()}
+
+        permits, backends, loop = self.admission, self.fleet.backends, self.loop
+        at_rest = "Tasks of the event loop; at rest always the same."
+        return [
+            single("in_flight", "Permits in use.", lambda: permits.in_use),
+            single("permits", "Permits in all.", lambda: permits.limit),
+            single("queued", "Requests that wait for a permit.", lambda: permits.queued),
+            single("tasks", at_rest, lambda: len(asyncio.all_tasks(loop))),
+            ("client_in_flight", "Requests of a key, queued ones included.", ["client"], in_flight),
+            each("backend_in_flight", "Requests at a backend.", lambda b: b.outstanding),
+            each("backend_connections", "Open connections to a backend.", lambda b: b.pool.opened),
+            each("backend_up", "Whether a backend takes requests.", lambda b: b.up),
+        ]

@@ -7,41 +7,26 @@ from collections.abc import Mapping
 class Stage(enum.IntEnum):
     """What an exchange waits for."""
 
-    RECEIVING = 0
-    """The body of the request."""
-    PIPELINED = 1
-    """The answer to an earlier request of the same connection."""
-    QUEUED = 2
-    """A permit."""
-    CONNECTING = 3
-    """A connection to the chosen backend. From here on the exchange has a permit."""
-    WAITING = 4
-    """The head of the backend's answer."""
-    RELAYING = 5
-    """The rest of the answer."""
-    ENDED = 6
-    """Nothing: all that it held is free."""
+    RECEIVING = 0  # the body of the request
+    PIPELINED = 1  # the answer to an earlier request of the same connection
+    QUEUED = 2  # a permit
+    CONNECTING = 3  # a connection to the chosen backend; from here on the exchange has a permit
+    WAITING = 4  # the head of the backend's answer
+    RELAYING = 5  # the rest of the answer
+    ENDED = 6  # nothing: all that it held is free
 
 
 class Move(enum.IntEnum):
     """What can happen to an exchange."""
 
-    HOLD = 0
-    """An earlier request of the connection is not answered yet."""
-    RESUME = 1
-    """All earlier requests of the connection are answered."""
-    QUEUE = 2
-    """Every permit is in use."""
-    GRANT = 3
-    """The exchange gets a permit."""
-    SEND = 4
-    """The connection stands, and the request leaves on it."""
-    RETRY = 5
-    """The same or another backend is tried again."""
-    RELAY = 6
-    """The head of the answer goes to the client."""
-    END = 7
-    """The answer is complete, a failure is told, or the client has left."""
+    HOLD = 0  # an earlier request of the connection is not answered yet
+    RESUME = 1  # all earlier requests of the connection are answered
+    QUEUE = 2  # every permit is in use
+    GRANT = 3  # the exchange gets a permit
+    SEND = 4  # the connection stands, and the request leaves on it
+    RETRY = 5  # the same or another backend is tried again
+    RELAY = 6  # the head of the answer goes to the client
+    END = 7  # the answer is complete, a failure is told, or the client has left
 
 
 class IllegalMove(RuntimeError):
