@@ -32,11 +32,7 @@ class Database:
     """Runs transactions one after another on a thread of its own."""
 
     def __init__(
-        self,
-        path: Path,
-        connection: sqlite3.Connection,
-        lock: BinaryIO,
-        thread: ThreadPoolExecutor,
+        self, path: Path, connection: sqlite3.Connection, lock: BinaryIO, thread: ThreadPoolExecutor
     ) -> None:
         self._path = path
         self._connection = connection

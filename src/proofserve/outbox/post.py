@@ -53,11 +53,7 @@ def new_client(outward: Outward) -> httpx.AsyncClient:
 
 
 async def post(
-    client: httpx.AsyncClient,
-    outward: Outward,
-    delivery: Delivery,
-    body: bytes,
-    timeout_s: float,
+    client: httpx.AsyncClient, outward: Outward, delivery: Delivery, body: bytes, timeout_s: float
 ) -> str | None:
     """POST ``body``; what went wrong, None when the target acknowledged it with a 2xx status.
 

@@ -88,11 +88,7 @@ class SqliteOutbox(Outbox):
         return await self._database.read(results.open_spec)
 
     async def record(
-        self,
-        round_id: str,
-        next_index: int,
-        findings: Sequence[Finding],
-        failed: Mapping[int, str],
+        self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
     ) -> None:
         """Store findings, failures and progress in one transaction; see the port.
 

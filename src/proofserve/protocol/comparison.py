@@ -84,10 +84,7 @@ def compare(
 
 
 def compare_distances(
-    nonces: Sequence[int],
-    computed: Sequence[float],
-    received: Sequence[float],
-    r_target: float,
+    nonces: Sequence[int], computed: Sequence[float], received: Sequence[float], r_target: float
 ) -> Comparison:
     """Compare distance claims with our distances, pairwise in the order of ``nonces`` (A.4, P.2.2).
 

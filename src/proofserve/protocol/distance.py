@@ -53,11 +53,7 @@ class DistanceScheme(Scheme):
         return 1
 
     def to_wire(self) -> dict[str, str | int | bool]:
-        return {
-            "name": self.name,
-            "sign_flips": self.sign_flips,
-            "layer_hooks": self.layer_hooks,
-        }
+        return {"name": self.name, "sign_flips": self.sign_flips, "layer_hooks": self.layer_hooks}
 
     def for_block(self, block_hash: str, hidden_size: int, device: torch.device) -> "DistanceBlock":
         """Bind to a block; raises ProtocolError for ``hidden_size`` below 1."""

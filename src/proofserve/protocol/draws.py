@@ -32,10 +32,7 @@ def uniform(seeds: Sequence[int], n: int, device: torch.device) -> Tensor:
 
 
 def normal(
-    seeds: Sequence[int],
-    n: int,
-    device: torch.device,
-    out_dtype: torch.dtype = torch.float32,
+    seeds: Sequence[int], n: int, device: torch.device, out_dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """N(seed, n) for each seed: [b, n], computed in float32 and rounded once (protocol 0.5)."""
     out = torch.empty(len(seeds), n, dtype=out_dtype, device=device)

@@ -19,10 +19,7 @@ _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
             MappingProxyType({"sign_flips": bool, "layer_hooks": bool}),
         ),
         "artifact-v1": (ArtifactScheme, _ARTIFACT_OPTIONS),
-        "artifact-v1-layers": (
-            partial(ArtifactScheme, layer_reflections=True),
-            _ARTIFACT_OPTIONS,
-        ),
+        "artifact-v1-layers": (partial(ArtifactScheme, layer_reflections=True), _ARTIFACT_OPTIONS),
     }
 )
 

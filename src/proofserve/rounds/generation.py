@@ -19,11 +19,7 @@ class Generation:
     """Generates the proofs of one round, once. ``counters`` may hold earlier phases of it."""
 
     def __init__(
-        self,
-        engine: ProofEngine,
-        outbox: Outbox,
-        limits: RoundLimits,
-        counters: Counters,
+        self, engine: ProofEngine, outbox: Outbox, limits: RoundLimits, counters: Counters
     ) -> None:
         self._engine = engine
         self._outbox = outbox

@@ -13,13 +13,7 @@ from proofserve.rounds.counters import NodeTotals
 from proofserve.rounds.errors import EngineFault, OtherRound
 from proofserve.rounds.limits import NonceLimit
 from proofserve.rounds.ports import ProofEngine
-from proofserve.rounds.records import (
-    DistanceClaims,
-    DistanceVerdict,
-    ProofBatch,
-    RoundSpec,
-    Target,
-)
+from proofserve.rounds.records import DistanceClaims, DistanceVerdict, ProofBatch, RoundSpec, Target
 
 
 class Judging:

@@ -78,11 +78,7 @@ class Outbox(Protocol):
         ...
 
     async def record(
-        self,
-        round_id: str,
-        next_index: int,
-        findings: Sequence[Finding],
-        failed: Mapping[int, str],
+        self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
     ) -> None:
         """Store findings, failures (nonce to reason) and the lane's progress in one transaction.
 
