@@ -5,19 +5,19 @@ import fcntl
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import BinaryIO, Self, TypeVar
+from typing import BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
 from proofserve.outbox import quarantine
 from proofserve.rounds.errors import OutboxUnavailable
 
 SCHEMA_VERSION = 4
 
+P = ParamSpec("P")
 T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
 
 
 class NotAnOutbox(OutboxUnavailable):
@@ -60,20 +60,20 @@ class Database:
             raise
         return cls(path, connection, lock, thread)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(
+        self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kw: P.kwargs
+    ) -> T:
         """Run ``work`` in a transaction and return its result. Raises OutboxUnavailable.
 
         Here and in ``write`` a cancelled call may still run to its end; calls keep their order.
         """
-        return await self._run("BEGIN", work)
+        return await self._run("BEGIN", lambda c: work(c, *args, **kw))
 
-    async def write(self, work: Work[T]) -> T:
+    async def write(
+        self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kw: P.kwargs
+    ) -> T:
         """As ``read``; afterwards all changes of ``work`` are on disk, or none of them."""
-        return await self._run("BEGIN IMMEDIATE", work)
-
-    async def rewrite_version(self) -> None:
-        """Store the version of the schema again: a write that changes nothing."""
-        await self.write(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}"))
+        return await self._run("BEGIN IMMEDIATE", lambda c: work(c, *args, **kw))
 
     async def close(self) -> None:
         """Finish what is queued and close the file; twice is harmless."""
@@ -87,7 +87,7 @@ class Database:
         with self._lock:
             self._connection.close()
 
-    async def _run(self, begin: str, work: Work[T]) -> T:
+    async def _run(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._closed:
             raise OutboxUnavailable(f"the outbox {self._path} is closed")
         job = partial(_transact, self._connection, begin, work)
@@ -97,7 +97,9 @@ class Database:
             raise unavailable(self._path, error) from error
 
 
-def _transact(connection: sqlite3.Connection, begin: str, work: Work[T]) -> T:
+def _transact(
+    connection: sqlite3.Connection, begin: str, work: Callable[[sqlite3.Connection], T]
+) -> T:
     connection.execute(begin)
     try:
         result = work(connection)
@@ -123,20 +125,18 @@ def hold_lock(path: Path) -> BinaryIO:
     _require_own(path)
     # SQLite's locks would not do: they end when any file handle of the process on it is closed.
     try:
-        file = path.with_name(f"{path.name}.lock").open("ab")
+        with ExitStack() as opened:
+            file = opened.enter_context(path.with_name(f"{path.name}.lock").open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            opened.pop_all()
+            return file
+    except BlockingIOError as error:
+        raise OutboxInUse(
+            f"another running server uses the outbox {path}: stop that server,"
+            " or give this one another file with POC_OUTBOX"
+        ) from error
     except OSError as error:
         raise OutboxUnavailable(f"the outbox {path} failed: {error}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError):
-            raise OutboxInUse(
-                f"another running server uses the outbox {path}: stop that server,"
-                " or give this one another file with POC_OUTBOX"
-            ) from error
-        raise OutboxUnavailable(f"the outbox {path} failed: {error}") from error
-    return file
 
 
 def _require_own(path: Path) -> None:
@@ -145,10 +145,9 @@ def _require_own(path: Path) -> None:
         raise OutboxUnavailable(f"the outbox {path} is a folder: name a file, with POC_OUTBOX")
     if not path.exists():
         return
-    # Immutable: reads without leaving SQLite's own files there. Its WAL is examined later.
-    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     try:
-        with closing(sqlite3.connect(uri, uri=True)) as connection:
+        # Immutable: reads without leaving SQLite's own files there. Its WAL is examined later.
+        with closing(connect(path, "mode=ro&immutable=1")) as connection:
             version_of(path, connection)
     except sqlite3.Error as error:
         if not quarantine.is_damage(path, error):
@@ -156,25 +155,24 @@ def _require_own(path: Path) -> None:
 
 
 def _locked(path: Path) -> tuple[sqlite3.Connection, BinaryIO]:
-    lock = hold_lock(path)
-    try:
-        return _connect(path), lock
-    except BaseException:
-        lock.close()
-        raise
+    with ExitStack() as opened:
+        lock = opened.enter_context(hold_lock(path))
+        try:
+            _put_aside_damaged(path)
+            connection = _opened(path)
+        except sqlite3.Error as error:
+            raise unavailable(path, error) from error
+        opened.pop_all()
+        return connection, lock
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _put_aside_damaged(path: Path) -> None:
     try:
         _examine(path)
     except sqlite3.Error as error:
         if not quarantine.is_damage(path, error):
-            raise unavailable(path, error) from error
+            raise
         quarantine.put_aside(path, error)
-    try:
-        return _opened(path)
-    except sqlite3.Error as error:
-        raise unavailable(path, error) from error
 
 
 def _examine(path: Path) -> None:
@@ -183,15 +181,20 @@ def _examine(path: Path) -> None:
         return
     # Read-only: closing an ordinary connection would write the WAL of a killed server into a
     # damaged file.
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True)) as connection:
+    with closing(connect(path, "mode=ro")) as connection:
         version_of(path, connection)
         quarantine.require_sound(connection)
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """``mode`` is in the form of SQLite's URIs, like ``mode=ro``."""
     # We begin and end transactions ourselves: Python would begin them too late for reads.
-    connection = sqlite3.connect(path, isolation_level=None)
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = connect(path, "mode=rwc")
     try:
         _prepare(path, connection)
     except BaseException:

@@ -4,7 +4,7 @@ import json
 import sqlite3
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from proofserve.rounds.status import OutboxGauges
@@ -18,14 +18,14 @@ _ERROR_LENGTH = 500
 _ADD = """
     INSERT INTO deliveries (round, endpoint, url, first_seq, last_seq, body, idempotency_key,
                             sequence, created_at, next_attempt_at)
-    VALUES (:round, :endpoint, :url, :first_seq, :last_seq, :body, :key,
+    VALUES (:round_number, :endpoint, :url, :first_seq, :last_seq, :body, :key,
             (SELECT coalesce(max(known), 0) + 1 FROM (
                 SELECT max(sequence) AS known FROM deliveries WHERE url = :url
                 UNION ALL SELECT last FROM sequences WHERE url = :url)), :now, :now)
 """
 _FIRST = """
-    SELECT id, endpoint, deliveries.url, idempotency_key, sequence, attempts, round, first_seq,
-           deliveries.last_seq, round_id
+    SELECT id, endpoint, deliveries.url, idempotency_key, sequence, attempts,
+           round_id, round, first_seq, deliveries.last_seq
     FROM deliveries LEFT JOIN rounds ON rounds.number = deliveries.round
     WHERE state = 'pending' AND deliveries.url = ? ORDER BY next_attempt_at, id LIMIT 1
 """
@@ -39,7 +39,8 @@ _GAUGES = """
            (SELECT count(*) FROM deliveries WHERE state = 'pending'),
            (SELECT count(*) FROM deliveries WHERE state = 'done') + (SELECT callbacks FROM pruned),
            (SELECT count(*) FROM deliveries WHERE state = 'expired'),
-           (SELECT min(created_at) FROM deliveries WHERE state = 'pending'),
+           (SELECT max(0.0, coalesce(:now - min(created_at), 0.0)) FROM deliveries
+            WHERE state = 'pending'),
            (SELECT last_error FROM deliveries
             WHERE state IN ('pending', 'expired') AND failed_at IS NOT NULL
             ORDER BY failed_at DESC, id DESC LIMIT 1),
@@ -85,12 +86,11 @@ def add_job(
     if endpoint not in ENDPOINTS:
         raise ValueError(f"endpoint {endpoint!r} is none of {', '.join(ENDPOINTS)}")
     text = json.dumps(body, allow_nan=False, separators=(",", ":"))
-    _add(connection, endpoint, url, now, body=text)
+    _add(connection, endpoint, url, now, text)
 
 
 def add_span(connection: sqlite3.Connection, url: str, span: Span, now: float) -> None:
-    """Queue the callback for a range of a round's results."""
-    _add(connection, "generated", url, now, span=span)
+    _add(connection, GENERATED, url, now, span)
 
 
 def targets(connection: sqlite3.Connection) -> list[tuple[str, float]]:
@@ -105,14 +105,12 @@ def targets(connection: sqlite3.Connection) -> list[tuple[str, float]]:
 def first_of(connection: sqlite3.Connection, url: str) -> Delivery:
     """The pending delivery to ``url`` whose attempt is due first; there must be one."""
     row = connection.execute(_FIRST, (url,)).fetchone()
-    number, endpoint, url, key, sequence, attempts, *of_round = row
-    round_number, first_seq, last_seq, round_id = of_round
-    span = None if round_number is None else Span(round_number, first_seq, last_seq)
+    number, endpoint, url, key, sequence, attempts, round_id, *place = row
+    span = None if round_id is None else Span(*place)
     return Delivery(number, endpoint, url, key, sequence, attempts, span, round_id)
 
 
 def acknowledge(connection: sqlite3.Connection, delivery: Delivery, now: float) -> None:
-    """Mark a callback as received by its target."""
     connection.execute(
         "UPDATE deliveries SET attempts = attempts + 1, state = 'done', delivered_at = ?"
         " WHERE id = ?",
@@ -140,28 +138,16 @@ def fail(
 
 def gauges(connection: sqlite3.Connection, now: float) -> OutboxGauges:
     """The counters; ``last_error`` is the newest among the callbacks that were not delivered."""
-    results, pending, done, expired, oldest, error, revived = connection.execute(_GAUGES).fetchone()
-    age = 0.0 if oldest is None else max(0.0, now - oldest)
-    return OutboxGauges(results, pending, done, expired, age, error, revived)
+    return OutboxGauges(*connection.execute(_GAUGES, {"now": now}).fetchone())
 
 
 def _add(
-    connection: sqlite3.Connection,
-    endpoint: str,
-    url: str,
-    now: float,
-    body: str | None = None,
-    span: Span | None = None,
+    connection: sqlite3.Connection, endpoint: str, url: str, now: float, about: str | Span
 ) -> None:
-    values = {
-        "round": span and span.round_number,
-        "endpoint": endpoint,
-        # One target is one sequence, however its URL was typed.
-        "url": url.rstrip("/"),
-        "first_seq": span and span.first_seq,
-        "last_seq": span and span.last_seq,
-        "body": body,
-        "key": uuid.uuid4().hex,
-        "now": now,
-    }
-    connection.execute(_ADD, values)
+    # One target is one sequence, however its URL was typed.
+    known = {"endpoint": endpoint, "url": url.rstrip("/"), "key": uuid.uuid4().hex, "now": now}
+    if isinstance(about, Span):
+        values = {**asdict(about), "body": None}
+    else:
+        values = {**dict.fromkeys(Span.__slots__), "body": about}
+    connection.execute(_ADD, {**known, **values})

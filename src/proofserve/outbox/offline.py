@@ -15,6 +15,7 @@ from proofserve.outbox.database import (
     SCHEMA_VERSION,
     NotAnOutbox,
     OutboxInUse,
+    connect,
     hold_lock,
     unavailable,
     version_of,
@@ -44,7 +45,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     # An ordinary connection would leave two files beside an outbox that no process has open.
     mode = "mode=ro" if in_use else "mode=ro&immutable=1"
     try:
-        with closing(_connection(path, mode)) as connection:
+        with closing(connect(path, mode)) as connection:
             _require_readable(path, connection)
             yield connection
     except sqlite3.Error as error:
@@ -62,7 +63,7 @@ def writing(path: Path) -> Iterator[sqlite3.Connection]:
     with reading(path):
         pass
     try:
-        with closing(_connection(path, "mode=rw")) as connection:
+        with closing(connect(path, "mode=rw")) as connection:
             connection.execute("BEGIN IMMEDIATE")
             with connection:
                 yield connection
@@ -84,7 +85,7 @@ def prune(path: Path, before: float) -> tuple[Pruned, bool]:
             held.enter_context(hold_lock(path))
             is_alone = True
         try:
-            connection = held.enter_context(closing(_connection(path, "mode=rw")))
+            connection = held.enter_context(closing(connect(path, "mode=rw")))
             _in_steps(connection, partial(pruning.step, before=before))
             shrinks = pruning.shrinks(connection)
             if shrinks:
@@ -104,12 +105,6 @@ def _in_steps(connection: sqlite3.Connection, step: Callable[[sqlite3.Connection
             again = step(connection)
         # A server that waits for the file asks for it again and again: it must find a gap.
         time.sleep(_PAUSE_S)
-
-
-def _connection(path: Path, mode: str) -> sqlite3.Connection:
-    uri = f"{path.absolute().as_uri()}?{mode}"
-    # Transactions are begun by hand, as in the server.
-    return sqlite3.connect(uri, uri=True, isolation_level=None)
 
 
 def _look(path: Path) -> _Look:

@@ -4,9 +4,10 @@ Nothing goes that is not delivered: pending and expired callbacks, their results
 are in no callback yet all stay.
 """
 
+import operator
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # What one step deletes at most: some milliseconds, for which a result may have to wait.
 _RESULTS = 1000
@@ -41,8 +42,7 @@ _KEEP_SEQUENCE = """
 _Delivered = tuple[int, str, int, int | None, int | None, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
+class Pruned(NamedTuple):
     """How much was deleted: from a file since it was made, or by one call."""
 
     results: int
@@ -51,15 +51,10 @@ class Pruned:
 
     def since(self, earlier: "Pruned") -> "Pruned":
         """How much was deleted between ``earlier`` and this."""
-        return Pruned(
-            self.results - earlier.results,
-            self.callbacks - earlier.callbacks,
-            self.rounds - earlier.rounds,
-        )
+        return Pruned(*map(operator.sub, self, earlier))
 
 
 def totals(connection: sqlite3.Connection) -> Pruned:
-    """The counts at this moment."""
     return Pruned(*connection.execute("SELECT results, callbacks, rounds FROM pruned").fetchone())
 
 

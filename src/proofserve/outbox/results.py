@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from proofserve.protocol.nonces import NonceLane
@@ -61,6 +62,8 @@ _ADVANCE = """
         interval_from = coalesce(interval_from, :now)
     WHERE number = :number
 """
+# (nonce, value, error).
+_Row = tuple[int, str | None, str | None]
 
 
 def open_round(connection: sqlite3.Connection, spec: RoundSpec, now: float) -> RoundProgress:
@@ -83,13 +86,11 @@ def open_round(connection: sqlite3.Connection, spec: RoundSpec, now: float) -> R
 
 
 def open_spec(connection: sqlite3.Connection) -> RoundSpec | None:
-    """The order of the round that is open, if one is."""
     row = connection.execute(_FIND_OPEN).fetchone()
     return None if row is None else _spec(*row)
 
 
 def close_round(connection: sqlite3.Connection, round_id: str, now: float) -> None:
-    """Mark a round as ended. Raises ValueError for an unknown one."""
     number, *_ = _find(connection, round_id)
     connection.execute(
         "UPDATE rounds SET closed = 1, closed_at = ? WHERE number = ? AND NOT closed", (now, number)
@@ -113,10 +114,10 @@ def add(
     connection: sqlite3.Connection,
     round_id: str,
     next_index: int,
-    rows: Sequence[tuple[int, str | None, str | None]],
+    rows: Sequence[_Row],
     now: float,
 ) -> bool:
-    """Store ``rows`` of (nonce, value, error) and the progress.
+    """Store ``rows`` and the progress.
 
     Returns whether the sender must hear of it: a round with a URL had nothing waiting before, or
     has ended. Raises ValueError for an unknown round.
@@ -125,24 +126,21 @@ def add(
     cursor = connection.executemany(_ADD_RESULT, [(number, *row) for row in rows])
     # rowcount is -1 when there was nothing to run.
     added = max(cursor.rowcount, 0)
-    values = {"next_index": next_index, "added": added, "now": now, "number": number}
-    connection.execute(_ADVANCE, values)
+    connection.execute(
+        _ADVANCE, {"next_index": next_index, "added": added, "now": now, "number": number}
+    )
     return bool(added and news)
 
 
-def rows_of(
-    findings: Sequence[Finding], failed: Mapping[int, str]
-) -> list[tuple[int, str | None, str | None]]:
-    """The rows (nonce, value, error) for one call's findings and failures.
+def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row]:
+    """The value of a winner is its distance as JSON, with all digits of the number.
 
-    The value of a winner is its distance as JSON, in as many digits as give the same number back.
     Raises ValueError for a distance that JSON lacks.
     """
-    rows: list[tuple[int, str | None, str | None]] = [
-        (one.nonce, _value(one), None) for one in findings
+    return [
+        *((one.nonce, _value(one), None) for one in findings),
+        *((nonce, None, reason) for nonce, reason in failed.items()),
     ]
-    rows += [(nonce, None, reason) for nonce, reason in failed.items()]
-    return rows
 
 
 def after(
@@ -190,24 +188,15 @@ def _unknown(round_id: str) -> ValueError:
 
 
 def _spec_columns(spec: RoundSpec) -> tuple[str | int | float | None, ...]:
+    """The values of ``_SPEC_COLUMNS``."""
     work, lane, target = spec.work, spec.lane, spec.target
     if lane is None:
         raise ValueError(f"round {spec.round_id!r} has no nonces to generate")
+    scheme = json.dumps(work.scheme.to_wire(), sort_keys=True)
     return (
-        json.dumps(work.scheme.to_wire(), sort_keys=True),
-        work.scheme.width,
-        work.block_hash,
-        work.public_key,
-        work.seq_len,
-        spec.block_height,
-        lane.node_id,
-        lane.node_count,
-        lane.group_id,
-        lane.n_groups,
-        spec.batch_size,
-        spec.url,
-        None if target is None else target.r_target,
-        None if target is None else target.fraud_threshold,
+        *(scheme, work.scheme.width, work.block_hash, work.public_key, work.seq_len),
+        *(spec.block_height, *astuple(lane), spec.batch_size, spec.url),
+        *((None, None) if target is None else astuple(target)),
     )
 
 

@@ -5,15 +5,11 @@ from dataclasses import dataclass
 
 import httpx
 
-_WHICH = "state = :state AND url = coalesce(:url, url) AND (:round IS NULL OR round = :round)"
-_DUE = f"""
-    UPDATE deliveries SET next_attempt_at = :now, attempts = 0 WHERE {_WHICH}
-"""  # noqa: S608 - only our own column names
-_REVIVE = f"""
-    UPDATE deliveries SET state = 'pending', revived = revived + 1, next_attempt_at = :now,
-                          attempts = 0
-    WHERE {_WHICH}
-"""  # noqa: S608 - as above
+_MAKE_DUE = """
+    UPDATE deliveries SET state = 'pending', revived = revived + (state = 'expired'),
+                          next_attempt_at = :now, attempts = 0
+    WHERE state = :state AND url = coalesce(:url, url) AND (:round IS NULL OR round = :round)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +40,13 @@ def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried
     """
     number = None if choice.round_id is None else round_number(connection, choice.round_id)
     urls = [None] if choice.origin is None else _urls(connection, choice.origin)
-    which = [{"url": url, "round": number, "now": now} for url in urls]
-    # First, or the expired callbacks would be counted as pending, too.
-    pending = connection.executemany(_DUE, [{**each, "state": "pending"} for each in which])
-    revived = None
-    if choice.expired:
-        revived = connection.executemany(_REVIVE, [{**each, "state": "expired"} for each in which])
-    return Retried(pending.rowcount, 0 if revived is None else revived.rowcount)
+
+    def make_due(state: str) -> int:
+        each = [{"url": url, "round": number, "now": now, "state": state} for url in urls]
+        return connection.executemany(_MAKE_DUE, each).rowcount
+
+    # Pending ones first, or the expired callbacks would be counted as pending, too.
+    return Retried(make_due("pending"), make_due("expired") if choice.expired else 0)
 
 
 def origin_of(url: str) -> str | None:

@@ -5,38 +5,43 @@ secrets.
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from proofserve.outbox.retry import origin_of
 
 # How many rounds are listed.
 NEWEST_ROUNDS = 5
+# ``origin`` is our own function; times are null where nothing is pending.
 _COUNTS = """
-    SELECT url,
-           sum(state = 'pending'), sum(state = 'pending' AND attempts > 0), sum(state = 'done'),
-           sum(state = 'expired'), sum(revived),
-           min(CASE state WHEN 'pending' THEN created_at END),
-           min(CASE state WHEN 'pending' THEN next_attempt_at END)
-    FROM deliveries GROUP BY url ORDER BY url
+    SELECT origin(url) AS origin, sum(state = 'pending') AS pending,
+           sum(state = 'pending' AND attempts > 0) AS failing, sum(state = 'done') AS delivered,
+           sum(state = 'expired') AS expired, sum(revived) AS revived,
+           max(0.0, :now - min(CASE state WHEN 'pending' THEN created_at END)) AS oldest_pending_s,
+           max(0.0, min(CASE state WHEN 'pending' THEN next_attempt_at END) - :now)
+               AS next_attempt_s
+    FROM deliveries GROUP BY origin ORDER BY min(url)
 """
 # Beside an aggregate that is a maximum, SQLite takes other columns from the row that has it.
 _ERRORS = """
-    SELECT url, last_error, max(failed_at) AS newest FROM deliveries
-    WHERE state IN ('pending', 'expired') AND failed_at IS NOT NULL GROUP BY url ORDER BY newest
+    SELECT origin(url) AS origin, last_error, max(failed_at) FROM deliveries
+    WHERE state IN ('pending', 'expired') AND failed_at IS NOT NULL GROUP BY origin
 """
 _ROUNDS = """
-    SELECT round_id, json_extract(scheme, '$.name'), block_hash, NOT closed, stored
-    FROM rounds ORDER BY number DESC LIMIT ?
+    SELECT round_id, json_extract(scheme, '$.name') AS scheme, block_hash, NOT closed AS open,
+           stored AS results
+    FROM rounds ORDER BY number DESC LIMIT :limit
 """
 _TOTALS = """
-    SELECT (SELECT user_version FROM pragma_user_version),
-           (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size),
-           (SELECT count(*) FROM rounds),
-           (SELECT count(*) FROM rounds WHERE url IS NOT NULL AND last_seq > cut_seq),
-           (SELECT coalesce(sum(stored), 0) FROM rounds),
-           (SELECT results FROM pruned)
+    SELECT (SELECT user_version FROM pragma_user_version) AS schema_version,
+           (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size) AS bytes,
+           (SELECT count(*) FROM rounds) AS rounds,
+           (SELECT count(*) FROM rounds WHERE url IS NOT NULL AND last_seq > cut_seq)
+               AS uncut_rounds,
+           (SELECT coalesce(sum(stored), 0) FROM rounds) AS results,
+           (SELECT results FROM pruned) AS deleted_results
 """
 
 
@@ -93,53 +98,25 @@ class OutboxStatistics:
 
 def read_statistics(connection: sqlite3.Connection, now: float) -> OutboxStatistics:
     """The statistics at ``now``, in wall-clock seconds."""
-    version, size, rounds, uncut, results, deleted = connection.execute(_TOTALS).fetchone()
-    newest = connection.execute(_ROUNDS, (NEWEST_ROUNDS,)).fetchall()
+    connection.create_function("origin", 1, cache(lambda url: origin_of(url) or "not an address"))
+    # ``HTTP 503``, ``ConnectError``, ...; what follows was said by the target, or about it.
+    errors = {to: error.partition(":")[0] for to, error, _ in connection.execute(_ERRORS)}
+    counts = _rows(connection, _COUNTS, {"now": now})
+    rounds = _rows(connection, _ROUNDS, {"limit": NEWEST_ROUNDS})
+    (totals,) = _rows(connection, _TOTALS, {})
     return OutboxStatistics(
-        schema_version=version,
-        bytes=size,
-        rounds=rounds,
-        uncut_rounds=uncut,
-        results=results,
-        deleted_results=deleted,
-        targets=tuple(_targets(connection, now)),
+        **totals,
+        targets=tuple(
+            TargetStatistics(**row, last_error=errors.get(row["origin"])) for row in counts
+        ),
         newest_rounds=tuple(
-            RoundStatistics(round_id, scheme, block_hash, bool(is_open), stored)
-            for round_id, scheme, block_hash, is_open, stored in newest
+            RoundStatistics(**{**row, "open": bool(row["open"])}) for row in rounds
         ),
     )
 
 
-def _targets(connection: sqlite3.Connection, now: float) -> Iterator[TargetStatistics]:
-    # Of several addresses with one origin the newest error comes last, and stays.
-    errors = {_origin(url): _kind(error) for url, error, _ in connection.execute(_ERRORS)}
-    counts: dict[str, list[list[Any]]] = {}
-    for url, *columns in connection.execute(_COUNTS):
-        counts.setdefault(_origin(url), []).append(columns)
-    for origin, rows in counts.items():
-        *numbers, created, due = zip(*rows, strict=True)
-        pending, failing, delivered, expired, revived = map(sum, numbers)
-        yield TargetStatistics(
-            origin=origin,
-            pending=pending,
-            failing=failing,
-            delivered=delivered,
-            expired=expired,
-            revived=revived,
-            oldest_pending_s=max(0.0, now - _first(created)) if pending else None,
-            next_attempt_s=max(0.0, _first(due) - now) if pending else None,
-            last_error=errors.get(origin),
-        )
-
-
-def _first(times: Sequence[float | None]) -> float:
-    return min(at for at in times if at is not None)
-
-
-def _origin(url: str) -> str:
-    return origin_of(url) or "not an address"
-
-
-def _kind(error: str) -> str:
-    """``HTTP 503``, ``ConnectError``, ...; what follows was said by the target, or about it."""
-    return error.partition(":")[0]
+def _rows(connection: sqlite3.Connection, sql: str, values: Mapping[str, Any]) -> Iterator[Any]:
+    """Rows by the names of their columns, which are fields of the records above."""
+    cursor = connection.cursor()
+    cursor.row_factory = sqlite3.Row
+    return cursor.execute(sql, values)

@@ -1,16 +1,16 @@
 """The outbox: results, progress and callbacks in one SQLite file."""
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, Self
 
 from proofserve.outbox import deliveries, payload, pruning, results, schedule
-from proofserve.outbox.database import Database
+from proofserve.outbox.database import SCHEMA_VERSION, Database, P, T
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.pruning import Pruned
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
@@ -57,48 +57,31 @@ class SqliteOutbox(Outbox):
         return cls(await Database.open(path), clock)
 
     async def close(self) -> None:
-        """Finish the calls in progress and close the file; a second call does nothing."""
         await self._database.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def open_round(self, spec: RoundSpec) -> RoundProgress:
-        """Remember a round; the same one again is reopened with its results and progress.
-
-        Raises ValueError for a round without a lane and when the id is known with another order,
-        and OutboxUnavailable.
-        """
-        try:
-            return await self._database.write(lambda c: results.open_round(c, spec, self._clock()))
-        finally:
-            # The round that this one ended has undelivered results that are due now.
-            self.news.set()
+        """As the port. Raises ValueError for a round without a lane or with another order."""
+        # The sender hears of it: the round that this one ended has undelivered results.
+        return await self._announce(results.open_round, spec, self._clock())
 
     async def interrupted(self) -> RoundSpec | None:
-        """The order of the round that is open, if one is."""
         return await self._database.read(results.open_spec)
 
     async def record(
         self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
     ) -> None:
-        """Store findings, failures and progress in one transaction; see the port.
-
-        Raises ValueError also for a distance that is not finite.
-        """
+        """As the port. Raises ValueError also for a distance that is not finite."""
         rows = results.rows_of(findings, failed)
         news = True
         try:
             news = await self._database.write(
-                lambda c: results.add(c, round_id, next_index, rows, self._clock())
+                results.add, round_id, next_index, rows, self._clock()
             )
         finally:
             # Also when cancelled: the rows may be stored all the same.
@@ -106,44 +89,26 @@ class SqliteOutbox(Outbox):
                 self.news.set()
 
     async def close_round(self, round_id: str) -> None:
-        """Mark the round stopped; what is undelivered becomes due at once."""
-        try:
-            await self._database.write(lambda c: results.close_round(c, round_id, self._clock()))
-        finally:
-            self.news.set()
+        await self._announce(results.close_round, round_id, self._clock())
 
     async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
-        """Queue the callback about a job or a verdict, due at once. Raises OutboxUnavailable."""
         endpoint, body = callback(about)
         await self.enqueue(endpoint, url, body)
 
     async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
-        """Queue one callback, due at once.
-
-        Raises ValueError for an unknown endpoint and for a body that is not JSON, and
-        OutboxUnavailable.
-        """
-        try:
-            await self._database.write(
-                lambda c: deliveries.add_job(c, endpoint, url, body, self._clock())
-            )
-        finally:
-            self.news.set()
+        """Queue one callback, due at once. Raises ValueError for a body that is not JSON."""
+        await self._announce(deliveries.add_job, endpoint, url, body, self._clock())
 
     async def results(self, after: int, limit: int) -> list[StoredResult]:
         """Rows with ``seq > after`` in order, at most ``limit``, those of expired callbacks too."""
         # SQLite takes a negative limit for none at all.
-        return await self._database.read(lambda c: results.after(c, after, max(0, limit)))
+        return await self._database.read(results.after, after, max(0, limit))
 
     async def winners(self, round_id: str, limit: int) -> list[Winner]:
-        """The newest winners of a round in the order of their storing, at most ``limit``."""
-        return await self._database.read(
-            lambda c: results.newest_winners(c, round_id, max(0, limit))
-        )
+        return await self._database.read(results.newest_winners, round_id, max(0, limit))
 
     async def probe(self) -> None:
-        """Write a page as it is. Raises OutboxUnavailable if a result could not be stored now."""
-        await self._database.rewrite_version()
+        await self._database.write(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}"))
 
     async def prune(self, older_than_s: float) -> Pruned:
         """Delete what was delivered more than ``older_than_s`` seconds ago; how much that was.
@@ -158,31 +123,37 @@ class SqliteOutbox(Outbox):
         return (await self._database.read(pruning.totals)).since(at_first)
 
     async def gauges(self) -> OutboxGauges:
-        """Count what is kept, waiting, delivered and expired."""
-        read = await self._database.read(lambda c: deliveries.gauges(c, self._clock()))
+        read = await self._database.read(deliveries.gauges, self._clock())
         return replace(read, failed_attempts=self._failed_attempts)
 
     async def progress(self, round_id: str) -> RoundProgress:
         """How far the round got, in agreement with its stored rows. ValueError for an unknown."""
-        return await self._database.read(lambda c: results.progress(c, round_id))
+        return await self._database.read(results.progress, round_id)
 
     async def plan(self, policy: CallbackPolicy, situation: Situation) -> SendPlan:
         """Cut what is due and tell the sender what to post now and how long to wait after it."""
-        return await self._database.write(
-            lambda c: schedule.plan(c, policy, situation, self._clock())
-        )
+        return await self._database.write(schedule.plan, policy, situation, self._clock())
 
     async def body(self, delivery: Delivery) -> bytes:
         """The JSON of a delivery, the same at each attempt."""
         return await payload.body(self._database, delivery)
 
     async def acknowledge(self, delivery: Delivery) -> None:
-        """Mark a delivery as received by its target."""
-        await self._database.write(lambda c: deliveries.acknowledge(c, delivery, self._clock()))
+        await self._database.write(deliveries.acknowledge, delivery, self._clock())
 
     async def fail(self, delivery: Delivery, error: str, pause_s: float | None) -> None:
         """Count a failed attempt; the next is due after ``pause_s``, None lets it expire."""
-        await self._database.write(
-            lambda c: deliveries.fail(c, delivery, error, pause_s, self._clock())
-        )
+        await self._database.write(deliveries.fail, delivery, error, pause_s, self._clock())
         self._failed_attempts += 1
+
+    async def _announce(
+        self,
+        work: Callable[Concatenate[sqlite3.Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Write and wake the sender, also after an error: the rows may be stored all the same."""
+        try:
+            return await self._database.write(work, *args, **kwargs)
+        finally:
+            self.news.set()
