@@ -1,14 +1,14 @@
-"""Requests that are hostile before their body is read: length, chunks, size."""
+"""Requests with a hostile length, chunk or size: a server refuses them before it reads the body."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# One byte more than node and gateway read.
+# One byte more than the node and the gateway read.
 TOO_MUCH = 32 * 2**20 + 1
 
 
 class Framed(NamedTuple):
-    """A whole request, and what is wrong with it."""
+    """A whole request, and the name of its fault."""
 
     name: str
     request: bytes
@@ -20,7 +20,7 @@ def _request(path: str, *lines: str, body: bytes = b"{}") -> bytes:
 
 
 def framed(path: str) -> Iterator[Framed]:
-    """POSTs to ``path`` that no server may accept as requests."""
+    """POSTs to ``path`` that every server must refuse."""
     for length in ("-1", "+2", "0x2", "2,2", "2 2", "1e1", "٢", "9" * 5000, "18446744073709551616"):
         yield Framed(f"a length of {length[:20]}", _request(path, f"Content-Length: {length}"))
     yield Framed("two lengths", _request(path, "Content-Length: 2", "Content-Length: 3"))
@@ -36,8 +36,8 @@ def framed(path: str) -> Iterator[Framed]:
     yield Framed("a NUL in a header", _request(path, "X: a\0b", "Content-Length: 2"))
 
 
-def too_heavy(path: str) -> Iterator[Framed]:
-    """Bodies above the limit of bytes, with and without a Content-Length."""
+def too_large(path: str) -> Iterator[Framed]:
+    """Bodies above the limit in bytes, with and without a Content-Length."""
     blanks = b" " * TOO_MUCH
     yield Framed(
         f"{path}: too many bytes", _request(path, f"Content-Length: {TOO_MUCH}", body=blanks)

@@ -1,4 +1,4 @@
-"""The real gateway process, in front of two backends that always answer."""
+"""The real gateway process in front of two backends that always answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +16,8 @@ from support.gateway_requests import CHAT
 STREAM = b'"stream":true'
 
 
-async def obliging(call: Call) -> None:
-    """Answer whatever was asked, as a stream where one was."""
+async def answer_all(call: Call) -> None:
+    """Answer every request, with a stream where the request asks for one."""
     if STREAM in call.body.replace(b" ", b""):
         await call.send(SSE_HEAD, event("a"), event("b"), END)
     else:
@@ -26,13 +26,13 @@ async def obliging(call: Call) -> None:
 
 @contextmanager
 def real_gateway(folder: Path) -> Iterator[tuple[Target, list[Backend]]]:
-    """A gateway, and its backends: of these only the second may be drained.
+    """A gateway and its backends. The tests drain only the second backend.
 
-    With both drained, 503 would be the right answer to chat.
+    If both were drained, 503 would be the right answer to chat.
     """
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(backends(obliging, obliging)) as made,
+        portal.wrap_async_context_manager(backends(answer_all, answer_all)) as made,
     ):
         urls = ",".join(backend.url for backend in made)
         with gateway_process(folder, environment({}), backend_url=urls) as server:

@@ -1,7 +1,7 @@
-"""Hostile bodies: JSON that breaks parsers, and bodies that a careless server accepts.
+"""Hostile bodies: JSON that breaks parsers, and bodies that a careless server would accept.
 
 A ``Form`` is a valid body of a route with the types of its fields; each family makes bodies of it.
-Some fields are written as text, because Python's own JSON would refuse or repair them.
+Some fields are written as text, because Python's JSON module would refuse or repair them.
 """
 
 import gzip
@@ -16,7 +16,7 @@ MILLION = 10**6
 
 
 class Hostile(NamedTuple):
-    """One body, what it is, and the header lines that it comes with."""
+    """One body, its name, and its header lines."""
 
     name: str
     body: bytes
@@ -50,9 +50,9 @@ class Form:
         return b"{%s: %s%s%s" % (json.dumps(field).encode(), text, b", " if others else b"", rest)
 
 
-# -- no JSON at all --------------------------------------------------------------------------------
+# -- not JSON --------------------------------------------------------------------------------------
 
-NO_JSON = [
+NOT_JSON = [
     b"",
     b" ",
     b"{",
@@ -98,14 +98,25 @@ NO_JSON = [
     b"\xa1aa\x01",
     b"GET / HTTP/1.1\r\n\r\n",
 ]
-NO_ORDER = [b"[]", b"[[]]", b"null", b"true", b"0", b"-0.0", b'""', b'"order"', b"[null]", b"[{}]"]
+NOT_AN_ORDER = [
+    b"[]",
+    b"[[]]",
+    b"null",
+    b"true",
+    b"0",
+    b"-0.0",
+    b'""',
+    b'"order"',
+    b"[null]",
+    b"[{}]",
+]
 
 
-def no_json(form: Form) -> Iterator[Hostile]:
-    for text in NO_JSON:
-        yield Hostile(f"no JSON: {text[:20]!r}", text)
-    for text in NO_ORDER:
-        yield Hostile(f"no order: {text!r}", text)
+def not_json(form: Form) -> Iterator[Hostile]:
+    for text in NOT_JSON:
+        yield Hostile(f"not JSON: {text[:20]!r}", text)
+    for text in NOT_AN_ORDER:
+        yield Hostile(f"not an order: {text!r}", text)
     plain = form.plain()
     for end in (1, len(plain) // 3, len(plain) // 2, len(plain) - 1):
         yield Hostile(f"cut off after {end} bytes", plain[:end])
@@ -114,7 +125,7 @@ def no_json(form: Form) -> Iterator[Hostile]:
     yield Hostile("twice", plain + plain)
     yield Hostile("twice, in lines", plain + b"\n" + plain)
     for rest in (b"\x00", b"x", b"}", b","):
-        yield Hostile(f"and {rest!r} behind it", plain + rest)
+        yield Hostile(f"{rest!r} after the end", plain + rest)
 
 
 # -- depth -----------------------------------------------------------------------------------------
@@ -153,7 +164,7 @@ NOT_FINITE = {
     "-1e999": b"-1e999",
     "1e-1 of a million digits": b"0." + b"1" * MILLION,
 }
-NO_NUMBER = {
+NOT_A_NUMBER = {
     "half": b"0.5",
     "a text": b'"x"',
     "a list": b"[]",
@@ -163,17 +174,17 @@ NO_NUMBER = {
 
 def numbers(form: Form) -> Iterator[Hostile]:
     for field in form.integers:
-        for name, text in (HUGE | NOT_FINITE | NO_NUMBER).items():
+        for name, text in (HUGE | NOT_FINITE | NOT_A_NUMBER).items():
             yield Hostile(f"{field} is {name}", form.put(field, text))
     for field in form.numbers:
-        for name, text in (NOT_FINITE | NO_NUMBER).items():
+        for name, text in (NOT_FINITE | NOT_A_NUMBER).items():
             if name not in ("half", "1e-1 of a million digits"):
                 yield Hostile(f"{field} is {name}", form.put(field, text))
 
 
 # -- text ------------------------------------------------------------------------------------------
 
-NO_TEXT = {
+NOT_A_TEXT = {
     "a high surrogate": rb'"\ud800"',
     "a low surrogate": rb'"\udc00"',
     "surrogates in the wrong order": rb'"\udc00\ud800"',
@@ -181,7 +192,7 @@ NO_TEXT = {
     "a surrogate in UTF-8": b'"\xed\xa0\x80"',
     "a pair of them in UTF-8": b'"\xed\xa0\x80\xed\xb0\x80"',
     "an overlong NUL": b'"\xc0\x80"',
-    "a byte that UTF-8 has not": b'"\xff"',
+    "a byte that is never UTF-8": b'"\xff"',
     "beyond Unicode": b'"\xf5\x80\x80\x80"',
     "half a letter": b'"\xe2\x82"',
     "Latin-1": b'"caf\xe9"',
@@ -200,7 +211,7 @@ TOO_LONG = {
 
 def texts(form: Form) -> Iterator[Hostile]:
     for field in form.texts:
-        for name, text in NO_TEXT.items():
+        for name, text in NOT_A_TEXT.items():
             yield Hostile(f"{field} is {name}", form.put(field, text))
     for field in form.texts[:1]:
         for name, text in TOO_LONG.items():
@@ -221,7 +232,7 @@ def keys(form: Form) -> Iterator[Hostile]:
     ):
         yield Hostile(f"a key is {name}", b"{%s: 1, %s" % (key, plain))
     for field in form.integers[:1] + form.texts[:1]:
-        # The last one counts, here and at most others.
+        # Most parsers, ours too, take the last value of a repeated key.
         wrong = b", %s: {}}" % json.dumps(field).encode()
         yield Hostile(f"{field} twice", form.plain().removesuffix(b"}") + wrong)
         again = form.plain().removesuffix(b"}") + wrong.removesuffix(b"}") * 10_000
@@ -231,7 +242,7 @@ def keys(form: Form) -> Iterator[Hostile]:
     half = b'{"\xed\xa0\x80": 1, '
     yield Hostile("a key is half a pair in UTF-8", half + plain)
     for name in ("", "__proto__", "constructor", "\0", "k" * MILLION, "ключ"):
-        yield Hostile(f"a key that nobody knows: {name[:20]!r}", form.put(name, b"1"))
+        yield Hostile(f"an unknown key: {name[:20]!r}", form.put(name, b"1"))
     for many in (1000, 100_000):
         unknown = json.dumps({f"k{number}": 0 for number in range(many)}).encode()
         yield Hostile(f"{many} keys", unknown.removesuffix(b"}") + b", " + plain)
@@ -264,7 +275,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def bombs(form: Form) -> Iterator[Hostile]:
-    """Bodies that are small, and have 20 MB once they are unpacked."""
+    """Small bodies that unpack to 20 MB."""
     contents = {
         "an order": form.plain(),
         "20 MB of blanks and an order": b" " * (20 * MILLION) + form.plain(),
@@ -275,7 +286,7 @@ def bombs(form: Form) -> Iterator[Hostile]:
         for what, data in contents.items():
             packed = pack(data)
             yield Hostile(f"{what} as {kind}", packed, lines=(said,))
-            yield Hostile(f"{what} as {kind}, which it does not say", packed)
+            yield Hostile(f"{what} as {kind}, without the header", packed)
 
 
 # -- other kinds of content ------------------------------------------------------------------------
@@ -298,7 +309,7 @@ def contents(form: Form) -> Iterator[Hostile]:
             yield Hostile(f"an order as {kind}", plain, kind)
 
 
-# -- mass ------------------------------------------------------------------------------------------
+# -- many values -----------------------------------------------------------------------------------
 
 ITEMS = {
     "numbers": b"7",
@@ -314,8 +325,8 @@ ITEMS = {
 }
 
 
-def mass(form: Form) -> Iterator[Hostile]:
-    """A million values where a few are expected, and where none is."""
+def many_values(form: Form) -> Iterator[Hostile]:
+    """A million values where the route expects a few or none."""
     for field in form.lists:
         counted = json.dumps([*range(MILLION)]).encode()
         yield Hostile(f"{field}: the first million", form.put(field, counted))
@@ -324,8 +335,10 @@ def mass(form: Form) -> Iterator[Hostile]:
             yield Hostile(f"{field}: one of the {name}", form.put(field, b"[%s, -1]" % item))
     if form.reads_all:
         for name, item in ITEMS.items():
-            yield Hostile(f"a million {name} for nobody", form.put("unknown", _repeated(item)))
-            yield Hostile(f"a million {name} for an order", _repeated(item))
+            yield Hostile(
+                f"a million {name} in an unknown field", form.put("unknown", _repeated(item))
+            )
+            yield Hostile(f"a million {name} instead of an order", _repeated(item))
 
 
 def _repeated(item: bytes) -> bytes:
@@ -334,20 +347,20 @@ def _repeated(item: bytes) -> bytes:
 
 # -- claims ----------------------------------------------------------------------------------------
 
-NO_VECTOR_TEXT = {
+NOT_A_VECTOR_TEXT = {
     "a number": b"7",
     "null": b"null",
     "NaN": b"NaN",
     "a list of numbers": b"[0.5, 0.5]",
     "an object": b'{"base64": "AAAA"}',
     "half a pair": rb'"\ud800"',
-    "a byte that UTF-8 has not": b'"\xff"',
+    "a byte that is never UTF-8": b'"\xff"',
     "a NUL": b'"AAAA\x00"',
     "a line's end": b'"AAAA\n"',
     "a million letters": b'"' + b"A" * MILLION + b'"',
     "65,540 letters": b'"' + b"A" * 65_540 + b'"',
 }
-NO_CLAIMS = {
+NOT_CLAIMS = {
     "null in a list": b"[null]",
     "texts": b'["AAAA"]',
     "no list": b'{"nonce": 1, "vector_b64": "AAAA"}',
@@ -369,18 +382,18 @@ def claims(form: Form) -> Iterator[Hostile]:
     def claiming(artifacts: bytes) -> bytes:
         return form.put("validation", b'{"artifacts": %s}' % artifacts)
 
-    for name, text in NO_VECTOR_TEXT.items():
+    for name, text in NOT_A_VECTOR_TEXT.items():
         yield Hostile(f"a vector is {name}", claiming(b'[{"nonce": 1, "vector_b64": %s}]' % text))
-    for name, artifacts in NO_CLAIMS.items():
+    for name, artifacts in NOT_CLAIMS.items():
         yield Hostile(f"claims are {name}", claiming(artifacts))
     many = b",".join([b'{"nonce": 1, "vector_b64": "AAAA"}'] * (MILLION // 2))
     yield Hostile("claims are half a million", claiming(b"[%s]" % many))
 
 
-FAMILIES = (no_json, deep, numbers, texts, keys, encodings, bombs, contents, mass, claims)
+FAMILIES = (not_json, deep, numbers, texts, keys, encodings, bombs, contents, many_values, claims)
 
 
 def corpus(form: Form) -> Iterator[Hostile]:
-    """Every body of every family, one after the other; together they have gigabytes."""
+    """Yield every body of every family, one at a time: together they are gigabytes."""
     for family in FAMILIES:
         yield from family(form)

@@ -1,4 +1,4 @@
-"""Nodes for hostile requests: a real one, and our routes over toy numbers in a thread."""
+"""Nodes for hostile requests: a real one, and our routes with a toy engine in a thread."""
 
 import asyncio
 import socket
@@ -21,14 +21,14 @@ POW = "/api/v1/pow"
 
 @contextmanager
 def real_node(model: Path, folder: Path) -> Iterator[Target]:
-    """A vLLM with the plugin. Here everybody together asks more often than one usually may."""
+    """A vLLM with the plugin. The limit of requests per minute is raised for the tests."""
     with serve(model, folder, POC_REQUESTS_PER_MINUTE="1000000") as served:
         yield _target(served.server.url, served.server.log.read_text, ROUND)
 
 
 @contextmanager
 def toy_node(log: Callable[[], str]) -> Iterator[Target]:
-    """The same routes over HTTP, with an engine that computes next to nothing."""
+    """The same routes over HTTP, with an engine that computes almost nothing."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(_toy()) as url:
         yield _target(url, log, {**TOY_ORDER, "node_id": 0, "node_count": 1})
 
@@ -40,7 +40,7 @@ async def _toy() -> AsyncIterator[str]:
         config = uvicorn.Config(toy.app, lifespan="off", ws="none", log_config=None)
         server = uvicorn.Server(config)
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            # Whoever comes before the server is ready waits in the socket.
+            # A client that connects before the server is ready waits in the socket's backlog.
             running = asyncio.create_task(server.serve(sockets=[listening]))
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
             server.should_exit = True
@@ -74,11 +74,11 @@ def _target(url: str, log: Callable[[], str], order: Json) -> Target:
         body = {**order, "nonces": [1, 2, 3], "wait": True}
         return http.post(f"{POW}/generate", json=body)
 
-    return Target(url, f"^{POW}/", log, work, aim, before=_free_to_wait)
+    return Target(url, f"^{POW}/", log, work, aim, before=_stop_before_a_wait)
 
 
-def _free_to_wait(http: httpx.Client, body: Any) -> None:
-    """A job that is waited for waits for the end of the round, which only a stop brings."""
+def _stop_before_a_wait(http: httpx.Client, body: Any) -> None:
+    """Stop the round before a job with ``wait``: such a job waits until the round ends."""
     if isinstance(body, dict) and body.get("wait") is True:
         _stop(http)
 

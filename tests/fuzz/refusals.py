@@ -1,4 +1,4 @@
-"""Sends hostile requests, and reports how and how soon they are refused."""
+"""Sends hostile requests and reports the status and time of each refusal."""
 
 import socket
 import time
@@ -11,10 +11,10 @@ from fuzz.framing import Framed
 from fuzz.hostile import Hostile
 from fuzz.targets import PATIENCE_S
 
-# After a refusal that took too long there is another try: the machine may have stood still.
+# A refusal that took too long is tried again: the machine may have been busy.
 TRIES = 3
-# A refusal says what is wrong; it does not repeat the request. Bytes.
-MOST_SAID = 10_000
+# Bytes. A refusal names the fault and does not repeat the request.
+MAX_ANSWER = 10_000
 
 
 class Refusal(NamedTuple):
@@ -36,7 +36,7 @@ def whole(path: str, hostile: Hostile) -> Framed:
 
 
 def refused(port: int, request: Framed, within_s: float) -> Refusal:
-    """The refusal of a request; it is repeated a few times until one comes ``within_s``."""
+    """The refusal of a request, which is sent up to TRIES times until one comes ``within_s``."""
     for _ in range(TRIES - 1):
         refusal = _refusal(port, request)
         if refusal.seconds < within_s:
@@ -51,19 +51,19 @@ def _refusal(port: int, sent: Framed) -> Refusal:
         HTTPResponse(client) as answer,
     ):
         began = time.perf_counter()
-        # The answer may come before everything was sent.
+        # The answer may come before the whole request was sent.
         sender.submit(client.sendall, sent.request)
         answer.begin()
         said = answer.read()
         seconds = time.perf_counter() - began
         client.shutdown(socket.SHUT_RDWR)
     assert 400 <= answer.status < 500, (sent.name, answer.status, said[:1000])
-    assert 0 < len(said) < MOST_SAID, (sent.name, said[:1000])
+    assert 0 < len(said) < MAX_ANSWER, (sent.name, said[:1000])
     return Refusal(sent.name, len(sent.request), answer.status, seconds)
 
 
-def told(refusals: Sequence[Refusal], count: int = 8) -> str:
-    """The slowest refusals, for the log."""
+def slowest(refusals: Sequence[Refusal], count: int = 8) -> str:
+    """The slowest refusals as text for the log."""
     order = sorted(refusals, key=lambda each: each.seconds, reverse=True)[:count]
     lines = [
         f"  {1e3 * each.seconds:6.1f} ms  {each.status}  {each.size:>10,} B  {each.name}"

@@ -1,4 +1,4 @@
-"""A server that gets hostile requests, and what it must still do afterwards."""
+"""A server that gets hostile requests, and the checks that it still works afterwards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-# No request may take so long, seconds.
+# Seconds. Every request must end sooner.
 PATIENCE_S = 30.0
 # An unhandled error leaves one of these in the log.
 UNHANDLED = ("Traceback", "Unhandled", "Exception in ASGI", "was never retrieved")
@@ -21,8 +21,8 @@ def _nothing(_http: httpx.Client, _body: Any) -> None:
 class Target:
     """A running server; ``paths`` matches our own endpoints, ``work`` is a normal request.
 
-    ``aim`` changes a body so that it fits this server. ``before`` runs ahead of each request, so
-    that requests that wait for something get it.
+    ``aim`` changes a body so that it fits this server. ``before`` runs before each
+    request, so that a request that waits for something does not wait for ever.
     """
 
     url: str
@@ -38,8 +38,8 @@ class Target:
         assert port is not None
         return port
 
-    def is_sound(self) -> None:
-        """Assert that it answers, works, and has logged no unhandled error."""
+    def assert_sound(self) -> None:
+        """Assert that the server answers, works, and has logged no unhandled error."""
         with httpx.Client(base_url=self.url, timeout=PATIENCE_S) as http:
             assert http.get("/health").status_code == 200
             answer = self.work(http)

@@ -1,4 +1,4 @@
-"""`make fuzz`: thousands of requests at a real node and a real gateway, and every hostile body."""
+"""`make fuzz`: thousands of requests and every hostile body, to a real node and gateway."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.claimed import convicted
-from fuzz.doors import doors_of_gateway, doors_of_node
-from fuzz.drawn import Seen, draw
+from fuzz.garbage_claims import seconds_to_convict
 from fuzz.gateways import real_gateway
+from fuzz.generated import Seen, send_generated
 from fuzz.nodes import real_node
-from fuzz.storm import storm
+from fuzz.routes import gateway_routes, node_routes
+from fuzz.send_hostile import send_hostile
 from fuzz.targets import Target
 from gateway.scripted import Backend
 from support.node import DISTANCE_ROUND, ROUND
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 CASES = 2000
-# Of a refusal, at a server that has nothing else to do.
+# Seconds for a refusal by a server that does nothing else.
 REFUSED_WITHIN_S = 0.1
 
 
@@ -42,39 +42,41 @@ def show(seen: Seen) -> None:
     print(f"{seen.total()} cases at {operations} operations: {dict(sorted(statuses.items()))}")
 
 
-def test_a_node_answers_as_its_page_says(node: Target) -> None:
-    seen = draw(node, CASES, same_every_time=False)
+def test_the_node_answers_as_its_openapi_page_says(node: Target) -> None:
+    seen = send_generated(node, CASES, derandomize=False)
     show(seen)
     assert seen.total() >= CASES
-    node.is_sound()
+    node.assert_sound()
 
 
-def test_a_gateway_answers_as_its_page_says(gateway: tuple[Target, list[Backend]]) -> None:
-    seen = draw(gateway[0], CASES, same_every_time=False)
+def test_the_gateway_answers_as_its_openapi_page_says(
+    gateway: tuple[Target, list[Backend]],
+) -> None:
+    seen = send_generated(gateway[0], CASES, derandomize=False)
     show(seen)
     assert seen.total() >= CASES
-    gateway[0].is_sound()
+    gateway[0].assert_sound()
 
 
-def test_a_node_refuses_what_is_hostile_at_once(node: Target) -> None:
-    node.is_sound()
-    storm(node.port, doors_of_node(ROUND, DISTANCE_ROUND), REFUSED_WITHIN_S)
-    node.is_sound()
+def test_the_node_refuses_hostile_requests_at_once(node: Target) -> None:
+    node.assert_sound()
+    send_hostile(node.port, node_routes(ROUND, DISTANCE_ROUND), REFUSED_WITHIN_S)
+    node.assert_sound()
 
 
-def test_a_node_convicts_who_claims_garbage(node: Target) -> None:
-    node.is_sound()
-    took = convicted(node.url, ROUND)
+def test_the_node_convicts_a_prover_that_claims_garbage(node: Target) -> None:
+    node.assert_sound()
+    took = seconds_to_convict(node.url, ROUND)
     print(f"{len(took)} verdicts, the slowest in {1e3 * max(took.values()):.1f} ms")
     assert max(took.values()) < REFUSED_WITHIN_S
 
 
-def test_a_gateway_refuses_what_is_hostile_at_once(
+def test_the_gateway_refuses_hostile_requests_at_once(
     gateway: tuple[Target, list[Backend]],
 ) -> None:
     target, backends = gateway
-    target.is_sound()
+    target.assert_sound()
     before = [len(backend.calls) for backend in backends]
-    storm(target.port, doors_of_gateway(backends[1].url), REFUSED_WITHIN_S)
+    send_hostile(target.port, gateway_routes(backends[1].url), REFUSED_WITHIN_S)
     assert [len(backend.calls) for backend in backends] == before
-    target.is_sound()
+    target.assert_sound()

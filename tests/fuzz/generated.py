@@ -1,4 +1,4 @@
-"""Requests drawn by schemathesis from a server's OpenAPI page, a third of them wrong on purpose."""
+"""Requests that schemathesis makes from a server's OpenAPI page; a third of them are invalid."""
 
 from collections import Counter
 from typing import Any
@@ -28,10 +28,10 @@ CHECKS = [
 Seen = Counter[tuple[str, int]]
 
 
-def draw(target: Target, cases: int, same_every_time: bool) -> Seen:
-    """Send so many requests, and compare every answer with the page; what was answered how often.
+def send_generated(target: Target, cases: int, derandomize: bool) -> Seen:
+    """Send ``cases`` requests and compare every answer with the page. Return the count per status.
 
-    Any 5xx is a failure, documented or not: nothing here gives a server a reason for one.
+    Any 5xx is a failure, documented or not: no request here gives a server a reason for one.
     """
     load_all_checks()
     page = schemathesis.openapi.from_url(f"{target.url}/openapi.json")
@@ -49,11 +49,11 @@ def draw(target: Target, cases: int, same_every_time: bool) -> Seen:
         max_examples=cases,
         deadline=None,
         database=None,
-        derandomize=same_every_time,
+        derandomize=derandomize,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=valid | valid.map(aimed) | wrong)
-    def every_case(case: Any) -> None:
+    def send_case(case: Any) -> None:
         target.before(http, case.body)
         response = case.call(base_url=target.url, session=session, timeout=PATIENCE_S)
         seen[case.operation.label, response.status_code] += 1
@@ -61,5 +61,5 @@ def draw(target: Target, cases: int, same_every_time: bool) -> Seen:
 
     http = httpx.Client(base_url=target.url, timeout=PATIENCE_S)
     with http, requests.Session() as session:
-        every_case()
+        send_case()
     return seen

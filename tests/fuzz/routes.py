@@ -10,15 +10,15 @@ from gateway.scripted import MODEL
 COUNTS = ("node_id", "node_count", "block_height", "batch_size")
 
 
-class Door(NamedTuple):
-    """A route, and a form of what it takes."""
+class Route(NamedTuple):
+    """A route, and the form of a body that it accepts."""
 
     path: str
     form: Form
 
 
-def doors_of_node(order: dict[str, Any], distance: dict[str, Any]) -> list[Door]:
-    """Those of a node that takes ``order`` and ``distance``. All of their fields are read."""
+def node_routes(order: dict[str, Any], distance: dict[str, Any]) -> list[Route]:
+    """Routes of a node that accepts ``order`` and ``distance``. It reads all of their fields."""
     texts = ("block_hash", "public_key")
     artifact = Form(order, texts, COUNTS)
     other = Form(distance, texts, (*COUNTS, "seq_len", "group_id"), ("r_target", "fraud_threshold"))
@@ -31,17 +31,17 @@ def doors_of_node(order: dict[str, Any], distance: dict[str, Any]) -> list[Door]
     )
     claims = Form(CLAIMS, texts, ("node_id", "block_height"), lists=("nonces", "dist"))
     return [
-        Door(f"{POW}/generate", job),
-        Door(f"{POW}/validate", claims),
-        Door(f"{POW}/init/generate", artifact),
-        Door(f"{POW}/init/generate", other),
-        Door(f"{POW}/init", other),
-        Door(f"{POW}/init/validate", other),
+        Route(f"{POW}/generate", job),
+        Route(f"{POW}/validate", claims),
+        Route(f"{POW}/init/generate", artifact),
+        Route(f"{POW}/init/generate", other),
+        Route(f"{POW}/init", other),
+        Route(f"{POW}/init/validate", other),
     ]
 
 
-def doors_of_gateway(backend: str) -> list[Door]:
-    """Those of a gateway with ``backend``. Of what is relayed it reads a few fields only."""
+def gateway_routes(backend: str) -> list[Route]:
+    """Routes of a gateway with ``backend``. It reads only a few fields of a relayed body."""
     lengths = ("n", "max_tokens", "max_completion_tokens", "max_output_tokens")
     relayed = {
         "/v1/chat/completions": "messages",
@@ -50,9 +50,9 @@ def doors_of_gateway(backend: str) -> list[Door]:
         "/v1/responses": "input",
     }
     return [
-        Door(path, Form({"model": MODEL, prompt: "x"}, ("model",), lengths, reads_all=False))
+        Route(path, Form({"model": MODEL, prompt: "x"}, ("model",), lengths, reads_all=False))
         for path, prompt in relayed.items()
     ] + [
-        Door(f"/admin/{order}", Form({"backend": backend}, ("backend",)))
+        Route(f"/admin/{order}", Form({"backend": backend}, ("backend",)))
         for order in ("drain", "undrain")
     ]

@@ -1,6 +1,6 @@
-"""Claims whose vectors are texts, as they must be, but not vectors: they get a verdict.
+"""Claims whose vectors are texts that are not base64 vectors: the node must give a verdict.
 
-With 422 instead, a prover that publishes garbage could not be convicted.
+With 422 instead, a prover that publishes garbage could not be seconds_to_convict.
 """
 
 import base64
@@ -18,35 +18,35 @@ def _text(values: list[float], kind: str = "<f2") -> str:
 
 
 def garbage(k_dim: int) -> dict[str, str]:
-    """Texts that are no vector of ``k_dim`` finite numbers of 16 bits, by what they are."""
+    """Texts that are not a vector of ``k_dim`` finite float16 numbers, by a description."""
     ones = [1.0] * k_dim
     right = _text(ones)
     return {
         "empty": "",
         "one letter": "A",
-        "no base64": "?" * len(right),
-        "of another alphabet": "-_" * (len(right) // 2),
-        "with a blank": " " + right,
-        "with a line's end": right + "\n",
-        "with more behind it": right + "AAAA",
-        "with padding too much": right + "=",
-        "padding alone": "=" * len(right),
-        "with a NUL": right + "\0",
-        "of letters beyond ASCII": "\uff21" * len(right),
-        "of JSON": "[{,}]" * 1000,
-        "one number short": _text(ones[1:]),
-        "one number long": _text([*ones, 1.0]),
-        "of 32 bits": _text(ones, "<f4"),
+        "not base64": "?" * len(right),
+        "the URL-safe alphabet": "-_" * (len(right) // 2),
+        "a space in front": " " + right,
+        "a newline at the end": right + "\n",
+        "more text at the end": right + "AAAA",
+        "too much padding": right + "=",
+        "only padding": "=" * len(right),
+        "a NUL at the end": right + "\0",
+        "letters outside ASCII": "\uff21" * len(right),
+        "JSON": "[{,}]" * 1000,
+        "one number too few": _text(ones[1:]),
+        "one number too many": _text([*ones, 1.0]),
+        "float32": _text(ones, "<f4"),
         "hexadecimal": np.array(ones, dtype="<f2").tobytes().hex(),
         "NaN": _text([np.nan, *ones[1:]]),
         "infinite": _text([np.inf, *ones[1:]]),
         "minus infinite": _text([*ones[1:], -np.inf]),
-        "as long as may be": "A" * 65_536,
+        "the longest allowed text": "A" * 65_536,
     }
 
 
-def convicted(url: str, order: dict[str, Any]) -> dict[str, float]:
-    """Seconds to the verdict on each garbage, which is always a mismatch."""
+def seconds_to_convict(url: str, order: dict[str, Any]) -> dict[str, float]:
+    """Seconds until the verdict on each garbage text; assert that each one is a mismatch."""
     found = {}
     with httpx.Client(base_url=url, timeout=30.0) as http:
         for name, text in garbage(order["params"]["k_dim"]).items():
