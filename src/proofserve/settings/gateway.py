@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from proofserve.settings.toml_file import read_toml
+from proofserve.settings.toml_file import TomlTable, read_toml
 
 # Of the gateway's variables.
 PREFIX = "VLLM_"
@@ -14,70 +14,54 @@ PREFIX = "VLLM_"
 class GatewaySettings(BaseSettings):
     """The settings of the gateway; each field is a variable and an option of ``gateway``."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, allow_inf_nan=False)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
-    backend_url: str = Field(
-        "http://127.0.0.1:8001",
-        description="vLLM servers, separated by commas; http://a:8001*2 has a weight of 2.",
-    )
-    host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - as required
-    port: int = Field(7000, ge=0, le=65535, description="Port to listen on.")
-    max_concurrent_requests: int = Field(
-        100, ge=1, description="Permits: requests that are at backends at the same time."
-    )
-    max_queued_requests: int = Field(
-        1000, ge=0, description="Requests that may wait for a permit; one more gets 503."
-    )
-    queue_wait_timeout_seconds: float = Field(
-        60.0, gt=0, description="Longest wait for a permit, then 503."
-    )
-    request_timeout_seconds: float = Field(
-        120.0, gt=0, description="Longest time from the permit to the end of the answer."
-    )
-    connect_timeout_seconds: float = Field(
-        5.0, gt=0, description="Longest time for a backend to accept a connection."
-    )
-    first_byte_timeout_seconds: float = Field(
-        120.0, gt=0, description="Longest time for a backend to begin its answer."
-    )
-    stall_timeout_seconds: float | None = Field(
-        None, gt=0, description="Longest silence in mid-answer; unset: the request timeout."
-    )
-    drain_timeout_seconds: float = Field(
-        30.0, ge=0, description="Longest time for requests in flight to finish after SIGTERM."
-    )
-    probe_interval_seconds: float = Field(
-        5.0, gt=0, description="Time between two probes of a backend's health and models."
-    )
-    max_body_bytes: int = Field(
-        32 * 1024 * 1024, ge=1, description="Largest body of a request; a larger one gets 413."
-    )
-    prefix_affinity: bool = Field(
-        False, description="Send conversations with the same beginning to the same backend."
-    )
-    client_keys_file: Path | None = Field(
-        None,
-        description="TOML file of [[client]] keys and limits; without it every client may call.",
-    )
-    backend_api_key: str | None = Field(None, description="The API key that the backends require.")
-    gateway_admin_key: str | None = Field(
-        None, description="Key of /admin for other machines; without it only this machine may call."
-    )
-    cors_origins: str = Field(
-        "", description="Web origins that may call, separated by commas; * for all."
-    )
-    gateway_workers: int = Field(
-        1, ge=1, description="Processes; they share permits and queue evenly."
-    )
-    use_embedded_engine: bool = Field(
-        False, description="Run vLLM in this process, without a backend URL."
-    )
-    model: str | None = Field(
-        None, description="Model of the embedded engine: name or folder, as vLLM takes it."
-    )
-    engine_options: str = Field(
-        "", description="Options of vLLM for the embedded engine, in one string."
-    )
+    backend_url: str = "http://127.0.0.1:8001"
+    """vLLM servers, separated by commas; http://a:8001*2 has a weight of 2."""
+    host: str = "0.0.0.0"  # noqa: S104 - as required
+    """Address to listen on."""
+    port: int = Field(7000, ge=0, le=65535)
+    """Port to listen on."""
+    max_concurrent_requests: int = Field(100, ge=1)
+    """Permits: requests that are at backends at the same time."""
+    max_queued_requests: int = Field(1000, ge=0)
+    """Requests that may wait for a permit; one more gets 503."""
+    queue_wait_timeout_seconds: float = Field(60.0, gt=0)
+    """Longest wait for a permit, then 503."""
+    request_timeout_seconds: float = Field(120.0, gt=0)
+    """Longest time from the permit to the end of the answer."""
+    connect_timeout_seconds: float = Field(5.0, gt=0)
+    """Longest time for a backend to accept a connection."""
+    first_byte_timeout_seconds: float = Field(120.0, gt=0)
+    """Longest time for a backend to begin its answer."""
+    stall_timeout_seconds: float | None = Field(None, gt=0)
+    """Longest silence in mid-answer; unset: the request timeout."""
+    drain_timeout_seconds: float = Field(30.0, ge=0)
+    """Longest time for requests in flight to finish after SIGTERM."""
+    probe_interval_seconds: float = Field(5.0, gt=0)
+    """Time between two probes of a backend's health and models."""
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    """Largest body of a request; a larger one gets 413."""
+    prefix_affinity: bool = False
+    """Send conversations with the same beginning to the same backend."""
+    client_keys_file: Path | None = None
+    """TOML file of [[client]] keys and limits; without it every client may call."""
+    backend_api_key: str | None = None
+    """The API key that the backends require."""
+    gateway_admin_key: str | None = None
+    """Key of /admin for other machines; without it only this machine may call."""
+    cors_origins: str = ""
+    """Web origins that may call, separated by commas; * for all."""
+    gateway_workers: int = Field(1, ge=1)
+    """Processes; they share permits and queue evenly."""
+    use_embedded_engine: bool = False
+    """Run vLLM in this process, without a backend URL."""
+    model: str | None = None
+    """Model of the embedded engine: name or folder, as vLLM takes it."""
+    engine_options: str = ""
+    """Options of vLLM for the embedded engine, in one string."""
 
     def variables(self) -> dict[str, str]:
         """The environment that gives these settings again."""
@@ -85,10 +69,8 @@ class GatewaySettings(BaseSettings):
         return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
 
 
-class ClientKey(BaseModel):
+class ClientKey(TomlTable):
     """One ``[[client]]`` of the client keys' file. A limit that is None does not apply."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
     key: str = Field(min_length=1)
@@ -97,11 +79,7 @@ class ClientKey(BaseModel):
     tokens_per_minute: int | None = Field(None, ge=1)
 
 
-class ClientKeyFile(BaseModel):
-    """The file of client keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class ClientKeyFile(TomlTable):
     client: tuple[ClientKey, ...] = Field(min_length=1)
 
 

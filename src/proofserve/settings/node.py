@@ -8,19 +8,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from proofserve.settings.process import has_variable
-from proofserve.settings.toml_file import read_toml
+from proofserve.settings.toml_file import TomlTable, read_toml
 
 # Of a node's variables.
 PREFIX = "POC_"
@@ -59,119 +51,79 @@ class EngineSettings(BaseSettings):
         env_ignore_empty=True,
         hide_input_in_errors=True,
         allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
-    forward_batch: int = Field(
-        32,
-        ge=1,
-        le=1024,
-        description="Nonces per forward. Chat waits for at most one forward: keep it short.",
-    )
-    share: float = Field(
-        0.0,
-        ge=0.0,
-        le=0.9,
-        description="Fraction of engine time for proofs while chat never pauses.",
-    )
-    lease_idle_sec: float = Field(
-        30.0, gt=0.0, description="Unused KV blocks go back to vLLM's pool after this, seconds."
-    )
+    forward_batch: int = Field(32, ge=1, le=1024)
+    """Nonces per forward. Chat waits for at most one forward: keep it short."""
+    share: float = Field(0.0, ge=0.0, le=0.9)
+    """Fraction of engine time for proofs while chat never pauses."""
+    lease_idle_sec: float = Field(30.0, gt=0.0)
+    """Unused KV blocks go back to vLLM's pool after this, seconds."""
 
 
 class NodeSettings(EngineSettings):
     """The settings of a server with proofs. Each field is a variable and an option of ``serve``."""
 
-    enabled: bool = Field(False, description="Open the proof endpoints under /api/v1/pow.")
-    measure: bool = Field(
-        False, description="Open POST /api/v1/pow/measure for `bench`; not for a node in service."
-    )
-    resume: bool = Field(
-        False, description="Continue the round that ran when the server ended; same model only."
-    )
-    scheme: Literal["artifact-v1", "artifact-v1-layers"] = Field(
-        "artifact-v1",
-        description="Scheme of the artifact protocol; artifact-v1-layers adds layer reflections.",
-    )
-    seq_len: int | None = Field(
-        None, ge=1, description="Fix the tokens per nonce; requests with another value get 409."
-    )
-    k_dim: int | None = Field(
-        None, ge=1, description="Fix the vector's dimensions; requests with another value get 409."
-    )
-    batch_size_default: int = Field(
-        32, ge=3, le=1024, description="Nonces per engine call where a request names no number."
-    )
-    outbox: Path = Field(
-        Path("proofserve-outbox.sqlite"),
-        description="SQLite file that keeps results until they are delivered.",
-    )
-    outbox_keep_days: float = Field(
-        30.0,
-        ge=0,
-        description="Delivered results and callbacks are deleted after this many days; 0: never.",
-    )
-    defer_sec: float = Field(
-        5.0, gt=0, description="Longest wait for chat inside the engine per call, seconds."
-    )
-    rpc_timeout_ms: int = Field(
-        60_000, ge=1, description="A call fails when the engine is silent this long, milliseconds."
-    )
-    max_queued_nonces: int = Field(
-        100_000, ge=1, description="Nonces of queued and running jobs, and of one request."
-    )
-    max_open_waits: int = Field(
-        64, ge=1, description="Open calls of /generate with `wait` and of /validate."
-    )
-    max_body_bytes: int = Field(
-        32 * 1024 * 1024, ge=1, description="Largest body of a request, bytes; above it 413."
-    )
-    requests_per_minute: int = Field(
-        6000, ge=1, description="Requests of one key, or of all clients where there are no keys."
-    )
-    generate_chunk_timeout_sec: float = Field(
-        60.0, gt=0, description="Longest time that chat may hold back one chunk of a job, seconds."
-    )
-    generate_result_ttl_sec: float = Field(
-        300.0, gt=0, description="A finished job stays readable this long, seconds."
-    )
-    callback_interval_sec: float = Field(
-        5.0, gt=0, description="Shortest time between two artifact callbacks of a round, seconds."
-    )
-    callback_max_artifacts: int = Field(
-        1_000_000, ge=1, description="Artifacts in one callback; the next one carries the rest."
-    )
-    callback_max_retries: int = Field(
-        10, ge=0, description="A callback expires after this many failures; 0: never."
-    )
-    callback_max_concurrent: int = Field(
-        10, ge=1, description="Receivers to which callbacks are posted at the same time."
-    )
-    callback_queue_size: int = Field(
-        10_000, ge=1, description="Undelivered callbacks above which a new job gets 429."
-    )
-    shutdown_flush_sec: float = Field(
-        5.0, ge=0, description="Time for callbacks that are due when the server ends, seconds."
-    )
-    callback_allow: Texts = Field(
-        ("loopback",),
-        description="Where callbacks may go: https://host[:port], a network like 10.0.0.0/8, or"
-        " loopback, the default. Commas, or the option again.",
-    )
-    callback_secret: SecretStr | None = Field(
-        None, description="Sign callbacks with it; better as a variable than as an option."
-    )
-    api_key: BearerKeys = Field(
-        (), description="Operators' keys: all calls. Better as a variable than as an option."
-    )
-    viewer_key: BearerKeys = Field(
-        (), description="Viewers' keys: GET only. Better as a variable than as an option."
-    )
-    api_keys_file: Path | None = Field(
-        None, description="TOML file of [[key]] tables: name, key, role."
-    )
-    allow_anonymous: bool = Field(
-        False, description="Let every client operate without a key; not beside keys."
-    )
+    enabled: bool = False
+    """Open the proof endpoints under /api/v1/pow."""
+    measure: bool = False
+    """Open POST /api/v1/pow/measure for `bench`; not for a node in service."""
+    resume: bool = False
+    """Continue the round that ran when the server ended; same model only."""
+    scheme: Literal["artifact-v1", "artifact-v1-layers"] = "artifact-v1"
+    """Scheme of the artifact protocol; artifact-v1-layers adds layer reflections."""
+    seq_len: int | None = Field(None, ge=1)
+    """Fix the tokens per nonce; requests with another value get 409."""
+    k_dim: int | None = Field(None, ge=1)
+    """Fix the vector's dimensions; requests with another value get 409."""
+    batch_size_default: int = Field(32, ge=3, le=1024)
+    """Nonces per engine call where a request names no number."""
+    outbox: Path = Path("proofserve-outbox.sqlite")
+    """SQLite file that keeps results until they are delivered."""
+    outbox_keep_days: float = Field(30.0, ge=0)
+    """Delivered results and callbacks are deleted after this many days; 0: never."""
+    defer_sec: float = Field(5.0, gt=0)
+    """Longest wait for chat inside the engine per call, seconds."""
+    rpc_timeout_ms: int = Field(60_000, ge=1)
+    """A call fails when the engine is silent this long, milliseconds."""
+    max_queued_nonces: int = Field(100_000, ge=1)
+    """Nonces of queued and running jobs, and of one request."""
+    max_open_waits: int = Field(64, ge=1)
+    """Open calls of /generate with `wait` and of /validate."""
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    """Largest body of a request, bytes; above it 413."""
+    requests_per_minute: int = Field(6000, ge=1)
+    """Requests of one key, or of all clients where there are no keys."""
+    generate_chunk_timeout_sec: float = Field(60.0, gt=0)
+    """Longest time that chat may hold back one chunk of a job, seconds."""
+    generate_result_ttl_sec: float = Field(300.0, gt=0)
+    """A finished job stays readable this long, seconds."""
+    callback_interval_sec: float = Field(5.0, gt=0)
+    """Shortest time between two artifact callbacks of a round, seconds."""
+    callback_max_artifacts: int = Field(1_000_000, ge=1)
+    """Artifacts in one callback; the next one carries the rest."""
+    callback_max_retries: int = Field(10, ge=0)
+    """A callback expires after this many failures; 0: never."""
+    callback_max_concurrent: int = Field(10, ge=1)
+    """Receivers to which callbacks are posted at the same time."""
+    callback_queue_size: int = Field(10_000, ge=1)
+    """Undelivered callbacks above which a new job gets 429."""
+    shutdown_flush_sec: float = Field(5.0, ge=0)
+    """Time for callbacks that are due when the server ends, seconds."""
+    callback_allow: Texts = ("loopback",)
+    """Where callbacks may go: https://host[:port], a network like 10.0.0.0/8, or loopback, the
+    default. Commas, or the option again."""
+    callback_secret: SecretStr | None = None
+    """Sign callbacks with it; better as a variable than as an option."""
+    api_key: BearerKeys = ()
+    """Operators' keys: all calls. Better as a variable than as an option."""
+    viewer_key: BearerKeys = ()
+    """Viewers' keys: GET only. Better as a variable than as an option."""
+    api_keys_file: Path | None = None
+    """TOML file of [[key]] tables: name, key, role."""
+    allow_anonymous: bool = False
+    """Let every client operate without a key; not beside keys."""
 
 
 def require_valid_settings() -> None:
@@ -188,10 +140,8 @@ def require_valid_settings() -> None:
             raise ValueError(f"{name}: {first['msg']}") from None
 
 
-class NodeKey(BaseModel):
+class NodeKey(TomlTable):
     """One ``[[key]]`` of a node's file of keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     name: str = Field(min_length=1)
     key: BearerKey
@@ -199,11 +149,7 @@ class NodeKey(BaseModel):
     requests_per_minute: int | None = Field(None, ge=1)
 
 
-class NodeKeyFile(BaseModel):
-    """A node's file of keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
+class NodeKeyFile(TomlTable):
     key: tuple[NodeKey, ...] = Field(min_length=1)
 
 

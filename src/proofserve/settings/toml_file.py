@@ -4,9 +4,15 @@ import tomllib
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class TomlTable(BaseModel):
+    """A table of a file with keys: no unknown field, and no value in an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def read_toml(file: Path, model: type[M]) -> M:
