@@ -1,4 +1,3 @@
-import asyncio
 import math
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.scheme import Scheme
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.records import ProofBatch, Workload
+from proofserve.rounds.records import Workload
 from support.models import SmallModels
 
 PLAIN = ArtifactScheme()
@@ -31,7 +30,7 @@ def network(small_models: SmallModels) -> Network:
 
 @pytest.fixture
 def engine(network: Network) -> ReferenceEngine:
-    return ReferenceEngine(network, "tiny", forward_batch=4)
+    return ReferenceEngine(network, forward_batch=4)
 
 
 @torch.inference_mode()
@@ -65,7 +64,7 @@ def test_every_architecture_does_every_scheme(
 ) -> None:
     checkpoint = small_models.get(arch)
     some, others = (
-        ReferenceEngine(load(checkpoint, dtype, "cpu"), arch, 4).compute(work(scheme), range(6))
+        ReferenceEngine(load(checkpoint, dtype, "cpu"), 4).compute(work(scheme), range(6))
         for dtype in ("bfloat16", "float32")
     )
     assert some.values.shape == (6, scheme.width)
@@ -81,23 +80,10 @@ def test_layer_transforms_leave_nothing_behind(engine: ReferenceEngine) -> None:
 
 
 def test_a_row_that_is_not_finite_is_named(small_models: SmallModels) -> None:
-    broken = ReferenceEngine(load(small_models.broken(), None, "cpu"), "broken", 4)
+    broken = ReferenceEngine(load(small_models.broken(), None, "cpu"), 4)
     batch = broken.compute(work(), range(3))
     assert (batch.nonces, batch.failed) == ((), (0, 1, 2))
     assert batch.values.shape == (0, 12)
-
-
-def test_the_engine_port(engine: ReferenceEngine, network: Network) -> None:
-    async def prove() -> ProofBatch:
-        async with engine.session(work()) as session:
-            return await session.prove([4, 5])
-
-    batch = asyncio.run(prove())
-    assert batch.nonces == (4, 5)
-    assert np.array_equal(batch.values, engine.compute(work(), [4, 5]).values)
-    assert engine.engine_info.model_names == ("tiny",)
-    assert engine.engine_info.max_seq_len == network.max_seq_len > 256
-    assert asyncio.run(engine.gauges()).unfinished_requests == 0
 
 
 def test_nothing_asked_is_nothing_computed(engine: ReferenceEngine) -> None:

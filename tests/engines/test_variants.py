@@ -26,7 +26,7 @@ def network(request: pytest.FixtureRequest, small_models: SmallModels) -> Networ
 
 def batch(network: Network, scheme: Scheme = PLAIN) -> ProofBatch:
     work = Workload(scheme, "0xabc", "node-key", SEQ_LEN)
-    return ReferenceEngine(network, "tiny", 4).compute(work, range(4))
+    return ReferenceEngine(network, 4).compute(work, range(4))
 
 
 def vectors(network: Network) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from proofserve.lab.calibrate.noise import Pairs, noise
-from proofserve.lab.calibrate.simulation import SimulationPlan, simulate
+from proofserve.lab.calibrate.simulation import VerificationTrial, simulate
 from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, VerificationRule, draw, verify
@@ -84,9 +84,8 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
 @pytest.mark.parametrize("sequential", [True, False])
 def test_in_1000_verifications_nobody_is_misjudged(recorded: Recorded, sequential: bool) -> None:
     rule = VerificationRule(DEFAULTS, recorded.threshold, sequential)
-    plan = SimulationPlan(RUNS, nonces=18)
-    honest = simulate(recorded.truth, rule, plan, NoProgress())
-    forged = simulate(recorded.fraud, rule, plan, NoProgress())
+    honest = simulate(recorded.truth, rule, RUNS, 18, NoProgress())
+    forged = simulate(recorded.fraud, rule, RUNS, 18, NoProgress())
     assert honest.count(SequentialResult.HONEST) == forged.count(SequentialResult.FRAUD) == RUNS
     assert max(honest.median_nonces, forged.median_nonces) <= (10 if sequential else 18)
 
@@ -102,9 +101,12 @@ def test_errors_are_as_rare_as_stated_where_they_happen_at_all(recorded: Recorde
     honest_at = float(np.quantile(recorded.truth.distances, 0.75, method="inverted_cdf"))
     forged_at = float(np.median(recorded.fraud.distances))
     test = SequentialTest(p_honest=0.25, p_fraud=0.5, alpha=bound, beta=bound)
-    plan = SimulationPlan(RUNS, nonces=200)
-    honest = simulate(recorded.truth, VerificationRule(test, honest_at), plan, NoProgress())
-    forged = simulate(recorded.fraud, VerificationRule(test, forged_at), plan, NoProgress())
+
+    def trial(pairs: Pairs, threshold: float) -> VerificationTrial:
+        return simulate(pairs, VerificationRule(test, threshold), RUNS, 200, NoProgress())
+
+    honest = trial(recorded.truth, honest_at)
+    forged = trial(recorded.fraud, forged_at)
     assert 0 < honest.count(SequentialResult.FRAUD) <= most(bound)
     assert 0 < forged.count(SequentialResult.HONEST) <= most(bound)
     assert honest.count(SequentialResult.UNDECIDED) == forged.count(SequentialResult.UNDECIDED) == 0
@@ -116,8 +118,6 @@ def test_the_seed_decides_what_is_drawn(recorded: Recorded) -> None:
     )
 
     def used(seed: int) -> tuple[int, ...]:
-        return simulate(
-            recorded.truth, rule, SimulationPlan(20, 100, seed), NoProgress()
-        ).nonces_used
+        return simulate(recorded.truth, rule, 20, 100, NoProgress(), seed).nonces_used
 
     assert used(1) == used(1) != used(2)

@@ -18,7 +18,7 @@ def engine_of(model: Path, dtype: str, four_bits: bool = False) -> ReferenceEngi
     network = load(model, dtype, "cpu")
     if four_bits:
         _round(network)
-    return ReferenceEngine(network, model.name, forward_batch=8)
+    return ReferenceEngine(network, forward_batch=8)
 
 
 @contextmanager

@@ -121,7 +121,6 @@ def command(
 
 
 def _facts(setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:
-    """What was audited and how, for the report."""
     return {
         "model": setup.model.resolve().name,
         "scheme": setup.scheme.name,

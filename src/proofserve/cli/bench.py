@@ -232,7 +232,7 @@ def _forward(network: "Network") -> Forward:
     from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415 - as above
 
     def forward(seq_len: int, batch: int) -> bool:
-        engine = ReferenceEngine(network, "bench", batch)
+        engine = ReferenceEngine(network, batch)
         try:
             engine.compute(Workload(ArtifactScheme(), "block", "key", seq_len), range(batch))
         except EngineFault as error:

@@ -20,9 +20,9 @@ from proofserve.cli.recompute import (
 )
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.calibrate.calibration_file import FORMAT, CalibrationFile, checkpoint_shape
+from proofserve.lab.calibrate.histogram import write_noise
 from proofserve.lab.calibrate.noise import Noise, Pairs, pairs_of, require_enough
 from proofserve.lab.calibrate.noise import noise as noise_of
-from proofserve.lab.calibrate.noise_picture import write_noise
 from proofserve.lab.calibrate.noise_report import noise_report
 from proofserve.lab.calibrate.simulation import simulated_trials
 from proofserve.lab.client.errors import LabError
@@ -42,8 +42,6 @@ K_DIM = 12
 
 @dataclass(frozen=True, slots=True)
 class NoiseResult:
-    """What two engines gave with one model."""
-
     title: str
     found: Noise
     report: Report
@@ -69,8 +67,7 @@ def noise(
         str, typer.Option(help="Of our models: tiny (a few MB) or small (about 100M parameters).")
     ] = "small",
     rate: Annotated[
-        float,
-        typer.Option(help="Share of honest nonces beyond the threshold.", min=1e-6, max=0.1),
+        float, typer.Option(help="Share of honest nonces beyond the threshold.", min=1e-6, max=0.1)
     ] = 0.01,
     nonces: Annotated[
         int | None, typer.Option(help=f"{NONCES} if unset, or all of a file.", min=1)

@@ -84,7 +84,7 @@ def by_checkpoint(
         raise LabError(str(error)) from error
     if redrawn:
         network = with_redrawn_matrices(network)
-    engine = ReferenceEngine(network, model.name, forward_batch)
+    engine = ReferenceEngine(network, forward_batch)
 
     def compute(nonces: Sequence[int]) -> list[Claim]:
         batch = engine.compute(work, nonces)

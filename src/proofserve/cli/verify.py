@@ -69,8 +69,7 @@ class RecomputeMeans:
 @app.command("verify", cls=VerdictCommand)
 def command(
     source: Annotated[
-        str,
-        typer.Argument(help="A JSON file, a file of `proofserve receive`, or a node's URL."),
+        str, typer.Argument(help="A JSON file, a file of `proofserve receive`, or a node's URL.")
     ],
     dist_threshold: DistThreshold = None,
     calibration: Calibration = None,

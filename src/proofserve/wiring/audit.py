@@ -61,12 +61,10 @@ class CheckpointDeployment:
         self.price = Price(shape_of(self._network), setup.seq_len)
 
     def validator(self) -> Recompute:
-        """The checkpoint in the validator's dtype."""
         setup = self._setup
         return self._answers(load(setup.model, setup.validator_dtype, setup.device))
 
     def honest(self) -> Recompute:
-        """The checkpoint in the prover's dtype."""
         return self._answers(self._network)
 
     def rounded(self, precision: int | str) -> Recompute:
@@ -79,7 +77,6 @@ class CheckpointDeployment:
         return self._answers(without_layers(self._network, left_out))
 
     def last_tokens(self, count: int) -> Recompute:
-        """The checkpoint's forward over the last tokens only."""
         return self._answers(last_tokens_only(self._network, count))
 
     def other_checkpoint(self) -> Recompute:
@@ -93,16 +90,14 @@ class CheckpointDeployment:
         return self._answers(with_redrawn_matrices(self._network))
 
     def other_key(self) -> Recompute:
-        """The checkpoint's vectors of another public key."""
         return self._answers(self._network, replace(self._work, public_key=OTHER_KEY))
 
     def other_block(self) -> Recompute:
-        """The checkpoint's vectors of another block."""
         return self._answers(self._network, replace(self._work, block_hash=OTHER_BLOCK))
 
     def _answers(self, network: Network, work: Workload | None = None) -> Recompute:
         setup = self._setup
-        engine = ReferenceEngine(network, setup.model.name, setup.forward_batch)
+        engine = ReferenceEngine(network, setup.forward_batch)
         work = work or self._work
 
         def answer(nonces: Sequence[int]) -> Vectors:

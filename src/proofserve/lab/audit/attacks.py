@@ -31,35 +31,27 @@ class AuditedDeployment(Protocol):
 
     def validator(self) -> Recompute:
         """The model as the validator recomputes it."""
-        ...
 
     def honest(self) -> Recompute:
         """The model as the prover deploys it."""
-        ...
 
     def rounded(self, precision: int | str) -> Recompute:
         """The model with weights of ``precision`` bits, or ``FP8``."""
-        ...
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
         """The model without the layers of these indices."""
-        ...
 
     def last_tokens(self, count: int) -> Recompute:
         """The model that reads only the last ``count`` tokens."""
-        ...
 
     def other_checkpoint(self) -> Recompute:
         """A model of the same shape with other weights."""
-        ...
 
     def other_key(self) -> Recompute:
         """The honest model's vectors for another public key."""
-        ...
 
     def other_block(self) -> Recompute:
         """The honest model's vectors for another block."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

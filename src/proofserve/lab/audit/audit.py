@@ -88,7 +88,6 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """The verdict in one line."""
         if self.convicts_honest:
             return (
                 f"UNFIT: {self.honest.rate:.1%} of honest vectors are beyond the threshold of"
@@ -243,7 +242,6 @@ class _VectorComparison:
         return found
 
     def measurement(self, attack: Attack, truth: Vectors) -> AttackMeasurement:
-        """Compute the vectors of ``attack`` and compare them with ``truth``."""
         made = self.vectors(attack.name, attack.prepare)
         apart = [_distance(truth[nonce], made.get(nonce)) for nonce in self._nonces]
         return measured(attack.name, attack.saving, np.array(apart), self._dist_threshold)

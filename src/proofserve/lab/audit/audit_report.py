@@ -70,7 +70,6 @@ class AuditReport:
 
     @property
     def rule(self) -> str:
-        """The rule, in sentences."""
         return rule_in_words(self.audit.rule)
 
     @property

@@ -48,8 +48,6 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Multiplications per nonce of ``seq_len`` tokens."""
-
     shape: ModelShape
     seq_len: int
 

@@ -77,7 +77,6 @@ class PowerAnalysis:
         self.least_rate = self._least_rate()
 
     def conviction(self, rate: float) -> Conviction:
-        """The tests that convict a node with this rate of mismatches."""
         if rate not in self._known:
             default, sequential = self._sequential(rate)
             self._known[rate] = Conviction(self._fixed(rate), sequential, default)

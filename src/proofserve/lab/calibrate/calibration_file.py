@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from proofserve.lab.client.errors import LabError
+from proofserve.lab.report.json_files import read_json, write_json
 from proofserve.rounds.records import Workload
 
 FORMAT: Final = "proofserve-calibration"
@@ -58,15 +59,8 @@ class CalibrationFile(BaseModel):
     p_mismatch: float = Field(gt=0.0, lt=1.0)
     p_mismatch_interval: tuple[Probability, Probability]
 
-    @property
-    def origin(self) -> str:
-        """Where the threshold comes from, for reports."""
-        one, other = self.engines
-        return f"calibration of {self.model}: {one} against {other}, {self.nonces} nonces"
-
     def write(self, path: Path) -> None:
-        """Write the file that ``read`` reads. Raises OSError."""
-        path.write_text(json.dumps(self.model_dump(), indent=2) + "\n", encoding="utf-8")
+        write_json(path, self.model_dump())
 
     def require(self, work: Workload, models: Collection[str], shape: Shape | None) -> None:
         """Raise LabError, naming the field, unless the threshold holds for these artifacts.
@@ -97,13 +91,9 @@ class CalibrationFile(BaseModel):
 def read(path: Path) -> CalibrationFile:
     """The calibration in a file. Raises LabError naming the field that is wrong."""
     try:
-        return CalibrationFile.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise LabError(f"cannot read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
-        raise LabError(f"{path}: {where}{first['msg']}; write it by `calibrate noise`") from error
+        return read_json(path, CalibrationFile)
+    except LabError as error:
+        raise LabError(f"{error}; write it by `calibrate noise`") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +102,8 @@ class MeasuredThreshold:
 
     dist_threshold: float
     p_mismatch: float
+    origin: str
     calibration: CalibrationFile | None = None
-
-    @property
-    def origin(self) -> str:
-        """Where it comes from, for reports."""
-        return self.calibration.origin if self.calibration else "given as --dist-threshold"
 
 
 def measured_threshold(
@@ -132,15 +118,16 @@ def measured_threshold(
         if dist_threshold is None:
             raise LabError(f"no threshold: {HOW_TO_CALIBRATE}")
         rate = NETWORK_P_MISMATCH if p_mismatch is None else p_mismatch
-        return MeasuredThreshold(dist_threshold, rate)
+        return MeasuredThreshold(dist_threshold, rate, "given as --dist-threshold")
     if dist_threshold is not None:
         raise LabError("two thresholds: give --calibration or --dist-threshold, not both")
     measured = read(calibration)
     if p_mismatch not in {None, measured.p_mismatch}:
-        raise LabError(
-            f"p_mismatch: {calibration} has {measured.p_mismatch:g}; leave --p-mismatch out"
-        )
-    return MeasuredThreshold(measured.dist_threshold, measured.p_mismatch, measured)
+        known = f"{calibration} has {measured.p_mismatch:g}"
+        raise LabError(f"p_mismatch: {known}; leave --p-mismatch out")
+    one, other = measured.engines
+    origin = f"calibration of {measured.model}: {one} against {other}, {measured.nonces} nonces"
+    return MeasuredThreshold(measured.dist_threshold, measured.p_mismatch, origin, measured)
 
 
 def checkpoint_shape(folder: Path) -> dict[str, int] | None:

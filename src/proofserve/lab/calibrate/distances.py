@@ -43,7 +43,6 @@ class Sample:
 
     @property
     def per_key(self) -> int:
-        """Nonces of one key on one block."""
         return -(-self.nonces // self.keys)
 
     @property
@@ -53,12 +52,10 @@ class Sample:
 
     @property
     def total(self) -> int:
-        """Nonces of all blocks."""
         return self.per_block * self.blocks
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the distances of one method."""
         return self.blocks, self.keys, self.per_key
 
     def orders(self, model: str, method: str) -> Iterator[DistanceWork]:

@@ -1,11 +1,13 @@
-"""A picture of distances: a histogram for each method, theory, and the target radius."""
+"""Pictures of distances: a panel for each model, with a histogram of each kind of distance."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from proofserve.lab.calibrate.noise import Noise
 from proofserve.lab.calibrate.target import THEORY_MEAN, THEORY_SD, Calibration
 
 if TYPE_CHECKING:
@@ -19,37 +21,50 @@ COLOURS = ("tab:blue", "tab:orange")
 
 
 def write_histograms(panels: Mapping[str, Mapping[str, Calibration]], file: Path) -> None:
-    """Write a PNG: for each model a panel with the histogram of each method. Raises OSError."""
+    """Write a PNG with the distances of each method, theory and radius. Raises OSError."""
+    _write({title: partial(_draw_methods, methods) for title, methods in panels.items()}, file)
+
+
+def write_noise(panels: Mapping[str, Noise], file: Path) -> None:
+    """Write a PNG with the distances of honest engines and the threshold. Raises OSError."""
+    _write({title: partial(_draw_noise, found) for title, found in panels.items()}, file)
+
+
+def _write(panels: Mapping[str, Callable[["Axes"], None]], file: Path) -> None:
     # Only commands that draw wait for this import. Without pyplot there is no shared state and no
     # search for a display: Agg draws the figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(WIDTH, HEIGHT * len(panels)), layout="constrained")
     rows = figure.subplots(len(panels), squeeze=False)
-    for axes, (title, methods) in zip(rows[:, 0], panels.items(), strict=True):
-        _draw(axes, methods)
-        axes.set(title=title, xlabel="distance", ylabel="density")
+    for axes, (title, draw) in zip(rows[:, 0], panels.items(), strict=True):
+        draw(axes)
+        axes.set(title=title, xlabel="distance")
         axes.legend()
     figure.savefig(file, format="png")
 
 
-def _draw(axes: "Axes", methods: Mapping[str, Calibration]) -> None:
+def _draw_methods(methods: Mapping[str, Calibration], axes: "Axes") -> None:
     pooled = np.concatenate([found.distances.ravel() for found in methods.values()])
     edges = np.histogram_bin_edges(pooled, BINS).tolist()
+    style = {"bins": edges, "density": True, "histtype": "stepfilled", "alpha": 0.4}
     for colour, (method, found) in zip(COLOURS, methods.items(), strict=True):
-        axes.hist(
-            found.distances.ravel(),
-            bins=edges,
-            density=True,
-            histtype="stepfilled",
-            color=colour,
-            alpha=0.4,
-            label=method,
-        )
+        axes.hist(found.distances.ravel(), color=colour, label=method, **style)
         label = f"r_target {found.r_target:.5f}"
         axes.axvline(found.r_target, color=colour, linestyle="--", label=label)
     x = np.linspace(edges[0], edges[-1], POINTS)
-    density = np.exp(-0.5 * ((x - THEORY_MEAN) / THEORY_SD) ** 2) / (
-        THEORY_SD * np.sqrt(2.0 * np.pi)
-    )
+    peak = 1.0 / (THEORY_SD * np.sqrt(2.0 * np.pi))
+    density = peak * np.exp(-0.5 * ((x - THEORY_MEAN) / THEORY_SD) ** 2)
     axes.plot(x, density, color="black", linewidth=1.0, label="independent directions")
+    axes.set(ylabel="density")
+
+
+def _draw_noise(found: Noise, axes: "Axes") -> None:
+    low, high = found.interval
+    axes.hist(found.distances, bins=BINS, color="tab:blue", alpha=0.5)
+    axes.axvspan(low, high, color="tab:orange", alpha=0.25, label="95 % interval")
+    label = f"beyond {found.quantile:.5f}: {100.0 * found.rate:g} %"
+    axes.axvline(found.quantile, color="tab:orange", label=label)
+    label = f"dist_threshold {found.dist_threshold:.5f}"
+    axes.axvline(found.dist_threshold, color="black", linestyle="--", label=label)
+    axes.set(ylabel="nonces")

@@ -26,14 +26,11 @@ def noise_report(
     """The figures, in units of distance unless their meaning says otherwise."""
     distances = found.distances
     low, high = found.interval
+    upper = "the upper end of the interval"
     percent = f"{100.0 * found.rate:g} %"
     middle, high_up, top = (float(np.quantile(distances, share)) for share in (0.5, 0.9, 0.99))
     figures = (
-        Figure(
-            "dist_threshold",
-            found.dist_threshold,
-            f"for --p-mismatch {found.rate:g}; the upper end of the interval",
-        ),
+        Figure("dist_threshold", found.dist_threshold, f"{upper}; for --p-mismatch {found.rate:g}"),
         Figure("quantile", found.quantile, f"{percent} lie beyond; 95 %: {low:.5f} to {high:.5f}"),
         Figure("mean", float(distances.mean()), f"of {distances.size} nonces"),
         Figure("sd", float(distances.std()), "standard deviation"),
@@ -52,27 +49,24 @@ def noise_report(
 
 
 def _figures_of(trial: VerificationTrial) -> tuple[Figure, ...]:
-    name, outcomes, test = trial.name, trial.outcomes, trial.rule.test
+    convicted = trial.count(SequentialResult.FRAUD)
+    cleared = trial.count(SequentialResult.HONEST)
+    simulated = f"of {len(trial.findings)} verifications simulated at the quantile"
+    chance = f"alpha {trial.rule.test.alpha:g}"
+    until = f"of them, by {trial.median_nonces:g} nonces (median)"
     return (
-        Figure(
-            f"convicted_{name}",
-            outcomes.count(SequentialResult.FRAUD),
-            f"of {trial.plan.runs} verifications simulated at the quantile, alpha {test.alpha:g}",
-            NO_CONVICTION,
-        ),
-        Figure(
-            f"cleared_{name}",
-            outcomes.count(SequentialResult.HONEST),
-            f"of them, by {outcomes.median_nonces:g} nonces (median)",
-        ),
+        Figure(f"convicted_{trial.name}", convicted, f"{simulated}, {chance}", NO_CONVICTION),
+        Figure(f"cleared_{trial.name}", cleared, until),
     )
 
 
 def _record(trial: VerificationTrial) -> dict[str, Any]:
     return {
-        **asdict(trial.plan),
+        "runs": len(trial.findings),
+        "nonces": trial.nonces,
+        "seed": trial.seed,
         "test": asdict(trial.rule.test),
         "rule": trial.rule.description,
-        **{str(finding): trial.outcomes.count(finding) for finding in SequentialResult},
-        "median_nonces": trial.outcomes.median_nonces,
+        **{str(finding): trial.count(finding) for finding in SequentialResult},
+        "median_nonces": trial.median_nonces,
     }

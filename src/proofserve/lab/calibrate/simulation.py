@@ -8,7 +8,7 @@ import numpy as np
 from proofserve.lab.calibrate.noise import Noise, Pairs
 from proofserve.lab.client.progress import NoProgress, Progress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.verification import Vectors, VerificationRule, verify
+from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, verify
 from proofserve.protocol.codec import encode
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.sequential import SequentialResult, SequentialTest
@@ -22,43 +22,31 @@ MOST_NONCES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes:
-    """The verdicts of the verifications, and how many nonces each recomputed."""
-
-    findings: tuple[SequentialResult, ...]
-    nonces_used: tuple[int, ...]
-
-    def count(self, finding: SequentialResult) -> int:
-        """How many verifications had this verdict."""
-        return self.findings.count(finding)
-
-    @property
-    def median_nonces(self) -> float:
-        """The median number of nonces that were recomputed."""
-        return float(np.median(self.nonces_used))
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationPlan:
-    """``runs`` verifications of ``nonces`` each, drawn with replacement by ``seed``."""
-
-    runs: int
-    nonces: int
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class VerificationTrial:
-    """One rule, the verifications that were simulated by it, and their verdicts."""
+    """The verdicts of simulated verifications by one rule, and how many nonces each recomputed.
+
+    Each drew ``nonces`` with replacement by ``seed``.
+    """
 
     rule: VerificationRule
-    plan: SimulationPlan
-    outcomes: Outcomes
+    nonces: int
+    seed: int
+    findings: tuple[SequentialResult, ...]
+    nonces_used: tuple[int, ...]
 
     @property
     def name(self) -> str:
         """The kind of test."""
         return "sequential" if self.rule.sequential else "fixed"
+
+    @property
+    def median_nonces(self) -> float:
+        """Of those that were recomputed."""
+        return float(np.median(self.nonces_used))
+
+    def count(self, finding: SequentialResult) -> int:
+        """How many verifications had this verdict."""
+        return self.findings.count(finding)
 
 
 def simulated_trials(
@@ -70,49 +58,46 @@ def simulated_trials(
     trials = []
     for sequential, count in ((True, MOST_NONCES), (False, enough)):
         # At the quantile honest vectors mismatch as often as the test allows.
-        rule, plan = VerificationRule(test, found.quantile, sequential), SimulationPlan(RUNS, count)
+        rule = VerificationRule(test, found.quantile, sequential)
         kind = "sequential" if sequential else "fixed"
         progress.step(f"{title}: simulating verifications, {kind}", RUNS)
-        trials.append(VerificationTrial(rule, plan, simulate(pairs, rule, plan, progress)))
+        trials.append(simulate(pairs, rule, RUNS, count, progress))
     return tuple(trials)
 
 
 def simulate(
-    pairs: Pairs, rule: VerificationRule, plan: SimulationPlan, progress: Progress
-) -> Outcomes:
+    pairs: Pairs,
+    rule: VerificationRule,
+    runs: int,
+    nonces: int,
+    progress: Progress,
+    seed: int = 0,
+) -> VerificationTrial:
     """Verify ``pairs.one``, claimed, against ``pairs.other``, recomputed, by ``verify`` itself.
 
     Each run draws recorded nonces anew, so that given these the runs are independent.
     """
     texts = encode(pairs.one)
-    draw = np.random.default_rng(plan.seed)
+    draw = np.random.default_rng(seed)
     findings, used = [], []
-    for _ in range(plan.runs):
-        rows = draw.integers(0, len(texts), plan.nonces).tolist()
-        outcome = verify(
-            _claimed([texts[row] for row in rows], pairs.one.shape[1]),
-            range(plan.nonces),
-            _Recorded(pairs, rows).vectors,
-            rule,
-            NoProgress(),
-        )
+    for _ in range(runs):
+        rows = draw.integers(0, len(texts), nonces).tolist()
+        outcome = _verified(pairs, texts, rows, rule)
         findings.append(outcome.verdict)
         used.append(outcome.nonces_used)
         progress.advance()
-    return Outcomes(tuple(findings), tuple(used))
+    return VerificationTrial(rule, nonces, seed, tuple(findings), tuple(used))
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """A recomputation from the record: the vector of nonce i is row ``rows[i]``."""
+def _verified(
+    pairs: Pairs, texts: Sequence[str], rows: Sequence[int], rule: VerificationRule
+) -> Verification:
+    """One verification, in which row ``rows[i]`` is recorded for nonce i."""
 
-    pairs: Pairs
-    rows: Sequence[int]
+    def recorded(nonces: Sequence[int]) -> Vectors:
+        return {nonce: pairs.other[rows[nonce]] for nonce in nonces}
 
-    def vectors(self, nonces: Sequence[int]) -> Vectors:
-        return {nonce: self.pairs.other[self.rows[nonce]] for nonce in nonces}
-
-
-def _claimed(texts: Sequence[str], k_dim: int) -> ClaimedArtifacts:
-    claims = tuple(Claim(nonce, text) for nonce, text in enumerate(texts))
-    return ClaimedArtifacts("simulated", "simulated", tuple(range(len(texts))), claims, k_dim)
+    every, k_dim = tuple(range(len(rows))), pairs.one.shape[1]
+    claims = tuple(Claim(nonce, texts[row]) for nonce, row in enumerate(rows))
+    claimed = ClaimedArtifacts("simulated", "simulated", every, claims, k_dim)
+    return verify(claimed, every, recorded, rule, NoProgress())

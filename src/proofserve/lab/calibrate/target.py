@@ -37,12 +37,10 @@ class Calibration:
 
     @property
     def mean(self) -> float:
-        """Of the distances of all blocks."""
         return float(self.distances.mean())
 
     @property
     def sd(self) -> float:
-        """Standard deviation of the distances of all blocks."""
         return float(self.distances.std())
 
     @property

@@ -33,7 +33,6 @@ class Outcome:
 
     @property
     def title(self) -> str:
-        """The method in words."""
         return self.method.replace("_", " ")
 
 

@@ -1,6 +1,5 @@
 """The figures of a benchmark as a table and as JSON."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from proofserve.lab.report.figures import Figure, all_pass
+from proofserve.lab.report.json_files import write_json
 
 VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: ""}
 
@@ -62,7 +62,7 @@ class Report:
 
     def write(self, file: Path) -> None:
         """Write the JSON form to ``file``."""
-        file.write_text(json.dumps(self.json(), indent=2) + "\n", encoding="utf-8")
+        write_json(file, self.json())
 
 
 def readable(value: float | None) -> str:

@@ -1,26 +1,21 @@
 """Artifacts that a prover published, from a file, a receiver or a node."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.report.json_files import read_json, write_json
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.rounds.records import Workload
-from proofserve.wire.records import (
-    ArtifactRecord,
-    VectorEncoding,
-    artifact_record,
-    encoding_of,
-)
+from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
 
 # The scheme of a source that does not say one.
 DEFAULT_SCHEME: Final = "artifact-v1"
@@ -56,7 +51,6 @@ class Selection:
     public_key: str | None = None
 
     def fits(self, block_hash: str, public_key: str) -> bool:
-        """Whether this block hash and public key are selected."""
         return self.block_hash in {None, block_hash} and self.public_key in {None, public_key}
 
 
@@ -112,11 +106,20 @@ def artifact_scheme(name: str, k_dim: int | None, stronger_rng: bool) -> Artifac
 
 def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
     """The artifacts in a JSON file. Raises LabError naming what is wrong with the file."""
-    try:
-        blob = path.read_bytes()
-    except OSError as error:
-        raise LabError(f"cannot read {path}: {error.strerror}") from error
-    return _from_json(path, blob, wanted)
+    read = read_json(path, _Document)
+    if not wanted.fits(read.block_hash, read.public_key):
+        raise LabError(f"{path} is about block {read.block_hash}, key {read.public_key}")
+    claims = tuple(Claim(one.nonce, one.vector_b64) for one in read.artifacts)
+    nonces = read.nonces if read.nonces is not None else [claim.nonce for claim in claims]
+    return ClaimedArtifacts(
+        block_hash=read.block_hash,
+        public_key=read.public_key,
+        nonces=tuple(dict.fromkeys(nonces)),
+        claims=claims,
+        k_dim=read.encoding.k_dim,
+        seq_len=read.params.seq_len,
+        scheme=read.scheme,
+    )
 
 
 def from_pairs(source: tuple[str, str], pairs: Iterable[tuple[int, str]]) -> ClaimedArtifacts:
@@ -156,7 +159,7 @@ def to_file(path: Path, claimed: ClaimedArtifacts, claims: Sequence[Claim]) -> N
         "params": {"seq_len": claimed.seq_len},
         "scheme": claimed.scheme,
     }
-    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    write_json(path, document)
 
 
 def from_node(node: NodeClient) -> ClaimedArtifacts:
@@ -180,30 +183,6 @@ def from_node(node: NodeClient) -> ClaimedArtifacts:
         k_dim=config["k_dim"],
         seq_len=config["seq_len"],
         scheme=status.get("scheme"),
-    )
-
-
-def _from_json(path: Path, blob: bytes, wanted: Selection) -> ClaimedArtifacts:
-    try:
-        read = _Document.model_validate(json.loads(blob))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise LabError(f"{path}: {where}: {first['msg']}") from error
-    except (ValueError, RecursionError) as error:
-        raise LabError(f"{path} is not JSON: {error}") from error
-    if not wanted.fits(read.block_hash, read.public_key):
-        raise LabError(f"{path} is about block {read.block_hash}, key {read.public_key}")
-    claims = tuple(Claim(one.nonce, one.vector_b64) for one in read.artifacts)
-    nonces = read.nonces if read.nonces is not None else [claim.nonce for claim in claims]
-    return ClaimedArtifacts(
-        block_hash=read.block_hash,
-        public_key=read.public_key,
-        nonces=tuple(dict.fromkeys(nonces)),
-        claims=claims,
-        k_dim=read.encoding.k_dim,
-        seq_len=read.params.seq_len,
-        scheme=read.scheme,
     )
 
 
