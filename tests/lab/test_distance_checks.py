@@ -158,7 +158,10 @@ def test_a_forgery_is_honest_but_for_an_eighth() -> None:
 
 
 def test_an_answer_that_leaves_a_nonce_out_is_an_error() -> None:
-    with stub_node(Habits(forgets=True)) as (_, url), NodeClient(url) as node:
-        node.init_validate(WORK)
-        with pytest.raises(NodeError, match="computed 1 of 2 distances"):
-            node.judge(WORK, [Winner(0, 1.4), Winner(1, 1.4)])
+    with (
+        stub_node(Habits(forgets=True)) as (_, url),
+        NodeClient(url) as node,
+        node.judging(WORK),
+        pytest.raises(NodeError, match="computed 1 of 2 distances"),
+    ):
+        node.judge(WORK, [Winner(0, 1.4), Winner(1, 1.4)])

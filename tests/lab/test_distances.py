@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -22,9 +23,9 @@ class Listener(NodeClient):
         self.orders: list[DistanceWork] = []
         self.calls: list[tuple[str, str, list[int]]] = []
 
-    def init_validate(self, work: DistanceWork) -> None:
-        super().init_validate(work)
+    def judging(self, work: DistanceWork) -> AbstractContextManager[None]:
         self.orders.append(work)
+        return super().judging(work)
 
     def judge(self, work: DistanceWork, winners: Sequence[Winner]) -> Judgement:
         nonces = [winner.nonce for winner in winners]
@@ -114,7 +115,7 @@ def test_a_gap_is_an_error() -> None:
 def test_a_distance_that_is_not_a_number_is_an_error() -> None:
     class Confused(NodeClient):
         def judge(self, work: DistanceWork, winners: Sequence[Winner]) -> Judgement:
-            computed = super().judge(work, winners).computed
+            computed = super().judge(work, winners).computed_distances
             return Judgement((*computed[:-1], math.nan), 0, 1.0, False)
 
     with stub_node() as (stub, url), Confused(url) as node:

@@ -148,7 +148,7 @@ def test_a_judgement_comes_back_whole() -> None:
         claims = [Winner(nonce, 1.4) for nonce in range(20)]
         judgement = node.judge(work, claims)
         ours = tuple(stub.distance(nonce, work.body) for nonce in range(20))
-    assert judgement.computed == ours
+    assert judgement.computed_distances == ours
     assert judgement.n_invalid == sum(distance > 1.41 for distance in ours) > 0
     assert judgement.fraud_detected
     assert judgement.probability_honest == 0.0

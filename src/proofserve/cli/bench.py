@@ -56,8 +56,7 @@ BatchSize = Annotated[
     typer.Option(help="Nonces per engine call; 32 on tiny, 8 on small.", min=3, max=1024),
 ]
 ForwardBatch = Annotated[
-    int | None,
-    typer.Option(help="Nonces per forward at most; 32 on tiny, 8 on small.", min=1),
+    int | None, typer.Option(help="Nonces per forward at most; 32 on tiny, 8 on small.", min=1)
 ]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 

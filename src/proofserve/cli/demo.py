@@ -103,10 +103,7 @@ class _Tour:
             status = self._node.status()
         same = sum(a.texts == b.texts for a, b in zip(alone, beside, strict=True))
         self._say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
-        self._say(
-            "Proofs",
-            f"{status.rate:.0f} nonces/s while chat was idle; the first vectors:",
-        )
+        self._say("Proofs", f"{status.rate:.0f} nonces/s while chat was idle; the first vectors:")
         rows = self._node.results(after, NONCES)
         claims = claims_of([Artifact(r.nonce, r.value) for r in rows if r.value is not None])
         self._show(claims[:SHOWN])

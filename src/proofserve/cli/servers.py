@@ -24,11 +24,7 @@ MAX_MODEL_LEN = 2048
 PREFIX = "proofserve-"
 SOCKET_PATH = 107
 # The user's own values of these variables take precedence.
-SMALL_MACHINE = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+SMALL_MACHINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 @dataclass(frozen=True, slots=True)

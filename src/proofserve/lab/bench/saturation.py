@@ -151,10 +151,7 @@ def _tokens_per_s(replies: Sequence[Reply], window: _Window) -> float:
     if len(inside) < 2:
         return 0.0
     return rate_of_completions(
-        replies,
-        early + 1,
-        max(inside),
-        lambda reply: reply.prompt_tokens + reply.completion_tokens,
+        replies, early + 1, max(inside), lambda reply: reply.prompt_tokens + reply.completion_tokens
     )
 
 

@@ -93,7 +93,8 @@ def collect(
         with node.judging(order):
             for key, nonces in calls:
                 claims = [Winner(nonce, CLAIMED) for nonce in nonces]
-                computed += node.judge(replace(order, public_key=_key(key)), claims).computed
+                judgement = node.judge(replace(order, public_key=_key(key)), claims)
+                computed += judgement.computed_distances
                 progress.advance()
     distances = np.array(computed, dtype=np.float64).reshape(sample.shape)
     if not np.isfinite(distances).all():

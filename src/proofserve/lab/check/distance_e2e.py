@@ -88,7 +88,7 @@ def forged(found: Found) -> tuple[Winner, ...]:
 
 def _accepted(node: NodeClient, found: Found, name: str) -> Check:
     judgement = node.judge(found.work, found.winners)
-    pairs = zip(judgement.computed, found.winners, strict=True)
+    pairs = zip(judgement.computed_distances, found.winners, strict=True)
     off = max(abs(computed - winner.distance) for computed, winner in pairs)
     passed = not judgement.fraud_detected and off <= TOLERANCE
     return Check(name, passed, f"{_verdict(judgement)}, off by at most {off:.1e}")
@@ -110,5 +110,5 @@ def _refused(node: NodeClient, work: DistanceWork, winners: Sequence[Winner]) ->
 
 def _verdict(judgement: Judgement) -> str:
     called = "fraud" if judgement.fraud_detected else "honest"
-    counts = f"{judgement.n_invalid} of {len(judgement.computed)} invalid"
+    counts = f"{judgement.n_invalid} of {len(judgement.computed_distances)} invalid"
     return f"{called}: {counts}, p = {judgement.probability_honest:.2g}"

@@ -90,7 +90,7 @@ def _distances(node: NodeClient, work: DistanceWork, nonces: Iterable[int]) -> M
 def _recomputed(node: NodeClient, work: DistanceWork, nonces: Iterable[int]) -> Mapping[int, float]:
     """The distances that the configured round computes for ``nonces``; our claims do not matter."""
     claims = [Winner(nonce, 0.0) for nonce in nonces]
-    computed = node.judge(work, claims).computed
+    computed = node.judge(work, claims).computed_distances
     return {claim.nonce: distance for claim, distance in zip(claims, computed, strict=True)}
 
 

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 import httpx
@@ -16,6 +15,7 @@ from proofserve.lab.client.records import (
     Judgement,
     NodeStatus,
     Work,
+    record_of,
 )
 from proofserve.protocol.comparison import Claim
 from proofserve.rounds.records import Artifact, StoredResult, Verdict, Winner
@@ -46,12 +46,7 @@ class NodeClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._http.close()
 
     def models(self) -> list[str]:
@@ -59,7 +54,6 @@ class NodeClient:
         return [model["id"] for model in self._call("GET", "/v1/models")["data"]]
 
     def versions(self) -> dict[str, str]:
-        """The versions of the node's packages, by name."""
         return dict(self._call("GET", f"{PROOFS}/versions")["versions"])
 
     def status(self) -> NodeStatus:
@@ -79,17 +73,16 @@ class NodeClient:
         return gauges
 
     def start_round(self, work: AnyWork) -> None:
-        """Start generating."""
-        self._call("POST", f"{PROOFS}/init/generate", work.body)
+        self._post("init/generate", work.body)
 
     def stop(self) -> None:
         """End the round, if one runs."""
-        self._call("POST", f"{PROOFS}/stop")
+        self._post("stop")
 
     @contextmanager
-    def round(self, work: AnyWork) -> Iterator[None]:
+    def round(self, work: AnyWork, path: str = "init/generate") -> Iterator[None]:
         """A round that ends with the context, also after an error."""
-        self.start_round(work)
+        self._post(path, work.body)
         try:
             yield
         finally:
@@ -97,8 +90,7 @@ class NodeClient:
 
     def artifacts(self, work: Work, nonces: Sequence[int]) -> list[Artifact]:
         """Compute the vectors of ``nonces``. Raises NodeError if one of them failed."""
-        body = {**work.body, "nonces": list(nonces), "wait": True}
-        answer = self._call("POST", f"{PROOFS}/generate", body)
+        answer = self._post("generate", {**work.body, "nonces": list(nonces), "wait": True})
         if failed := answer.get("failed"):
             raise NodeError(f"the node computed no vector for {failed[0]}")
         return [Artifact(a["nonce"], a["vector_b64"]) for a in answer["artifacts"]]
@@ -111,39 +103,23 @@ class NodeClient:
             "wait": True,
             "validation": {"artifacts": [artifact_record(c.nonce, c.vector_b64) for c in claims]},
         }
-        answer = self._call("POST", f"{PROOFS}/generate", body)
-        return Verdict(
-            n_total=answer["n_total"],
-            n_mismatch=answer["n_mismatch"],
-            mismatch_nonces=tuple(answer["mismatch_nonces"]),
-            p_value=answer["p_value"],
-            fraud_detected=answer["fraud_detected"],
-        )
+        return record_of(Verdict, self._post("generate", body))
 
     def init(self, work: DistanceWork) -> None:
         """Configure a round without starting it."""
-        self._call("POST", f"{PROOFS}/init", work.body)
+        self._post("init", work.body)
 
     def phase_generate(self) -> None:
         """Make the configured round generate."""
-        self._call("POST", f"{PROOFS}/phase/generate")
+        self._post("phase/generate")
 
     def phase_validate(self) -> None:
         """Make the configured round validate; what it has generated is stored first."""
-        self._call("POST", f"{PROOFS}/phase/validate")
+        self._post("phase/validate")
 
-    def init_validate(self, work: DistanceWork) -> None:
-        """Configure a round for ``judge``."""
-        self._call("POST", f"{PROOFS}/init/validate", work.body)
-
-    @contextmanager
-    def judging(self, work: DistanceWork) -> Iterator[None]:
+    def judging(self, work: DistanceWork) -> AbstractContextManager[None]:
         """A round for ``judge`` that ends with the context, also after an error."""
-        self.init_validate(work)
-        try:
-            yield
-        finally:
-            self.stop()
+        return self.round(work, "init/validate")
 
     def judge(self, work: DistanceWork, winners: Sequence[Winner]) -> Judgement:
         """Have the node recompute the distances of ``winners`` and judge them by its round.
@@ -158,22 +134,16 @@ class NodeClient:
             "dist": [winner.distance for winner in winners],
             "node_id": 0,
         }
-        answer = self._call("POST", f"{PROOFS}/validate", body)
-        computed = tuple(answer["computed_distances"])
-        if len(computed) != len(winners):
-            raise NodeError(f"the node computed {len(computed)} of {len(winners)} distances")
-        return Judgement(
-            computed=computed,
-            n_invalid=answer["n_invalid"],
-            probability_honest=answer["probability_honest"],
-            fraud_detected=answer["fraud_detected"],
-        )
+        judgement = record_of(Judgement, self._post("validate", body))
+        computed = len(judgement.computed_distances)
+        if computed != len(winners):
+            raise NodeError(f"the node computed {computed} of {len(winners)} distances")
+        return judgement
 
     def results(self, after: int = 0, limit: int = 10_000) -> list[StoredResult]:
         """Results with ``seq > after``, oldest first."""
-        path = f"{PROOFS}/results?after={after}&limit={limit}"
-        rows = self._call("GET", path)["results"]
-        return [result_of(row) for row in rows]
+        answer = self._call("GET", f"{PROOFS}/results?after={after}&limit={limit}")
+        return [result_of(row) for row in answer["results"]]
 
     def last_seq(self, after: int = 0) -> int:
         """The ``seq`` of the newest result, ``after`` if there is none behind it."""
@@ -190,12 +160,10 @@ class NodeClient:
             "batch_size": work.batch_size,
             "forwards": forwards,
         }
-        answer = self._call("POST", f"{PROOFS}/measure", body)
-        return BareSpeed(
-            nonces_per_second=answer["nonces_per_second"],
-            seconds_per_forward=answer["seconds_per_forward"],
-            sequences=answer["sequences"],
-        )
+        return record_of(BareSpeed, self._post("measure", body))
+
+    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return self._call("POST", f"{PROOFS}/{path}", body)
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:

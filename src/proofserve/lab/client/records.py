@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from inspect import signature
+from typing import Any, ClassVar, TypeVar
 
 from proofserve.rounds.status import EngineGauges
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +24,12 @@ class ProofOrder:
     batch_size: int = 32
     callback_url: str | None = None
 
-    @property
-    def common_fields(self) -> dict[str, Any]:
-        """The request fields of both protocols, for a network of this one node."""
-        return {
+    def common_fields(self, callback: str) -> dict[str, Any]:
+        """The fields of both protocols, which name the callback URL differently.
+
+        The network has this one node.
+        """
+        fields = {
             "block_hash": self.block_hash,
             "block_height": 1,
             "public_key": self.public_key,
@@ -32,10 +37,7 @@ class ProofOrder:
             "node_count": 1,
             "batch_size": self.batch_size,
         }
-
-    def callback_field(self, name: str) -> dict[str, Any]:
-        """The callback URL under the protocol's ``name`` for it, nothing without one."""
-        return {} if self.callback_url is None else {name: self.callback_url}
+        return fields if self.callback_url is None else {**fields, callback: self.callback_url}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,10 @@ class Work(ProofOrder):
     A node refuses an order whose ``scheme`` is not its own.
     """
 
+    protocol: ClassVar = "artifact"
     k_dim: int = 12
     scheme: str | None = None
     stronger_rng: bool = False
-
-    @property
-    def protocol(self) -> str:
-        """The protocol of the order."""
-        return "artifact"
 
     @property
     def params(self) -> dict[str, Any]:
@@ -61,43 +59,33 @@ class Work(ProofOrder):
 
     @property
     def measure_fields(self) -> dict[str, Any]:
-        """The fields of a measurement request that depend on the protocol."""
         return {"params": self.params}
 
     @property
     def body(self) -> dict[str, Any]:
-        """The request that starts a round."""
         # Other implementations know neither field, so a request has them only where needed.
         scheme = {"scheme": self.scheme} if self.scheme is not None else {}
         stronger = {"poc_stronger_rng": True} if self.stronger_rng else {}
-        callback = self.callback_field("url")
-        return {**self.common_fields, **scheme, **stronger, **callback, "params": self.params}
+        return {**self.common_fields("url"), **scheme, **stronger, "params": self.params}
 
 
 @dataclass(frozen=True, slots=True)
 class DistanceWork(ProofOrder):
     """An order of the distance protocol. With a ``r_target`` of 2 every nonce wins."""
 
+    protocol: ClassVar = "distance"
     r_target: float = 2.0
     sign_flips: bool = True
     layer_hooks: bool = False
 
     @property
-    def protocol(self) -> str:
-        """The protocol of the order."""
-        return "distance"
-
-    @property
     def measure_fields(self) -> dict[str, Any]:
-        """The fields of a measurement request that depend on the protocol."""
         return {"seq_len": self.seq_len}
 
     @property
     def body(self) -> dict[str, Any]:
-        """The request that starts a round."""
         return {
-            **self.common_fields,
-            **self.callback_field("callback_url"),
+            **self.common_fields("callback_url"),
             "seq_len": self.seq_len,
             "r_target": self.r_target,
             "use_sign_flips": self.sign_flips,
@@ -110,9 +98,9 @@ AnyWork = Work | DistanceWork
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A node's verdict on claimed distances; ``computed`` is in the order of the claims."""
+    """A node's verdict on claimed distances, computed again in the order of the claims."""
 
-    computed: tuple[float, ...]
+    computed_distances: tuple[float, ...]
     n_invalid: int
     probability_honest: float
     fraud_detected: bool
@@ -147,7 +135,7 @@ class NodeStatus:
             found=stats.get("total_found", 0),
             failed=stats.get("failed", 0),
             rate=stats.get("nonces_per_second", 0.0),
-            engine=_gauges(gauges) if gauges else None,
+            engine=record_of(EngineGauges, gauges) if gauges else None,
         )
 
     def idle_s(self, before: "NodeStatus", seconds: float) -> float:
@@ -161,13 +149,6 @@ class NodeStatus:
         return seconds - chat - (self.engine.busy_s - before.engine.busy_s)
 
 
-def _gauges(body: Mapping[str, Any]) -> EngineGauges:
-    # A newer node may have more gauges than this client knows, an older node fewer.
-    known = {name: body[name] for name in EngineGauges.__dataclass_fields__ if name in body}
-    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-    return EngineGauges(**{**known, **lists})
-
-
 @dataclass(frozen=True, slots=True)
 class BareSpeed:
     """The speed of forwards back to back inside the engine, which no round can exceed."""
@@ -175,3 +156,13 @@ class BareSpeed:
     nonces_per_second: float
     seconds_per_forward: float
     sequences: int
+
+
+def record_of(kind: type[R], body: Mapping[str, Any]) -> R:
+    """Read a dataclass from a JSON object whose keys are its fields.
+
+    A newer node may send more than this client knows, an older node less.
+    """
+    known = {name: body[name] for name in signature(kind).parameters if name in body}
+    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    return kind(**{**known, **lists})
