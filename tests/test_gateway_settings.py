@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from proofserve.settings.gateway import PREFIX, ClientKey, GatewaySettings, client_keys
+from proofserve.gateway.records import ClientSpec
+from proofserve.settings.gateway import PREFIX, GatewaySettings, client_keys
 
 # Requirement 004.
 REQUIRED = {
@@ -121,8 +122,8 @@ def test_clients_and_their_limits_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(KEYS)
     assert client_keys(file) == (
-        ClientKey(name="anna", key="sk-anna", concurrency=4),
-        ClientKey(name="ben", key="sk-ben", requests_per_minute=60, tokens_per_minute=100_000),
+        ClientSpec(name="anna", key="sk-anna", concurrency=4),
+        ClientSpec(name="ben", key="sk-ben", requests_per_minute=60, tokens_per_minute=100_000),
     )
 
 

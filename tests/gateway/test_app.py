@@ -69,7 +69,7 @@ async def test_the_collector_passes_over_what_lives_until_the_end() -> None:
 async def test_where_the_gateway_has_keys_the_clients_stay_here() -> None:
     assert b"authorization" not in Gateway(NOBODY).held_back
     assert Gateway(NOBODY).backend_lines == b""
-    keyed = replace(NOBODY, clients=(ClientSpec("anna", "key"),))
+    keyed = replace(NOBODY, clients=(ClientSpec(name="anna", key="key"),))
     assert b"authorization" in Gateway(keyed).held_back
 
 

@@ -24,7 +24,13 @@ def client(
     tokens: int | None = None,
     clock: Clock | None = None,
 ) -> Client:
-    spec = ClientSpec("web", "key", concurrency, requests, tokens)
+    spec = ClientSpec(
+        name="web",
+        key="key",
+        concurrency=concurrency,
+        requests_per_minute=requests,
+        tokens_per_minute=tokens,
+    )
     found = Clients([spec], clock or Clock()).find(bearing(b"Bearer key"))
     assert found is not None
     return found
@@ -56,7 +62,7 @@ def test_without_keys_every_request_is_one_clients_without_limits() -> None:
 
 
 def test_each_key_finds_its_holder_and_no_other_key_does() -> None:
-    clients = Clients([ClientSpec("a", "one"), ClientSpec("b", "schlüssel")])
+    clients = Clients([ClientSpec(name="a", key="one"), ClientSpec(name="b", key="schlüssel")])
     found = [clients.find(bearing(key.encode())) for key in ("Bearer one", "Bearer schlüssel")]
     assert [each.name for each in found if each] == ["a", "b"]
     assert clients.all() == found
@@ -66,7 +72,7 @@ def test_each_key_finds_its_holder_and_no_other_key_does() -> None:
 
 
 def test_no_key_lies_in_memory() -> None:
-    clients = Clients([ClientSpec("a", "very-secret")])
+    clients = Clients([ClientSpec(name="a", key="very-secret")])
     seen = [vars(clients), *(vars(each) for each in clients.all())]
     assert "very-secret" not in repr(seen)
 
@@ -164,7 +170,12 @@ def test_the_next_minute_is_a_new_one() -> None:
 
 
 def test_names_of_two_clients_never_share_a_budget() -> None:
-    clients = Clients([ClientSpec("a", "one", None, 1, 50), ClientSpec("b", "two", None, 1, 50)])
+    clients = Clients(
+        [
+            ClientSpec(name="a", key="one", requests_per_minute=1, tokens_per_minute=50),
+            ClientSpec(name="b", key="two", requests_per_minute=1, tokens_per_minute=50),
+        ]
+    )
     for each in clients.all():
         let_in(each, size=40)
 

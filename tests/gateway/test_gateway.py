@@ -9,7 +9,7 @@ from proofserve.gateway.relay.gateway import Gateway
 pytestmark = pytest.mark.anyio
 PLAN = GatewayPlan(
     backends=(BackendSpec("http://a"), BackendSpec("unix:/run/b.sock", 2)),
-    clients=(ClientSpec("anna", "k"),),
+    clients=(ClientSpec(name="anna", key="k"),),
     max_concurrent=3,
     queue_limit=4,
     affinity=True,

@@ -31,7 +31,10 @@ async def race(server: Server, count: int, request: bytes) -> list[Answer]:
 
 @LOOPS
 async def test_racing_clients_of_one_key_never_exceed_its_concurrency(loop: str) -> None:
-    clients = (ClientSpec("one", "secret", concurrency=7), ClientSpec("other", "second"))
+    clients = (
+        ClientSpec(name="one", key="secret", concurrency=7),
+        ClientSpec(name="other", key="second"),
+    )
     async with (
         backends(briefly) as (backend,),
         serving(plan_for(backend, clients=clients), loop) as server,
@@ -54,7 +57,7 @@ async def test_racing_clients_of_one_key_never_exceed_its_concurrency(loop: str)
 async def test_racing_clients_of_one_key_never_exceed_its_tokens(loop: str) -> None:
     asked = post(body := order(max_tokens=100), KEY)
     tokens = (len(body) + 100) * 25 + 50
-    clients = (ClientSpec("one", "secret", tokens_per_minute=tokens),)
+    clients = (ClientSpec(name="one", key="secret", tokens_per_minute=tokens),)
     # They use all of what was set aside for them, so that nothing comes back.
     used = len(body)
     script = answer("200 OK", b'{"usage":{"prompt_tokens":%d,"completion_tokens":100}}' % used)
@@ -72,7 +75,7 @@ async def test_racing_clients_of_one_key_never_exceed_its_tokens(loop: str) -> N
 
 async def test_what_an_answer_did_not_use_is_there_for_the_next() -> None:
     body = order(max_tokens=100)
-    clients = (ClientSpec("one", "secret", tokens_per_minute=(len(body) + 100) * 2),)
+    clients = (ClientSpec(name="one", key="secret", tokens_per_minute=(len(body) + 100) * 2),)
     async with (
         backends(answers) as (backend,),
         serving(plan_for(backend, clients=clients)) as server,
@@ -84,7 +87,7 @@ async def test_what_an_answer_did_not_use_is_there_for_the_next() -> None:
 
 @LOOPS
 async def test_racing_clients_of_one_key_never_exceed_its_requests(loop: str) -> None:
-    clients = (ClientSpec("one", "secret", requests_per_minute=30),)
+    clients = (ClientSpec(name="one", key="secret", requests_per_minute=30),)
     async with (
         backends(answers) as (backend,),
         serving(plan_for(backend, clients=clients), loop) as server,

@@ -55,7 +55,7 @@ async def test_the_page_asks_for_a_key_only_where_one_is_configured() -> None:
     admin = {path: [{"admin": []}] for path in ADMIN_PATHS}
     assert await secured(replace(PLAN, admin_key="k")) == admin
     clients = {path.decode(): [{"client": []}] for path in (*RELAYED, b"/v1/models")}
-    assert await secured(replace(PLAN, clients=(ClientSpec("anna", "k"),))) == clients
+    assert await secured(replace(PLAN, clients=(ClientSpec(name="anna", key="k"),))) == clients
 
 
 def schema_of(page: dict[str, Any], path: str, *keys: str) -> Draft202012Validator:

@@ -187,7 +187,7 @@ async def test_every_request_has_an_id_of_its_own(pair: tuple[Backend, Server]) 
 
 async def test_keys_of_the_gateway_stay_here_and_the_backends_own_is_sent() -> None:
     async with backends(echo) as (backend,):
-        clients = (ClientSpec("one", "secret"),)
+        clients = (ClientSpec(name="one", key="secret"),)
         async with serving(plan_for(backend, clients=clients)) as server:
             got = await once(server.port, post(order(), "Authorization: Bearer secret"))
             assert "authorization" not in dict(json.loads(got.raw)["headers"])

@@ -76,7 +76,7 @@ async def test_backends_that_nobody_could_ask_have_no_models(desk: AsgiClient) -
 
 
 async def test_models_are_told_to_keys_only() -> None:
-    desk = desk_of(replace(PLAN, clients=(ClientSpec("anna", "schlüssel"),)))
+    desk = desk_of(replace(PLAN, clients=(ClientSpec(name="anna", key="schlüssel"),)))
     for wrong in ({}, {"authorization": "Bearer other"}):
         answer = await desk.get("/v1/models", headers=wrong)
         assert answer.status_code == 401
@@ -235,7 +235,7 @@ async def test_without_a_key_proxies_and_foreign_pages_are_no_operators(
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 async def test_the_scheme_of_a_key_has_no_case(scheme: str) -> None:
-    plan = replace(PLAN, admin_key="admin", clients=(ClientSpec("anna", "key"),))
+    plan = replace(PLAN, admin_key="admin", clients=(ClientSpec(name="anna", key="key"),))
     desk = desk_of(plan)
     for path, key in (("/admin/backends", "admin"), ("/v1/models", "key")):
         answer = await desk.get(path, headers={"authorization": f"{scheme} {key}"})

@@ -35,7 +35,7 @@ EVENT = b"6\r\ndata\n\n\r\n"
 TIMEOUTS = Timeouts(queue=20, connect=5, first_byte=15, stall=10, total=40)
 PLAN = GatewayPlan(
     backends=tuple(BackendSpec(f"http://{name}") for name in "abcd"),
-    clients=(ClientSpec("web", "k", concurrency=6, tokens_per_minute=5000),),
+    clients=(ClientSpec(name="web", key="k", concurrency=6, tokens_per_minute=5000),),
     max_concurrent=1,
     queue_limit=2,
     timeouts=TIMEOUTS,

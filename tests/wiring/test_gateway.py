@@ -66,7 +66,7 @@ def test_every_setting_reaches_the_plan(tmp_path: Path) -> None:
     )
     assert plan_of(chosen) == GatewayPlan(
         backends=(BackendSpec("http://a:1", 3.0),),
-        clients=(ClientSpec("anna", "k", tokens_per_minute=9),),
+        clients=(ClientSpec(name="anna", key="k", tokens_per_minute=9),),
         max_concurrent=5,
         queue_limit=6,
         max_body_bytes=10,

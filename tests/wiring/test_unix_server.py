@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
-from proofserve.wiring import unix_server
+from proofserve.wiring import listen, unix_server
 from proofserve.wiring.unix_server import on_unix_socket
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +65,7 @@ async def test_a_socket_in_a_long_place_is_moved_to_a_short_one(
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     async with on_unix_socket(Slow().app) as path, client(path) as http:
-        assert len(str(path).encode()) <= unix_server.SOCKET_PATH
+        assert len(str(path).encode()) <= listen.SOCKET_PATH
         assert (await http.get("/")).is_success
 
 

@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,10 +19,9 @@ from proofserve.wiring.launch import (
     running_server,
     server_command,
 )
+from proofserve.wiring.listen import folder_for_sockets
 
 MAX_MODEL_LEN = 2048
-PREFIX = "proofserve-"
-SOCKET_PATH = 107
 # The user's own values of these variables take precedence.
 SMALL_MACHINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -104,18 +103,9 @@ def existing_server(url: str, api_key: str | None, session: CommandSession) -> I
         yield node
 
 
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
+def scratch_folder() -> AbstractContextManager[Path]:
     """A temporary folder whose path is short enough for vLLM's sockets."""
-    base = tempfile.gettempdir()
-    # vLLM binds sockets in this folder, and their paths may have 107 bytes.
-    short = len(base.encode()) <= SOCKET_PATH - len(f"/{PREFIX}12345678/{uuid.UUID(int=0)}")
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base if short else "/tmp"))  # noqa: S108
-    try:
-        yield folder
-    finally:
-        # A worker that is being killed may still create a file meanwhile.
-        shutil.rmtree(folder, ignore_errors=True)
+    return folder_for_sockets(str(uuid.UUID(int=0)))
 
 
 def _keep(log: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from pydantic import BaseModel, ConfigDict, Field
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -29,15 +31,16 @@ class BackendSpec:
     weight: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ClientSpec:
+class ClientSpec(BaseModel):
     """A client, its key and its limits; None is no limit."""
 
-    name: str
-    key: str
-    concurrency: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    key: str = Field(min_length=1)
+    concurrency: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from proofserve.gateway.records import ClientSpec
 from proofserve.settings.toml_file import TomlTable, read_toml
 
 # Of the gateway's variables.
@@ -69,26 +70,12 @@ class GatewaySettings(BaseSettings):
         return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
 
 
-class ClientKey(TomlTable):
-    """One ``[[client]]`` of the client keys' file. A limit that is None does not apply."""
-
-    name: str = Field(min_length=1)
-    key: str = Field(min_length=1)
-    concurrency: int | None = Field(None, ge=1)
-    requests_per_minute: int | None = Field(None, ge=1)
-    tokens_per_minute: int | None = Field(None, ge=1)
-
-
 class ClientKeyFile(TomlTable):
-    client: tuple[ClientKey, ...] = Field(min_length=1)
+    client: tuple[ClientSpec, ...] = Field(min_length=1)
 
 
-def client_keys(file: Path) -> tuple[ClientKey, ...]:
-    """The gateway's keys in a TOML file.
-
-    Raises:
-        ValueError: the file cannot be read, or its content is not valid.
-    """
+def client_keys(file: Path) -> tuple[ClientSpec, ...]:
+    """The gateway's keys in a TOML file; raises ValueError if it is missing or not valid."""
     clients = read_toml(file, ClientKeyFile).client
     for what in ("name", "key"):
         values = [getattr(each, what) for each in clients]

@@ -20,7 +20,7 @@ from uvicorn.supervisors import Multiprocess
 
 from proofserve.gateway.http.app import build
 from proofserve.gateway.http.protocol import GatewayProtocol
-from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
+from proofserve.gateway.records import BackendSpec, GatewayPlan, Timeouts
 from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings.gateway import GatewaySettings, client_keys
 from proofserve.settings.process import export, has_variable, plugin_list
@@ -29,7 +29,6 @@ from proofserve.wiring.listen import bound_sockets, cannot_listen
 
 # uvicorn's: a logger of this package has no handler in this process.
 log = logging.getLogger("uvicorn.error")
-SCHEMES = {"http", "https"}
 # Longest pause between two requests of a connection, seconds; nginx closes after 75 s as well.
 KEEP_ALIVE_S = 75
 # For the last connections to close after all answers, seconds.
@@ -44,11 +43,7 @@ FAILED = 3
 
 
 def plan_of(chosen: GatewaySettings) -> GatewayPlan:
-    """The plan that the settings describe.
-
-    Raises:
-        ValueError: a URL, a weight or the file of keys is wrong.
-    """
+    """The plan of the settings. Raises ValueError: a URL, a weight or the file of keys is wrong."""
     timeouts = Timeouts(
         queue=chosen.queue_wait_timeout_seconds,
         connect=chosen.connect_timeout_seconds,
@@ -57,10 +52,9 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         total=chosen.request_timeout_seconds,
     )
     file = chosen.client_keys_file
-    keys = () if file is None else client_keys(file)
     return GatewayPlan(
         backends=() if chosen.use_embedded_engine else backends_of(chosen.backend_url),
-        clients=tuple(ClientSpec(**key.model_dump()) for key in keys),
+        clients=() if file is None else client_keys(file),
         # Each worker has its share, so that all of them together keep the limit.
         max_concurrent=max(1, chosen.max_concurrent_requests // chosen.gateway_workers),
         queue_limit=chosen.max_queued_requests // chosen.gateway_workers,
@@ -76,11 +70,7 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
 
 
 def backends_of(text: str) -> tuple[BackendSpec, ...]:
-    """The backends of ``http://a:8001*2,http://b:8001``.
-
-    Raises:
-        ValueError: it names no backend, one backend twice, or a wrong URL or weight.
-    """
+    """The backends of ``http://a:8001*2,http://b:8001``. Raises ValueError if it is not valid."""
     specs = tuple(_backend(part.strip()) for part in text.split(",") if part.strip())
     if not specs:
         raise ValueError("VLLM_BACKEND_URL names no backend")
@@ -98,9 +88,8 @@ def _backend(text: str) -> BackendSpec:
     except ValueError:
         share = 0.0
     if not 0 < share < math.inf:
-        raise ValueError(
-            f"VLLM_BACKEND_URL: {weight!r} is not a weight of {url}: give a number above 0"
-        )
+        wrong = f"VLLM_BACKEND_URL: {weight!r} is not a weight of {url}"
+        raise ValueError(f"{wrong}: give a number above 0")
     return BackendSpec(url.rstrip("/"), share)
 
 
@@ -112,7 +101,7 @@ def _is_backend(url: str) -> bool:
         # A path, as in http://host:8001/v1, would be ignored: requests have their own.
         named = bool(parts.hostname) and parts.port != 0 and parts.path in {"", "/"}
         # The URL is a label of the metrics, so it must not hold a password.
-        return parts.scheme in SCHEMES and named and parts.username is None
+        return parts.scheme in {"http", "https"} and named and parts.username is None
     return False
 
 
@@ -138,13 +127,9 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
     # vLLM warns of variables that it does not know, and would use VLLM_PORT for its processes.
     export(changes, drop=chosen.variables())
     # Ctrl-C in a terminal reaches the engine core too, which must not end before the gateway.
-    drain = math.ceil(chosen.drain_timeout_seconds)
-    options = [
-        *("--shutdown-timeout", str(drain)),
-        *shlex.split(chosen.engine_options),
-        # vLLM does not listen there. Its plugins read which machines can reach its endpoints.
-        *("--host", chosen.host),
-    ]
+    drain = ["--shutdown-timeout", str(math.ceil(chosen.drain_timeout_seconds))]
+    # vLLM does not listen there. Its plugins read which machines can reach its endpoints.
+    options = [*drain, *shlex.split(chosen.engine_options), "--host", chosen.host]
     async with vllm_app(chosen.model or "", options) as app, on_unix_socket(app) as socket:
         yield BackendSpec(f"unix:{socket}"), app
 
@@ -160,20 +145,7 @@ def run_gateway(chosen: GatewaySettings) -> None:
     export(chosen.variables())
     if chosen.use_embedded_engine and (not chosen.model or chosen.gateway_workers > 1):
         raise ValueError("an embedded engine needs VLLM_MODEL, and VLLM_GATEWAY_WORKERS=1")
-    config = _config_of(chosen)
-    _allow_open_files()
-    sockets = _sockets_of(chosen)
-    if config.workers > 1:
-        Multiprocess(config, sockets=sockets).run()
-        return
-    server = _Server(config)
-    server.run(sockets)
-    if not server.started or (chosen.use_embedded_engine and not server.has_backend):
-        sys.exit(FAILED)
-
-
-def _config_of(chosen: GatewaySettings) -> uvicorn.Config:
-    return uvicorn.Config(
+    config = uvicorn.Config(
         "proofserve.wiring.gateway:application",
         factory=True,
         host=chosen.host,
@@ -188,6 +160,15 @@ def _config_of(chosen: GatewaySettings) -> uvicorn.Config:
         timeout_graceful_shutdown=GOODBYE_S,
         timeout_worker_healthcheck=WORKER_SILENCE_S,
     )
+    _allow_open_files()
+    sockets = _sockets_of(chosen)
+    if config.workers > 1:
+        Multiprocess(config, sockets=sockets).run()
+        return
+    server = _Server(config)
+    server.run(sockets)
+    if not server.started or (chosen.use_embedded_engine and not server.has_backend):
+        sys.exit(FAILED)
 
 
 def _sockets_of(chosen: GatewaySettings) -> list[socket.socket]:
@@ -200,12 +181,9 @@ def _sockets_of(chosen: GatewaySettings) -> list[socket.socket]:
     for each in sockets:
         os.register_at_fork(after_in_child=each.close)
         host, port = each.getsockname()[:2]
-        log.info("The gateway listens on http://%s:%d once it is started", _in_url(host), port)
+        shown = f"[{host}]" if ":" in host else host
+        log.info("The gateway listens on http://%s:%d once it is started", shown, port)
     return sockets
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _allow_open_files() -> None:

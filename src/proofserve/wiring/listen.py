@@ -1,7 +1,16 @@
-"""Binds a server's port before the server starts: a port in use is one line, at once."""
+"""Where servers listen: ports, bound before the server starts, and folders of unix sockets."""
 
 import errno
+import os
 import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# The longest path of a socket that the system allows, bytes.
+SOCKET_PATH = 107
+PREFIX = "proofserve-"
 
 HINT = " Another process uses it: end that process, or choose another port with --port / VLLM_PORT."
 
@@ -34,3 +43,14 @@ def cannot_listen(host: str, port: int, error: OSError) -> OSError:
     """``error`` in a sentence that says what to do."""
     hint = HINT if error.errno == errno.EADDRINUSE else ""
     return OSError(f"cannot listen on {host}, port {port}: {error.strerror}.{hint}")
+
+
+@contextmanager
+def folder_for_sockets(longest: str) -> Iterator[Path]:
+    """A new folder that only this user may enter, short enough for a socket named ``longest``."""
+    base = tempfile.gettempdir()
+    short = len(os.fsencode(base)) <= SOCKET_PATH - len(f"/{PREFIX}12345678/{longest}")
+    place = base if short else "/tmp"  # noqa: S108 - only this user may enter the folder in it
+    # A process that is being killed may still create a file there meanwhile.
+    with tempfile.TemporaryDirectory("", PREFIX, place, ignore_cleanup_errors=True) as path:
+        yield Path(path)

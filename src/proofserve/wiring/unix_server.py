@@ -1,18 +1,15 @@
 """Serves an application on a private unix socket in a process that already has a server."""
 
 import asyncio
-import os
-import tempfile
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-# The longest path of a socket that the system allows, bytes.
-SOCKET_PATH = 107
-PREFIX = "proofserve-"
+from proofserve.wiring.listen import folder_for_sockets
+
 SOCKET = "http.sock"
 # The gateway is the only client and closes idle connections itself. A server that closes first
 # would race with the client's next request. Seconds.
@@ -37,7 +34,7 @@ async def on_unix_socket(app: ASGIApp, grace_s: int = 5) -> AsyncIterator[Path]:
     seconds to finish, and cancels the others. It does not run the lifespan of ``app``, and does
     not touch the logging and signals of the process. Raises OSError if it cannot bind the socket.
     """
-    with _private_folder() as folder:
+    with folder_for_sockets(SOCKET) as folder:
         path = folder / SOCKET
         config = uvicorn.Config(
             app,
@@ -65,13 +62,3 @@ async def _accepting(server: uvicorn.Server, serving: "asyncio.Task[None]") -> N
         if serving.done():
             serving.result()
         await asyncio.sleep(0.01)
-
-
-@contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A new folder that only this user may enter, with a path short enough for a socket."""
-    base = tempfile.gettempdir()
-    short = len(os.fsencode(base)) <= SOCKET_PATH - len(f"/{PREFIX}12345678/{SOCKET}")
-    place = base if short else "/tmp"  # noqa: S108 - only this user may enter the folder in it
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=place) as folder:
-        yield Path(folder)

@@ -30,26 +30,21 @@ IDLE_S = 3.0
 
 
 class Connecting(Protocol):
-    """Waits for a connection."""
+    """Waits for a connection, which it has until it releases, aborts or returns it unused."""
 
-    def connected(self, upstream: "Upstream") -> None:
-        """Here it is, until it is released, aborted or returned unused."""
-
-    def connect_failed(self, failure: Failure) -> None:
-        """There is none."""
+    def connected(self, upstream: "Upstream") -> None: ...
+    def connect_failed(self, failure: Failure) -> None: ...
 
 
 class Reader(Protocol):
-    """Waits for the answer to the request that was sent."""
+    """Waits for the answer to the request that was sent.
 
-    def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
-        """The head without its final empty line, and what came of the body, framing included."""
+    ``head`` comes without its final empty line, ``data`` of the body with its framing.
+    """
 
-    def answer_goes_on(self, data: bytes, complete: bool) -> None:
-        """More of the body, framing included."""
-
-    def answer_broken(self, failure: Failure) -> None:
-        """The connection failed before the answer was complete."""
+    def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None: ...
+    def answer_goes_on(self, data: bytes, complete: bool) -> None: ...
+    def answer_broken(self, failure: Failure) -> None: ...
 
 
 class Upstream(asyncio.Protocol):
@@ -248,14 +243,11 @@ class Pool:
             waiting.connected(upstream)
 
     async def _open(self) -> Upstream:
-        loop = self._loop
+        loop, upstream = self._loop, Upstream(self)
         if self._unix is not None:
-            _, upstream = await loop.create_unix_connection(lambda: Upstream(self), self._unix)
+            await loop.create_unix_connection(lambda: upstream, self._unix)
         else:
-            host, port = self._address
-            _, upstream = await loop.create_connection(
-                lambda: Upstream(self), host, port, ssl=self._tls
-            )
+            await loop.create_connection(lambda: upstream, *self._address, ssl=self._tls)
         return upstream
 
     def put_back(self, upstream: Upstream) -> None:

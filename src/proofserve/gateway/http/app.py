@@ -4,11 +4,11 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
-from typing import TypedDict
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -32,12 +32,6 @@ DEAD_S = 10.0
 MAX_FIELD = 200
 
 
-class AppState(TypedDict):
-    """What the application shares with its requests and with GatewayProtocol."""
-
-    gateway: Gateway
-
-
 # Starts an engine in this process; yields its address and its application.
 Engine = Callable[[], AbstractAsyncContextManager[tuple[BackendSpec, ASGIApp]]]
 
@@ -50,7 +44,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
     """
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[AppState]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Gateway]]:
         async with AsyncExitStack() as stack:
             backends = plan.backends
             if engine is not None:
@@ -58,18 +52,19 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
                 backends = (spec,)
                 # Where chat needs a key, the engine's other endpoints must not bypass it.
                 app.mount("/", AdminOnly(rest, plan) if plan.clients else rest)
-            gateway = running(replace(plan, backends=backends))
-            alive = await stack.enter_async_context(gateway)
-            stack.enter_context(draining_on_signals(alive))
+            running_gateway = running(replace(plan, backends=backends))
+            gateway = await stack.enter_async_context(running_gateway)
+            stack.enter_context(draining_on_signals(gateway))
             if engine is not None:
-                await stack.enter_async_context(_no_longer_than(alive.fleet.backends[0]))
-            yield {"gateway": alive}
+                watching = _beside(_end_without(gateway.fleet.backends[0]))
+                await stack.enter_async_context(watching)
+            yield {"gateway": gateway}
 
     app = FastAPI(title="proofserve gateway", lifespan=lifespan)
     include_routes(app, plan)
-    app.add_exception_handler(RefusedByGateway, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _not_ours)
+    app.exception_handler(RefusedByGateway)(_refused)
+    app.exception_handler(RequestValidationError)(_invalid)
+    app.exception_handler(HTTPException)(_not_ours)
     app.add_middleware(HeadAsGet)
     if plan.cors_origins:
         app.add_middleware(
@@ -101,35 +96,34 @@ async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
         Prober(backend, plan.probe_interval, plan.backend_key) for backend in gateway.fleet.backends
     ]
     await asyncio.gather(*(prober.ask() for prober in probers))
-    tasks = [asyncio.create_task(prober.run()) for prober in probers]
     gateway.deadlines.start()
     # Objects that live until the end need no garbage collection. Without them its pauses, which
     # are the tail of the latency, are shorter.
     gc.collect()
     gc.freeze()
     try:
-        yield gateway
+        async with _beside(*(prober.run() for prober in probers)):
+            yield gateway
     finally:
         gc.unfreeze()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(prober.close() for prober in probers))
         gateway.close()
 
 
 @asynccontextmanager
-async def _no_longer_than(backend: Backend) -> AsyncIterator[None]:
-    """End this process when its engine is dead: a new engine needs a new process."""
-    watching = asyncio.create_task(_end_without(backend))
+async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` as tasks until the context ends."""
+    tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _end_without(backend: Backend) -> None:
+    """End this process when its engine is dead: a new engine needs a new process."""
     loop = asyncio.get_running_loop()
     last = loop.time()
     while loop.time() - last < DEAD_S:
@@ -144,15 +138,11 @@ def _response(failure: Failure) -> Response:
     return Response(failure.body(), failure.status, media_type="application/json")
 
 
-def _refused(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, RefusedByGateway):
-        raise error
+def _refused(_request: Request, error: RefusedByGateway) -> Response:
     return _response(error.failure)
 
 
-def _invalid(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, RequestValidationError):
-        raise error
+def _invalid(_request: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         # For this error FastAPI puts a position in the place of the field.
@@ -162,9 +152,7 @@ def _invalid(_request: Request, error: Exception) -> Response:
     return _response(Failure(422, "invalid_body", f"{field}: {message}", param=field))
 
 
-def _not_ours(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
+def _not_ours(_request: Request, error: HTTPException) -> Response:
     code = HTTPStatus(error.status_code).name.lower()
     answer = _response(Failure(error.status_code, code, str(error.detail)))
     answer.headers.update(error.headers or {})

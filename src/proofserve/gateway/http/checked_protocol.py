@@ -5,16 +5,14 @@ where its body ends is not known, so nothing after it can be trusted to be a req
 """
 
 import logging
-from asyncio import AbstractEventLoop, Transport
+from asyncio import Transport
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 import httptools
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from proofserve.gateway.failures import (
     HEADERS_TOO_LARGE,
@@ -47,15 +45,9 @@ TRAILERS: Any = deque(maxlen=0)
 class CheckedProtocol(HttpToolsProtocol):
     """One connection of a client. Requests go to uvicorn unless a subclass takes them."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._gateway: Gateway = app_state["gateway"]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gateway: Gateway = self.app_state["gateway"]
         self._in_head = False
         # Bytes that came since the read in which the current head began.
         self._arrived = 0

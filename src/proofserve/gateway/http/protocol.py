@@ -6,12 +6,9 @@ FastAPI application. ASGI middleware does not see the short cut.
 
 import socket
 import struct
-from asyncio import AbstractEventLoop, TimerHandle, Transport
+from asyncio import TimerHandle, Transport
 from collections.abc import Sequence
 from typing import Any, cast
-
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.headers import Header
@@ -34,14 +31,8 @@ AT_ONCE = struct.pack("ii", 1, 0)
 class GatewayProtocol(CheckedProtocol):
     """One connection of a client; the Connection that its exchanges write to."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._active: Exchange | None = None
         # Exchanges whose body has arrived; a pipelined one may have to wait for its turn.
         self._received: set[Exchange] = set()

@@ -3,11 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from proofserve.gateway.failures import (
-    HEADERS_TOO_LARGE,
-    INVALID_HTTP,
-    RefusedByGateway,
-)
+from proofserve.gateway.failures import HEADERS_TOO_LARGE, INVALID_HTTP, RefusedByGateway
 from proofserve.gateway.headers import Header
 
 # Documented in docs/gateway.md. Bytes count the target, the names and the values.

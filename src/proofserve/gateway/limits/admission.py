@@ -11,8 +11,7 @@ LATEST_WEIGHT = 0.1
 class Waiter(Protocol):
     """A request that waits for a permit."""
 
-    def permit_granted(self) -> None:
-        """The request has a permit from now on."""
+    def permit_granted(self) -> None: ...
 
 
 class Entry(enum.Enum):

@@ -5,20 +5,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from proofserve.gateway.failures import (
-    BEYOND_BUDGET,
-    REQUEST_RATE,
-    TOKEN_RATE,
-    TOO_MANY_AT_ONCE,
-    Failure,
-)
+from proofserve.gateway import failures
+from proofserve.gateway.failures import Failure
 from proofserve.gateway.headers import Header
 from proofserve.gateway.limits.request_body import RequestFields
 from proofserve.gateway.records import ClientSpec
 from proofserve.web.bearer import bearer_key, digest
 from proofserve.web.fixed_window import FixedWindow
 
-ANONYMOUS = ClientSpec("anonymous", "")
+# No request is matched with this key.
+ANONYMOUS = ClientSpec(name="anonymous", key="none")
 Clock = Callable[[], float]
 
 
@@ -45,22 +41,22 @@ class Client:
     def admit(self, fields: RequestFields, size: int) -> Charge | Failure:
         """The charge of a request of ``size`` bytes, or the failure that names the limit."""
         if self._concurrency is not None and self.in_flight >= self._concurrency:
-            return TOO_MANY_AT_ONCE
+            return failures.TOO_MANY_AT_ONCE
         charge = NOTHING
         if self._tokens is not None:
             # The most that the request may use. What it does not use comes back at its end.
             tokens = fields.most_tokens(size)
             if tokens > self._tokens.limit:
-                return BEYOND_BUDGET.saying(
+                return failures.BEYOND_BUDGET.saying(
                     f"This request may cost {tokens} tokens, and this key has "
                     f"{self._tokens.limit} per minute in all. Ask for fewer with max_tokens."
                 )
             if not self._tokens.take(tokens):
-                return TOKEN_RATE.after(self._tokens.seconds_left)
+                return failures.TOKEN_RATE.after(self._tokens.seconds_left)
             charge = Charge(tokens, self._tokens.end)
         if self._requests is not None and not self._requests.take():
             self._return(charge, 0)
-            return REQUEST_RATE.after(self._requests.seconds_left)
+            return failures.REQUEST_RATE.after(self._requests.seconds_left)
         self.in_flight += 1
         return charge
 

@@ -12,13 +12,10 @@ MOST_BACKENDS = 3
 
 
 class Sender(Protocol):
-    """Has a request to send."""
+    """Has a request to send: is told that the backend ``host`` is connected, or why it is not."""
 
-    def connected(self, host: bytes) -> None:
-        """The connection to the backend ``host`` stands."""
-
-    def retry_or_fail(self, failure: Failure) -> None:
-        """The connection could not be made."""
+    def connected(self, host: bytes) -> None: ...
+    def retry_or_fail(self, failure: Failure) -> None: ...
 
 
 class Attempts:

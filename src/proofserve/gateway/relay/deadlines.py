@@ -43,13 +43,13 @@ def failure_of(stage: Stage, began: float, now: float, timeouts: Timeouts) -> Fa
 
 
 class Watched(Protocol):
-    """What has a deadline."""
+    """Gives up in ``check`` if its deadline has passed, in ``shut_down`` at once.
 
-    def check(self, now: float) -> None:
-        """Give up if the deadline has passed. ``now`` is the loop's clock, seconds."""
+    ``now`` is the loop's clock in seconds.
+    """
 
-    def shut_down(self) -> None:
-        """Give up now: the gateway ends."""
+    def check(self, now: float) -> None: ...
+    def shut_down(self) -> None: ...
 
 
 class Deadlines:
