@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from outbox.support import a_distance_spec, a_spec, artifacts, winners
 from proofserve.cli.main import app
-from proofserve.outbox.schedule import CallbackPolicy, Situation
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 
 SECRET = "http://user:s3cret@hook:9000/t0ken?key=s3cret"  # noqa: S105 - that is the test
@@ -72,7 +72,7 @@ async def _fill(path: Path) -> None:
 async def _attempt(store: SqliteOutbox, round_id: str, first: int, failure: str | None) -> None:
     """Two results, and one attempt to deliver them."""
     await store.record(round_id, first, artifacts(first, first + 1), {})
-    (due,) = (await store.plan(CallbackPolicy(), Situation(flushing=True))).due
+    (due,) = (await store.plan(CallbackPolicy(), flushing=True)).due
     if failure is None:
         await store.acknowledge(due)
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.schedule import CallbackPolicy, Situation
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.records import RoundProgress, StoredResult
@@ -78,7 +78,7 @@ async def test_its_deliveries_go_on_and_what_was_uncut_is_due(old: Path) -> None
 
 async def _due(store: SqliteOutbox) -> tuple[str, int, int, list[int]]:
     """Acknowledge the one delivery that is due; what it was."""
-    (one,) = (await store.plan(CallbackPolicy(), Situation())).due
+    (one,) = (await store.plan(CallbackPolicy())).due
     nonces = nonces_of(json.loads(await store.body(one)))
     await store.acknowledge(one)
     return one.key, one.sequence, one.attempts, nonces

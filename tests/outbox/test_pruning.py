@@ -10,7 +10,7 @@ import pytest
 
 from proofserve.outbox import offline
 from proofserve.outbox.pruning import Pruned
-from proofserve.outbox.schedule import CallbackPolicy, Situation
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.records import RoundProgress
 
@@ -41,7 +41,7 @@ def clock() -> SetClock:
 async def deliver(store: SqliteOutbox, most: int = 1_000_000) -> int:
     """Acknowledge what is due, ``most`` callbacks at most; how many there were."""
     count = 0
-    while count < most and (due := (await store.plan(POLICY, Situation(flushing=True))).due):
+    while count < most and (due := (await store.plan(POLICY, flushing=True)).due):
         for delivery in due[: most - count]:
             await store.acknowledge(delivery)
             count += 1
@@ -72,12 +72,10 @@ async def test_what_is_undelivered_stays_however_old(store: SqliteOutbox, clock:
     await store.open_round(a_spec(url=URL))
     await store.record("r1", 1, artifacts(*range(30)), {})
     await store.enqueue("validated", "http://b", {"n": 1})
-    (first, other) = (await store.plan(POLICY, Situation(flushing=True))).due
+    (first, other) = (await store.plan(POLICY, flushing=True)).due
     await store.fail(first, "HTTP 500: no", None)
     await store.fail(other, "HTTP 500: no", 1.0)
-    (second,) = [
-        one for one in (await store.plan(POLICY, Situation(flushing=True))).due if one.url == URL
-    ]
+    (second,) = [one for one in (await store.plan(POLICY, flushing=True)).due if one.url == URL]
     await store.acknowledge(second)
     await store.close_round("r1")
     clock.now += 1000 * DAY
@@ -150,7 +148,7 @@ async def test_numbers_and_counts_go_on(path: Path, store: SqliteOutbox, clock: 
     clock.now += DAY + 1
     assert await store.prune(DAY) == Pruned(results=2, callbacks=2, rounds=0)
     await store.record("r1", 2, artifacts(11), {})
-    (delivery,) = (await store.plan(POLICY, Situation(flushing=True))).due
+    (delivery,) = (await store.plan(POLICY, flushing=True)).due
     assert delivery.sequence == 3
     (row,) = await store.results(0, 10)
     assert row.seq == 3

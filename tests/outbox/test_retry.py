@@ -7,7 +7,7 @@ import pytest
 
 from proofserve.outbox.offline import writing
 from proofserve.outbox.retry import Choice, retry
-from proofserve.outbox.schedule import CallbackPolicy, Situation
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 
@@ -52,16 +52,16 @@ async def test_what_was_revived_does_not_hold_up_its_round(
 ) -> None:
     await store.open_round(a_spec(url=target.url))
     await store.record("r1", 1, artifacts(3), {})
-    (given_up,) = (await store.plan(POLICY, Situation(flushing=True))).due
+    (given_up,) = (await store.plan(POLICY, flushing=True)).due
     await store.fail(given_up, "no", None)
     await store.record("r1", 2, artifacts(7), {})
-    (waiting,) = (await store.plan(POLICY, Situation(flushing=True))).due
+    (waiting,) = (await store.plan(POLICY, flushing=True)).due
     # Beside one of its round that waits already.
     await asyncio.to_thread(retry_expired, path, clock)
     await store.acknowledge(waiting)
     await store.record("r1", 3, artifacts(11), {})
     # The revived one is due first, and is not in the way of the next.
-    (first,) = (await store.plan(POLICY, Situation(flushing=True))).due
+    (first,) = (await store.plan(POLICY, flushing=True)).due
     assert first.key == given_up.key
     await store.fail(first, "no", 1000.0)
     sender = CallbackSender(store, CallbackPolicy(backoff_longest_s=1e6), clock.sleep)

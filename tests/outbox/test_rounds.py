@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.schedule import CallbackPolicy, Situation
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
@@ -60,12 +60,12 @@ async def test_a_second_round_closes_the_first_and_makes_its_results_due(
 ) -> None:
     await store.open_round(a_spec(url="http://a"))
     await store.record("r1", 1, artifacts(3), {})
-    assert (await store.plan(CallbackPolicy(), Situation())).due == ()
+    assert (await store.plan(CallbackPolicy())).due == ()
     store.news.clear()
     await store.open_round(a_distance_spec())
     assert store.news.is_set()
     assert await store.interrupted() == a_distance_spec()
-    (due,) = (await store.plan(CallbackPolicy(), Situation())).due
+    (due,) = (await store.plan(CallbackPolicy())).due
     assert nonces_of(json.loads(await store.body(due))) == [3]
 
 

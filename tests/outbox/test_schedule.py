@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan
 from proofserve.outbox.store import SqliteOutbox
 
 from .support import a_spec, artifacts, nonces_of
@@ -36,13 +36,13 @@ class TestRounds:
         self, store: SqliteOutbox, clock: HandClock
     ) -> None:
         await store.open_round(a_spec(url=URL))
-        assert await store.plan(POLICY, Situation()) == SendPlan((), None, idle=True)
+        assert await store.plan(POLICY) == SendPlan((), None, idle=True)
         await store.record("r1", 1, artifacts(3), {})
         clock.now += 2.0
         await store.record("r1", 2, artifacts(7), {})
-        assert await store.plan(POLICY, Situation()) == SendPlan((), 3.0, idle=False)
+        assert await store.plan(POLICY) == SendPlan((), 3.0, idle=False)
         clock.now += 3.0
-        plan = await store.plan(POLICY, Situation())
+        plan = await store.plan(POLICY)
         assert [one.sequence for one in plan.due] == [1]
         assert await _nonces(store, plan) == [3, 7]
 
@@ -52,16 +52,16 @@ class TestRounds:
         await store.open_round(a_spec(url=URL))
         await store.record("r1", 1, artifacts(3), {})
         clock.now += 5.0
-        first = await store.plan(POLICY, Situation())
+        first = await store.plan(POLICY)
         await store.record("r1", 2, artifacts(7), {})
         clock.now += 60.0
-        assert (await store.plan(POLICY, Situation())).due == first.due
+        assert (await store.plan(POLICY)).due == first.due
         await store.acknowledge(first.due[0])
-        second = await store.plan(POLICY, Situation())
+        second = await store.plan(POLICY)
         assert await _nonces(store, second) == [7]
         await store.acknowledge(second.due[0])
         await store.record("r1", 3, artifacts(11), {})
-        assert (await store.plan(POLICY, Situation())).wait_s == 5.0
+        assert (await store.plan(POLICY)).wait_s == 5.0
 
     async def test_closing_and_flushing_do_not_wait(self, store: SqliteOutbox) -> None:
         await store.open_round(a_spec("r1", url=URL))
@@ -69,9 +69,9 @@ class TestRounds:
         await store.close_round("r1")
         await store.open_round(a_spec("r2", url=f"{URL}/2"))
         await store.record("r2", 1, artifacts(4), {})
-        closed = await store.plan(POLICY, Situation())
+        closed = await store.plan(POLICY)
         assert await _nonces(store, closed) == [3]
-        flushed = await store.plan(POLICY, Situation(flushing=True))
+        flushed = await store.plan(POLICY, flushing=True)
         assert [one.url for one in flushed.due] == [URL, f"{URL}/2"]
 
     async def test_a_result_that_comes_after_the_close_is_due_too(
@@ -83,7 +83,7 @@ class TestRounds:
         store.news.clear()
         await store.record("r1", 2, artifacts(7), {})
         assert store.news.is_set()
-        assert await _nonces(store, await store.plan(POLICY, Situation())) == [3, 7]
+        assert await _nonces(store, await store.plan(POLICY)) == [3, 7]
 
     async def test_only_the_first_waiting_result_is_news(self, store: SqliteOutbox) -> None:
         await store.open_round(a_spec(url=URL))
@@ -96,21 +96,21 @@ class TestRounds:
         await store.open_round(a_spec())
         await store.record("r1", 1, artifacts(3), {})
         await store.close_round("r1")
-        assert await store.plan(POLICY, Situation(flushing=True)) == SendPlan((), None, idle=True)
+        assert await store.plan(POLICY, flushing=True) == SendPlan((), None, idle=True)
 
     async def test_failures_alone_are_not_sent(self, store: SqliteOutbox) -> None:
         await store.open_round(a_spec(url=URL))
         await store.record("r1", 1, [], {3: "not finite"})
         await store.close_round("r1")
-        assert await store.plan(POLICY, Situation()) == SendPlan((), None, idle=True)
+        assert await store.plan(POLICY) == SendPlan((), None, idle=True)
         await store.record("r1", 2, artifacts(7), {11: "not finite"})
-        assert await _nonces(store, await store.plan(POLICY, Situation())) == [7]
+        assert await _nonces(store, await store.plan(POLICY)) == [7]
 
     async def test_the_body_is_that_of_the_protocol(self, store: SqliteOutbox) -> None:
         await store.open_round(a_spec(url=URL, k_dim=5))
         await store.record("r1", 3, artifacts(3, 11), {7: "not finite"})
         await store.close_round("r1")
-        plan = await store.plan(POLICY, Situation())
+        plan = await store.plan(POLICY)
         body = await store.body(plan.due[0])
         assert (
             body
@@ -137,7 +137,7 @@ class TestRounds:
             await store.record("r1", first + 1, artifacts(*range(first, first + 3_000)), {})
             await store.record("r2", first + 1, artifacts(first), {})
         await store.close_round("r1")
-        assert await _nonces(store, await store.plan(POLICY, Situation())) == list(range(12_000))
+        assert await _nonces(store, await store.plan(POLICY)) == list(range(12_000))
 
 
 @pytest.mark.anyio
@@ -148,7 +148,7 @@ class TestTargets:
         for url in (URL, f"{URL}/", "http://b", f"{URL}//"):
             await store.enqueue("validated", url, {})
         seen = []
-        while due := (await store.plan(POLICY, Situation())).due:
+        while due := (await store.plan(POLICY)).due:
             for one in due:
                 seen.append((one.url, one.sequence))
                 await store.fail(one, "no", None)
@@ -157,7 +157,7 @@ class TestTargets:
     async def test_busy_targets_and_missing_slots_wait(self, store: SqliteOutbox) -> None:
         for name in "abc":
             await store.enqueue("validated", f"http://{name}", {})
-        plan = await store.plan(CallbackPolicy(max_concurrent=2), Situation(frozenset([URL])))
+        plan = await store.plan(CallbackPolicy(max_concurrent=2), frozenset([URL]))
         assert [one.url for one in plan.due] == ["http://b"]
         assert plan.wait_s is None
         assert not plan.idle
@@ -167,14 +167,14 @@ class TestTargets:
     ) -> None:
         await store.enqueue("validated", URL, {"job": 1})
         await store.enqueue("validated", URL, {"job": 2})
-        (first,) = (await store.plan(POLICY, Situation())).due
+        (first,) = (await store.plan(POLICY)).due
         await store.fail(first, "no", 4.0)
-        (second,) = (await store.plan(POLICY, Situation())).due
+        (second,) = (await store.plan(POLICY)).due
         assert await store.body(second) == b'{"job":2}'
         await store.acknowledge(second)
-        assert (await store.plan(POLICY, Situation())).wait_s == 4.0
+        assert (await store.plan(POLICY)).wait_s == 4.0
         clock.now += 4.0
-        (again,) = (await store.plan(POLICY, Situation())).due
+        (again,) = (await store.plan(POLICY)).due
         assert (again.key, again.sequence, again.attempts) == (first.key, 1, 1)
 
     async def test_a_clock_that_is_set_back_does_not_stop_anything(
@@ -184,7 +184,7 @@ class TestTargets:
         await store.record("r1", 1, artifacts(3), {})
         await store.enqueue("validated", "http://b", {})
         clock.now -= 3600.0
-        assert len((await store.plan(POLICY, Situation())).due) == 2
+        assert len((await store.plan(POLICY)).due) == 2
         assert (await store.gauges()).oldest_pending_s == 0.0
 
 
@@ -212,7 +212,7 @@ async def _deliver_all(calls: list[list[int]], most: int) -> None:
                 nonce += len(call)
                 values += done
                 await store.record("r1", nonce, artifacts(*done), failed)
-            while not (plan := await store.plan(policy, Situation(flushing=True))).idle:
+            while not (plan := await store.plan(policy, flushing=True)).idle:
                 bodies.append(await _nonces(store, plan))
                 await store.acknowledge(plan.due[0])
     assert [one for body in bodies for one in body] == values

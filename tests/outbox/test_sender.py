@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
@@ -262,8 +262,10 @@ async def test_drain_flushes_open_rounds_and_gives_up_in_time(
 class SlowPlans(SqliteOutbox):
     """Hands its plans out late, so that the outbox may have changed since."""
 
-    async def plan(self, policy: CallbackPolicy, situation: Situation) -> SendPlan:
-        plan = await super().plan(policy, situation)
+    async def plan(
+        self, policy: CallbackPolicy, busy: frozenset[str] = frozenset(), flushing: bool = False
+    ) -> SendPlan:
+        plan = await super().plan(policy, busy, flushing)
         await asyncio.sleep(0.1)
         return plan
 

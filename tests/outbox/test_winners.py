@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proofserve.outbox import payload
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.records import RoundProgress, StoredResult, Winner
@@ -78,7 +78,7 @@ class TestReaders:
             assert await store.winners("d1", 1000) == stored
             rows = await store.results(0, 1000)
             assert [row.distance for row in rows] == [one.distance for one in stored]
-            sent = (await _body(store, await store.plan(SLOW, Situation())))["dist"]
+            sent = (await _body(store, await store.plan(SLOW)))["dist"]
         assert np.array_equal(np.array(sent, dtype=np.float32), values)
         assert sent == [one.distance for one in stored]
 
@@ -108,7 +108,7 @@ class TestCallbacks:
     async def test_the_body_is_that_of_the_protocol(self, store: SqliteOutbox) -> None:
         await store.open_round(a_distance_spec(url=URL))
         await store.record("d1", 32, [Winner(3, 1.25), Winner(11, 0.5)], {7: "not finite"})
-        assert await _body(store, await store.plan(SLOW, Situation())) == {
+        assert await _body(store, await store.plan(SLOW)) == {
             "public_key": "k3y",
             "block_hash": "b10c",
             "block_height": 77,
@@ -125,7 +125,7 @@ class TestCallbacks:
         for first in range(0, len(everyone), 3000):
             await store.record("d1", first, everyone[first : first + 3000], {})
             await store.record("d0", first, winners(first), {first + 1: "not finite"})
-        body = await _body(store, await store.plan(SLOW, Situation()))
+        body = await _body(store, await store.plan(SLOW))
         assert [Winner(*pair) for pair in zip(body["nonces"], body["dist"], strict=True)] == (
             everyone
         )
@@ -135,15 +135,15 @@ class TestCallbacks:
     ) -> None:
         await store.open_round(a_spec(url=URL))
         await store.record("r1", 1, artifacts(3), {})
-        assert (await store.plan(SLOW, Situation())).due == ()
+        assert (await store.plan(SLOW)).due == ()
         await store.open_round(a_distance_spec(url="http://b"))
-        (closed,) = (await store.plan(SLOW, Situation())).due
+        (closed,) = (await store.plan(SLOW)).due
         await store.acknowledge(closed)
         for index, nonces in enumerate([(3, 7), (11,)], 1):
             store.news.clear()
             await store.record("d1", 32 * index, winners(*nonces), {})
             assert store.news.is_set()
-            plan = await store.plan(SLOW, Situation())
+            plan = await store.plan(SLOW)
             assert [one.sequence for one in plan.due] == [index]
             assert (await _body(store, plan))["nonces"] == list(nonces)
             await store.acknowledge(plan.due[0])
@@ -153,12 +153,12 @@ class TestCallbacks:
     ) -> None:
         await store.open_round(a_distance_spec(url=URL))
         await store.record("d1", 32, winners(3), {})
-        (first,) = (await store.plan(SLOW, Situation())).due
+        (first,) = (await store.plan(SLOW)).due
         await store.record("d1", 64, winners(131), {})
         await store.record("d1", 96, winners(259), {})
-        assert (await store.plan(SLOW, Situation())).due == (first,)
+        assert (await store.plan(SLOW)).due == (first,)
         await store.acknowledge(first)
-        assert (await _body(store, await store.plan(SLOW, Situation())))["nonces"] == [131, 259]
+        assert (await _body(store, await store.plan(SLOW)))["nonces"] == [131, 259]
 
     async def test_a_batch_without_winners_advances_and_sends_nothing(
         self, store: SqliteOutbox
@@ -166,17 +166,17 @@ class TestCallbacks:
         await store.open_round(a_distance_spec(url=URL))
         await store.record("d1", 32, [], {})
         await store.record("d1", 64, [], {131: "not finite"})
-        assert await store.plan(SLOW, Situation()) == SendPlan((), None, idle=True)
+        assert await store.plan(SLOW) == SendPlan((), None, idle=True)
         assert await store.progress("d1") == RoundProgress(64, found=0, failed=1)
         await store.close_round("d1")
-        assert await store.plan(SLOW, Situation(flushing=True)) == SendPlan((), None, idle=True)
+        assert await store.plan(SLOW, flushing=True) == SendPlan((), None, idle=True)
 
     async def test_a_batch_recorded_twice_is_stored_and_sent_once(
         self, store: SqliteOutbox
     ) -> None:
         await store.open_round(a_distance_spec(url=URL))
         await store.record("d1", 32, winners(3, 7), {11: "not finite"})
-        (first,) = (await store.plan(SLOW, Situation())).due
+        (first,) = (await store.plan(SLOW)).due
         before = await store.results(0, 10)
         await store.acknowledge(first)
         # The answer to the first call was lost, so the batch comes again, now with the next one.
@@ -184,7 +184,7 @@ class TestCallbacks:
         rows = await store.results(0, 10)
         assert rows[:3] == before
         assert [row.nonce for row in rows[3:]] == [131]
-        assert (await _body(store, await store.plan(SLOW, Situation())))["nonces"] == [131]
+        assert (await _body(store, await store.plan(SLOW)))["nonces"] == [131]
         assert await store.winners("d1", 10) == winners(3, 7, 131)
         assert await store.progress("d1") == RoundProgress(64, found=3, failed=1)
 

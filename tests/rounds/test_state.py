@@ -2,13 +2,13 @@ import itertools
 
 import pytest
 
-from proofserve.rounds.errors import AlreadyGenerating, NoRound, NotInitialised, OtherProtocol
+from proofserve.rounds.errors import AlreadyGenerating, NotInitialised, OtherProtocol
 from proofserve.rounds.state import Configured, Move, State, step
 
 NEEDS_ROUND = {
     Move.GENERATE: NotInitialised,
     Move.VALIDATE: NotInitialised,
-    Move.JUDGE: NoRound,
+    Move.JUDGE: NotInitialised,
 }
 CONFIGURES = {
     Move.INIT: State.IDLE,

@@ -12,7 +12,7 @@ from endurance import files
 from endurance.files import Account
 from endurance.witness import Witness
 from outbox.support import a_distance_spec, a_spec, winners
-from proofserve.outbox.schedule import CallbackPolicy, Situation
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.receiver.distance_messages import GeneratedWinners
 from proofserve.receiver.messages import Generated, Stamp
@@ -129,7 +129,7 @@ def test_a_result_that_was_shown_must_stay(sides: Sides) -> None:
 def test_what_was_deleted_after_its_delivery_is_only_at_the_receiver(sides: Sides) -> None:
     async def deliver_and_prune() -> None:
         async with await SqliteOutbox.open(sides.outbox) as outbox:
-            while due := (await outbox.plan(CallbackPolicy(), Situation())).due:
+            while due := (await outbox.plan(CallbackPolicy())).due:
                 for delivery in due:
                     await outbox.acknowledge(delivery)
             await outbox.prune(-1.0)

@@ -46,10 +46,8 @@ class Database:
 
         A damaged file is renamed, and a new one is created.
 
-        Raises:
-            NotAnOutbox: the file belongs to something else or to a newer version.
-            OutboxInUse: another server works with it.
-            OutboxUnavailable: it cannot be opened or created.
+        Raises NotAnOutbox (the file belongs to something else or to a newer version), OutboxInUse
+        (another server works with it) and OutboxUnavailable (it cannot be opened or created).
         """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
         loop = asyncio.get_running_loop()
@@ -117,10 +115,9 @@ def hold_lock(path: Path) -> BinaryIO:
 
     A second server would end the round of the first, and send all of its callbacks once more.
 
-    Raises:
-        NotAnOutbox: the file belongs to something else or to a newer version.
-        OutboxInUse: another server holds the lock.
-        OutboxUnavailable: the outbox or its lock file cannot be opened.
+    Raises NotAnOutbox (the file belongs to something else or to a newer version), OutboxInUse
+    (another server holds the lock) and OutboxUnavailable (the outbox or its lock file cannot be
+    opened).
     """
     _require_own(path)
     # SQLite's locks would not do: they end when any file handle of the process on it is closed.

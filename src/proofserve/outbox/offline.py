@@ -35,10 +35,9 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
     Each statement sees the file as it is then, unless the caller begins a transaction.
 
-    Raises:
-        NotAnOutbox: the file belongs to something else or to another version.
-        OutboxUnavailable: it is missing, damaged, or cannot be read. Also at the end, if a server
-            opened the file meanwhile: what was read may not fit together.
+    Raises NotAnOutbox (the file belongs to something else or to another version) and
+    OutboxUnavailable (it is missing or damaged, cannot be read, or a server opened it meanwhile, so
+    that what was read may not fit together).
     """
     before = _look(path)
     *_, in_use = before

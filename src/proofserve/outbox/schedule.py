@@ -1,7 +1,7 @@
 """What the sender does next: a step over the database, at a given moment."""
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from proofserve.outbox import deliveries
 from proofserve.outbox.deliveries import Delivery, Span
@@ -49,15 +49,9 @@ class CallbackPolicy:
     look_again_s: float = 5.0
 
     def __post_init__(self) -> None:
-        for field in ("interval_s", "max_retries"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field} is negative")
-        for field in ("timeout_s", "backoff_first_s", "backoff_longest_s", "look_again_s"):
-            if not getattr(self, field) > 0:
-                raise ValueError(f"{field} is not above 0")
-        for field in ("max_artifacts", "max_concurrent"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is below 1")
+        for field, value in asdict(self).items():
+            if not (value > 0 or (value == 0 and field in {"interval_s", "max_retries"})):
+                raise ValueError(f"{field} is {value}, which is too small")
 
     def pause_s(self, failures: int) -> float:
         """The pause after failure number ``failures`` = 1, 2, ... in a row."""
@@ -65,7 +59,6 @@ class CallbackPolicy:
         return min(self.backoff_first_s * 2.0**doublings, self.backoff_longest_s)
 
     def expires(self, failures: int) -> bool:
-        """Whether a delivery that failed ``failures`` times expires."""
         return 0 < self.max_retries <= failures
 
 
@@ -82,28 +75,24 @@ class SendPlan:
     idle: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What the sender knows in addition to the database.
+def plan(
+    connection: sqlite3.Connection,
+    policy: CallbackPolicy,
+    busy: frozenset[str],
+    flushing: bool,
+    now: float,
+) -> SendPlan:
+    """Cut the round deliveries that are due and choose what to post.
 
     ``busy`` targets are being posted to; ``flushing`` makes every result due at once.
     """
-
-    busy: frozenset[str] = frozenset()
-    flushing: bool = False
-
-
-def plan(
-    connection: sqlite3.Connection, policy: CallbackPolicy, situation: Situation, now: float
-) -> SendPlan:
-    """Cut the round deliveries that are due and choose what to post."""
-    waits = _cut_rounds(connection, policy, situation.flushing, now)
+    waits = _cut_rounds(connection, policy, flushing, now)
     undelivered = bool(waits)
     due: list[Delivery] = []
-    slots = policy.max_concurrent - len(situation.busy)
+    slots = policy.max_concurrent - len(busy)
     for url, at in deliveries.targets(connection):
         undelivered = True
-        if url in situation.busy:
+        if url in busy:
             continue
         wait_s = _until(at, now, policy.backoff_longest_s)
         if wait_s > 0.0:

@@ -9,7 +9,7 @@ import httpx
 
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.post import Outward, new_client, post
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 
@@ -79,8 +79,7 @@ class CallbackSender:
             self._flushing = False
 
     async def _plan(self) -> SendPlan:
-        situation = Situation(frozenset(self._busy), self._flushing)
-        return await self._store.plan(self._policy, situation)
+        return await self._store.plan(self._policy, frozenset(self._busy), self._flushing)
 
     async def _nap(self, foreseen_s: float | None) -> None:
         """Wait for news, until more is due, or until another process may have made more due."""

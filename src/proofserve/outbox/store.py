@@ -13,7 +13,7 @@ from proofserve.outbox import deliveries, payload, pruning, results, schedule
 from proofserve.outbox.database import SCHEMA_VERSION, Database, P, T
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.pruning import Pruned
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan, Situation
+from proofserve.outbox.schedule import CallbackPolicy, SendPlan
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import (
     CompletedJob,
@@ -49,10 +49,8 @@ class SqliteOutbox(Outbox):
     async def open(cls, path: Path, clock: Callable[[], float] = time.time) -> Self:
         """Open or create the file. ``clock`` gives wall-clock seconds.
 
-        Raises:
-            NotAnOutbox: the file belongs to something else or to a newer version.
-            OutboxInUse: another server works with it.
-            OutboxUnavailable: it cannot be opened or created.
+        Raises NotAnOutbox (the file belongs to something else or to a newer version), OutboxInUse
+        (another server works with it) and OutboxUnavailable (it cannot be opened or created).
         """
         return cls(await Database.open(path), clock)
 
@@ -130,9 +128,11 @@ class SqliteOutbox(Outbox):
         """How far the round got, in agreement with its stored rows. ValueError for an unknown."""
         return await self._database.read(results.progress, round_id)
 
-    async def plan(self, policy: CallbackPolicy, situation: Situation) -> SendPlan:
-        """Cut what is due and tell the sender what to post now and how long to wait after it."""
-        return await self._database.write(schedule.plan, policy, situation, self._clock())
+    async def plan(
+        self, policy: CallbackPolicy, busy: frozenset[str] = frozenset(), flushing: bool = False
+    ) -> SendPlan:
+        """What the sender posts now and how long it waits then; see ``schedule.plan``."""
+        return await self._database.write(schedule.plan, policy, busy, flushing, self._clock())
 
     async def body(self, delivery: Delivery) -> bytes:
         """The JSON of a delivery, the same at each attempt."""

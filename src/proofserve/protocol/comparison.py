@@ -28,8 +28,6 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """The vector that a prover publishes for a nonce."""
-
     nonce: int
     vector_b64: str
 

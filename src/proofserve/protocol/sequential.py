@@ -27,8 +27,6 @@ _SLACK = 1e-9
 
 
 class SequentialResult(StrEnum):
-    """The state of the test after the nonces so far."""
-
     HONEST = "honest"
     FRAUD = "fraud"
     UNDECIDED = "undecided"

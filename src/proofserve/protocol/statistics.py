@@ -5,6 +5,7 @@ the test that stops as soon as it is certain.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -107,14 +108,10 @@ def convicting_count(n: int, p_mismatch: float, fraud_threshold: float) -> int |
     _check_probability("fraud_threshold", fraud_threshold)
     if not binomial_tail(n, n, p_mismatch) < fraud_threshold:
         return None
-    low, high = 0, n
-    while low < high:
-        middle = (low + high) // 2
-        if binomial_tail(middle, n, p_mismatch) < fraud_threshold:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    # The tail only falls with the count.
+    return bisect_left(
+        range(n), True, key=lambda count: binomial_tail(count, n, p_mismatch) < fraud_threshold
+    )
 
 
 def power(n: int, p_mismatch: float, fraud_threshold: float, rate: float) -> float:

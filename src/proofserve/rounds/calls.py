@@ -27,8 +27,7 @@ NOT_FINITE = "the model's output for this nonce was not finite"
 def checked(batch: ProofBatch, nonces: Sequence[int], width: int) -> ProofBatch:
     """Return ``batch`` if it has every one of ``nonces`` with finite rows of ``width`` values.
 
-    Raises:
-        EngineFault: it does not; nothing of it may be used.
+    Raises EngineFault if it does not: nothing of it may be used then.
     """
     failed = frozenset(batch.failed)
     expected = tuple(nonce for nonce in nonces if nonce not in failed)
@@ -67,7 +66,6 @@ def artifacts_of(batch: ProofBatch) -> tuple[Artifact, ...]:
 
 
 def failures_of(batch: ProofBatch) -> dict[int, str]:
-    """The nonces without a row, each with the reason."""
     return dict.fromkeys(batch.failed, NOT_FINITE)
 
 
@@ -79,9 +77,7 @@ SHORTEST_DEFERRAL_S = 0.05
 async def ask(session: ProofSession, nonces: Sequence[int], width: int) -> ProofBatch | Deferred:
     """The checked batch of ``nonces``, or ``Deferred``, which takes at least 50 ms.
 
-    Raises:
-        EngineFault: the computation failed, or its answer cannot be used.
-        EngineGone: the engine process is dead.
+    Raises EngineFault (the computation failed, or its answer cannot be used) and EngineGone.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -104,9 +100,8 @@ class ChunkDeadline:
     ) -> ProofBatch:
         """Call ``ask`` until the engine computes the batch or the deadline has passed.
 
-        Raises:
-            EngineFault: the computation failed, or chat deferred it past the deadline.
-            EngineGone: the engine process is dead.
+        Raises EngineFault (the computation failed, or chat deferred it past the deadline) and
+        EngineGone.
         """
         deadline = self.clock() + self.seconds
         while True:
@@ -142,10 +137,8 @@ class SelfCheck:
     async def run(self) -> float:
         """Seconds until the forward had run, including the time that chat and a round took before.
 
-        Raises:
-            ChatBusy: chat deferred it.
-            EngineFault: it failed, or its numbers are not finite.
-            EngineGone: the engine process is dead.
+        Raises ChatBusy (chat deferred it), EngineFault (it failed, or its numbers are not finite)
+        and EngineGone.
         """
         made_by = scheme("artifact-v1")
         seq_len = min(SEQ_LEN, self._engine.engine_info.max_seq_len)

@@ -43,10 +43,8 @@ class Computation:
 
         If a round starts meanwhile, the job gives its lease back and waits for the round's end.
 
-        Raises:
-            EngineFault: a chunk failed, or chat deferred it past the deadline.
-            EngineGone: the engine process is dead.
-            ProtocolError: the claims cannot be judged.
+        Raises EngineFault (a chunk failed, or chat deferred it past the deadline), EngineGone and
+        ProtocolError (the claims cannot be judged).
         """
         if job.validation is not None:
             return await self._totals.judged(self._judge(job, job.validation, started))
@@ -94,9 +92,8 @@ def validate(
 ) -> Verdict:
     """Judge ``claims`` about ``nonces`` by the batches in ``recomputed``.
 
-    Raises:
-        EngineFault: the recomputation is incomplete, so no verdict is possible.
-        ProtocolError: the claims or the test cannot be judged (see ``comparison.compare``).
+    Raises EngineFault (the recomputation is incomplete, so no verdict is possible) and
+    ProtocolError as ``comparison.compare``.
     """
     for batch in recomputed:
         for nonce in batch.failed:
@@ -110,12 +107,6 @@ def validate(
         found = compare(nonces, ours, claims, test.dist_threshold, work.scheme.width)
     except IncompleteRecomputation as error:
         raise EngineFault(f"no verdict is possible: {error}") from error
-    n_mismatch = len(found.mismatches)
-    verdict = judge(n_mismatch, found.n_total, test.p_mismatch, test.fraud_threshold)
-    return Verdict(
-        n_total=found.n_total,
-        n_mismatch=n_mismatch,
-        mismatch_nonces=tuple(mismatch.nonce for mismatch in found.mismatches),
-        p_value=verdict.p_value,
-        fraud_detected=verdict.fraud_detected,
-    )
+    verdict = judge(found.n_mismatch, found.n_total, test.p_mismatch, test.fraud_threshold)
+    nonces = found.mismatch_nonces
+    return Verdict(found.n_total, found.n_mismatch, nonces, verdict.p_value, verdict.fraud_detected)

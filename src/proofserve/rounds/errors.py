@@ -17,10 +17,6 @@ class NotInitialised(Refused):
     """No round of the distance protocol is configured."""
 
 
-class NoRound(Refused):
-    """No round of the distance protocol is configured, so claims cannot be judged."""
-
-
 class OtherProtocol(Refused):
     """The configured round is of the artifact protocol, which has no such call."""
 

@@ -5,6 +5,7 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
@@ -45,8 +46,7 @@ class JobQueue:
     def submit(self, job: Job) -> str:
         """Queue ``job`` and return its id, under which ``result`` finds it.
 
-        Raises:
-            QueueFull: too many nonces wait; nothing was queued.
+        Raises QueueFull if too many nonces wait.
         """
         self._admission.admit(len(job.nonces))
         entry = _QueuedJob(str(uuid.uuid4()), job, self._places_in_order.join())
@@ -61,11 +61,8 @@ class JobQueue:
 
         ``cancel`` does not end it; cancelling the caller does.
 
-        Raises:
-            QueueFull: too many nonces wait.
-            EngineFault: a chunk failed, or chat deferred it past the deadline.
-            EngineGone: the engine process is dead.
-            ProtocolError: the claims cannot be judged.
+        Raises QueueFull (too many nonces wait), EngineFault (a chunk failed, or chat deferred it
+        past the deadline), EngineGone and ProtocolError (the claims cannot be judged).
         """
         with self._admission.admitted(len(job.nonces)):
             place = self._places_in_order.join()
@@ -80,7 +77,7 @@ class JobQueue:
         entry = self._entries.get(request_id)
         if entry is None or entry.expired(self._clock()):
             raise UnknownJob(f"Request {request_id} not found")
-        return entry.view()
+        return entry.view
 
     async def cancel(self, grace_s: float) -> None:
         """Cancel the submitted jobs that wait or run. Results of ended jobs stay."""
@@ -127,13 +124,14 @@ class JobQueue:
         timer = asyncio.get_running_loop().call_later(ttl, self._forget, entry.request_id)
         entry.settle(task, self._clock() + ttl, timer)
         self._ended[entry.request_id] = entry
-        self._ended_nonces += len(entry.job.nonces)
+        count = len(entry.job.nonces)
+        self._ended_nonces += count
         while self._too_many_ended():
             self._forget(next(iter(self._ended)))
-        view = entry.view()
-        text = "job %s of %d nonces: %s"
+        view = entry.view
         known = {"request_id": view.request_id}
-        _logger.info(text, view.request_id, len(view.job.nonces), _end_of(view), extra=known)
+        how = view.state.value if view.error is None else f"{view.state.value}: {view.error}"
+        _logger.info("job %s of %d nonces: %s", *(view.request_id, count, how), extra=known)
 
     def _too_many_ended(self) -> bool:
         """Whether the oldest result must go. The newest stays: no client could have read it yet."""
@@ -149,10 +147,6 @@ class JobQueue:
             entry.forget_expiry()
 
 
-def _end_of(view: JobView) -> str:
-    return view.state.value if view.error is None else f"{view.state.value}: {view.error}"
-
-
 class _QueuedJob:
     task: "asyncio.Task[Outcome]"
 
@@ -160,16 +154,14 @@ class _QueuedJob:
         self.request_id = request_id
         self.job = job
         self.place = place
+        self.view = JobView(request_id, JobState.QUEUED, job, outcome=None, error=None)
         self.storing = False
         self.cancel_ordered = False
-        self._state = JobState.QUEUED
-        self._outcome: Outcome | None = None
-        self._error: str | None = None
         self._expires_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._state = JobState.RUNNING
+        self.view = replace(self.view, state=JobState.RUNNING)
 
     def cancel(self) -> None:
         """Cancel the job, but not while its callback is being stored.
@@ -187,12 +179,11 @@ class _QueuedJob:
         self._expires_at = expires_at
         self._timer = timer
         if task.cancelled():
-            self._state = JobState.CANCELLED
-            return
-        self._error = reason_of(task)
-        if self._error is None:
-            self._outcome = task.result()
-        self._state = JobState.COMPLETED if self._error is None else JobState.FAILED
+            self.view = replace(self.view, state=JobState.CANCELLED)
+        elif error := reason_of(task):
+            self.view = replace(self.view, state=JobState.FAILED, error=error)
+        else:
+            self.view = replace(self.view, state=JobState.COMPLETED, outcome=task.result())
 
     def expired(self, now: float) -> bool:
         return self._expires_at is not None and now >= self._expires_at
@@ -200,9 +191,6 @@ class _QueuedJob:
     def forget_expiry(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-    def view(self) -> JobView:
-        return JobView(self.request_id, self._state, self.job, self._outcome, self._error)
 
 
 class WaitQueue:

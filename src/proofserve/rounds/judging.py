@@ -34,12 +34,9 @@ class Judging:
     async def run(self, spec: RoundSpec, target: Target, claims: DistanceClaims) -> DistanceVerdict:
         """Judge ``claims`` by the parameters of the round ``spec`` and the prover's public key.
 
-        Raises:
-            OtherRound: the claims are about another block.
-            QueueFull: too many nonces wait for the engine.
-            EngineFault: the recomputation is incomplete, or chat deferred it past the deadline.
-            EngineGone: the engine process is dead.
-            ProtocolError: the claims cannot be judged (see ``comparison.compare_distances``).
+        Raises OtherRound (the claims are about another block), QueueFull (too many nonces wait for
+        the engine), EngineFault (the recomputation is incomplete, or chat deferred it past the
+        deadline), EngineGone and ProtocolError (as ``comparison.compare_distances``).
         """
         _require_same_block(spec, claims)
         return await self._totals.judged(self._recompute(spec, target, claims))

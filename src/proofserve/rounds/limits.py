@@ -72,7 +72,6 @@ class NonceLimit:
 
     @contextmanager
     def admitted(self, nonces: int) -> Iterator[None]:
-        """Count ``nonces`` for the length of a context. Raises QueueFull."""
         self.admit(nonces)
         try:
             yield

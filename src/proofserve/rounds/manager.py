@@ -83,11 +83,8 @@ class RoundManager:
     async def start(self, spec: RoundSpec) -> None:
         """Configure ``spec`` and generate; jobs wait until the round ends.
 
-        Raises:
-            AlreadyGenerating: a round runs.
-            LaneUnset: ``spec`` has no node number and node count.
-            OutboxUnavailable: the round could not be stored.
-            In each of these cases nothing has changed.
+        Raises AlreadyGenerating (a round runs), LaneUnset (``spec`` has no node number and node
+        count) and OutboxUnavailable (the round could not be stored). Nothing has changed then.
         """
         async with self._changing:
             self._step(Move.START)
@@ -102,9 +99,7 @@ class RoundManager:
     async def generate(self) -> None:
         """Let the configured round generate from where it stopped; no change if it generates.
 
-        Raises:
-            NotInitialised, OtherProtocol: no distance round is configured.
-            LaneUnset, OutboxUnavailable: as in ``start``.
+        Raises NotInitialised, OtherProtocol, and LaneUnset and OutboxUnavailable as ``start``.
         """
         async with self._changing:
             target = self._step(Move.GENERATE)
@@ -112,11 +107,7 @@ class RoundManager:
                 await self._begin(self._round)
 
     async def validate(self) -> None:
-        """Let the configured round judge claims; it stops generating first.
-
-        Raises:
-            NotInitialised, OtherProtocol: no distance round is configured.
-        """
+        """Let the round judge claims, no longer generate. Raises NotInitialised, OtherProtocol."""
         async with self._changing:
             target = self._step(Move.VALIDATE)
             await self._end_generation(close=True)
@@ -127,10 +118,8 @@ class RoundManager:
     async def judge(self, claims: DistanceClaims) -> DistanceVerdict:
         """Recompute ``claims`` by the configured round. In VALIDATING the verdict is also sent.
 
-        Raises:
-            NoRound, OtherProtocol: no distance round is configured.
-            OutboxUnavailable: the callback could not be stored; nothing was counted.
-            Further errors as in ``Judging.run``.
+        Raises NotInitialised, OtherProtocol, OutboxUnavailable (the callback could not be stored;
+        nothing was counted) and as ``Judging.run``.
         """
         self._step(Move.JUDGE)
         configured = self._round
@@ -178,12 +167,7 @@ class RoundManager:
         return self._jobs.result(request_id)
 
     async def engine_gauges(self) -> EngineGauges:
-        """The engine's counters.
-
-        Raises:
-            EngineGone: the engine process is dead.
-            EngineFault: the engine did not answer in time.
-        """
+        """Raises EngineGone and EngineFault (the engine did not answer in time)."""
         seconds = self._limits.engine_answer_s
         try:
             async with asyncio.timeout(seconds):

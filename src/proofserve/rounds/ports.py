@@ -27,9 +27,7 @@ class ProofSession(Protocol):
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
         """Compute the proofs of ``nonces``. Calls may overlap; the engine runs them in order.
 
-        Raises:
-            EngineFault: the computation failed; the engine still runs.
-            EngineGone: the engine process is dead.
+        Raises EngineFault (the computation failed; the engine still runs) and EngineGone.
         """
         ...
 
@@ -55,9 +53,7 @@ class MeasurableEngine(Protocol):
     async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
         """Time ``forwards`` forwards of ``nonces`` back to back; chat waits for all of them.
 
-        Raises:
-            EngineFault: a forward failed; the engine still runs.
-            EngineGone: the engine process is dead.
+        Raises EngineFault (a forward failed; the engine still runs) and EngineGone.
         """
         ...
 
@@ -82,9 +78,8 @@ class Outbox(Protocol):
     ) -> None:
         """Store findings, failures (nonce to reason) and the lane's progress in one transaction.
 
-        Raises:
-            OutboxUnavailable: nothing was stored (the disk is full, for example); the same call may
-                be tried again.
+        Raises OutboxUnavailable (the disk is full, for example): nothing was stored, and the same
+        call may be tried again.
         """
         ...
 

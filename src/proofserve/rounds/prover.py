@@ -44,10 +44,8 @@ class Prover:
     async def next(self) -> Finished:
         """The next batch of the lane; later calls are already in flight.
 
-        Raises:
-            EngineFault: the batch failed ``max_faults`` times in a row.
-            EngineGone: the engine process is dead.
-            ProtocolError: the lane has no further nonces.
+        Raises EngineFault (the batch failed ``max_faults`` times in a row), EngineGone and
+        ProtocolError (the lane has no further nonces).
         """
         while len(self._in_flight) < self._limits.depth:
             self._in_flight.append(asyncio.create_task(self._prove(self._start)))

@@ -45,12 +45,8 @@ class Recorder:
         self._room = asyncio.Event()
         self._room.set()
         self._closing = asyncio.Event()
-        self._trouble: str | None = None
-
-    @property
-    def trouble(self) -> str | None:
-        """Why the last attempt to store failed; None if it did not."""
-        return self._trouble
+        # Why the last attempt to store failed; None if it did not.
+        self.trouble: str | None = None
 
     @property
     def unstored_nonces(self) -> int:
@@ -88,7 +84,7 @@ class Recorder:
             try:
                 await self._outbox.record(self._round_id, batches[-1].next_index, findings, failed)
             except OutboxUnavailable as error:
-                self._trouble = f"outbox: {error}"
+                self.trouble = f"outbox: {error}"
                 if last_try:
                     return False
                 await self._pause()
@@ -97,7 +93,7 @@ class Recorder:
             return True
 
     def _settle(self, batches: tuple[Finished, ...]) -> None:
-        self._trouble = None
+        self.trouble = None
         for batch in batches:
             self._waiting.popleft()
             self._counters.done(batch.processed, len(batch.findings), len(batch.failed))

@@ -182,8 +182,6 @@ Outcome = Proofs | Verdict
 
 @dataclass(frozen=True, slots=True)
 class CompletedJob:
-    """A queued job with its outcome, for its callback."""
-
     request_id: str
     job: Job
     outcome: Outcome

@@ -4,18 +4,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from proofserve.rounds.errors import (
-    AlreadyGenerating,
-    NoRound,
-    NotInitialised,
-    OtherProtocol,
-    Refused,
-)
+from proofserve.rounds.errors import AlreadyGenerating, NotInitialised, OtherProtocol, Refused
 
 
 class State(StrEnum):
-    """What a node is doing about rounds."""
-
     IDLE = "IDLE"
     """No round runs: none is configured, or the configured one has not started."""
     GENERATING = "GENERATING"
@@ -72,7 +64,7 @@ _NEEDS_ROUND: Mapping[Move, Refused] = MappingProxyType(
     {
         Move.GENERATE: NotInitialised("PoC not initialized"),
         Move.VALIDATE: NotInitialised("PoC not initialized"),
-        Move.JUDGE: NoRound("No round configured"),
+        Move.JUDGE: NotInitialised("No round configured"),
     }
 )
 
