@@ -1,36 +1,30 @@
 """``proofserve calibrate noise``: which threshold tells rounding from fraud."""
 
-import json as json_format
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from proofserve.cli.model import Checkpoint, checkpoint_named
-from proofserve.cli.options import ApiKey
-from proofserve.cli.recompute import (
-    ComparedEngine,
-    ComparedFile,
-    ComparedNode,
-    ComparedReference,
-    ComparisonTask,
-    engine_named,
-)
+from proofserve.cli.options import ApiKey, Device, ForwardBatch, Json, Png, StrongerRng
+from proofserve.cli.recompute import ComparedEngine, ComparisonTask, engine_named
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.calibrate.calibration_file import FORMAT, CalibrationFile, checkpoint_shape
 from proofserve.lab.calibrate.histogram import write_noise
-from proofserve.lab.calibrate.noise import Noise, Pairs, pairs_of, require_enough
+from proofserve.lab.calibrate.noise import Noise, pairs_of, require_enough
 from proofserve.lab.calibrate.noise import noise as noise_of
 from proofserve.lab.calibrate.noise_report import noise_report
 from proofserve.lab.calibrate.simulation import simulated_trials
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
+from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
 from proofserve.lab.verify.claimed import ClaimedArtifacts, completed, to_file, workload
+from proofserve.protocol.comparison import Claim
 
 ONE, OTHER = "reference:float32", "vllm"
 DEFAULT_MODELS = ("qwen", "llama")
@@ -81,14 +75,12 @@ def noise(
     scheme: Annotated[
         str | None, typer.Option(help="artifact-v1, or artifact-v1-layers, or the file's.")
     ] = None,
-    stronger_rng: Annotated[bool, typer.Option(help="With artifact-v1-layers.")] = False,
+    stronger_rng: StrongerRng = False,
     api_key: ApiKey = None,
-    device: Annotated[str, typer.Option(help="Of a reference engine: cpu or cuda.")] = "cpu",
-    forward_batch: Annotated[int, typer.Option(help="Nonces per forward.", min=1)] = 8,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write figures and distances to this file.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option("--png", help="Draw histograms to this file.")] = None,
+    device: Device = "cpu",
+    forward_batch: ForwardBatch = 8,
+    json: Json = None,
+    png: Png = None,
 ) -> None:
     """How far are two honest engines apart, and which dist_threshold suits them?
 
@@ -108,9 +100,10 @@ def noise(
     proofserve calibrate noise qwen --other there.json
     """
     with open_session() as session:
-        engines = _engines(one, other, save)
+        alone = other is None and save is not None
+        engines = [engine_named(name) for name in ([one] if alone else [one, other or OTHER])]
         claimed = completed(_to_compute(engines, nonces, seq_len, k_dim), seq_len, k_dim, scheme)
-        if len(engines) == 2:
+        if not alone:
             # Too few nonces are refused now rather than after they were computed.
             require_enough(len(claimed.nonces), rate)
         elif json or png or out:
@@ -123,11 +116,9 @@ def noise(
             computed = [engine.artifacts(task, session) for engine in engines]
             if save is not None:
                 to_file(save, claimed, computed[0])
-                session.console.print(f"artifacts of {engines[0].name} written to {save}")
-            if len(engines) == 2:
-                pairs = pairs_of(computed[0], computed[1], work.scheme.width)
-                title, setup = _title(engines, model), _setup(task, engines)
-                results.append(_measure(title, pairs, rate, setup, session))
+                session.console.print(f"artifacts of {one} written to {save}")
+            if not alone:
+                results.append(_measure(task, engines, computed, rate, session))
         _write(results, json, png, session)
         if out is not None and results[0].report.passed:
             _calibration(name, task, engines, results[0].found).write(out)
@@ -136,21 +127,16 @@ def noise(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _engines(one: str, other: str | None, save: Path | None) -> list[ComparedEngine]:
-    alone = other is None and save is not None
-    return [engine_named(one)] if alone else [engine_named(one), engine_named(other or OTHER)]
-
-
 def _to_compute(
     engines: Sequence[ComparedEngine], nonces: int | None, seq_len: int | None, k_dim: int | None
 ) -> ClaimedArtifacts:
     """The block, key and nonces to compute: those of the files, or our own."""
-    saved = [engine.claimed for engine in engines if isinstance(engine, ComparedFile)]
+    saved = [engine.claimed for engine in engines if engine.claimed is not None]
     if not saved:
         numbers = tuple(range(nonces or NONCES))
-        work = Work("", seq_len=seq_len or SEQ_LEN, k_dim=k_dim or K_DIM)
+        ours = Work("")
         return ClaimedArtifacts(
-            work.block_hash, work.public_key, numbers, (), k_dim=work.k_dim, seq_len=work.seq_len
+            ours.block_hash, ours.public_key, numbers, (), k_dim or K_DIM, seq_len or SEQ_LEN
         )
     for field in ("block_hash", "public_key", "k_dim", "seq_len", "scheme"):
         if len({getattr(each, field) for each in saved} - {None}) > 1:
@@ -184,8 +170,8 @@ def _name(
     if len(models) != 1:
         raise LabError("--out is about one model; name it")
     for engine in engines:
-        if isinstance(engine, ComparedNode):
-            with NodeClient(engine.name, api_key) as node:
+        if engine.url is not None:
+            with NodeClient(engine.url, api_key) as node:
                 return node.models()[0]
     if models[0] is None:
         raise LabError("--out: the files do not say of which model they are; compare an engine")
@@ -198,7 +184,6 @@ def _calibration(
     """What was measured, for a file. Raises LabError if there was no noise to measure."""
     if not found.dist_threshold:
         raise LabError("the engines gave the same vectors, which measures no noise; name another")
-    dtypes = [engine.dtype for engine in engines if isinstance(engine, ComparedReference)]
     scheme = task.work.scheme.to_wire()
     return CalibrationFile(
         format=FORMAT,
@@ -209,7 +194,7 @@ def _calibration(
         stronger_rng=bool(scheme["stronger_rng"]),
         seq_len=task.work.seq_len,
         k_dim=task.work.scheme.width,
-        dtype=dtypes[0] if dtypes else None,
+        dtype=engines[0].dtype or engines[1].dtype,
         engines=(engines[0].name, engines[1].name),
         nonces=len(task.nonces),
         quantiles=found.quantiles,
@@ -219,28 +204,28 @@ def _calibration(
     )
 
 
-def _title(engines: Sequence[ComparedEngine], model: Checkpoint | None) -> str:
-    pair = " against ".join(engine.name for engine in engines)
-    return f"{model.name}: {pair}" if model is not None else pair
-
-
-def _setup(task: ComparisonTask, engines: Sequence[ComparedEngine]) -> dict[str, Any]:
-    return {
+def _measure(
+    task: ComparisonTask,
+    engines: Sequence[ComparedEngine],
+    computed: Sequence[Sequence[Claim]],
+    rate: float,
+    session: CommandSession,
+) -> NoiseResult:
+    """Find the threshold, simulate verifications of honest provers by it, and show both."""
+    one, other = engines
+    setup = {
         "model": task.model.name if task.model is not None else None,
-        "one": engines[0].name,
-        "other": engines[1].name,
+        "one": one.name,
+        "other": other.name,
         "nonces": len(task.nonces),
         "seq_len": task.work.seq_len,
         "scheme": task.work.scheme.to_wire(),
         "device": task.device,
         "forward_batch": task.forward_batch,
     }
-
-
-def _measure(
-    title: str, pairs: Pairs, rate: float, setup: Mapping[str, Any], session: CommandSession
-) -> NoiseResult:
-    """Find the threshold, simulate verifications of honest provers by it, and show both."""
+    of_model = f"{task.model.name}: " if task.model is not None else ""
+    title = f"{of_model}{one.name} against {other.name}"
+    pairs = pairs_of(computed[0], computed[1], task.work.scheme.width)
     found = noise_of(pairs.distances, rate)
     with session.interrupts.allowed():
         trials = simulated_trials(title, pairs, found, session.line)
@@ -256,8 +241,7 @@ def _write(
     if json is not None:
         reports = {result.title: result.report.json() for result in results}
         passed = all(result.report.passed for result in results)
-        text = json_format.dumps({"passed": passed, "pairs": reports}, indent=2)
-        json.write_text(text + "\n", encoding="utf-8")
+        write_json(json, {"passed": passed, "pairs": reports})
         session.console.print(f"figures written to {json}")
     if png is not None:
         write_noise({result.title: result.found for result in results}, png)

@@ -30,6 +30,11 @@ Models = Annotated[
     list[str] | None,
     typer.Option("--models", help="Small models to serve: qwen llama gemma, one or several."),
 ]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+Png = Annotated[Path | None, typer.Option("--png", help="Draw histograms to this file.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+ForwardBatch = Annotated[int, typer.Option(help="Nonces per forward.", min=1)]
+StrongerRng = Annotated[bool, typer.Option(help="With artifact-v1-layers.")]
 DistThreshold = Annotated[
     float | None,
     typer.Option(help="L2 distance beyond which a vector is a mismatch, measured for this model."),

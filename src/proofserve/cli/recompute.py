@@ -1,9 +1,9 @@
 """Vectors of our own: from a checkpoint, a server that we start, a running node, or a file."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
@@ -146,138 +146,72 @@ class ComparisonTask:
     forward_batch: int
     api_key: str | None = field(default=None, repr=False)
 
-    def checkpoint(self, engine: str) -> Checkpoint:
-        """The model. Raises LabError if none was named."""
-        if self.model is None:
-            raise LabError(f"{engine} needs a model; name one of ours, or a checkpoint's folder")
-        return self.model
 
+@dataclass(frozen=True, slots=True)
+class ComparedEngine:
+    """One of the two engines whose vectors ``calibrate noise`` compares, as ``name`` says it.
 
-class ComparedEngine(Protocol):
-    """One of the two engines whose vectors ``calibrate noise`` compares."""
+    Plain transformers in ``dtype``, a vLLM server of ours on ``ranks`` devices, the node ``url``,
+    or the file ``claimed`` of another machine, which decides what the other engine computes. All
+    other fields are None.
+    """
 
-    @property
-    def name(self) -> str:
-        """As the command line names it."""
-        ...
+    name: str
+    dtype: str | None = None
+    ranks: int | None = None
+    url: str | None = None
+    claimed: ClaimedArtifacts | None = None
 
     @property
     def needs_model(self) -> bool:
         """Whether it computes from a checkpoint on this machine."""
-        ...
+        return self.dtype is not None or self.ranks is not None
 
     def artifacts(self, task: ComparisonTask, session: CommandSession) -> list[Claim]:
         """An artifact for each nonce, in order. Raises the errors that ``open_session`` prints."""
-        ...
+        if self.claimed is not None:
+            wanted = set(task.nonces)
+            return [claim for claim in self.claimed.claims if claim.nonce in wanted]
+        with self._running(task, session) as compute:
+            calls = chunks(task.nonces, AT_ONCE)
+            session.line.step(f"{self.name}: {len(task.nonces)} nonces", len(calls))
+            claims: list[Claim] = []
+            for nonces in calls:
+                claims += compute(nonces)
+                session.line.advance()
+            return claims
 
-
-@dataclass(frozen=True, slots=True)
-class ComparedReference:
-    """Plain transformers with weights and arithmetic of ``dtype``."""
-
-    dtype: str
-    needs_model = True
-
-    @property
-    def name(self) -> str:
-        """``reference:DTYPE``."""
-        return f"reference:{self.dtype}"
-
-    def artifacts(self, task: ComparisonTask, session: CommandSession) -> list[Claim]:
-        """Computed in this process."""
-        model = task.checkpoint(self.name)
-        session.line.step(f"loading {model.name} as {self.dtype}")
-        with session.interrupts.allowed():
-            compute = by_checkpoint(
-                task.work, model.folder, self.dtype, task.device, task.forward_batch
-            )
-            return _in_steps(self.name, compute, task, session)
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedVllm:
-    """A vLLM server on ``ranks`` devices, started as ``check`` and ``bench`` start it."""
-
-    ranks: int
-    needs_model = True
-
-    @property
-    def name(self) -> str:
-        """``vllm``, or ``vllm:tpN`` on several ranks."""
-        return "vllm" if self.ranks == 1 else f"vllm:tp{self.ranks}"
-
-    def artifacts(self, task: ComparisonTask, session: CommandSession) -> list[Claim]:
-        """Computed by a server that ends with this call."""
-        model = task.checkpoint(self.name)
-        deployment = ServerOptions(
-            model.folder,
-            model.name,
-            task.forward_batch,
-            scheme=task.work.scheme.name,
-            ranks=self.ranks,
-        )
-        with serving(deployment, session) as node:
-            return _in_steps(self.name, by_node(task.work, node, model.name), task, session)
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedNode:
-    """A server that runs already; ``name`` is its URL."""
-
-    name: str
-    needs_model = False
-
-    def artifacts(self, task: ComparisonTask, session: CommandSession) -> list[Claim]:
-        """Computed by the node's ``/generate``."""
-        with existing_server(self.name, task.api_key, session) as node:
-            compute = by_node(task.work, node, node.models()[0])
-            return _in_steps(self.name, compute, task, session)
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedFile:
-    """What another machine computed, in the file ``name``; it decides what the other computes."""
-
-    name: str
-    claimed: ClaimedArtifacts
-    needs_model = False
-
-    def artifacts(
-        self,
-        task: ComparisonTask,
-        session: CommandSession,  # noqa: ARG002 - nothing to do
-    ) -> list[Claim]:
-        """Those of the task's nonces."""
-        wanted = set(task.nonces)
-        return [claim for claim in self.claimed.claims if claim.nonce in wanted]
+    @contextmanager
+    def _running(self, task: ComparisonTask, session: CommandSession) -> Iterator[Compute]:
+        work, model = task.work, task.model
+        if self.url is not None:
+            with existing_server(self.url, task.api_key, session) as node:
+                yield by_node(work, node, node.models()[0])
+        elif model is None:
+            raise LabError(f"{self.name} needs a model; name one of ours, or a checkpoint's folder")
+        elif self.ranks is not None:
+            options = ServerOptions(model.folder, model.name, task.forward_batch)
+            options = replace(options, scheme=work.scheme.name, ranks=self.ranks)
+            with serving(options, session) as node:
+                yield by_node(work, node, model.name)
+        else:
+            session.line.step(f"loading {model.name} as {self.dtype}")
+            with session.interrupts.allowed():
+                yield by_checkpoint(work, model.folder, self.dtype, task.device, task.forward_batch)
 
 
 def engine_named(name: str) -> ComparedEngine:
     """The engine that ``name`` stands for. Raises LabError, also for a file without artifacts."""
     kind, _, detail = name.partition(":")
     if name.startswith(("http://", "https://")):
-        return ComparedNode(name)
+        return ComparedEngine(name, url=name)
     if kind == "reference" and detail in DTYPES:
-        return ComparedReference(detail)
-    if name == "vllm":
-        return ComparedVllm(1)
-    ranks = detail.removeprefix("tp")
-    if kind == "vllm" and detail.startswith("tp") and ranks.isdecimal():
+        return ComparedEngine(name, dtype=detail)
+    ranks = "1" if name == "vllm" else detail.removeprefix("tp")
+    if name == "vllm" or (name.startswith("vllm:tp") and ranks.isdecimal()):
         if not 1 <= int(ranks) <= MOST_RANKS:
             raise LabError(f"{name}: {ranks} ranks are outside 1..{MOST_RANKS}")
-        return ComparedVllm(int(ranks))
+        return ComparedEngine(name, ranks=int(ranks))
     if not Path(name).is_file():
         raise LabError(f"{name!r} is no engine and no file; choose from {ENGINES}")
-    return ComparedFile(name, read_file(Path(name), Selection()))
-
-
-def _in_steps(
-    name: str, compute: Compute, task: ComparisonTask, session: CommandSession
-) -> list[Claim]:
-    calls = chunks(task.nonces, AT_ONCE)
-    session.line.step(f"{name}: {len(task.nonces)} nonces", len(calls))
-    claims: list[Claim] = []
-    for nonces in calls:
-        claims += compute(nonces)
-        session.line.advance()
-    return claims
+    return ComparedEngine(name, claimed=read_file(Path(name), Selection()))
