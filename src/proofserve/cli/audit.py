@@ -1,6 +1,5 @@
 """``proofserve audit``: would validators notice a node that saves work?"""
 
-import json as json_format
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,13 +8,22 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proofserve.cli.options import Calibration, DistThreshold, PMismatch
+from proofserve.cli.options import (
+    Calibration,
+    Device,
+    DistThreshold,
+    ForwardBatch,
+    Json,
+    PMismatch,
+    StrongerRng,
+)
 from proofserve.cli.session import EXIT_FAILED, EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.lab.audit.audit import audit
 from proofserve.lab.audit.audit_page import write_page
-from proofserve.lab.audit.audit_report import PASSED_COLOURS, AuditReport
+from proofserve.lab.audit.audit_report import AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
+from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.verify.claimed import artifact_scheme
 from proofserve.rounds.records import Workload
@@ -52,18 +60,16 @@ def command(
     seq_len: Annotated[int, typer.Option(help="Tokens per nonce.", min=2)] = 256,
     k_dim: Annotated[int, typer.Option(help="Values per vector.", min=1)] = 12,
     scheme: Annotated[str, typer.Option(help="artifact-v1 or artifact-v1-layers.")] = "artifact-v1",
-    stronger_rng: Annotated[bool, typer.Option(help="With artifact-v1-layers.")] = False,
+    stronger_rng: StrongerRng = False,
     dtype: Annotated[
         str | None, typer.Option(help="The prover's: bfloat16, ...; the checkpoint's if unset.")
     ] = None,
     validator_dtype: Annotated[
         str, typer.Option(help="The validator's; another than the prover's shows rounding.")
     ] = "float32",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    forward_batch: Annotated[int, typer.Option(help="Nonces per forward.", min=1)] = 8,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file.")
-    ] = None,
+    device: Device = "cpu",
+    forward_batch: ForwardBatch = 8,
+    json: Json = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page to publish to this file.")
     ] = None,
@@ -91,9 +97,8 @@ def command(
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
-        rule = ConvictionRule(
-            threshold.dist_threshold, threshold.p_mismatch, alpha, power, max_nonces
-        )
+        limit, p_honest = threshold.dist_threshold, threshold.p_mismatch
+        rule = ConvictionRule(limit, p_honest, alpha, power, max_nonces)
         setup = AuditSetup(
             model=model,
             scheme=artifact_scheme(scheme, k_dim, stronger_rng),
@@ -104,9 +109,9 @@ def command(
             forward_batch=forward_batch,
             other=other,
         )
+        work = Workload(setup.scheme, "", "", seq_len)
+        threshold.require(work, [model.name], checkpoint_shape(model))
         if threshold.calibration is not None:
-            work = Workload(setup.scheme, "", "", seq_len)
-            threshold.calibration.require(work, [model.name], checkpoint_shape(model))
             threshold.calibration.validator_dtype(validator_dtype)
         count = nonces or (QUICK_NONCES if quick else NONCES)
         session.line.step(f"loading {model}")
@@ -116,7 +121,10 @@ def command(
         report = AuditReport(found, deployment.price, facts, machine())
         # Shown before it is written: a file that cannot be written loses nothing.
         _show(session.console, report)
-        _write(report, json, html)
+        if json is not None:
+            write_json(json, report.json())
+        if html is not None:
+            write_page(report, html)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
 
 
@@ -136,16 +144,9 @@ def _facts(setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]
     }
 
 
-def _write(report: AuditReport, json: Path | None, html: Path | None) -> None:
-    if json is not None:
-        json.write_text(json_format.dumps(report.json(), indent=2) + "\n", encoding="utf-8")
-    if html is not None:
-        write_page(report, html)
-
-
 def _show(console: Console, report: AuditReport) -> None:
     console.print(report.table())
     for sentence in (*report.missed, report.rule, report.shortcuts):
         console.print(sentence, markup=False, soft_wrap=True)
-    colour = PASSED_COLOURS[report.audit.passed]
+    colour = "green" if report.audit.passed else "red"
     console.print(report.audit.verdict, style=f"bold {colour}", markup=False, soft_wrap=True)

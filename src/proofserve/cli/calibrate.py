@@ -1,6 +1,5 @@
 """``proofserve calibrate``: which parameters suit a deployed model."""
 
-import json as json_format
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ import typer
 
 from proofserve.cli.model import SmallModel, checkpoint, independent
 from proofserve.cli.noise import noise
-from proofserve.cli.options import SEVERAL, ApiKey, Models, Name, SeqLen, Url, chosen
+from proofserve.cli.options import SEVERAL, ApiKey, Json, Models, Name, Png, SeqLen, Url, chosen
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.calibrate.distances import METHODS, Sample, collect
@@ -21,6 +20,7 @@ from proofserve.lab.calibrate.histogram import write_histograms
 from proofserve.lab.calibrate.target import calibrate, interval_ranks
 from proofserve.lab.calibrate.target_report import Outcome, rates_table, report_of
 from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
 
@@ -36,12 +36,8 @@ NONCES = 2016
 SEQ_LEN = 8
 
 
-@dataclass(frozen=True, slots=True)
-class CalibratedModel:
-    """A model, and a function that connects to a node which serves it."""
-
-    name: str
-    reach: Callable[[], AbstractContextManager[NodeClient]]
+# Connects to a node that serves a model.
+Connect = Callable[[], AbstractContextManager[NodeClient]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +75,8 @@ def r_target(
         float, typer.Option(help="Share of nonces that shall win.", min=0.0001, max=0.9999)
     ] = 0.10,
     seq_len: SeqLen = SEQ_LEN,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option("--png", help="Draw histograms to this file.")] = None,
+    json: Json = None,
+    png: Png = None,
 ) -> None:
     """Which r_target lets one nonce in ten win, and does it on every block?
 
@@ -100,49 +94,47 @@ def r_target(
     proofserve calibrate r-target --models qwen --rate 0.58
     proofserve calibrate r-target --url http://127.0.0.1:8000   (it must not be generating)
     """
-    ours = [
-        independent(SmallModel(name, size)) for name in chosen(ctx, models, url, DEFAULT_MODELS)
-    ]
+    names = chosen(ctx, models, url, DEFAULT_MODELS)
+    ours = [independent(SmallModel(name, size)) for name in names]
     sample = Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
     with open_session() as session:
         # Too few nonces are refused now rather than after they were computed.
         interval_ranks(sample.total, rate)
-        measured_models = (
-            _running(url, api_key, model, session) if url else _small_models(ours, session)
-        )
-        results = {each.name: _measure(each, sample, rate, session) for each in measured_models}
+        served = _running(url, api_key, model, session) if url else _small_models(ours, session)
+        results = {
+            name: _measure(name, connect, sample, rate, session) for name, connect in served.items()
+        }
         _write(results, json, png, session)
     if not _passed(results):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _small_models(models: Sequence[SmallModel], session: CommandSession) -> list[CalibratedModel]:
+def _small_models(models: Sequence[SmallModel], session: CommandSession) -> dict[str, Connect]:
     """All checkpoints are written first: an unknown model is refused before any is measured."""
     deployments = [ServerOptions(checkpoint(model), model.name, FORWARD_BATCH) for model in models]
-    return [CalibratedModel(each.name, partial(serving, each, session)) for each in deployments]
+    return {each.name: partial(serving, each, session) for each in deployments}
 
 
 def _running(
     url: str, api_key: str | None, model: str | None, session: CommandSession
-) -> list[CalibratedModel]:
+) -> dict[str, Connect]:
     with NodeClient(url, api_key) as node:
         name = model or node.models()[0]
-    return [CalibratedModel(name, partial(existing_server, url, api_key, session))]
+    return {name: partial(existing_server, url, api_key, session)}
 
 
 def _measure(
-    model: CalibratedModel, sample: Sample, rate: float, session: CommandSession
+    model: str, connect: Connect, sample: Sample, rate: float, session: CommandSession
 ) -> list[TargetResult]:
     """Measure one model by each method, and show what was found."""
     results = []
-    with model.reach() as node:
+    with connect() as node:
         where = {**machine(), **node.versions()}
         for method in METHODS:
             began = time.monotonic()
-            distances = collect(node, model.name, method, sample, session.line)
+            distances = collect(node, model, method, sample, session.line)
             seconds = time.monotonic() - began
-            found = calibrate(distances, rate)
-            outcome = Outcome(model.name, method, sample, rate, found, seconds)
+            outcome = Outcome(model, method, sample, rate, calibrate(distances, rate), seconds)
             results.append(TargetResult(outcome, report_of(outcome, where)))
     for result in results:
         session.console.print(result.report.table())
@@ -157,8 +149,7 @@ def _write(results: Results, json: Path | None, png: Path | None, session: Comma
             model: {each.outcome.method: each.report.json() for each in found}
             for model, found in results.items()
         }
-        text = json_format.dumps({"passed": _passed(results), "models": models}, indent=2)
-        json.write_text(text + "\n", encoding="utf-8")
+        write_json(json, {"passed": _passed(results), "models": models})
         session.console.print(f"figures written to {json}")
     if png is not None:
         panels = {

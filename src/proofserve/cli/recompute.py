@@ -12,13 +12,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of
-from proofserve.lab.verify.claimed import (
-    ClaimedArtifacts,
-    Selection,
-    from_file,
-    from_pairs,
-    only_source,
-)
+from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection, from_file, only_source
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.comparison import Claim
 from proofserve.receiver import reader
@@ -46,7 +40,8 @@ def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
             return from_file(path, wanted)
         with reader.reading(path) as received:
             source = only_source(path, received.counts(), wanted)
-            return from_pairs(source, received.of(source))
+            claims = tuple(Claim(nonce, text) for nonce, text in received.of(source))
+        return ClaimedArtifacts(*source, tuple(claim.nonce for claim in claims), claims)
     except OSError as error:
         raise LabError(f"cannot read {path}: {error.strerror}") from error
     except ReceiverFileError as error:

@@ -1,26 +1,32 @@
 """``proofserve verify``: does a node run the model that it claims?"""
 
-import json as json_format
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from proofserve.cli.options import ApiKey, Calibration, DistThreshold, PMismatch
-from proofserve.cli.recompute import by_checkpoint, by_node, read_file
-from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
-from proofserve.lab.calibrate.calibration_file import (
-    CalibrationFile,
-    checkpoint_shape,
-    measured_threshold,
+from proofserve.cli.options import (
+    ApiKey,
+    Calibration,
+    Device,
+    DistThreshold,
+    ForwardBatch,
+    Json,
+    PMismatch,
+    StrongerRng,
 )
+from proofserve.cli.recompute import Compute, by_checkpoint, by_node, read_file
+from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
+from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.vectors import vectors_of
+from proofserve.lab.report.json_files import write_json
 from proofserve.lab.verify.claimed import (
     ClaimedArtifacts,
     Selection,
@@ -28,16 +34,8 @@ from proofserve.lab.verify.claimed import (
     from_node,
     workload,
 )
-from proofserve.lab.verify.verification import (
-    Recompute,
-    Vectors,
-    Verification,
-    VerificationRule,
-    draw,
-    verify,
-)
+from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, draw, verify
 from proofserve.protocol.sequential import SequentialResult, SequentialTest
-from proofserve.rounds.records import Workload
 
 app = typer.Typer()
 
@@ -48,22 +46,6 @@ COLOURS = {
     SequentialResult.UNDECIDED: "yellow",
 }
 SHOWN = 10
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputeMeans:
-    """What recomputes: a checkpoint, or the node at ``url``. LabError unless it is exactly one."""
-
-    model: Path | None
-    url: str | None
-    api_key: str | None = field(repr=False)
-    dtype: str | None
-    device: str
-    forward_batch: int
-
-    def __post_init__(self) -> None:
-        if (self.model is None) == (self.url is None):
-            raise LabError("name what recomputes: --model CHECKPOINT or --recompute-url NODE")
 
 
 @app.command("verify", cls=VerdictCommand)
@@ -87,13 +69,13 @@ def command(
         str | None,
         typer.Option(help="bfloat16, ...; by default the calibration's or checkpoint's."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    forward_batch: Annotated[int, typer.Option(help="Nonces per forward.", min=1)] = 8,
+    device: Device = "cpu",
+    forward_batch: ForwardBatch = 8,
     scheme: Annotated[
         str | None,
         typer.Option(help="artifact-v1 or -layers; artifact-v1 if the source does not say."),
     ] = None,
-    stronger_rng: Annotated[bool, typer.Option(help="With artifact-v1-layers.")] = False,
+    stronger_rng: StrongerRng = False,
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens per nonce, if the source does not say.", min=1)
     ] = None,
@@ -117,9 +99,7 @@ def command(
     ] = 0.5,
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
     beta: Annotated[float, typer.Option(help="Chance to clear a fraud.")] = 1e-3,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the outcome to this file.")
-    ] = None,
+    json: Json = None,
 ) -> None:
     """Recompute a sample of a node's artifacts, and tell honest from fraud.
 
@@ -142,24 +122,35 @@ def command(
         rule = VerificationRule(test, threshold.dist_threshold, sequential, at_once=forward_batch)
         if threshold.calibration and model:
             dtype = threshold.calibration.validator_dtype(dtype)
-        means = RecomputeMeans(
-            model, recompute_url, recompute_api_key, dtype, device, forward_batch
-        )
+        if (model is None) == (recompute_url is None):
+            raise LabError("name what recomputes: --model CHECKPOINT or --recompute-url NODE")
         session.line.step(f"reading {source}")
         claimed = _read(source, api_key, Selection(block_hash, public_key))
         claimed = completed(claimed, seq_len, k_dim, scheme)
         work = workload(claimed, stronger_rng)
         session.line.step(f"loading {model}" if model else f"asking {recompute_url}")
-        with _recompute(work, means, threshold.calibration) as recompute:
+        with ExitStack() as stack:
+            if model is not None:
+                threshold.require(work, [model.name], checkpoint_shape(model))
+                compute = by_checkpoint(work, model, dtype, device, forward_batch)
+            else:
+                node = stack.enter_context(NodeClient(str(recompute_url), recompute_api_key))
+                models = node.models()
+                threshold.require(work, models, None)
+                compute = by_node(work, node, models[0])
             sample = draw(claimed.nonces, seed, nonces)
+            recompute = partial(_vectors, compute, work.scheme.width)
             outcome = verify(claimed, sample, recompute, rule, session.line)
         _show(session.console, outcome, rule, len(claimed.nonces), seed)
         session.console.print(f"Threshold: {threshold.origin}.", markup=False, soft_wrap=True)
         if json is not None:
             record = _record(outcome, rule, claimed, seed)
-            record["threshold_from"] = threshold.origin
-            json.write_text(json_format.dumps(record, indent=2) + "\n")
+            write_json(json, {**record, "threshold_from": threshold.origin})
     raise typer.Exit(EXIT_CODES[outcome.verdict])
+
+
+def _vectors(compute: Compute, k_dim: int, nonces: Sequence[int]) -> Vectors:
+    return vectors_of(compute(nonces), k_dim)
 
 
 def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:
@@ -172,43 +163,19 @@ def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifac
     return claimed
 
 
-@contextmanager
-def _recompute(
-    work: Workload, means: RecomputeMeans, calibration: CalibrationFile | None
-) -> Iterator[Recompute]:
-    def ours(nonces: Sequence[int]) -> Vectors:
-        return vectors_of(compute(nonces), work.scheme.width)
-
-    if means.model is not None:
-        if calibration is not None:
-            calibration.require(work, [means.model.name], checkpoint_shape(means.model))
-        how = (means.dtype, means.device, means.forward_batch)
-        compute = by_checkpoint(work, means.model, *how)
-        yield ours
-        return
-    with NodeClient(str(means.url), means.api_key) as node:
-        models = node.models()
-        if calibration is not None:
-            calibration.require(work, models, None)
-        compute = by_node(work, node, models[0])
-        yield ours
-
-
 def _show(
     console: Console, outcome: Verification, rule: VerificationRule, claimed: int, seed: str
 ) -> None:
-    colour = COLOURS[outcome.verdict]
-    console.print(f"[bold {colour}]{outcome.verdict}[/]")
+    console.print(f"[bold {COLOURS[outcome.verdict]}]{outcome.verdict}[/]")
+    figure = "likelihood ratio" if rule.sequential else "p-value"
     console.print(
         f"{outcome.nonces_used} of {claimed} nonces recomputed (seed {seed}),"
-        f" {len(outcome.mismatches)} mismatches,"
-        f" {_figure_name(rule)} {outcome.figure:.3g}"
+        f" {len(outcome.mismatches)} mismatches, {figure} {outcome.figure:.3g}"
     )
     for mismatch in outcome.mismatches[:SHOWN]:
         far = "" if mismatch.distance is None else f" by {mismatch.distance:.4f}"
-        console.print(
-            f"  nonce {mismatch.nonce}: {mismatch.reason}{far} {mismatch.detail}".rstrip()
-        )
+        why = f"{mismatch.reason}{far} {mismatch.detail}"
+        console.print(f"  nonce {mismatch.nonce}: {why}".rstrip())
     if (more := len(outcome.mismatches) - SHOWN) > 0:
         console.print(f"  and {more} more")
     console.print(rule.description, soft_wrap=True)
@@ -222,7 +189,7 @@ def _record(
         "nonces_used": outcome.nonces_used,
         "nonces_claimed": len(claimed.nonces),
         "mismatches": [asdict(mismatch) for mismatch in outcome.mismatches],
-        _figure_name(rule).replace(" ", "_").replace("-", "_"): outcome.figure,
+        "likelihood_ratio" if rule.sequential else "p_value": outcome.figure,
         "seed": seed,
         "block_hash": claimed.block_hash,
         "public_key": claimed.public_key,
@@ -231,7 +198,3 @@ def _record(
         "test": asdict(rule.test),
         "rule": rule.description,
     }
-
-
-def _figure_name(rule: VerificationRule) -> str:
-    return "likelihood ratio" if rule.sequential else "p-value"

@@ -16,7 +16,6 @@ COLUMNS = (
     *("sequential", "on average", "p_fraud", "verdict"),
 )
 COLOURS = {"CAUGHT": "green", "honest": "green", "NOT CAUGHT": "red", "UNFIT": "red"}
-PASSED_COLOURS = {True: "green", False: "red"}
 
 ASSUMPTIONS = (
     "A saving is the share of multiplications that the attack leaves out of an honest nonce."

@@ -105,6 +105,11 @@ class MeasuredThreshold:
     origin: str
     calibration: CalibrationFile | None = None
 
+    def require(self, work: Workload, models: Collection[str], shape: Shape | None) -> None:
+        """Raise LabError, as ``CalibrationFile.require``, unless it holds or was given by hand."""
+        if self.calibration is not None:
+            self.calibration.require(work, models, shape)
+
 
 def measured_threshold(
     dist_threshold: float | None, calibration: Path | None, p_mismatch: float | None

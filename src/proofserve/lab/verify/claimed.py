@@ -1,6 +1,6 @@
 """Artifacts that a prover published, from a file, a receiver or a node."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -120,12 +120,6 @@ def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         seq_len=read.params.seq_len,
         scheme=read.scheme,
     )
-
-
-def from_pairs(source: tuple[str, str], pairs: Iterable[tuple[int, str]]) -> ClaimedArtifacts:
-    """The artifacts of ``source`` (block hash, public key) from its (nonce, vector_b64) pairs."""
-    claims = tuple(Claim(nonce, text) for nonce, text in pairs)
-    return ClaimedArtifacts(*source, tuple(claim.nonce for claim in claims), claims)
 
 
 def only_source(
