@@ -74,7 +74,7 @@ class Server:
         return (
             gateway.admission.in_use == gateway.admission.queued == 0
             and all(client.in_flight == 0 for client in gateway.clients.all())
-            and not gateway.deadlines.all()
+            and not gateway.deadlines.watched
             and all(
                 each.outstanding == 0
                 and not each.pool._connecting
@@ -91,7 +91,7 @@ class Server:
             held = [(b.outstanding, b.pool.opened, b.pool._idle) for b in gateway.fleet.backends]
             raise AssertionError(
                 f"held: {gateway.admission.in_use} permits, {gateway.admission.queued} queued, "
-                f"{len(gateway.deadlines.all())} exchanges, backends {held}"
+                f"{len(gateway.deadlines.watched)} exchanges, backends {held}"
             ) from None
 
 

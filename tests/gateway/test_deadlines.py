@@ -45,8 +45,8 @@ async def once(checked: Checked) -> None:
 
 async def test_everything_watched_is_checked_with_the_loops_time(watch: Deadlines) -> None:
     one, two = Checked(), Checked()
-    watch.add(one)
-    watch.add(two)
+    watch.watched.add(one)
+    watch.watched.add(two)
     began = asyncio.get_running_loop().time()
     for _ in range(3):
         await once(one)
@@ -60,22 +60,22 @@ async def test_everything_watched_is_checked_with_the_loops_time(watch: Deadline
 
 async def test_what_has_ended_is_not_checked_again(watch: Deadlines) -> None:
     def end(_now: float) -> None:
-        watch.discard(ended)
+        watch.watched.discard(ended)
 
     ended, other = Checked(end), Checked()
-    watch.add(ended)
-    watch.add(other)
-    assert set(watch.all()) == {ended, other}
+    watch.watched.add(ended)
+    watch.watched.add(other)
+    assert watch.watched == {ended, other}
     await once(other)
     await once(other)
     assert len(ended.times) == 1
-    assert watch.all() == [other]
-    watch.discard(ended)
+    assert list(watch.watched) == [other]
+    watch.watched.discard(ended)
 
 
 async def test_a_check_may_add_another(watch: Deadlines) -> None:
     new = Checked()
-    watch.add(Checked(lambda _now: watch.add(new)))
+    watch.watched.add(Checked(lambda _now: watch.watched.add(new)))
     await once(new)
 
 
@@ -83,11 +83,11 @@ async def test_it_is_idle_while_nothing_is_watched(watch: Deadlines) -> None:
     async with asyncio.timeout(5):
         await watch.idle.wait()
     one = Checked()
-    watch.add(one)
+    watch.watched.add(one)
     await once(one)
     await once(one)
     assert not watch.idle.is_set()
-    watch.discard(one)
+    watch.watched.discard(one)
     async with asyncio.timeout(5):
         await watch.idle.wait()
 
@@ -97,13 +97,13 @@ async def test_a_check_that_raises_is_not_the_last_one(watch: Deadlines) -> None
     asyncio.get_running_loop().set_exception_handler(lambda _loop, what: complaints.append(what))
 
     def burst(_now: float) -> None:
-        watch.discard(bad)
+        watch.watched.discard(bad)
         raise RuntimeError("its own fault")
 
     bad, good = Checked(burst), Checked()
-    watch.add(bad)
+    watch.watched.add(bad)
     await once(bad)
-    watch.add(good)
+    watch.watched.add(good)
     await once(good)
     asyncio.get_running_loop().set_exception_handler(None)
     assert [str(each["exception"]) for each in complaints] == ["its own fault"]
@@ -113,7 +113,7 @@ async def test_it_stops_when_it_is_told_to() -> None:
     watch = Deadlines(asyncio.get_running_loop())
     watch.stop()
     one = Checked(lambda _now: watch.stop())
-    watch.add(one)
+    watch.watched.add(one)
     watch.start()
     await once(one)
     await asyncio.sleep(2 * PERIOD_S)

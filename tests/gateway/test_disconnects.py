@@ -164,9 +164,9 @@ async def test_a_client_that_leaves_takes_along_what_it_sent_ahead() -> None:
         wire(server.port) as client,
     ):
         client.send(post() * 3)
-        await until(lambda: len(server.gateway.deadlines.all()) == 3 and len(backend.calls) == 1)
+        await until(lambda: len(server.gateway.deadlines.watched) == 3 and len(backend.calls) == 1)
         await client.close()
-        await until(lambda: not server.gateway.deadlines.all())
+        await until(lambda: not server.gateway.deadlines.watched)
         await nothing_is_held(server, backend)
         assert len(backend.calls) == 1
 

@@ -266,12 +266,12 @@ class Walk(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 0.1, 0.1, 5.0, 11.0, 16.0, 41.0]))
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
-        for watched in self.gateway.deadlines.all():
+        for watched in list(self.gateway.deadlines.watched):
             watched.check(self.clock.now)
 
     @rule(number=st.integers(0))
     def shut_down(self, number: int) -> None:
-        unfinished = self.gateway.deadlines.all()
+        unfinished = list(self.gateway.deadlines.watched)
         if unfinished:
             unfinished[number % len(unfinished)].shut_down()
 
@@ -292,7 +292,7 @@ class Walk(RuleBasedStateMachine):
         for exchange, client in self.exchanges:
             assert client.endings == (exchange._stage is ENDED) == exchange.response_complete
         assert sum(self.gateway.totals.outcomes.values()) == self.stages(ENDED)
-        assert len(self.gateway.deadlines.all()) == len(self.exchanges) - self.stages(ENDED)
+        assert len(self.gateway.deadlines.watched) == len(self.exchanges) - self.stages(ENDED)
 
     @invariant()
     def no_deadline_is_far_away(self) -> None:

@@ -22,11 +22,8 @@ class Failure:
 
     @property
     def type(self) -> str:
-        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
-            return "rate_limit_error"
-        if self.status == HTTPStatus.UNAUTHORIZED:
-            return "authentication_error"
-        return "server_error" if self.status >= 500 else "invalid_request_error"
+        usual = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, usual)
 
     def saying(self, message: str) -> "Failure":
         return replace(self, message=message)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,8 @@ class BackendSpec:
     weight: float = 1.0
 
 
-class ClientSpec(BaseModel):
+class ClientSpec(BaseModel, extra="forbid", frozen=True):
     """A client, its key and its limits; None is no limit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
     key: str = Field(min_length=1)

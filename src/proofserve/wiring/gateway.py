@@ -137,9 +137,8 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
 def run_gateway(chosen: GatewaySettings) -> None:
     """Serve until a signal; returns when all accepted requests have their answers.
 
-    Raises:
-        ValueError: a setting is wrong; the message names it.
-        SystemExit: it did not start, or the engine in this process died; the log says why.
+    Raises ValueError, which names a wrong setting. SystemExit: it did not start, or the engine in
+    this process died; the log says why.
     """
     plan_of(chosen)
     export(chosen.variables())

@@ -48,16 +48,11 @@ class AdminOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http" and (failure := self._refusal(HTTPConnection(scope))):
+        # The path as the application routes it, so that each spelling has one meaning.
+        guarded = scope["type"] == "http" and not scope["path"].startswith(self._plan.self_guarded)
+        if guarded and (failure := refusal_of(self._plan, HTTPConnection(scope))):
             app = Response(failure.body(), failure.status, media_type="application/json")
         await app(scope, receive, send)
-
-    def _refusal(self, connection: HTTPConnection) -> Failure | None:
-        # The path as the application routes it, so that each spelling has one meaning.
-        path: str = connection.scope["path"]
-        if path.startswith(self._plan.self_guarded):
-            return None
-        return refusal_of(self._plan, connection)
 
 
 class AdminRoute(APIRoute):

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from fastapi import Security
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 Arguments = dict[Any, Any]
 
@@ -32,10 +32,8 @@ _REASONS: dict[int | str, str] = {
 }
 
 
-class Shown(BaseModel):
+class Shown(BaseModel, extra="forbid"):
     """Base of all answers of the gateway: no other fields."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class Fault(Shown):
@@ -55,10 +53,8 @@ class ErrorModel(Shown):
     error: Fault
 
 
-class BackendError(BaseModel):
+class BackendError(BaseModel, extra="allow"):
     """An error of the backend, passed on as it came. In vLLM's, ``error.code`` is a number."""
-
-    model_config = ConfigDict(extra="allow")
 
     error: dict[str, Any] | str | None = None
 
@@ -137,10 +133,7 @@ def relaying(example: Any, *prompts: str) -> Arguments:
         },
         "example": {"model": "tiny", prompts[0]: example, "max_tokens": 16},
     }
-    answers = {
-        "application/json": {"schema": {"type": "object"}},
-        "text/event-stream": {},
-    }
+    answers = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
     passed = {"description": "An error of the backend, as it came.", "model": BackendError}
     codes = (400, 401, 404, 408, 413, 429, 431, 501, 502, 503, 504)
     return {

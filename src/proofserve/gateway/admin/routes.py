@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from proofserve.gateway.admin.admin_access import AdminRoute
 from proofserve.gateway.admin.openapi import (
@@ -27,10 +27,8 @@ from proofserve.gateway.records import GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
 
 
-class BackendName(BaseModel):
+class BackendName(BaseModel, extra="forbid", strict=True):
     """The backend that an operator drains or undrains."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     backend: str = Field(description="Its URL, as GET /admin/backends shows it.")
 

@@ -72,7 +72,6 @@ class Upstream(asyncio.Protocol):
     # -- the reader's side --------------------------------------------------------------------
 
     def send(self, reader: Reader, head: bytes, body: bytes | bytearray) -> None:
-        """Send a whole request; ``reader`` gets the answer."""
         self._reader = reader
         self._head, self._in_head, self._messages = b"", True, 0
         self._complete = self.until_close = False
@@ -164,13 +163,12 @@ class Upstream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.opened -= 1
         self._pool.forget(self)
-        if self._reader is not None and not self._complete:
-            self._end_without_length(exc is None)
-
-    def _end_without_length(self, orderly: bool) -> None:
+        reader = self._reader
+        if reader is None or self._complete:
+            return
+        self._reader = None
         # Without a length and without chunks an answer ends with its connection.
-        reader, self._reader = cast("Reader", self._reader), None
-        if orderly and self.until_close and not self._in_head:
+        if exc is None and self.until_close and not self._in_head:
             self._complete = True
             reader.answer_goes_on(b"", True)
         else:
@@ -232,23 +230,19 @@ class Pool:
         task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, waiting: Connecting) -> None:
+        loop, upstream = self._loop, Upstream(self)
         try:
             async with asyncio.timeout(self._connect_s):
-                upstream = await self._open()
+                if self._unix is not None:
+                    await loop.create_unix_connection(lambda: upstream, self._unix)
+                else:
+                    await loop.create_connection(lambda: upstream, *self._address, ssl=self._tls)
         except TimeoutError:
             waiting.connect_failed(CONNECT_TIMEOUT)
         except OSError as error:
             waiting.connect_failed(UNREACHABLE.saying(f"{UNREACHABLE.message} ({error.strerror})"))
         else:
             waiting.connected(upstream)
-
-    async def _open(self) -> Upstream:
-        loop, upstream = self._loop, Upstream(self)
-        if self._unix is not None:
-            await loop.create_unix_connection(lambda: upstream, self._unix)
-        else:
-            await loop.create_connection(lambda: upstream, *self._address, ssl=self._tls)
-        return upstream
 
     def put_back(self, upstream: Upstream) -> None:
         upstream.idle_since = self._loop.time()

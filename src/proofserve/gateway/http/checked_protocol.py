@@ -61,7 +61,6 @@ class CheckedProtocol(HttpToolsProtocol):
     # -- input -----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came. Input that is not HTTP is refused."""
         if self._deaf:
             return
         self._unset_keepalive_if_required()

@@ -24,14 +24,11 @@ class CloseDelimited:
         if parts:
             self._writer.write(b"".join(parts))
 
-    # -- what the parser reports ---------------------------------------------------------------
-
     def on_status(self, reason: bytes) -> None:
         """Keep the reason, which may come in parts."""
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep every line but those about this connection."""
         if name.lower() not in (b"connection", b"keep-alive", b"transfer-encoding"):
             self._lines.append(b"%s: %s\r\n" % (name, value))
 

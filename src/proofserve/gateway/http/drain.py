@@ -44,7 +44,7 @@ class _Drain:
         """Begin to drain. ``server`` is the server's own handler of the signal ``number``."""
 
         def end() -> None:
-            for watched in self._gateway.deadlines.all():
+            for watched in list(self._gateway.deadlines.watched):
                 watched.shut_down()
             if callable(server):
                 server(number, None)

@@ -86,7 +86,6 @@ class GatewayProtocol(CheckedProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request has arrived whole."""
         exchange, self.incoming = self.incoming, None
         if exchange is None:
             # The head of a request with Upgrade.

@@ -100,17 +100,14 @@ class Attempts:
         return upstream is not None and upstream.used and upstream.silent
 
     def send(self, reader: Reader, head: bytes, body: bytes | bytearray) -> None:
-        """Send the request; ``reader`` gets the answer."""
         if self.upstream is not None:
             self.upstream.send(reader, head, body)
 
     def pause(self) -> None:
-        """Read no more of the answer until ``resume``."""
         if self.upstream is not None:
             self.upstream.pause()
 
     def resume(self) -> None:
-        """Read on."""
         if self.upstream is not None:
             self.upstream.resume()
 

@@ -32,7 +32,6 @@ class BackendResponse:
 
     @property
     def takes_event(self) -> bool:
-        """Whether an event of our own may come next."""
         between = not self._tail or self._tail.endswith(BETWEEN_EVENTS)
         return self._stream and self._chunked and between
 

@@ -53,11 +53,11 @@ class Watched(Protocol):
 
 
 class Deadlines:
-    """Calls ``check`` of everything in flight, twenty times a second."""
+    """Calls ``check`` of everything in ``watched``, twenty times a second."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._watched: set[Watched] = set()
+        self.watched: set[Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
         # Set while nothing is watched, as of the latest check.
         self.idle = asyncio.Event()
@@ -69,22 +69,13 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
 
-    def add(self, watched: Watched) -> None:
-        self._watched.add(watched)
-
-    def discard(self, watched: Watched) -> None:
-        self._watched.discard(watched)
-
-    def all(self) -> list[Watched]:
-        return list(self._watched)
-
     def _check_all(self) -> None:
         # First of all: a check that raises must not be the last one.
         self.start()
         now = self._loop.time()
-        for watched in self.all():
+        for watched in list(self.watched):
             watched.check(now)
-        if self._watched:
+        if self.watched:
             self.idle.clear()
         else:
             self.idle.set()

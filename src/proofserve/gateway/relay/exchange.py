@@ -52,11 +52,10 @@ class Exchange:
         self._id_line = b"x-request-id: %s\r\n" % self._request_id
         if int(value_of(b"content-length", b"0")) > gateway.plan.max_body_bytes:
             self.refusal = failures.BODY_TOO_LARGE
-        gateway.deadlines.add(self)
+        gateway.deadlines.watched.add(self)
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the client sends the body only after a "100 Continue"."""
         return self._value_of(b"expect", b"").lower() == b"100-continue"
 
     def _move(self, move: Move, now: float) -> None:
@@ -106,7 +105,6 @@ class Exchange:
         self._attempts.pause()
 
     def resume(self) -> None:
-        """The client has read what it was sent."""
         self._paused = False
         if self._answer is not None:
             self._answer.last = self._gateway.loop.time()
@@ -176,7 +174,6 @@ class Exchange:
             self.pause()
 
     def answer_goes_on(self, data: bytes, complete: bool) -> None:
-        """Pass more of the body on, as it came."""
         answer = self._answer
         if answer is None:
             return
@@ -199,7 +196,6 @@ class Exchange:
     # -- faults and the end ------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """Give up if the deadline of the stage has passed."""
         if now < self._deadline:
             return
         gateway, stage, timeouts = self._gateway, self._stage, self._gateway.timeouts
@@ -269,7 +265,7 @@ class Exchange:
         gateway, stage, client, answer = self._gateway, self._stage, self._client, self._answer
         self._stage = step(stage, stages.END)
         self.response_complete = True
-        gateway.deadlines.discard(self)
+        gateway.deadlines.watched.discard(self)
         self._attempts.release()
         held = gateway.loop.time() - self._began
         if client is not None:

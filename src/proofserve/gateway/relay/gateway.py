@@ -22,8 +22,6 @@ from proofserve.web.request_ids import RequestIds
 
 
 class Ended(Protocol):
-    """An exchange that has ended."""
-
     keep_alive: bool
 
 
@@ -109,7 +107,6 @@ class Gateway:
         return response_head(head, own, keep_alive)
 
     def close(self) -> None:
-        """Cut all connections of clients, and close the idle ones to backends."""
         for connection in self.connections:
             connection.abort()
         self.deadlines.stop()
