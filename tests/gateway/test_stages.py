@@ -24,8 +24,8 @@ from proofserve.gateway.relay.stages import (
     TABLE,
     WAITING,
     IllegalMove,
-    Move,
     Stage,
+    StageMove,
     step,
 )
 
@@ -47,15 +47,15 @@ BODIES = st.sampled_from([b"{}"] * 5 + [b"[", b'{"max_tokens": 9999}'])
 
 
 def test_the_table_has_every_move_and_leads_out_of_every_stage_but_the_last() -> None:
-    assert set(TABLE) == set(Move)
+    assert set(TABLE) == set(StageMove)
     left = {stage for line in TABLE.values() for stage in line}
     reached = {stage for line in TABLE.values() for stage in line.values()}
     assert left == set(Stage) - {ENDED}
     assert reached == set(Stage)
 
 
-@pytest.mark.parametrize("move", Move, ids=lambda move: move.name)
-def test_a_move_that_the_table_does_not_have_is_refused(move: Move) -> None:
+@pytest.mark.parametrize("move", StageMove, ids=lambda move: move.name)
+def test_a_move_that_the_table_does_not_have_is_refused(move: StageMove) -> None:
     for stage in Stage:
         if stage in TABLE[move]:
             assert step(stage, move) is TABLE[move][stage]

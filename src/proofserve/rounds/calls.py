@@ -121,7 +121,7 @@ def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 # Fixed inputs, so that the result depends on the node alone.
 NONCES = (0,)
-BLOCK, KEY = "proofserve self-check", "nobody"
+BLOCK, KEY = "proofserve self-check", "proofserve"
 # Tokens: one KV block for each sequence on most engines, so that even a nearly full pool has room.
 SEQ_LEN = 16
 

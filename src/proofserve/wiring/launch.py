@@ -65,7 +65,7 @@ class Server:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on right now."""
+    """A TCP port on which no process listens at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -115,7 +115,7 @@ def stop(process: "subprocess.Popen[bytes]", grace_s: float = 15.0) -> None:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Whether there was anybody to signal; 0 only asks."""
+    """Send a signal to a process group; False if it has no process. Signal 0 only checks."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

@@ -16,7 +16,7 @@ from proofserve.gateway.relay.attempts import Attempts
 from proofserve.gateway.relay.backend_response import BackendResponse
 from proofserve.gateway.relay.deadlines import deadline_of, failure_of
 from proofserve.gateway.relay.gateway import Connection, Gateway
-from proofserve.gateway.relay.stages import Move, step
+from proofserve.gateway.relay.stages import StageMove, step
 
 
 class Exchange:
@@ -58,7 +58,7 @@ class Exchange:
     def expects_continue(self) -> bool:
         return self._value_of(b"expect", b"").lower() == b"100-continue"
 
-    def _move(self, move: Move, now: float) -> None:
+    def _move(self, move: StageMove, now: float) -> None:
         self._stage = stage = step(self._stage, move)
         self._deadline = deadline_of(stage, self._began, now, self._gateway.timeouts)
 

@@ -16,7 +16,7 @@ class Stage(enum.IntEnum):
     ENDED = 6  # nothing: all that it held is free
 
 
-class Move(enum.IntEnum):
+class StageMove(enum.IntEnum):
     """What can happen to an exchange."""
 
     HOLD = 0  # an earlier request of the connection is not answered yet
@@ -35,10 +35,10 @@ class IllegalMove(RuntimeError):
 
 # One look-up of a member costs more than a comparison with it, and a request does a dozen of them.
 RECEIVING, PIPELINED, QUEUED, CONNECTING, WAITING, RELAYING, ENDED = Stage
-HOLD, RESUME, QUEUE, GRANT, SEND, RETRY, RELAY, END = Move
+HOLD, RESUME, QUEUE, GRANT, SEND, RETRY, RELAY, END = StageMove
 
 # One line for a move: from which stage it leads to which.
-TABLE: Mapping[Move, Mapping[Stage, Stage]] = {
+TABLE: Mapping[StageMove, Mapping[Stage, Stage]] = {
     HOLD: {RECEIVING: PIPELINED},
     RESUME: {PIPELINED: RECEIVING},
     QUEUE: {RECEIVING: QUEUED},
@@ -50,7 +50,7 @@ TABLE: Mapping[Move, Mapping[Stage, Stage]] = {
 }
 
 
-def step(stage: Stage, move: Move) -> Stage:
+def step(stage: Stage, move: StageMove) -> Stage:
     """The stage after ``move``. Raises IllegalMove."""
     target = TABLE[move].get(stage)
     if target is None:
