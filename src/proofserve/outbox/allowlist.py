@@ -79,15 +79,9 @@ class Allowlist:
         )
 
     def _contains(self, address: Address) -> bool:
-        plain = _plain(address)
+        # The system dials an IPv4 address in IPv6 notation as plain IPv4.
+        plain = getattr(address, "ipv4_mapped", None) or address
         return any(plain in network for network in self._networks)
-
-
-def _plain(address: Address) -> Address:
-    """An IPv4 address in IPv6 notation as plain IPv4: the system dials it as IPv4."""
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address
 
 
 def _literal(host: str) -> list[Address] | None:

@@ -115,9 +115,7 @@ def hold_lock(path: Path) -> BinaryIO:
 
     A second server would end the round of the first, and send all of its callbacks once more.
 
-    Raises NotAnOutbox (the file belongs to something else or to a newer version), OutboxInUse
-    (another server holds the lock) and OutboxUnavailable (the outbox or its lock file cannot be
-    opened).
+    Raises as ``Database.open``.
     """
     _require_own(path)
     # SQLite's locks would not do: they end when any file handle of the process on it is closed.

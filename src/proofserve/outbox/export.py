@@ -70,7 +70,6 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
 
 
 def _listed(items: Iterable[str]) -> Iterator[str]:
-    """The inside of a JSON list, piece by piece."""
     between = ""
     for item in items:
         yield f"{between}{item}"

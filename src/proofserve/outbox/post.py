@@ -88,7 +88,6 @@ async def post(
 
 
 async def _signature(outward: Outward, delivery: Delivery, body: bytes) -> dict[str, str]:
-    """Headers that say when this attempt was made, and prove by whom."""
     if outward.secret is None:
         return {}
     now = int(outward.clock())
@@ -115,7 +114,6 @@ def _redirect(response: httpx.Response, endpoint: str) -> str | None:
 
 
 async def _excerpt(response: httpx.Response) -> str:
-    """The first bytes of an answer, as many as can be read."""
     text = b""
     with contextlib.suppress(httpx.HTTPError):
         async for chunk in response.aiter_raw():

@@ -7,7 +7,7 @@ are in no callback yet all stay.
 import operator
 import sqlite3
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # What one step deletes at most: some milliseconds, for which a result may have to wait.
 _RESULTS = 1000
@@ -38,8 +38,6 @@ _DELETE_RESULTS = """
 _KEEP_SEQUENCE = """
     INSERT INTO sequences VALUES (?, ?) ON CONFLICT DO UPDATE SET last = max(last, excluded.last)
 """
-
-_Delivered = tuple[int, str, int, int | None, int | None, int | None]
 
 
 class Pruned(NamedTuple):
@@ -105,10 +103,10 @@ def rewrite(connection: sqlite3.Connection) -> None:
     connection.execute("VACUUM")
 
 
-def _prune_callbacks(connection: sqlite3.Connection, delivered: Sequence[_Delivered]) -> None:
+def _prune_callbacks(connection: sqlite3.Connection, delivered: Sequence[Any]) -> None:
     room = _RESULTS
     for number, url, sequence, round_number, first_seq, last_seq in delivered:
-        if round_number is not None and first_seq is not None and last_seq is not None:
+        if round_number is not None:
             room -= _prune_results(connection, round_number, (first_seq, last_seq), room)
             if not room:
                 # Some of its results may be left for the next step.
@@ -121,7 +119,6 @@ def _prune_callbacks(connection: sqlite3.Connection, delivered: Sequence[_Delive
 def _prune_results(
     connection: sqlite3.Connection, round_number: int, seqs: tuple[int, int], limit: int
 ) -> int:
-    """Delete the first ``limit`` results of a round with such numbers; how many there were."""
     found = connection.execute(_DELETE_RESULTS, (round_number, *seqs, limit)).fetchall()
     errors = sum(is_error for (is_error,) in found)
     connection.execute(

@@ -201,7 +201,6 @@ def _spec_columns(spec: RoundSpec) -> tuple[str | int | float | None, ...]:
 
 
 def _spec(round_id: str, *columns: Any) -> RoundSpec:
-    """What ``_spec_columns`` took apart."""
     scheme, _width, block_hash, public_key, seq_len, height, *rest = columns
     *lane, batch_size, url, r_target, fraud_threshold = rest
     return RoundSpec(

@@ -26,8 +26,6 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """How many pending and how many expired callbacks became due."""
-
     pending: int
     revived: int
 

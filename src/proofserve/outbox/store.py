@@ -47,11 +47,7 @@ class SqliteOutbox(Outbox):
 
     @classmethod
     async def open(cls, path: Path, clock: Callable[[], float] = time.time) -> Self:
-        """Open or create the file. ``clock`` gives wall-clock seconds.
-
-        Raises NotAnOutbox (the file belongs to something else or to a newer version), OutboxInUse
-        (another server works with it) and OutboxUnavailable (it cannot be opened or created).
-        """
+        """``clock`` gives wall-clock seconds. Raises as ``Database.open``."""
         return cls(await Database.open(path), clock)
 
     async def close(self) -> None:
@@ -125,7 +121,6 @@ class SqliteOutbox(Outbox):
         return replace(read, failed_attempts=self._failed_attempts)
 
     async def progress(self, round_id: str) -> RoundProgress:
-        """How far the round got, in agreement with its stored rows. ValueError for an unknown."""
         return await self._database.read(results.progress, round_id)
 
     async def plan(
@@ -135,7 +130,6 @@ class SqliteOutbox(Outbox):
         return await self._database.write(schedule.plan, policy, busy, flushing, self._clock())
 
     async def body(self, delivery: Delivery) -> bytes:
-        """The JSON of a delivery, the same at each attempt."""
         return await payload.body(self._database, delivery)
 
     async def acknowledge(self, delivery: Delivery) -> None:

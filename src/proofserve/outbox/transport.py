@@ -24,7 +24,6 @@ _MOST_LOOKUPS = 4
 
 
 async def resolve(host: str, port: int) -> Sequence[Address]:
-    """The system's answer, in the system's order. Raises OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     # A list and not a set: the order says what to try first.
@@ -107,7 +106,6 @@ class CheckedTransport(httpx.AsyncBaseTransport):
         raise refused
 
     async def aclose(self) -> None:
-        """Close what is open."""
         await self._inner.aclose()
 
     async def _addresses(self, url: httpx.URL) -> Sequence[Address]:

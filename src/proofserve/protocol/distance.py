@@ -40,17 +40,12 @@ class DistanceScheme(Scheme):
     sign_flips: bool = True
     layer_hooks: bool = False
 
-    @property
-    def name(self) -> str:
-        return "distance-v1"
+    name = "distance-v1"
+    width = 1
 
     @property
     def uses_layer_transforms(self) -> bool:
         return self.layer_hooks
-
-    @property
-    def width(self) -> int:
-        return 1
 
     def to_wire(self) -> dict[str, str | int | bool]:
         return {"name": self.name, "sign_flips": self.sign_flips, "layer_hooks": self.layer_hooks}

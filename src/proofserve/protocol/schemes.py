@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
@@ -11,17 +10,12 @@ from proofserve.protocol.scheme import Scheme
 
 _Builder = tuple[Callable[..., Scheme], Mapping[str, type]]
 
-_ARTIFACT_OPTIONS = MappingProxyType({"k_dim": int, "stronger_rng": bool})
-_BUILDERS: Mapping[str, _Builder] = MappingProxyType(
-    {
-        "distance-v1": (
-            DistanceScheme,
-            MappingProxyType({"sign_flips": bool, "layer_hooks": bool}),
-        ),
-        "artifact-v1": (ArtifactScheme, _ARTIFACT_OPTIONS),
-        "artifact-v1-layers": (partial(ArtifactScheme, layer_reflections=True), _ARTIFACT_OPTIONS),
-    }
-)
+_ARTIFACT_OPTIONS: Mapping[str, type] = {"k_dim": int, "stronger_rng": bool}
+_BUILDERS: Mapping[str, _Builder] = {
+    "distance-v1": (DistanceScheme, {"sign_flips": bool, "layer_hooks": bool}),
+    "artifact-v1": (ArtifactScheme, _ARTIFACT_OPTIONS),
+    "artifact-v1-layers": (partial(ArtifactScheme, layer_reflections=True), _ARTIFACT_OPTIONS),
+}
 
 SCHEMES = tuple(_BUILDERS)
 

@@ -83,7 +83,6 @@ class Counters:
         self._count(recomputed, found, 0)
 
     def deferred(self, seconds: float) -> None:
-        """Count an engine call that chat deferred for ``seconds`` and that did not run."""
         self._deferred_calls += 1
         self._deferred_s += seconds
 

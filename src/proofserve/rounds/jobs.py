@@ -44,10 +44,7 @@ class JobQueue:
         self._ended_nonces = 0
 
     def submit(self, job: Job) -> str:
-        """Queue ``job`` and return its id, under which ``result`` finds it.
-
-        Raises QueueFull if too many nonces wait.
-        """
+        """Queue ``job`` and return its id. Raises QueueFull if too many nonces wait."""
         self._admission.admit(len(job.nonces))
         entry = _QueuedJob(str(uuid.uuid4()), job, self._places_in_order.join())
         self._entries[entry.request_id] = entry
@@ -59,10 +56,8 @@ class JobQueue:
     async def run(self, job: Job) -> Outcome:
         """Compute ``job`` in its turn while the caller waits; its result is not kept.
 
-        ``cancel`` does not end it; cancelling the caller does.
-
-        Raises QueueFull (too many nonces wait), EngineFault (a chunk failed, or chat deferred it
-        past the deadline), EngineGone and ProtocolError (the claims cannot be judged).
+        ``cancel`` does not end it; cancelling the caller does. Raises QueueFull and as
+        ``Computation.run``.
         """
         with self._admission.admitted(len(job.nonces)):
             place = self._places_in_order.join()

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
 
 from proofserve.rounds.errors import AlreadyGenerating, NotInitialised, OtherProtocol, Refused
 
@@ -40,9 +39,9 @@ class Configured(StrEnum):
     DISTANCE = "distance"
 
 
-_ROWS = (State.IDLE, State.GENERATING, State.VALIDATING, State.STOPPED)
 _BUSY = AlreadyGenerating("Already generating")
-# One line for a move, one column for a state: the next state; None leaves the state as it is.
+# One line for a move, one column for a state in the order of State: the next state; None leaves the
+# state as it is.
 _LINES: Mapping[Move, tuple[State | Refused | None, ...]] = {
     Move.INIT: (State.IDLE, _BUSY, State.IDLE, State.IDLE),
     Move.START: (State.GENERATING, _BUSY, State.GENERATING, State.GENERATING),
@@ -52,21 +51,12 @@ _LINES: Mapping[Move, tuple[State | Refused | None, ...]] = {
     Move.JUDGE: (None, None, None, None),
     Move.STOP: (State.STOPPED, State.STOPPED, State.STOPPED, None),
 }
-_TABLE: Mapping[tuple[State, Move], State | Refused] = MappingProxyType(
-    {
-        (state, move): state if target is None else target
-        for move, line in _LINES.items()
-        for state, target in zip(_ROWS, line, strict=True)
-    }
-)
 # These moves need a configured round of the distance protocol.
-_NEEDS_ROUND: Mapping[Move, Refused] = MappingProxyType(
-    {
-        Move.GENERATE: NotInitialised("PoC not initialized"),
-        Move.VALIDATE: NotInitialised("PoC not initialized"),
-        Move.JUDGE: NotInitialised("No round configured"),
-    }
-)
+_NEEDS_ROUND: Mapping[Move, Refused] = {
+    Move.GENERATE: NotInitialised("PoC not initialized"),
+    Move.VALIDATE: NotInitialised("PoC not initialized"),
+    Move.JUDGE: NotInitialised("No round configured"),
+}
 
 
 def step(state: State, move: Move, configured: Configured = Configured.NOTHING) -> State:
@@ -79,10 +69,10 @@ def step(state: State, move: Move, configured: Configured = Configured.NOTHING) 
                 "the configured round is of the artifact protocol; this call belongs to the"
                 " distance protocol: initialise a round with r_target first"
             )
-    target = _TABLE[state, move]
+    target = _LINES[move][list(State).index(state)]
     if isinstance(target, Refused):
         raise _fresh(target)
-    return target
+    return state if target is None else target
 
 
 def _fresh(error: Refused) -> Refused:
