@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -222,35 +222,33 @@ def _render(found: OutboxStatistics) -> Iterator[RenderableType]:
 
 
 def _targets(targets: tuple[TargetStatistics, ...]) -> Table:
-    table = _table("callbacks to")
-    for name in ("pending", "failing", "delivered", "expired"):
-        table.add_column(name, justify="right", no_wrap=True)
+    counted: dict[str, JustifyMethod] = dict.fromkeys(
+        ("pending", "failing", "delivered", "expired"), "right"
+    )
+    table = _table("callbacks to", **counted)
     table.add_column("")
     for one in targets:
-        table.add_row(
-            escape(one.origin),
-            *(f"{count:,}" for count in (one.pending, one.failing, one.delivered, one.expired)),
-            escape("\n".join(_remarks(one))),
-            style="red" if one.expired else "",
-        )
+        counts = (f"{getattr(one, name):,}" for name in counted)
+        remarks = escape("\n".join(_remarks(one)))
+        style = "red" if one.expired else ""
+        table.add_row(escape(one.origin), *counts, remarks, style=style)
     return table
 
 
 def _rounds(rounds: tuple[RoundStatistics, ...]) -> Table:
-    table = _table("newest rounds")
-    table.add_column("scheme", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("results", justify="right", no_wrap=True)
+    table = _table("newest rounds", scheme="left", state="left", results="right")
     for one in rounds:
         state = "open" if one.open else "closed"
         table.add_row(escape(one.round_id), one.scheme, state, f"{one.results:,}")
     return table
 
 
-def _table(first: str) -> Table:
+def _table(first: str, **others: JustifyMethod) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     # Names are for the next command: folded where there is no room, never cut.
     table.add_column(first, overflow="fold")
+    for name, justify in others.items():
+        table.add_column(name, justify=justify, no_wrap=True)
     return table
 
 

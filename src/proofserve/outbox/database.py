@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -28,17 +29,15 @@ class OutboxInUse(OutboxUnavailable):
     """Another server uses the file. It was not touched."""
 
 
+@dataclass(slots=True)
 class Database:
     """Runs transactions one after another on a thread of its own."""
 
-    def __init__(
-        self, path: Path, connection: sqlite3.Connection, lock: BinaryIO, thread: ThreadPoolExecutor
-    ) -> None:
-        self._path = path
-        self._connection = connection
-        self._lock = lock
-        self._thread = thread
-        self._closed = False
+    _path: Path
+    _connection: sqlite3.Connection
+    _lock: BinaryIO
+    _thread: ThreadPoolExecutor
+    _closed: bool = False
 
     @classmethod
     async def open(cls, path: Path) -> Self:

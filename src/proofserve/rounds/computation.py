@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from proofserve.protocol.comparison import Claim, compare
 from proofserve.protocol.errors import IncompleteRecomputation
@@ -23,20 +24,14 @@ from proofserve.rounds.records import (
 )
 
 
+@dataclass(frozen=True, slots=True)
 class Computation:
     """Runs jobs on ``engine`` while ``no_round`` is set, and counts them in ``totals``."""
 
-    def __init__(
-        self,
-        engine: ProofEngine,
-        no_round: asyncio.Event,
-        patience: ChunkDeadline,
-        totals: NodeTotals,
-    ) -> None:
-        self._engine = engine
-        self._no_round = no_round
-        self._patience = patience
-        self._totals = totals
+    engine: ProofEngine
+    no_round: asyncio.Event
+    patience: ChunkDeadline
+    totals: NodeTotals
 
     async def run(self, job: Job, started: Callable[[], None]) -> Outcome:
         """The outcome of ``job``; ``started`` is called before the first engine call.
@@ -47,7 +42,7 @@ class Computation:
         ProtocolError (the claims cannot be judged).
         """
         if job.validation is not None:
-            return await self._totals.judged(self._judge(job, job.validation, started))
+            return await self.totals.judged(self._judge(job, job.validation, started))
         done = await self._prove(job, started)
         # In a thread: thousands of vectors would block the event loop that serves chat.
         return await asyncio.to_thread(_proofs, done)
@@ -64,13 +59,13 @@ class Computation:
         done: list[ProofBatch] = []
         work: Work = "job" if job.validation is None else "validation"
         while todo:
-            await self._no_round.wait()
+            await self.no_round.wait()
             started()
-            async with self._engine.session(job.work) as session:
-                while todo and self._no_round.is_set():
+            async with self.engine.session(job.work) as session:
+                while todo and self.no_round.is_set():
                     width = job.work.scheme.width
-                    batch = await self._patience.retry_until_deadline(session, todo[0], width)
-                    self._totals.computed(work, len(batch.nonces), len(batch.failed))
+                    batch = await self.patience.retry_until_deadline(session, todo[0], width)
+                    self.totals.computed(work, len(batch.nonces), len(batch.failed))
                     done.append(batch)
                     todo.popleft()
         return done

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from proofserve.protocol.comparison import compare_distances
 from proofserve.protocol.distance import is_winner
@@ -16,20 +16,14 @@ from proofserve.rounds.ports import ProofEngine
 from proofserve.rounds.records import DistanceClaims, DistanceVerdict, ProofBatch, RoundSpec, Target
 
 
+@dataclass(frozen=True, slots=True)
 class Judging:
     """Recomputes claimed distances and compares. It may run beside a round or a job."""
 
-    def __init__(
-        self,
-        engine: ProofEngine,
-        admission: NonceLimit,
-        patience: ChunkDeadline,
-        totals: NodeTotals,
-    ) -> None:
-        self._engine = engine
-        self._admission = admission
-        self._patience = patience
-        self._totals = totals
+    engine: ProofEngine
+    admission: NonceLimit
+    patience: ChunkDeadline
+    totals: NodeTotals
 
     async def run(self, spec: RoundSpec, target: Target, claims: DistanceClaims) -> DistanceVerdict:
         """Judge ``claims`` by the parameters of the round ``spec`` and the prover's public key.
@@ -39,16 +33,16 @@ class Judging:
         deadline), EngineGone and ProtocolError (as ``comparison.compare_distances``).
         """
         _require_same_block(spec, claims)
-        return await self._totals.judged(self._recompute(spec, target, claims))
+        return await self.totals.judged(self._recompute(spec, target, claims))
 
     async def _recompute(
         self, spec: RoundSpec, target: Target, claims: DistanceClaims
     ) -> DistanceVerdict:
         work = replace(spec.work, public_key=claims.public_key)
-        with self._admission.admitted(len(claims.nonces)):
-            async with self._engine.session(work) as session:
+        with self.admission.admitted(len(claims.nonces)):
+            async with self.engine.session(work) as session:
                 done = [
-                    await self._patience.retry_until_deadline(session, chunk, work.scheme.width)
+                    await self.patience.retry_until_deadline(session, chunk, work.scheme.width)
                     for chunk in chunks(claims.nonces, spec.batch_size)
                 ]
         return await asyncio.to_thread(_judge, target, claims, done)
@@ -77,12 +71,6 @@ def _judge(target: Target, claims: DistanceClaims, done: Sequence[ProofBatch]) -
     except IncompleteRecomputation as error:
         raise EngineFault(f"no verdict is possible: {error}") from error
     invalid = frozenset(found.mismatch_nonces)
-    verdict = judge_distances(found.n_mismatch, found.n_total, target.fraud_threshold)
-    return DistanceVerdict(
-        claims=claims,
-        target=target,
-        computed=computed,
-        valid=tuple(nonce not in invalid for nonce in claims.nonces),
-        probability_honest=verdict.p_value,
-        fraud_detected=verdict.fraud_detected,
-    )
+    valid = tuple(nonce not in invalid for nonce in claims.nonces)
+    by_test = judge_distances(found.n_mismatch, found.n_total, target.fraud_threshold)
+    return DistanceVerdict(claims, target, computed, valid, by_test.p_value, by_test.fraud_detected)
