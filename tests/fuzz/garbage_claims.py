@@ -1,6 +1,6 @@
 """Claims whose vectors are texts that are not base64 vectors: the node must give a verdict.
 
-With 422 instead, a prover that publishes garbage could not be seconds_to_convict.
+If the node answered 422, a prover that publishes garbage could not be convicted.
 """
 
 import base64

@@ -14,7 +14,7 @@ LOCAL = "127.0.0.1"
 
 
 class AsgiClient:
-    """A running application: its gateway, and requests to it."""
+    """A client of the application ``app``, whose state holds ``gateway``."""
 
     def __init__(self, gateway: Gateway, app: Any) -> None:
         self.gateway = gateway
@@ -33,15 +33,15 @@ class AsgiClient:
 
 
 @asynccontextmanager
-async def opened(plan: GatewayPlan) -> AsyncIterator[AsgiClient]:
-    """As in life: the backends were asked."""
+async def started_client(plan: GatewayPlan) -> AsyncIterator[AsgiClient]:
+    """A client of an application that has started: it has probed its backends."""
     app = build(plan)
     async with app.router.lifespan_context(app) as state:
         yield AsgiClient(state["gateway"], app)
 
 
-def desk_of(plan: GatewayPlan) -> AsgiClient:
-    """Nobody was asked: quick, where backends do not matter."""
+def client_of(plan: GatewayPlan) -> AsgiClient:
+    """A client of an application that has not started, so it has probed no backend: quicker."""
     return AsgiClient(Gateway(plan), build(plan))
 
 

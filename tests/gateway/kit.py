@@ -1,4 +1,4 @@
-"""Small things that the tests of the gateway's parts share."""
+"""A clock and a backend that the unit tests of the gateway share."""
 
 from typing import Any, cast
 
@@ -9,7 +9,7 @@ from proofserve.gateway.records import BackendSpec
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test moves."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""Backends that answer each request as a script says, byte by byte."""
+"""Backends that answer each request with a script, byte by byte."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 MODEL = "tiny"
-# Far above what anything takes on a busy machine.
+# Seconds: far more than any step takes on a busy machine.
 PATIENCE_S = 60.0
 JSON_BODY = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}'
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
@@ -18,7 +18,7 @@ SSE_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
-# Closing resets: nothing lingers.
+# A close resets the connection at once.
 AT_ONCE = struct.pack("ii", 1, 0)
 
 
@@ -50,7 +50,7 @@ END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 class Call:
-    """One request as the backend got it, and the way to answer."""
+    """One request as the backend received it, with methods to answer it."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Call:
             for name, _, value in (line.partition(b": ") for line in rest.split(b"\r\n") if line)
         ]
         self.body = body
-        # How many requests this connection had before.
+        # The number of earlier requests on this connection.
         self.number = number
         self.sent = 0
         self.ended = asyncio.Event()
@@ -77,7 +77,7 @@ class Call:
         return [value for found, value in self.headers if found == name]
 
     async def send(self, *parts: bytes) -> None:
-        """Send; later parts only when the earlier ones have left."""
+        """Send each part after the earlier parts were written to the socket."""
         for part in parts:
             self._writer.write(part)
             await self._writer.drain()
@@ -85,7 +85,7 @@ class Call:
             await asyncio.sleep(0)
 
     async def gone(self) -> None:
-        """Wait until the gateway has dropped the connection."""
+        """Wait until the gateway has closed the connection."""
         while await self._reader.read(65536):
             pass
 
@@ -94,11 +94,11 @@ class Call:
         reset(self._writer)
 
     async def close(self) -> None:
-        """End the connection in an orderly way."""
+        """Close the connection without a reset."""
         self._writer.close()
 
     async def half_close(self) -> None:
-        """Say that nothing more will come, and keep listening."""
+        """Close the sending side and keep reading."""
         self._writer.write_eof()
         await self.gone()
 
@@ -107,7 +107,7 @@ Script = Callable[[Call], Awaitable[None]]
 
 
 class Backend:
-    """Plays its script for every POST; probes are answered as vLLM would."""
+    """Runs its script for every POST, and answers probes as vLLM does."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -117,11 +117,11 @@ class Backend:
         self.connections: set[asyncio.StreamWriter] = set()
         self.accepted = 0
         self.port = 0
-        # The models that it names.
+        # The models that /v1/models lists.
         self.models = [MODEL]
         # Whether connections are reset as soon as they are accepted.
         self.hostile = False
-        # With one it speaks TLS.
+        # If set, the backend uses TLS.
         self.tls: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
 
@@ -199,28 +199,28 @@ async def _running(
     finally:
         for backend in made:
             await backend.die()
-        # Their handlers see the end of their connections.
+        # The handlers of the closed connections end by themselves.
         await until(lambda: not any(backend.connections for backend in made))
 
 
 def backends(
     *scripts: Script, tls: ssl.SSLContext | None = None
 ) -> AbstractAsyncContextManager[list[Backend]]:
-    """One backend for each script, listening."""
+    """Start one backend for each script."""
     return _running(*scripts, tls=tls)
 
 
 @contextmanager
 def refusing() -> Iterator[str]:
-    """A URL where connections are refused, for as long as the context lasts."""
+    """A URL that refuses connections until the context ends."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 @contextmanager
-def deaf() -> Iterator[str]:
-    """A URL where connections are neither accepted nor refused: its backlog is full."""
+def not_accepting() -> Iterator[str]:
+    """A URL that neither accepts nor refuses connections: its backlog is full."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -251,8 +251,8 @@ async def resets(call: Call) -> None:
     await call.reset()
 
 
-def says(*parts: bytes) -> Script:
-    """Send the parts, and leave the connection open for the next request."""
+def sends(*parts: bytes) -> Script:
+    """A script that sends the parts and keeps the connection open for the next request."""
 
     async def script(call: Call) -> None:
         await call.send(*parts)
@@ -260,8 +260,8 @@ def says(*parts: bytes) -> Script:
     return script
 
 
-def says_then(then: Callable[[Call], Awaitable[None]], *parts: bytes) -> Script:
-    """Send the parts, and then go on with ``then``."""
+def sends_then(then: Callable[[Call], Awaitable[None]], *parts: bytes) -> Script:
+    """A script that sends the parts and then runs ``then``."""
 
     async def script(call: Call) -> None:
         await call.send(*parts)
@@ -271,7 +271,7 @@ def says_then(then: Callable[[Call], Awaitable[None]], *parts: bytes) -> Script:
 
 
 def after(signal: asyncio.Event, script: Script) -> Script:
-    """``script``, but not before ``signal`` was given."""
+    """A script that waits for ``signal`` and then runs ``script``."""
 
     async def wait(call: Call) -> None:
         await signal.wait()
@@ -281,7 +281,7 @@ def after(signal: asyncio.Event, script: Script) -> Script:
 
 
 def answer(status: str, body: bytes = b"{}", *headers: bytes) -> Script:
-    """A complete answer with a length."""
+    """A complete answer with a Content-Length."""
     lines = b"".join(line + b"\r\n" for line in headers)
     head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n".encode()
-    return says(head + lines + b"\r\n" + body)
+    return sends(head + lines + b"\r\n" + body)

@@ -1,4 +1,4 @@
-"""The real application on a free port, and clients that see every byte."""
+"""The real application on a free port, and clients that read every byte."""
 
 import asyncio
 import json
@@ -18,12 +18,12 @@ from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
 
 CHAT = "/v1/chat/completions"
-# uvicorn takes uvloop wherever it is installed, and our requirements install it.
+# uvicorn uses uvloop where it is installed, and our requirements install it.
 KINDS_OF_LOOP = ["uvloop", pytest.param("asyncio", marks=pytest.mark.slow)]
 
 
 class Server:
-    """A gateway under uvicorn in a thread of its own."""
+    """A gateway under uvicorn in its own thread."""
 
     def __init__(self, plan: GatewayPlan, loop: Any = "uvloop", keep_alive: float = 60.0) -> None:
         self._socket = socket.socket()
@@ -53,7 +53,7 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Clients that are connected."""
+        """The number of connected clients."""
         return len(self._server.server_state.connections)
 
     async def start(self) -> None:
@@ -69,7 +69,7 @@ class Server:
         assert not self._thread.is_alive(), "the gateway does not end"
 
     def is_settled(self) -> bool:
-        """Whether no permit and no place is held, and every connection to a backend is idle."""
+        """Whether no request holds a permit or is queued, and every backend connection is idle."""
         gateway = self.gateway
         return (
             gateway.admission.in_use == gateway.admission.queued == 0
@@ -96,7 +96,7 @@ class Server:
 
 
 def plan_for(*targets: Backend | str, **changes: Any) -> GatewayPlan:
-    """A plan whose backends are asked for their health once only."""
+    """A plan whose backends are probed only once."""
     urls = [target if isinstance(target, str) else target.url for target in targets]
     specs = tuple(BackendSpec(url) for url in urls)
     return GatewayPlan(backends=specs, **{"probe_interval": 3600.0, **changes})
@@ -106,7 +106,7 @@ def plan_for(*targets: Backend | str, **changes: Any) -> GatewayPlan:
 async def serving(
     plan: GatewayPlan, loop: Any = "uvloop", keep_alive: float = 60.0
 ) -> AsyncIterator[Server]:
-    """A running gateway; at the end it must hold no permit, place or connection."""
+    """A running gateway. At the end, assert that it holds no permit, request or connection."""
     server = Server(plan, loop, keep_alive)
     await server.start()
     try:
@@ -121,7 +121,7 @@ def order(stream: bool = False, **fields: Any) -> bytes:
 
 
 def post(body: bytes | None = None, *headers: str, path: str = CHAT) -> bytes:
-    """A whole request."""
+    """The bytes of a whole POST."""
     body = order() if body is None else body
     lines = [
         f"POST {path} HTTP/1.1",
@@ -134,7 +134,7 @@ def post(body: bytes | None = None, *headers: str, path: str = CHAT) -> bytes:
 
 
 class Answer(NamedTuple):
-    """What a client got: the framing of the body is part of ``raw``."""
+    """An answer as a client received it; ``raw`` contains the framing of the body."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -154,7 +154,7 @@ class Answer(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        """The body without its chunks."""
+        """The body without the chunk sizes."""
         if self.header("transfer-encoding") != "chunked":
             return self.raw
         found, rest = [], self.raw
@@ -174,7 +174,7 @@ class Answer(NamedTuple):
 
 
 class Wire:
-    """A client's connection, read as bytes."""
+    """A client's connection that reads bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -194,7 +194,7 @@ class Wire:
         return int(lines[0].split()[1]), [(name.lower(), value) for name, _, value in fields]
 
     async def answer(self) -> Answer:
-        """The next answer; ``complete`` is False if it was cut off."""
+        """The next answer; ``complete`` is False if the connection ended before its end."""
         status, headers = await self.head()
         known = dict(headers)
         async with asyncio.timeout(PATIENCE_S):
@@ -251,7 +251,7 @@ async def wire(port: int, **options: Any) -> AsyncIterator[Wire]:
 
 @asynccontextmanager
 async def slow_reader(port: int) -> AsyncIterator[Wire]:
-    """A client whose kernel takes little for it while it does not read."""
+    """A client with a small receive buffer, so that the gateway soon has to wait for it."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.setblocking(False)
@@ -264,6 +264,6 @@ async def slow_reader(port: int) -> AsyncIterator[Wire]:
 
 
 async def once(port: int, request: bytes | None = None) -> Answer:
-    """Ask on a connection of its own."""
+    """Send one request on a new connection and return its answer."""
     async with wire(port) as client:
         return await client.ask(request)

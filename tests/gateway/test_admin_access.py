@@ -1,4 +1,4 @@
-"""What is for operators only, behind an application that answers everybody."""
+"""The gateway protects operators' paths of an application that answers every client."""
 
 import pytest
 from fastapi import FastAPI
@@ -10,7 +10,7 @@ from proofserve.gateway.records import BackendSpec, GatewayPlan
 BACKEND = BackendSpec("http://127.0.0.1:1")
 
 
-def asked(plan: GatewayPlan, host: str, key: str | None = None, path: str = "/tokenize") -> int:
+def status_of(plan: GatewayPlan, host: str, key: str | None = None, path: str = "/tokenize") -> int:
     app = FastAPI()
     app.add_api_route("/tokenize", lambda: {"tokens": [1]})
     app.add_api_route("/api/own/status", lambda: {"asks": "for a key of its own"})
@@ -23,20 +23,20 @@ def asked(plan: GatewayPlan, host: str, key: str | None = None, path: str = "/to
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1"])
-def test_without_an_admin_key_this_machine_may(host: str) -> None:
-    assert asked(GatewayPlan((BACKEND,)), host) == 200
+def test_without_an_admin_key_the_gateway_accepts_this_machine(host: str) -> None:
+    assert status_of(GatewayPlan((BACKEND,)), host) == 200
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "2001:db8::1", "testclient"])
-def test_without_an_admin_key_other_machines_may_not(host: str) -> None:
-    assert asked(GatewayPlan((BACKEND,)), host) == 403
+def test_without_an_admin_key_the_gateway_refuses_other_machines(host: str) -> None:
+    assert status_of(GatewayPlan((BACKEND,)), host) == 403
 
 
-def test_with_an_admin_key_it_alone_counts() -> None:
+def test_with_an_admin_key_the_gateway_accepts_only_that_key() -> None:
     plan = GatewayPlan((BACKEND,), admin_key="secret")
-    assert asked(plan, "10.0.0.1", "secret") == 200
-    assert asked(plan, "10.0.0.1", "secre") == 403
-    assert asked(plan, "127.0.0.1") == 403
+    assert status_of(plan, "10.0.0.1", "secret") == 200
+    assert status_of(plan, "10.0.0.1", "secre") == 403
+    assert status_of(plan, "127.0.0.1") == 403
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,9 @@ def test_with_an_admin_key_it_alone_counts() -> None:
         ("/tokenize?/api/own/", 403),
     ],
 )
-def test_what_asks_for_a_key_of_its_own_is_left_to_it(path: str, status: int) -> None:
+def test_the_gateway_leaves_paths_with_their_own_key_to_the_application(
+    path: str, status: int
+) -> None:
     plan = GatewayPlan((BACKEND,), admin_key="secret", self_guarded=("/api/own/",))
-    assert asked(plan, "10.0.0.1", "another-key", path) == status
-    assert asked(GatewayPlan((BACKEND,), admin_key="secret"), "10.0.0.1", "other", path) == 403
+    assert status_of(plan, "10.0.0.1", "another-key", path) == status
+    assert status_of(GatewayPlan((BACKEND,), admin_key="secret"), "10.0.0.1", "other", path) == 403

@@ -1,4 +1,4 @@
-"""Permits: never more than the limit, never lost, in the order of arrival."""
+"""Permits: never more than the limit, none lost, granted in the order of arrival."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from proofserve.gateway.limits.admission import Entry, PermitQueue
 
 
 class Waiting:
-    """Notes that it was let in, and does then what it is told."""
+    """Records that it got a permit, and then calls the test's function."""
 
     def __init__(self, then: Callable[[], None] = lambda: None) -> None:
         self.permits = 0
@@ -29,7 +29,7 @@ def full(limit: int, queue_limit: int) -> PermitQueue:
     return admission
 
 
-def test_the_oldest_waiter_is_next() -> None:
+def test_the_oldest_waiter_gets_the_next_permit() -> None:
     admission = full(1, 10)
     first, second = Waiting(), Waiting()
     assert admission.enter(first) is admission.enter(second) is Entry.QUEUED
@@ -39,7 +39,7 @@ def test_the_oldest_waiter_is_next() -> None:
     assert (first.permits, second.permits) == (1, 1)
 
 
-def test_a_permit_that_is_free_is_told_by_the_result_alone() -> None:
+def test_a_request_that_gets_a_free_permit_has_no_callback() -> None:
     waiter = Waiting()
     assert PermitQueue(1, 0).enter(waiter) is Entry.GRANTED
     assert waiter.permits == 0
@@ -59,7 +59,7 @@ def test_without_a_queue_no_request_waits() -> None:
     assert admission.enter(Waiting()) is Entry.GRANTED
 
 
-def test_a_waiter_that_leaves_the_queue_makes_room_and_gets_no_permit() -> None:
+def test_a_waiter_that_leaves_the_queue_frees_its_place_and_gets_no_permit() -> None:
     admission = full(1, 2)
     gone, stays = Waiting(), Waiting()
     admission.enter(gone)
@@ -70,7 +70,7 @@ def test_a_waiter_that_leaves_the_queue_makes_room_and_gets_no_permit() -> None:
     assert (gone.permits, stays.permits) == (0, 1)
 
 
-def test_no_waiter_leaves_a_queue_twice() -> None:
+def test_a_waiter_that_leaves_twice_counts_once() -> None:
     admission = full(1, 2)
     waiter = Waiting()
     admission.enter(waiter)
@@ -79,7 +79,7 @@ def test_no_waiter_leaves_a_queue_twice() -> None:
         admission.abandon(waiter)
 
 
-def test_thousands_of_waiters_that_all_fail_at_once_are_no_recursion() -> None:
+def test_thousands_of_waiters_that_fail_at_once_do_not_recurse() -> None:
     admission = full(1, 5_000)
     waiters = [Waiting(lambda: admission.leave(0.0)) for _ in range(5_000)]
     for waiter in waiters:
@@ -119,8 +119,8 @@ def test_a_waiter_that_raises_does_not_stop_the_others() -> None:
     assert after.permits == 1
 
 
-class Comings(RuleBasedStateMachine):
-    """Anybody comes, leaves and gives up at any time; some fail the moment they are let in."""
+class RandomWaiters(RuleBasedStateMachine):
+    """Waiters come, leave and give up at random; some fail when they get a permit."""
 
     @initialize(limit=st.integers(1, 4), queue_limit=st.integers(0, 6))
     def opened(self, limit: int, queue_limit: int) -> None:
@@ -130,7 +130,7 @@ class Comings(RuleBasedStateMachine):
 
     def _waiter(self, fails: bool) -> Waiting:
         def granted() -> None:
-            # The order: nobody but the head of the queue may be called.
+            # Only the waiter at the head of the queue may be called.
             assert self.queue.popleft() is waiter
             if fails:
                 self.admission.leave(0.0)
@@ -175,16 +175,16 @@ class Comings(RuleBasedStateMachine):
         assert not self.queue or self.admission.in_use == self.admission.limit
 
 
-TestComings = Comings.TestCase
+TestComings = RandomWaiters.TestCase
 
 
-def test_the_expected_wait_follows_what_permits_were_held_for() -> None:
+def test_the_expected_wait_follows_from_recent_permit_times() -> None:
     admission = PermitQueue(2, 10)
     assert admission.expected_wait == 0.0
     for _ in range(100):
         admission.enter(Waiting())
         admission.leave(4.0)
-    # Two permits of four seconds each: every two seconds one comes back.
+    # Two permits, each held for four seconds: one is freed every two seconds.
     assert admission.expected_wait == pytest.approx(2.0, rel=0.01)
     for _ in range(5):
         admission.enter(Waiting())

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.types import ASGIApp
 
-from gateway.asked import Asked, asked
+from gateway.probe_backend import ProbeBackend, probe_backend
 from proofserve.gateway.http.app import build, running
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
@@ -21,13 +21,13 @@ NOBODY = GatewayPlan((BackendSpec("http://127.0.0.1:1"),), probe_interval=60)
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[Asked]:
-    async with asked() as stub:
+async def stub() -> AsyncIterator[ProbeBackend]:
+    async with probe_backend() as stub:
         yield stub
 
 
 @pytest.mark.anyio
-async def test_each_backend_was_asked_before_the_first_request(stub: Asked) -> None:
+async def test_each_backend_was_asked_before_the_first_request(stub: ProbeBackend) -> None:
     async with running(GatewayPlan((BackendSpec(stub.url),), probe_interval=60)) as gateway:
         assert list(gateway.fleet.backends[0].models or {}) == ["tiny"]
         assert gateway.fleet.knows("tiny")
@@ -35,7 +35,7 @@ async def test_each_backend_was_asked_before_the_first_request(stub: Asked) -> N
 
 
 @pytest.mark.anyio
-async def test_backends_are_asked_on_with_the_key(stub: Asked) -> None:
+async def test_backends_are_asked_on_with_the_key(stub: ProbeBackend) -> None:
     plan = GatewayPlan((BackendSpec(stub.url),), probe_interval=0.01, backend_key="secret")
     async with running(plan) as gateway:
         assert gateway.backend_lines == b"authorization: Bearer secret\r\n"
@@ -47,7 +47,7 @@ async def test_backends_are_asked_on_with_the_key(stub: Asked) -> None:
 
 
 @pytest.mark.anyio
-async def test_nothing_goes_on_after_the_end(stub: Asked) -> None:
+async def test_nothing_goes_on_after_the_end(stub: ProbeBackend) -> None:
     before = asyncio.all_tasks()
     async with running(GatewayPlan((BackendSpec(stub.url),), probe_interval=0.01)) as gateway:
         async with asyncio.timeout(5):

@@ -1,4 +1,4 @@
-"""Which backend gets a request."""
+"""The choice of a backend for a request."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def named(names: str, clock: Clock | None = None) -> list[Backend]:
 
 
 def chosen(some: Fleet, times: int, prefix: bytes = b"") -> Counter[str]:
-    """How often each is chosen when every request stays."""
+    """How often each backend is chosen when no request ends."""
     found: Counter[str] = Counter()
     for _ in range(times):
         best = some.choose(None, prefix, ())
@@ -49,25 +49,25 @@ def eject(each: Backend) -> None:
         fail_one(each)
 
 
-def test_the_least_busy_is_best() -> None:
+def test_the_fleet_chooses_the_least_busy_backend() -> None:
     a, b, c = named("abc")
     for busy in (a, a, b, c, c):
         busy.chosen()
     assert fleet(a, b, c).choose(None, b"", ()) is b
 
 
-def test_equals_take_turns() -> None:
+def test_equally_busy_backends_take_turns() -> None:
     some = fleet(*named("abc"))
     idle = [some.choose(None, b"", ()) for _ in range(9)]
     assert Counter(each.name for each in idle if each) == {f"http://{n}": 3 for n in "abc"}
 
 
-def test_weights_are_kept_over_many_requests() -> None:
+def test_the_fleet_keeps_the_weights_over_many_requests() -> None:
     some = fleet(backend("a", 1), backend("b", 2), backend("c", 0.5))
     assert chosen(some, 700) == {"http://a": 200, "http://b": 400, "http://c": 100}
 
 
-def test_what_was_tried_or_drains_is_left_out() -> None:
+def test_the_fleet_skips_tried_and_draining_backends() -> None:
     a, b, c = named("abc")
     some = fleet(a, b, c)
     b.draining = True
@@ -75,7 +75,7 @@ def test_what_was_tried_or_drains_is_left_out() -> None:
     assert some.choose(None, b"", {a, c}) is None
 
 
-def test_a_single_one_is_used_until_it_was_tried_or_drains() -> None:
+def test_a_single_backend_is_used_until_it_was_tried_or_drains() -> None:
     (only,) = named("a")
     some = fleet(only)
     only.healthy = False
@@ -88,7 +88,7 @@ def test_a_single_one_is_used_until_it_was_tried_or_drains() -> None:
     assert some.choose("any", b"", ()) is None
 
 
-def test_a_model_goes_where_it_is_served() -> None:
+def test_a_request_goes_to_a_backend_that_serves_its_model() -> None:
     a, b = named("ab")
     some = fleet(a, b)
     a.models, b.models = {"tiny": MODEL}, {"large": MODEL}
@@ -100,7 +100,7 @@ def test_a_model_goes_where_it_is_served() -> None:
     assert some.choose("huge", b"", ()) is None
 
 
-def test_one_that_was_not_asked_yet_might_serve_anything() -> None:
+def test_a_backend_that_was_not_probed_yet_may_serve_any_model() -> None:
     a, b = named("ab")
     a.models = {"tiny": MODEL}
     assert fleet(a, b).choose("huge", b"", ()) is b
@@ -120,7 +120,7 @@ def test_a_backend_is_found_by_its_url() -> None:
     assert fleet(a, b).named("http://c") is None
 
 
-def test_faults_in_a_row_are_followed_by_a_rest() -> None:
+def test_a_backend_rests_after_several_faults_in_a_row() -> None:
     clock = Clock()
     a, b = named("ab", clock)
     for _ in range(FAULTS - 1):
@@ -134,16 +134,16 @@ def test_faults_in_a_row_are_followed_by_a_rest() -> None:
     assert not a.resting
 
 
-def test_an_answer_between_faults_makes_them_no_row() -> None:
+def test_an_answer_resets_the_count_of_faults() -> None:
     (a,) = named("a")
     for _ in range(10):
         fail_one(a)
         fail_one(a)
-        serve_one(a)  # a 4xx is one too
+        serve_one(a)  # a 4xx is an answer too
     assert a.ejections == 0
 
 
-def test_a_crash_under_load_is_no_row_of_ejections() -> None:
+def test_a_crash_under_load_ejects_a_backend_once() -> None:
     clock = Clock()
     (a,) = named("a", clock)
     for _ in range(100):
@@ -156,7 +156,7 @@ def test_a_crash_under_load_is_no_row_of_ejections() -> None:
     assert not a.resting
 
 
-def test_after_a_rest_a_single_request_tries() -> None:
+def test_after_a_rest_one_request_tries_the_backend() -> None:
     clock = Clock()
     a, b = named("ab", clock)
     some = fleet(a, b)
@@ -172,7 +172,7 @@ def test_after_a_rest_a_single_request_tries() -> None:
     assert some.choose(None, b"", ()) is a
 
 
-def test_a_trial_that_its_client_left_says_nothing() -> None:
+def test_a_trial_whose_client_left_changes_nothing() -> None:
     clock = Clock()
     (a,) = named("a", clock)
     eject(a)
@@ -185,7 +185,7 @@ def test_a_trial_that_its_client_left_says_nothing() -> None:
     assert a.resting
 
 
-def test_rests_double_up_to_a_bound_and_begin_anew_after_an_answer() -> None:
+def test_rests_double_up_to_a_bound_until_an_answer() -> None:
     clock = Clock()
     (a,) = named("a", clock)
     eject(a)
@@ -204,7 +204,7 @@ def test_rests_double_up_to_a_bound_and_begin_anew_after_an_answer() -> None:
     assert not a.resting
 
 
-def test_where_all_are_ill_an_ill_one_is_better_than_none() -> None:
+def test_if_all_backends_are_unhealthy_the_fleet_still_chooses_one() -> None:
     a, b = named("ab")
     some = fleet(a, b)
     a.healthy = False
@@ -234,12 +234,12 @@ PREFIXES = [b"conversation %d" % n for n in range(400)]
 
 
 def homes(some: Fleet) -> list[str]:
-    """Where each prefix goes while nobody is busy."""
+    """The backend of each prefix while all backends are idle."""
     found = [some.choose(None, prefix, ()) for prefix in PREFIXES]
     return [each.name for each in found if each]
 
 
-def test_conversations_that_begin_alike_go_to_the_same_backend() -> None:
+def test_prompts_with_the_same_beginning_go_to_the_same_backend() -> None:
     some = fleet(*named("abcd"), affinity=True)
     assert homes(some) == homes(some)
     shares = Counter(homes(some))
@@ -247,12 +247,12 @@ def test_conversations_that_begin_alike_go_to_the_same_backend() -> None:
     assert len(shares) == 4
 
 
-def test_the_order_of_backends_does_not_matter() -> None:
+def test_the_order_of_backends_does_not_change_the_choice() -> None:
     backends = named("abcd")
     assert homes(fleet(*backends, affinity=True)) == homes(fleet(*backends[::-1], affinity=True))
 
 
-def test_when_a_backend_leaves_only_its_share_moves() -> None:
+def test_if_a_backend_leaves_only_its_prefixes_move() -> None:
     backends = named("abcd")
     some = fleet(*backends, affinity=True)
     before = homes(some)
@@ -266,13 +266,13 @@ def test_when_a_backend_leaves_only_its_share_moves() -> None:
 
 
 @pytest.mark.parametrize("affinity", [False, True])
-def test_without_a_prefix_the_least_busy_is_best(affinity: bool) -> None:
+def test_a_request_without_a_prefix_goes_to_the_least_busy_backend(affinity: bool) -> None:
     a, b = named("ab")
     a.chosen()
     assert fleet(a, b, affinity=affinity).choose(None, b"", ()) is b
 
 
-def test_without_the_option_a_prefix_means_nothing() -> None:
+def test_without_the_option_the_fleet_ignores_prefixes() -> None:
     assert chosen(fleet(*named("ab")), 10, b"the same") == {"http://a": 5, "http://b": 5}
 
 
@@ -281,10 +281,12 @@ def test_without_the_option_a_prefix_means_nothing() -> None:
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=12),
     requests=st.integers(1, 120),
 )
-def test_a_popular_prefix_overloads_no_backend(weights: Sequence[float], requests: int) -> None:
+def test_a_popular_prefix_does_not_overload_its_backend(
+    weights: Sequence[float], requests: int
+) -> None:
     backends = [backend(f"b{n}", weight) for n, weight in enumerate(weights)]
     chosen(fleet(*backends, affinity=True), requests, b"the same")
     for each in backends:
         even = requests * each.spec.weight / sum(weights)
-        # A quarter more than an even share, and no part of a request.
+        # A quarter above an even share, rounded up to whole requests.
         assert each.outstanding < 1.25 * even + 1 + 1e-6

@@ -1,4 +1,4 @@
-"""Writes that wait for the end of a turn, on real sockets and both kinds of loop."""
+"""Writes that wait for the end of a turn of the loop, on real sockets with asyncio and uvloop."""
 
 import asyncio
 import os
@@ -27,8 +27,8 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
     return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
 
-class Told(asyncio.Protocol):
-    """Keeps what a transport tells."""
+class RecordingProtocol(asyncio.Protocol):
+    """A protocol that records the transport's calls."""
 
     def __init__(self) -> None:
         self.paused = self.resumed = 0
@@ -45,22 +45,24 @@ class Told(asyncio.Protocol):
 
 
 class Line:
-    """A connection: we write to ``transport``, and somebody reads from ``peer``."""
+    """A connection: the test writes to ``transport`` and reads from ``peer``."""
 
-    def __init__(self, transport: asyncio.Transport, told: Told, peer: socket.socket) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, told: RecordingProtocol, peer: socket.socket
+    ) -> None:
         self.transport = transport
         self.told = told
         self.peer = peer
 
     def arrived(self) -> bytes:
-        """What has come so far."""
+        """The bytes received so far."""
         try:
             return self.peer.recv(2**20)
         except BlockingIOError:
             return b""
 
     async def everything(self) -> bytes:
-        """What comes until we close."""
+        """All bytes until the transport is closed."""
         loop, found = asyncio.get_running_loop(), bytearray()
         async with asyncio.timeout(PATIENCE_S):
             while data := await loop.sock_recv(self.peer, 2**16):
@@ -75,7 +77,7 @@ async def line(batch: WriteBatch, batched: Batched = TO_CLIENT) -> AsyncIterator
     peer, _ = listener.accept()
     listener.close()
     peer.setblocking(False)
-    raw, told = await loop.create_connection(Told, sock=ours)
+    raw, told = await loop.create_connection(RecordingProtocol, sock=ours)
     try:
         yield Line(batched(batch, cast("asyncio.Transport", raw)), told, peer)
     finally:
@@ -92,7 +94,7 @@ async def batch() -> WriteBatch:
 
 @pytest.fixture
 def vectors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bytes]]:
-    """What went to which socket, in order."""
+    """The writes as (socket, bytes), in order."""
     seen, writev = [], os.writev
 
     def watched(number: int, parts: Sequence[bytes]) -> int:
@@ -124,7 +126,7 @@ async def test_the_first_write_of_a_turn_leaves_at_once_and_the_others_at_its_en
         assert vectors == [(number_of(first), b"1"), (number_of(one), b"abcd")] * 2
 
 
-async def test_backends_come_before_clients_and_equals_in_their_order(
+async def test_backends_are_written_before_clients_and_equals_in_order(
     batch: WriteBatch, vectors: list[tuple[int, bytes]]
 ) -> None:
     async with (
@@ -142,7 +144,7 @@ async def test_backends_come_before_clients_and_equals_in_their_order(
         ]
 
 
-async def test_a_reader_that_is_slow_gets_everything_and_we_are_told(
+async def test_a_slow_reader_gets_every_byte_and_the_protocol_is_paused(
     batch: WriteBatch, vectors: list[tuple[int, bytes]]
 ) -> None:
     pieces = [bytes([number]) * 2**18 for number in range(64)]
@@ -152,14 +154,14 @@ async def test_a_reader_that_is_slow_gets_everything_and_we_are_told(
             await asyncio.sleep(0)
         assert one.told.paused == 1
         assert one.transport.get_write_buffer_size() > 0
-        # While the transport has a queue nobody writes past it.
+        # While the transport has a queue, no write may pass it.
         assert len(vectors) < len(pieces)
         one.transport.close()
         assert await one.everything() == b"".join(pieces)
         assert one.told.resumed == 1
 
 
-async def test_one_that_is_behind_is_known_before_the_turn_has_read_more(batch: WriteBatch) -> None:
+async def test_a_slow_reader_is_known_before_the_turn_reads_more(batch: WriteBatch) -> None:
     async with line(batch) as one:
         for _ in range(1000):
             one.transport.write(bytes(LARGE + 1))
@@ -192,7 +194,7 @@ def test_bytes_arrive_once_and_in_order_whatever_their_size(
         runner.run(write_and_read())
 
 
-async def test_what_was_written_before_a_close_arrives(batch: WriteBatch) -> None:
+async def test_bytes_written_before_a_close_arrive(batch: WriteBatch) -> None:
     async with line(batch) as first, line(batch) as one:
         first.transport.write(b"hello")
         one.transport.write(b"goodbye")
@@ -201,7 +203,7 @@ async def test_what_was_written_before_a_close_arrives(batch: WriteBatch) -> Non
         assert await one.everything() == b"goodbye"
 
 
-async def test_what_was_written_before_an_abort_does_not(
+async def test_bytes_written_before_an_abort_do_not_arrive(
     batch: WriteBatch, vectors: list[tuple[int, bytes]]
 ) -> None:
     async with line(batch) as first, line(batch) as one:
@@ -212,14 +214,14 @@ async def test_what_was_written_before_an_abort_does_not(
         assert vectors == [(number_of(first), b"hello")]
 
 
-async def test_a_socket_that_is_no_longer_ours_is_not_written_to(
+async def test_a_closed_socket_is_not_written_to(
     batch: WriteBatch, vectors: list[tuple[int, bytes]]
 ) -> None:
     async with line(batch) as other, line(batch) as one:
         assert isinstance(one.transport, BatchedTransport)
         other.transport.write(b"hello")
         one.transport.write(b"for one that left")
-        # As when the loop itself finds that the other side is gone.
+        # As when the loop itself finds that the peer has closed.
         one.transport._transport.abort()
         other.transport.write(b"for one that stayed")
         await asyncio.sleep(0)
@@ -227,7 +229,7 @@ async def test_a_socket_that_is_no_longer_ours_is_not_written_to(
         assert vectors == [(number_of(other), text) for text in both]
 
 
-async def test_a_broken_connection_is_told_and_delays_no_other(
+async def test_a_broken_connection_is_reported_and_delays_no_other(
     batch: WriteBatch,
 ) -> None:
     async with line(batch) as broken, line(batch) as whole:
@@ -239,7 +241,7 @@ async def test_a_broken_connection_is_told_and_delays_no_other(
         assert whole.arrived() == b"!"
 
 
-async def test_reading_is_the_transports_business(batch: WriteBatch) -> None:
+async def test_the_transport_reads_by_itself(batch: WriteBatch) -> None:
     async with line(batch) as one:
         transport = one.transport
         assert isinstance(transport, BatchedTransport)

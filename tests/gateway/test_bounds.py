@@ -1,4 +1,4 @@
-"""Large bodies, slow clients, and web pages: what is bounded, and what arrives nevertheless."""
+"""Large bodies, slow clients and web pages: the bounds of the gateway, and what still passes."""
 
 import asyncio
 import hashlib
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.scripted import OK, SSE_HEAD, Call, answer, answers, backends, chunk, says, until
+from gateway.scripted import OK, SSE_HEAD, Call, answer, answers, backends, chunk, sends, until
 from gateway.serving import (
     CHAT,
     KINDS_OF_LOOP,
@@ -27,7 +27,7 @@ LOOPS = pytest.mark.parametrize("loop", KINDS_OF_LOOP)
 
 
 async def stands_still(call: Call) -> int:
-    """How much the backend could send before it was stopped."""
+    """The bytes that the backend could send before the gateway stopped reading."""
     before = -1
     while call.sent != before:
         before = call.sent
@@ -39,7 +39,7 @@ async def stands_still(call: Call) -> int:
 
 
 @LOOPS
-async def test_a_client_that_does_not_read_holds_its_backend_back(loop: str) -> None:
+async def test_a_client_that_does_not_read_slows_its_backend(loop: str) -> None:
     pieces = [bytes([number % 251]) * PIECE for number in range(512)]
 
     async def stream(call: Call) -> None:
@@ -55,11 +55,11 @@ async def test_a_client_that_does_not_read_holds_its_backend_back(loop: str) -> 
         await until(lambda: bool(backend.calls))
         (call,) = backend.calls
         stopped_at = await stands_still(call)
-        # What the kernel keeps between the two of us, and a little in the gateway.
+        # The kernel's buffers between client and backend, and a small one in the gateway.
         assert 0 < stopped_at < 16 * 2**20
         (connection,) = server._server.server_state.connections
         assert connection.transport.get_write_buffer_size() < 2**20
-        # It was the client that was silent, so the backend has not stalled.
+        # The client did not read, so the backend has not stalled.
         await client.head()
         for piece in pieces:
             expected = chunk(piece)
@@ -69,9 +69,9 @@ async def test_a_client_that_does_not_read_holds_its_backend_back(loop: str) -> 
 
 
 @LOOPS
-async def test_a_connection_whose_answer_was_held_back_serves_the_next(loop: str) -> None:
+async def test_a_backend_connection_serves_the_next_request_after_a_slow_client(loop: str) -> None:
     # The last bytes are read from the backend while the client takes none: the connection must
-    # not stay unread for whoever gets it next.
+    # not keep unread bytes for the next request.
     async with (
         backends(answer("200 OK", b"x" * 8_000_000)) as (backend,),
         serving(plan_for(backend), loop) as server,
@@ -81,7 +81,7 @@ async def test_a_connection_whose_answer_was_held_back_serves_the_next(loop: str
         await client.head()
         async with asyncio.timeout(20.0):
             await client.reader.readexactly(8_000_000 - 600_000)
-            # The backend has done its part, and the rest waits in the gateway.
+            # The backend has sent everything; the rest waits in the gateway.
             await backend.calls[0].ended.wait()
         await server.settled()
         backend.script = answers
@@ -89,13 +89,13 @@ async def test_a_connection_whose_answer_was_held_back_serves_the_next(loop: str
         assert got.status == 200
 
 
-async def test_time_passes_for_a_client_that_never_reads() -> None:
-    async def for_ever(call: Call) -> None:
+async def test_a_client_that_never_reads_runs_into_the_timeout() -> None:
+    async def endless(call: Call) -> None:
         await call.send(SSE_HEAD)
         while True:
             await call.send(chunk(b"data: x\n\n" * 1000))
 
-    async with backends(for_ever) as (backend,):
+    async with backends(endless) as (backend,):
         timeouts = Timeouts(total=1.0)
         async with (
             serving(plan_for(backend, timeouts=timeouts)) as server,
@@ -105,7 +105,7 @@ async def test_time_passes_for_a_client_that_never_reads() -> None:
             await until(lambda: bool(backend.calls))
             await until(backend.calls[0].ended.is_set)
             await server.settled()
-            # What it did not take is not kept for it either.
+            # The gateway does not keep the bytes that the client did not read.
             await until(lambda: server.connections == 0)
 
 
@@ -124,7 +124,7 @@ async def test_large_bodies_pass_in_both_directions(loop: str) -> None:
         assert got.raw == hashlib.sha256(large).hexdigest().encode() + large[-10_000_000:]
 
 
-async def test_a_body_beyond_the_limit_is_refused_whole() -> None:
+async def test_the_gateway_refuses_a_body_above_the_limit() -> None:
     async with (
         backends(answers) as (backend,),
         serving(plan_for(backend, max_body_bytes=1000)) as server,
@@ -135,7 +135,7 @@ async def test_a_body_beyond_the_limit_is_refused_whole() -> None:
         assert (await client.ask(post(allowed))).status == 200
         got = await client.ask(post(allowed + b" "))
         assert (got.status, got.code) == (413, "body_too_large")
-        # Without a length it is counted.
+        # Without a Content-Length the gateway counts the bytes.
         head = f"POST {CHAT} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
         client.send(head.encode())
         for _ in range(20):
@@ -146,7 +146,7 @@ async def test_a_body_beyond_the_limit_is_refused_whole() -> None:
         assert len(backend.calls) == 2
 
 
-async def test_a_client_that_asks_first_need_not_send_a_body_that_is_too_large() -> None:
+async def test_a_client_with_expect_100_need_not_send_a_body_above_the_limit() -> None:
     async with (
         backends(answers) as (backend,),
         serving(plan_for(backend, max_body_bytes=1000)) as server,
@@ -165,7 +165,7 @@ PAGE = "https://page.example"
 OPINION = b"Access-Control-Allow-Origin: https://other.example"
 
 
-async def test_a_known_page_may_read_answers_and_errors_whatever_the_backend_thinks() -> None:
+async def test_a_listed_page_may_read_answers_and_errors_whatever_the_backend_says() -> None:
     async with (
         backends(answer("200 OK", b"{}", OPINION, b"Vary: Accept")) as (backend,),
         serving(plan_for(backend, cors_origins=(PAGE,))) as server,
@@ -186,7 +186,7 @@ async def test_a_known_page_may_read_answers_and_errors_whatever_the_backend_thi
         assert (got.status, got.header("access-control-allow-origin")) == (200, PAGE)
 
 
-async def test_without_pages_of_its_own_the_gateway_leaves_the_question_to_the_backend() -> None:
+async def test_without_listed_pages_the_backend_decides_which_page_may_read() -> None:
     async with (
         backends(answer("200 OK", b"{}", OPINION)) as (backend,),
         serving(plan_for(backend)) as server,
@@ -195,9 +195,9 @@ async def test_without_pages_of_its_own_the_gateway_leaves_the_question_to_the_b
         assert got.header("access-control-allow-origin") == "https://other.example"
 
 
-async def test_any_page_may_read_if_all_may() -> None:
+async def test_every_page_may_read_if_all_are_listed() -> None:
     async with (
-        backends(says(OK)) as (backend,),
+        backends(sends(OK)) as (backend,),
         serving(plan_for(backend, cors_origins=("*",))) as server,
     ):
         got = await once(server.port, post(order(), f"Origin: {PAGE}"))

@@ -1,4 +1,4 @@
-"""What clients may send as HTTP/1.1 and HTTP/1.0, byte by byte, and what comes back."""
+"""HTTP/1.1 and HTTP/1.0 requests byte by byte, and the gateway's answers."""
 
 import json
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.scripted import END, SSE_HEAD, Backend, Call, answer, backends, chunk, event, says
+from gateway.scripted import END, SSE_HEAD, Backend, Call, answer, backends, chunk, event, sends
 from gateway.serving import CHAT, Server, Wire, once, order, plan_for, post, serving, wire
 from proofserve.gateway.http.request_head import MAX_HEAD_BYTES, MAX_HEADERS
 
@@ -18,7 +18,7 @@ BROKEN = b"GET /v1/models HTTP/1.1\r\nno header line\r\n\r\n"
 
 
 async def echo(call: Call) -> None:
-    """Answer with the request: its line, its headers and its body."""
+    """Answer with the request line, headers and body that arrived."""
     text = {"line": call.line.decode(), "headers": call.headers, "body": call.body.decode()}
     await answer("200 OK", json.dumps(text).encode())(call)
 
@@ -38,7 +38,7 @@ async def backend(running: tuple[Backend, Server]) -> Backend:
 
 @pytest.fixture
 async def client(running: tuple[Backend, Server], backend: Backend) -> AsyncIterator[Wire]:
-    """A connection to a gateway in front of ``backend``, which repeats what it gets."""
+    """A connection to a gateway in front of ``backend``, which echoes requests."""
     async with wire(running[1].port) as client:
         yield client
     await running[1].settled()
@@ -75,7 +75,7 @@ async def test_a_chunked_post_with_upgrade_keeps_its_body(client: Wire) -> None:
     assert json.loads(got.raw)["body"].encode() == order()
 
 
-async def test_requests_behind_an_upgrade_are_answered_in_order(client: Wire) -> None:
+async def test_requests_after_an_upgrade_are_answered_in_order(client: Wire) -> None:
     client.send(post(order(user="1"), *H2C) + MODELS + post(order(user="2"), *H2C) + post())
     assert b'\\"1\\"' in (await client.answer()).raw
     assert json.loads((await client.answer()).raw)["object"] == "list"
@@ -83,14 +83,14 @@ async def test_requests_behind_an_upgrade_are_answered_in_order(client: Wire) ->
     assert (await client.answer()).status == 200
 
 
-async def test_a_body_behind_an_upgrade_is_never_a_request(client: Wire) -> None:
+async def test_a_body_after_an_upgrade_is_never_read_as_a_request(client: Wire) -> None:
     got = await client.ask(post(MODELS, *H2C))
     assert (got.status, got.code) == (400, "invalid_body")
     # The next answer belongs to the next request.
     assert json.loads((await client.ask(post())).raw)["line"].startswith("POST")
 
 
-async def test_a_websocket_is_an_ordinary_request(
+async def test_the_gateway_treats_a_websocket_request_as_an_ordinary_request(
     client: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: AAAA")
@@ -99,13 +99,13 @@ async def test_a_websocket_is_an_ordinary_request(
     assert "pip install" not in caplog.text
 
 
-async def test_a_tunnel_is_refused(client: Wire) -> None:
+async def test_the_gateway_refuses_connect(client: Wire) -> None:
     got = await client.ask(lines("CONNECT other:443 HTTP/1.1", "Host: other:443"))
     assert (got.status, got.code) == (501, "not_implemented")
     assert await client.ended()
 
 
-async def test_what_connection_names_stays_here(client: Wire) -> None:
+async def test_headers_named_in_connection_are_not_relayed(client: Wire) -> None:
     got = await client.ask(
         post(order(), "Connection: keep-alive, X-Secret", "X-Secret: 1", "X-B: 2")
     )
@@ -114,7 +114,7 @@ async def test_what_connection_names_stays_here(client: Wire) -> None:
     assert "x-b" in names
 
 
-async def test_fields_behind_the_last_chunk_are_no_headers(client: Wire) -> None:
+async def test_trailer_fields_are_not_relayed_as_headers(client: Wire) -> None:
     head = lines(f"POST {CHAT} HTTP/1.1", "Host: h", "Transfer-Encoding: chunked")
     got = await client.ask(head + chunk(order()) + b"0\r\nX-Late: 1\r\n\r\n")
     assert "x-late" not in {name for name, _ in json.loads(got.raw)["headers"]}
@@ -144,7 +144,7 @@ async def test_an_absolute_target_finds_the_gateways_own_endpoints(client: Wire)
     assert (await client.ask(lines("GET http://other HTTP/1.1", "Host: h"))).status == 404
 
 
-async def test_an_encoded_slash_is_another_path(client: Wire, backend: Backend) -> None:
+async def test_a_path_with_an_encoded_slash_is_another_path(client: Wire, backend: Backend) -> None:
     got = await client.ask(post(path="/v1/chat%2Fcompletions"))
     assert (got.status, got.code) == (404, "not_found")
     assert b"proofserve gateway" not in got.raw
@@ -161,7 +161,7 @@ TEXT = b'data: {"text": "one"}\n\ndata: {"text": "two"}\n\ndata: [DONE]\n\n'
 async def test_a_stream_to_http_1_0_ends_with_its_connection(
     extra: tuple[str, ...], client: Wire, backend: Backend
 ) -> None:
-    backend.script = says(SSE_HEAD, *PARTS)
+    backend.script = sends(SSE_HEAD, *PARTS)
     client.send(post(order(stream=True), *extra).replace(b"HTTP/1.1", b"HTTP/1.0"))
     got = await client.answer()
     assert got.status == 200
@@ -172,13 +172,15 @@ async def test_a_stream_to_http_1_0_ends_with_its_connection(
     assert got.raw == TEXT
 
 
-async def test_a_plain_answer_to_http_1_0_keeps_its_length(client: Wire) -> None:
+async def test_a_plain_answer_to_http_1_0_keeps_its_content_length(client: Wire) -> None:
     got = await client.ask(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert got.header("content-length") == str(len(got.raw))
     assert await client.ended()
 
 
-async def test_a_broken_stream_to_http_1_0_says_so(client: Wire, backend: Backend) -> None:
+async def test_a_broken_stream_to_http_1_0_ends_with_an_error_event(
+    client: Wire, backend: Backend
+) -> None:
     async def breaks(call: Call) -> None:
         await call.send(SSE_HEAD, event("one"))
         await call.close()
@@ -195,7 +197,7 @@ async def test_http_1_0_needs_no_host(client: Wire) -> None:
     assert await client.ended()
 
 
-# -- what is no HTTP -------------------------------------------------------------------------------
+# -- invalid HTTP ----------------------------------------------------------------------------------
 
 
 def big(*more: str) -> bytes:
@@ -264,7 +266,7 @@ REFUSED: list[tuple[str, bytes, int, str]] = [
     [row[1:] for row in REFUSED],
     ids=[row[0] for row in REFUSED],
 )
-async def test_a_request_that_is_no_http_is_refused_in_openais_shape_and_the_connection_closes(
+async def test_invalid_http_gets_an_openai_error_and_the_connection_closes(
     request_bytes: bytes, status: int, code: str, client: Wire, backend: Backend
 ) -> None:
     client.send(request_bytes)
@@ -277,20 +279,22 @@ async def test_a_request_that_is_no_http_is_refused_in_openais_shape_and_the_con
     assert backend.calls == []
 
 
-async def test_as_many_headers_as_allowed_pass(client: Wire) -> None:
+async def test_the_largest_allowed_number_of_headers_passes(client: Wire) -> None:
     got = await client.ask(big(*(f"X-{n}: 1" for n in range(MAX_HEADERS - 3))))
     assert got.status == 200
     got = await client.ask(big("X: " + "x" * (MAX_HEAD_BYTES - 500)))
     assert got.status == 200
 
 
-async def test_a_large_body_beside_the_next_head_is_no_large_head(client: Wire) -> None:
+async def test_a_large_body_before_the_next_head_does_not_count_as_a_large_head(
+    client: Wire,
+) -> None:
     client.send(post(order(user="x" * 400_000)) + post(order(user="y" * 400_000)) + post())
     for _ in range(3):
         assert (await client.answer()).status == 200
 
 
-async def test_what_was_asked_before_a_broken_request_is_answered_first(client: Wire) -> None:
+async def test_requests_before_a_broken_request_are_answered_first(client: Wire) -> None:
     client.send(post() + MODELS + post(order(user="2")) + BROKEN + post())
     for _ in range(3):
         assert (await client.answer()).status == 200
@@ -299,7 +303,7 @@ async def test_what_was_asked_before_a_broken_request_is_answered_first(client: 
     assert await client.ended()
 
 
-async def test_a_broken_body_behind_other_requests_is_answered_in_its_turn(
+async def test_a_broken_body_after_other_requests_is_answered_in_its_turn(
     client: Wire, backend: Backend
 ) -> None:
     head = lines(f"POST {CHAT} HTTP/1.1", "Host: h", "Transfer-Encoding: chunked")
@@ -312,7 +316,7 @@ async def test_a_broken_body_behind_other_requests_is_answered_in_its_turn(
     assert len(backend.calls) == 1
 
 
-async def test_a_broken_body_of_an_own_endpoint(client: Wire) -> None:
+async def test_a_broken_body_of_the_gateways_own_endpoint_is_refused(client: Wire) -> None:
     head = lines("POST /admin/drain HTTP/1.1", "Host: h", "Transfer-Encoding: chunked")
     got = await client.ask(head + b"zz\r\n")
     assert (got.status, got.code) == (400, "invalid_http")
@@ -343,7 +347,7 @@ async def test_head_is_get_without_a_body(path: str, client: Wire) -> None:
         (b'{"max_tokens": "many"}', "max_tokens"),
     ],
 )
-async def test_a_body_that_is_no_request_says_why(
+async def test_an_invalid_body_gets_an_error_that_names_the_fault(
     body: bytes, words: str, running: tuple[Backend, Server]
 ) -> None:
     got = await once(running[1].port, post(body))

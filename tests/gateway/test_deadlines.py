@@ -1,4 +1,4 @@
-"""Deadlines, looked at together."""
+"""One task checks all deadlines."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Checked:
-    """Counts its checks, and does then what it is told."""
+    """Counts its checks, and then calls the test's function."""
 
     def __init__(self, then: Callable[[float], None] = lambda _now: None) -> None:
         self.times: list[float] = []
@@ -43,7 +43,7 @@ async def once(checked: Checked) -> None:
         await checked.seen.wait()
 
 
-async def test_everything_watched_is_checked_with_the_loops_time(watch: Deadlines) -> None:
+async def test_every_watched_object_is_checked_with_the_loops_time(watch: Deadlines) -> None:
     one, two = Checked(), Checked()
     watch.watched.add(one)
     watch.watched.add(two)
@@ -58,7 +58,7 @@ async def test_everything_watched_is_checked_with_the_loops_time(watch: Deadline
     assert min(gaps) >= PERIOD_S * 0.9
 
 
-async def test_what_has_ended_is_not_checked_again(watch: Deadlines) -> None:
+async def test_an_ended_object_is_not_checked_again(watch: Deadlines) -> None:
     def end(_now: float) -> None:
         watch.watched.discard(ended)
 
@@ -79,7 +79,7 @@ async def test_a_check_may_add_another(watch: Deadlines) -> None:
     await once(new)
 
 
-async def test_it_is_idle_while_nothing_is_watched(watch: Deadlines) -> None:
+async def test_the_task_is_idle_while_nothing_is_watched(watch: Deadlines) -> None:
     async with asyncio.timeout(5):
         await watch.idle.wait()
     one = Checked()
@@ -92,7 +92,7 @@ async def test_it_is_idle_while_nothing_is_watched(watch: Deadlines) -> None:
         await watch.idle.wait()
 
 
-async def test_a_check_that_raises_is_not_the_last_one(watch: Deadlines) -> None:
+async def test_a_check_that_raises_does_not_stop_the_task(watch: Deadlines) -> None:
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, what: complaints.append(what))
 
@@ -109,7 +109,7 @@ async def test_a_check_that_raises_is_not_the_last_one(watch: Deadlines) -> None
     assert [str(each["exception"]) for each in complaints] == ["its own fault"]
 
 
-async def test_it_stops_when_it_is_told_to() -> None:
+async def test_the_task_stops_at_the_shutdown() -> None:
     watch = Deadlines(asyncio.get_running_loop())
     watch.stop()
     one = Checked(lambda _now: watch.stop())

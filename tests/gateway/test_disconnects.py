@@ -1,4 +1,4 @@
-"""Clients that leave: at any moment, and everything that was held for them is free again."""
+"""Clients that disconnect at any moment: the gateway frees everything that they held."""
 
 import asyncio
 import random
@@ -14,8 +14,8 @@ from gateway.scripted import (
     after,
     answers,
     backends,
-    deaf,
     event,
+    not_accepting,
     reset,
     silent,
     until,
@@ -30,7 +30,7 @@ LOOPS = pytest.mark.parametrize("loop", KINDS_OF_LOOP)
 
 
 async def slow(call: Call) -> None:
-    """An answer that takes a third of a second; the first half of it is silence."""
+    """An answer that takes a third of a second; nothing is sent in the first half."""
     for _ in range(4):
         await asyncio.sleep(0.04)
         if call._reader.at_eof():
@@ -47,7 +47,7 @@ async def slow(call: Call) -> None:
 
 
 async def leaves(server: Server, chance: random.Random) -> bool:
-    """Ask, and leave after a while in one way or another; whether the answer was complete."""
+    """Send a request, disconnect later in a random way; return whether the answer was complete."""
     request = post(order(stream=chance.random() < 0.5))
     patience, rudely = chance.uniform(0.0, 1.0), chance.random() < 0.5
     if chance.random() < 0.1:
@@ -75,15 +75,15 @@ async def test_fifty_clients_that_leave_at_random_leave_nothing_behind(
         results = await asyncio.gather(*(leaves(server, chance) for _ in range(50)))
         await nothing_is_held(server, *both)
         await until(lambda: server.connections == 0)
-        asked = sum(len(each.calls) for each in both)
-        # Some were served, some left; and some never reached a backend.
+        relayed = sum(len(each.calls) for each in both)
+        # Some were served, some disconnected, and some never reached a backend.
         assert not all(results)
-        assert 0 < asked < 50
+        assert 0 < relayed < 50
         assert (await once(server.port)).status == 200
 
 
 async def left(server: Server, backend: Backend, client: Wire) -> None:
-    """Let a client go: its backend hears of it at once, and nothing is held any more."""
+    """Disconnect a client. Assert that its backend sees it at once and nothing is held."""
     (call,) = backend.calls
     await client.close()
     await until(call.ended.is_set, patience=5.0)
@@ -93,7 +93,9 @@ async def left(server: Server, backend: Backend, client: Wire) -> None:
 
 @LOOPS
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_before_the_first_byte(loop: str, stream: bool) -> None:
+async def test_a_client_that_leaves_before_the_first_byte_frees_everything(
+    loop: str, stream: bool
+) -> None:
     async with (
         backends(silent) as (backend,),
         serving(plan_for(backend), loop) as server,
@@ -106,7 +108,9 @@ async def test_a_client_that_leaves_before_the_first_byte(loop: str, stream: boo
 
 @LOOPS
 @pytest.mark.parametrize("head", [SSE_HEAD + event("one"), OK[:-1]], ids=["stream", "plain"])
-async def test_a_client_that_leaves_in_the_middle_of_an_answer(loop: str, head: bytes) -> None:
+async def test_a_client_that_leaves_in_the_middle_of_an_answer_frees_everything(
+    loop: str, head: bytes
+) -> None:
     async def begins(call: Call) -> None:
         await call.send(head)
         await call.gone()
@@ -140,11 +144,11 @@ async def test_a_client_that_leaves_the_queue_is_not_served() -> None:
         assert [call.body for call in backend.calls] == [order(user="0"), order(user="2")]
 
 
-async def test_a_client_that_leaves_while_its_backend_does_not_accept(
+async def test_a_client_that_leaves_while_its_backend_does_not_accept_frees_its_permit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
-    with deaf() as url:
+    with not_accepting() as url:
         async with (
             serving(plan_for(url, timeouts=Timeouts(connect=1.0))) as server,
             wire(server.port) as client,
@@ -157,7 +161,7 @@ async def test_a_client_that_leaves_while_its_backend_does_not_accept(
             assert server.gateway.fleet.backends[0].outstanding == 0
 
 
-async def test_a_client_that_leaves_takes_along_what_it_sent_ahead() -> None:
+async def test_requests_sent_ahead_end_with_their_client() -> None:
     async with (
         backends(silent) as (backend,),
         serving(plan_for(backend)) as server,
@@ -173,7 +177,7 @@ async def test_a_client_that_leaves_takes_along_what_it_sent_ahead() -> None:
 
 async def test_a_closing_gateway_cuts_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
-    with deaf() as url:
+    with not_accepting() as url:
         async with backends(silent) as (backend,):
             server = Server(plan_for(backend, url, timeouts=Timeouts(connect=60.0)))
             await server.start()

@@ -1,4 +1,4 @@
-"""The request in the documents, sent to a gateway before what the start script serves."""
+"""The documented request, sent to a gateway in front of the model names of the start script."""
 
 import json
 import os
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parent.parent.parent
 CURL = re.compile(r"curl [^\n]*:7000/v1/chat/completions .*?-d '(\{.*?\})'", re.DOTALL)
-# Requirement 004's own: "model", "messages", "stream", "max_tokens" and "temperature".
+# The fields of requirement 004: "model", "messages", "stream", "max_tokens" and "temperature".
 REQUIRED_MODEL = "gpt-oss-20b"
 
 
 def documented(page: str) -> list[dict[str, Any]]:
-    """The bodies of the chat requests on a page."""
+    """The bodies of the chat requests in a document."""
     return [json.loads(body) for body in CURL.findall((ROOT / page).read_text())]
 
 
@@ -45,7 +45,9 @@ def served_names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/gateway.md"])
-async def test_the_documented_body_is_relayed_by_either_name(page: str, tmp_path: Path) -> None:
+async def test_the_gateway_relays_the_documented_body_with_either_model_name(
+    page: str, tmp_path: Path
+) -> None:
     (body,) = documented(page)
     assert body["model"] == REQUIRED_MODEL
     names = served_names(tmp_path)

@@ -1,4 +1,4 @@
-"""Several backends: a client sees no fault that another one could make good."""
+"""Several backends: the gateway hides a fault from the client if another backend can answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -45,13 +45,13 @@ async def running() -> AsyncIterator[tuple[list[Backend], Server]]:
 
 
 @pytest.mark.parametrize("script", FAULTS.values(), ids=list(FAULTS))
-async def test_two_faults_are_made_good_by_a_third_backend(
+async def test_after_two_faults_the_third_backend_answers(
     running: tuple[list[Backend], Server], script: Script
 ) -> None:
     (one, two, good), server = running
     for backend, known in zip((one, two, good), server.gateway.fleet.backends, strict=True):
         backend.calls.clear()
-        # What it did in another test is forgotten.
+        # Each test starts with no recorded faults.
         known.worked()
     one.script = two.script = script
     got = await asyncio.gather(*(once(server.port) for _ in range(9)))
@@ -63,7 +63,7 @@ async def test_two_faults_are_made_good_by_a_third_backend(
 
 
 @LOOPS
-async def test_a_backend_that_refuses_connections_is_passed_over(loop: str) -> None:
+async def test_the_gateway_skips_a_backend_that_refuses_connections(loop: str) -> None:
     async with (
         backends(answers, answers) as (gone, good),
         serving(plan_for(gone, good), loop) as server,
@@ -71,13 +71,13 @@ async def test_a_backend_that_refuses_connections_is_passed_over(loop: str) -> N
         await gone.die()
         got = [await once(server.port) for _ in range(12)]
         assert [each.raw for each in got] == [JSON_BODY] * 12
-        # After a few faults it is not asked any more.
+        # After a few faults the gateway sends it no more requests.
         assert server.gateway.fleet.backends[0].resting
         assert server.gateway.totals.retries["backend_unreachable"] == 3
 
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "429 Too Many Requests"])
-async def test_a_refusal_is_an_answer_and_no_reason_to_ask_another(status: str) -> None:
+async def test_a_4xx_is_an_answer_and_is_not_retried(status: str) -> None:
     script = answer(status, b"theirs")
     async with (
         backends(script, script) as both,
@@ -90,7 +90,7 @@ async def test_a_refusal_is_an_answer_and_no_reason_to_ask_another(status: str) 
         assert sum(server.gateway.totals.retries.values()) == 0
 
 
-async def test_the_last_backends_error_is_the_clients_if_none_does_better() -> None:
+async def test_the_client_gets_the_last_backends_error_if_all_fail() -> None:
     scripts = [answer(f"500 {name}", name.encode()) for name in ("a", "b", "c", "d")]
     async with (
         backends(*scripts) as four,
@@ -104,7 +104,7 @@ async def test_the_last_backends_error_is_the_clients_if_none_does_better() -> N
         assert got.raw in {b"a", b"b", b"c", b"d"} - {b"abcd"[four.index(unasked) :][:1]}
 
 
-async def test_after_the_first_byte_no_other_backend_is_asked() -> None:
+async def test_after_the_first_byte_the_gateway_does_not_retry() -> None:
     async def breaks(call: Call) -> None:
         await call.send(SSE_HEAD, event("one"))
         await call.close()
@@ -118,7 +118,7 @@ async def test_after_the_first_byte_no_other_backend_is_asked() -> None:
         assert sum(len(each.calls) for each in both) == 1
 
 
-async def test_a_body_is_sent_to_the_next_backend_as_it_was_to_the_first() -> None:
+async def test_the_next_backend_gets_the_same_body_as_the_first() -> None:
     async def reads_and_resets(call: Call) -> None:
         await call.reset()
 
@@ -128,16 +128,16 @@ async def test_a_body_is_sent_to_the_next_backend_as_it_was_to_the_first() -> No
         serving(plan_for(*three)) as server,
     ):
         assert (await once(server.port, post(large))).status == 200
-        asked = [call for each in three for call in each.calls]
-        assert [call.body for call in asked] == [large] * len(asked)
-        assert len({call.header("x-request-id")[0] for call in asked}) == 1
+        calls = [call for each in three for call in each.calls]
+        assert [call.body for call in calls] == [large] * len(calls)
+        assert len({call.header("x-request-id")[0] for call in calls}) == 1
 
 
 # -- a death under load --------------------------------------------------------------------------
 
 
 class Load:
-    """Requests, so many at a time; every third is a stream."""
+    """Sends requests from several workers; every third request is a stream."""
 
     def __init__(self, server: Server, total: int, at_a_time: int) -> None:
         self._server = server
@@ -158,7 +158,7 @@ class Load:
         if not stream:
             assert got.raw == JSON_BODY
         elif got.raw != event("one") + event("two") + END:
-            # Only one that had begun may break, and it says so.
+            # Only a stream that had begun may break, and it ends with an error event.
             assert got.raw.startswith(event("one"))
             self.broken.append(got.last_code)
 

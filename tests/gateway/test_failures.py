@@ -1,4 +1,4 @@
-"""How clients are told."""
+"""The gateway's error answers."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ ALL = [each for each in vars(failures).values() if isinstance(each, Failure)]
 
 
 class Answer:
-    """What a client's parser makes of bytes."""
+    """An answer as a client's parser reads it."""
 
     def __init__(self, data: bytes) -> None:
         self.headers: dict[str, str] = {}
@@ -62,7 +62,7 @@ def test_every_failure_is_a_complete_answer_in_openais_shape(failure: Failure) -
     assert error["param"] == failure.param
 
 
-def test_codes_are_each_their_own() -> None:
+def test_every_failure_has_its_own_code() -> None:
     assert len({failure.code for failure in ALL}) == len(ALL)
 
 
@@ -76,30 +76,30 @@ def test_codes_are_each_their_own() -> None:
         (503, "server_error"),
     ],
 )
-def test_the_type_follows_from_the_status(status: int, kind: str) -> None:
+def test_the_error_type_follows_from_the_status(status: int, kind: str) -> None:
     assert Failure(status, "code", "words").type == kind
 
 
 @pytest.mark.parametrize(("seconds", "least"), [(0, 1), (0.2, 1), (1.5, 2), (60.0, 60)])
-def test_a_time_to_wait_is_rounded_up(seconds: float, least: int) -> None:
+def test_retry_after_is_rounded_up(seconds: float, least: int) -> None:
     failure = failures.QUEUE_FULL.after(seconds)
     answer = Answer(failure.answer(b"id", b"", keep_alive=True))
     assert least <= int(answer.headers["retry-after"]) <= least + 1
 
 
-def test_without_a_time_to_wait_nothing_is_said_of_it() -> None:
+def test_without_a_time_to_wait_there_is_no_retry_after() -> None:
     answer = Answer(failures.UNAUTHORIZED.answer(b"id", b"", keep_alive=True))
     assert "retry-after" not in answer.headers
 
 
-def test_more_lines_and_the_end_of_the_connection() -> None:
+def test_a_failure_can_add_headers_and_close_the_connection() -> None:
     answer = Answer(failures.SHUTTING_DOWN.answer(b"id", b"vary: Origin\r\n", keep_alive=False))
     assert answer.headers["vary"] == "Origin"
     assert answer.headers["connection"] == "close"
     assert not answer.keep_alive
 
 
-def test_words_for_one_case_leave_the_failure_itself_alone() -> None:
+def test_a_message_for_one_request_does_not_change_the_failure() -> None:
     said = failures.UNKNOWN_MODEL.saying("No “tiny”\r\nx: y")
     answer = Answer(said.answer(b"id", b"", keep_alive=True))
     assert json.loads(answer.body)["error"]["message"] == "No “tiny”\r\nx: y"
@@ -122,7 +122,7 @@ def test_a_stream_ends_with_one_event_and_its_last_chunk(failure: Failure) -> No
     assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == failure.code
 
 
-def test_the_official_client_raises_a_broken_stream() -> None:
+def test_the_official_client_raises_an_error_for_a_broken_stream() -> None:
     def answer(_request: httpx.Request) -> httpx.Response:
         event = b"data: %s\n\n" % failures.STALL_TIMEOUT.body()
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=event)
@@ -148,7 +148,7 @@ def test_the_official_client_raises_a_broken_stream() -> None:
     ],
     ids=str,
 )
-def test_the_official_client_raises_each_as_its_own_error(
+def test_the_official_client_raises_each_failure_as_its_own_error(
     failure: Failure, error: type[openai.APIStatusError]
 ) -> None:
     def answer(_request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Whatever a backend does: another answers before the first byte, or the client is told."""
+"""Faults of a backend: another one answers before the first byte, or the client gets an error."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,11 +17,11 @@ from gateway.scripted import (
     answers,
     backends,
     chunk,
-    deaf,
     event,
+    not_accepting,
     refusing,
     resets,
-    says_then,
+    sends_then,
     silent,
     until,
 )
@@ -49,26 +49,26 @@ BROKEN: dict[str, tuple[Script, str]] = {
     "reset": (resets, "backend_broke"),
     "closed": (Call.close, "backend_broke"),
     "half-closed": (Call.half_close, "backend_broke"),
-    "reset in the head": (says_then(Call.reset, HALF), "backend_broke"),
-    "closed in the head": (says_then(Call.close, HALF), "backend_broke"),
+    "reset in the head": (sends_then(Call.reset, HALF), "backend_broke"),
+    "closed in the head": (sends_then(Call.close, HALF), "backend_broke"),
     "closed after an interim head": (
-        says_then(Call.close, b"HTTP/1.1 100 Continue\r\n\r\n"),
+        sends_then(Call.close, b"HTTP/1.1 100 Continue\r\n\r\n"),
         "backend_broke",
     ),
-    "garbage": (says_then(silent, b"\x00\xff SMTP ready\r\n"), "backend_garbled"),
+    "garbage": (sends_then(silent, b"\x00\xff SMTP ready\r\n"), "backend_garbled"),
     "a head without an end": (
-        says_then(silent, b"HTTP/1.1 200 OK\r\n", *[b"a: %s\r\n" % (b"b" * 8000)] * 10),
+        sends_then(silent, b"HTTP/1.1 200 OK\r\n", *[b"a: %s\r\n" % (b"b" * 8000)] * 10),
         "backend_garbled",
     ),
-    "two answers": (says_then(silent, OK + OK), "backend_garbled"),
-    "another protocol": (says_then(silent, SWITCH), "backend_garbled"),
+    "two answers": (sends_then(silent, OK + OK), "backend_garbled"),
+    "another protocol": (sends_then(silent, SWITCH), "backend_garbled"),
 }
 # After the first byte of a stream.
 BROKEN_OFF: dict[str, tuple[Script, str]] = {
     "reset": (resets, "backend_broke"),
     "closed": (Call.close, "backend_broke"),
     "half-closed": (Call.half_close, "backend_broke"),
-    "garbage": (says_then(silent, b"no length of a chunk\r\n"), "backend_garbled"),
+    "garbage": (sends_then(silent, b"no length of a chunk\r\n"), "backend_garbled"),
 }
 
 
@@ -84,7 +84,7 @@ async def running(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Backend
 
 @pytest.fixture
 async def pair(running: tuple[Backend, Server]) -> AsyncIterator[tuple[Backend, Server]]:
-    """One backend, a gateway before it, and afterwards nothing that is held for anybody."""
+    """One backend and a gateway in front of it. At the end, assert that nothing is held."""
     backend, server = running
     yield running
     await nothing_is_held(server, backend)
@@ -102,11 +102,11 @@ async def stream(port: int) -> Answer:
     return await once(port, post(order(stream=True)))
 
 
-# -- one backend ---------------------------------------------------------------------------------
+# -- one backend -----------------------------------------------------------------------------------
 
 
 @each(BROKEN)
-async def test_a_fault_before_the_first_byte_is_an_error_with_its_code(
+async def test_a_fault_before_the_first_byte_gives_an_error_with_its_code(
     pair: tuple[Backend, Server], script: Script, code: str
 ) -> None:
     backend, server = pair
@@ -114,13 +114,13 @@ async def test_a_fault_before_the_first_byte_is_an_error_with_its_code(
     async with wire(server.port) as client:
         got = await client.ask()
         assert (got.status, got.code) == (502, code)
-        # The client's connection is none the worse for it.
+        # The client's connection still works.
         backend.script = answers
         assert (await client.ask()).raw == JSON_BODY
 
 
 @each(BROKEN_OFF)
-async def test_a_fault_between_two_events_is_a_last_event_and_the_end(
+async def test_a_fault_between_two_events_gives_an_error_event_and_ends_the_stream(
     pair: tuple[Backend, Server], script: Script, code: str
 ) -> None:
     backend, server = pair
@@ -142,11 +142,11 @@ async def test_a_fault_between_two_events_is_a_last_event_and_the_end(
         assert await client.ended()
 
 
-async def test_a_fault_after_the_head_of_a_stream_is_its_only_event(
+async def test_a_fault_after_the_head_of_a_stream_gives_one_error_event(
     pair: tuple[Backend, Server],
 ) -> None:
     backend, server = pair
-    backend.script = says_then(Call.close, SSE_HEAD)
+    backend.script = sends_then(Call.close, SSE_HEAD)
     got = await stream(server.port)
     assert (got.status, got.last_code) == (200, "backend_broke")
 
@@ -162,7 +162,7 @@ async def test_a_fault_after_the_head_of_a_stream_is_its_only_event(
     ],
     ids=["in an event", "in a chunk", "in chunked JSON", "in JSON", "in JSON without a length"],
 )
-async def test_a_fault_elsewhere_cuts_the_answer_off(
+async def test_a_fault_elsewhere_closes_the_clients_connection(
     pair: tuple[Backend, Server], parts: tuple[bytes, ...]
 ) -> None:
     backend, server = pair
@@ -184,7 +184,7 @@ async def test_a_fault_elsewhere_cuts_the_answer_off(
 @pytest.mark.parametrize(
     "status", ["400 Bad Request", "429 Too Many Requests", "500 Oops", "503 X"]
 )
-async def test_an_error_of_the_only_backend_is_passed_on(
+async def test_the_gateway_relays_an_error_of_the_only_backend(
     pair: tuple[Backend, Server], status: str
 ) -> None:
     backend, server = pair
@@ -195,7 +195,7 @@ async def test_an_error_of_the_only_backend_is_passed_on(
         assert (got.raw, got.header("retry-after")) == (b'{"error":{"code":"theirs"}}', "7")
 
 
-async def test_an_idle_connection_that_ends_under_a_request_is_no_fault(
+async def test_an_idle_backend_connection_that_ends_is_replaced_without_a_fault(
     pair: tuple[Backend, Server],
 ) -> None:
     backend, server = pair
@@ -210,7 +210,7 @@ async def test_an_idle_connection_that_ends_under_a_request_is_no_fault(
     assert server.gateway.totals.retries["stale_connection"] >= 20
 
 
-async def test_a_connection_that_is_reset_as_it_is_made_is_not_waited_for(
+async def test_a_backend_connection_that_is_reset_at_once_is_not_waited_for(
     pair: tuple[Backend, Server],
 ) -> None:
     backend, server = pair
@@ -224,7 +224,7 @@ async def test_a_connection_that_is_reset_as_it_is_made_is_not_waited_for(
 
 
 @LOOPS
-async def test_a_refused_connection_is_an_error_with_its_code(loop: str) -> None:
+async def test_a_refused_backend_connection_gives_an_error_with_its_code(loop: str) -> None:
     with refusing() as url:
         async with serving(plan_for(url), loop) as server:
             got = await once(server.port)
@@ -232,10 +232,10 @@ async def test_a_refused_connection_is_an_error_with_its_code(loop: str) -> None
             assert got.header("retry-after") == "1"
 
 
-# -- time ----------------------------------------------------------------------------------------
+# -- timeouts --------------------------------------------------------------------------------------
 
 
-async def drips_for_ever(call: Call) -> None:
+async def sends_slowly_for_ever(call: Call) -> None:
     await call.send(SSE_HEAD)
     while True:
         await call.send(event("drop"))
@@ -243,10 +243,10 @@ async def drips_for_ever(call: Call) -> None:
 
 
 @LOOPS
-async def test_every_time_that_runs_out_has_its_own_code(loop: str) -> None:
+async def test_every_timeout_has_its_own_code(loop: str) -> None:
     cases: list[tuple[str, int, str, Script]] = [
         ("first_byte", 504, "first_byte_timeout", silent),
-        ("first_byte", 504, "first_byte_timeout", says_then(silent, HALF)),
+        ("first_byte", 504, "first_byte_timeout", sends_then(silent, HALF)),
         ("total", 504, "total_timeout", silent),
     ]
     for name, status, code, script in cases:
@@ -259,8 +259,8 @@ async def test_every_time_that_runs_out_has_its_own_code(loop: str) -> None:
             assert (got.status, got.code) == (status, code)
             await nothing_is_held(server, backend)
     in_stream: list[tuple[str, str, Script]] = [
-        ("stall", "stall_timeout", says_then(silent, SSE_HEAD, event("one"))),
-        ("total", "total_timeout", drips_for_ever),
+        ("stall", "stall_timeout", sends_then(silent, SSE_HEAD, event("one"))),
+        ("total", "total_timeout", sends_slowly_for_ever),
     ]
     for name, code, script in in_stream:
         timeouts = Timeouts(**{name: 0.5})
@@ -272,18 +272,18 @@ async def test_every_time_that_runs_out_has_its_own_code(loop: str) -> None:
             await nothing_is_held(server, backend)
 
 
-async def test_a_backend_that_does_not_accept_is_given_up_in_time(
+async def test_the_gateway_gives_up_a_backend_that_does_not_accept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
-    with deaf() as url:
+    with not_accepting() as url:
         timeouts = Timeouts(connect=0.3)
         async with serving(plan_for(url, timeouts=timeouts)) as server:
             got = await once(server.port)
             assert (got.status, got.code) == (504, "connect_timeout")
 
 
-async def test_a_request_that_does_not_arrive_is_given_up_in_time() -> None:
+async def test_the_gateway_gives_up_a_request_that_does_not_arrive() -> None:
     async with (
         backends(answers) as (backend,),
         serving(plan_for(backend, timeouts=Timeouts(total=0.3))) as server,
@@ -295,7 +295,7 @@ async def test_a_request_that_does_not_arrive_is_given_up_in_time() -> None:
         assert backend.calls == []
 
 
-async def test_a_wait_for_a_permit_ends_in_time_and_says_when_to_come_again() -> None:
+async def test_a_wait_for_a_permit_ends_in_time_with_retry_after() -> None:
     timeouts = Timeouts(queue=0.3)
     async with (
         backends(silent) as (backend,),
@@ -310,7 +310,7 @@ async def test_a_wait_for_a_permit_ends_in_time_and_says_when_to_come_again() ->
         assert len(backend.calls) == 1
 
 
-async def test_a_slow_answer_is_no_stalled_one() -> None:
+async def test_a_slow_answer_does_not_count_as_stalled() -> None:
     async def drips(call: Call) -> None:
         await call.send(SSE_HEAD)
         for _ in range(9):

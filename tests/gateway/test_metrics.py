@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""The gateway's metrics page."""
 
 import math
 from typing import Any
@@ -33,7 +33,7 @@ def shown(totals: GatewayTotals, *gauges: Gauge) -> Samples:
     return samples
 
 
-def test_nothing_has_happened_yet() -> None:
+def test_a_new_gateway_shows_zeros() -> None:
     samples = shown(GatewayTotals())
     assert samples["gateway_queue_wait_seconds_count", ()] == 0
     assert set(samples.values()) == {0}
@@ -55,7 +55,7 @@ def test_outcomes_retries_and_tokens_are_counted_by_their_labels() -> None:
     assert samples["gateway_tokens_total", ("http://a", "completion", "tiny")] == 7
 
 
-def test_label_values_survive_their_quoting() -> None:
+def test_label_values_are_quoted() -> None:
     totals = GatewayTotals()
     totals.outcomes['a"b\\c\nd — é', "ok"] += 1
     assert shown(totals)["gateway_requests_total", ('a"b\\c\nd — é', "ok")] == 1
@@ -140,7 +140,7 @@ def test_counting_during_a_scrape_does_not_disturb_it(
     assert shown(totals)["gateway_requests_total", ("anna", "ok")] == 1
 
 
-def test_every_family_explains_itself() -> None:
+def test_every_metric_has_a_help_text() -> None:
     totals: Any = GatewayTotals()
     totals.series["http://a", "tiny"].first.observe(1)
     for family in GatewayCollector(totals, []).collect():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateway.asgi_client import PLAN, AsgiClient, desk_of
+from gateway.asgi_client import PLAN, AsgiClient, client_of
 from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.http.protocol import RELAYED
@@ -18,12 +18,12 @@ ADMIN_PATHS = ("/admin/backends", "/admin/drain", "/admin/undrain")
 
 
 @pytest.fixture
-async def desk() -> AsgiClient:
-    return desk_of(PLAN)
+async def client() -> AsgiClient:
+    return client_of(PLAN)
 
 
-async def test_the_page_describes_what_every_route_takes_and_answers(desk: AsgiClient) -> None:
-    page = (await desk.get("/openapi.json")).json()
+async def test_the_page_describes_what_every_route_takes_and_answers(client: AsgiClient) -> None:
+    page = (await client.get("/openapi.json")).json()
     routes = {
         (method, path): described
         for path, methods in page["paths"].items()
@@ -47,7 +47,7 @@ async def test_the_page_describes_what_every_route_takes_and_answers(desk: AsgiC
 
 async def test_the_page_asks_for_a_key_only_where_one_is_configured() -> None:
     async def secured(plan: GatewayPlan) -> dict[str, list[dict[str, Any]]]:
-        page = (await desk_of(plan).get("/openapi.json")).json()
+        page = (await client_of(plan).get("/openapi.json")).json()
         routes = {path: next(iter(each.values())) for path, each in page["paths"].items()}
         return {path: route["security"] for path, route in routes.items() if "security" in route}
 
@@ -74,8 +74,10 @@ def schema_of(page: dict[str, Any], path: str, *keys: str) -> Draft202012Validat
         ("/v1/responses", ["input"]),
     ],
 )
-async def test_the_page_requires_a_prompt(path: str, prompts: list[str], desk: AsgiClient) -> None:
-    page = (await desk.get("/openapi.json")).json()
+async def test_the_page_requires_a_prompt(
+    path: str, prompts: list[str], client: AsgiClient
+) -> None:
+    page = (await client.get("/openapi.json")).json()
     body = schema_of(page, path, "requestBody")
     for prompt in prompts:
         assert body.is_valid({"model": "tiny", prompt: "Hello"})
@@ -92,8 +94,8 @@ OF_BACKENDS: list[Any] = [
 
 
 @pytest.mark.parametrize("status", ["400", "401", "404", "503", "4XX", "5XX"])
-async def test_errors_of_backends_match_the_page(status: str, desk: AsgiClient) -> None:
-    page = (await desk.get("/openapi.json")).json()
+async def test_errors_of_backends_match_the_page(status: str, client: AsgiClient) -> None:
+    page = (await client.get("/openapi.json")).json()
     schema = schema_of(page, "/v1/chat/completions", "responses", status)
     for error in OF_BACKENDS:
         assert schema.is_valid(error), error

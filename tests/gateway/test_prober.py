@@ -1,4 +1,4 @@
-"""How a backend is, and which models it serves."""
+"""The prober: a backend's health and its models."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.asked import Asked, asked, listing
+from gateway.probe_backend import ProbeBackend, listing, probe_backend
 from proofserve.gateway.backends import prober as module
 from proofserve.gateway.backends.batching import WriteBatch
 from proofserve.gateway.backends.fleet import Backend
@@ -24,13 +24,13 @@ def backend_at(url: str) -> Backend:
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[Asked]:
-    async with asked() as stub:
+async def stub() -> AsyncIterator[ProbeBackend]:
+    async with probe_backend() as stub:
         yield stub
 
 
 @pytest.fixture
-async def backend(stub: Asked) -> Backend:
+async def backend(stub: ProbeBackend) -> Backend:
     return backend_at(stub.url)
 
 
@@ -41,8 +41,8 @@ async def prober(backend: Backend) -> AsyncIterator[Prober]:
     await prober.close()
 
 
-async def test_the_models_are_known_once_it_was_asked(
-    stub: Asked, backend: Backend, prober: Prober
+async def test_the_prober_learns_the_models(
+    stub: ProbeBackend, backend: Backend, prober: Prober
 ) -> None:
     assert backend.models is None
     stub.models = listing("tiny", "tiny-lora", max_model_len=64)
@@ -56,8 +56,8 @@ async def test_the_models_are_known_once_it_was_asked(
     assert list(backend.models) == ["large"]
 
 
-async def test_it_is_unhealthy_after_two_failures_and_healthy_after_one_answer(
-    stub: Asked, backend: Backend, prober: Prober
+async def test_a_backend_is_unhealthy_after_two_failures_and_healthy_after_one_answer(
+    stub: ProbeBackend, backend: Backend, prober: Prober
 ) -> None:
     await prober.ask()
     stub.health = HTTPStatus.SERVICE_UNAVAILABLE
@@ -72,8 +72,8 @@ async def test_it_is_unhealthy_after_two_failures_and_healthy_after_one_answer(
     assert backend.healthy
 
 
-async def test_failures_that_are_not_in_a_row_are_accidents(
-    stub: Asked, backend: Backend, prober: Prober
+async def test_failures_that_are_not_in_a_row_do_not_make_a_backend_unhealthy(
+    stub: ProbeBackend, backend: Backend, prober: Prober
 ) -> None:
     for status in [HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.OK] * 3:
         stub.health = status
@@ -81,8 +81,8 @@ async def test_failures_that_are_not_in_a_row_are_accidents(
         assert backend.healthy
 
 
-async def test_coming_and_going_is_logged_once(
-    stub: Asked, prober: Prober, caplog: pytest.LogCaptureFixture
+async def test_each_change_of_health_is_logged_once(
+    stub: ProbeBackend, prober: Prober, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", module.__name__)
     stub.health = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -117,9 +117,9 @@ async def test_coming_and_going_is_logged_once(
         b"[" * 100_000,
     ],
 )
-async def test_garbage_for_models_changes_nothing_and_is_logged_once(
+async def test_invalid_models_change_nothing_and_are_logged_once(
     body: bytes,
-    stub: Asked,
+    stub: ProbeBackend,
     backend: Backend,
     prober: Prober,
     caplog: pytest.LogCaptureFixture,
@@ -137,8 +137,8 @@ async def test_garbage_for_models_changes_nothing_and_is_logged_once(
 
 
 @pytest.mark.parametrize("status", [HTTPStatus.NOT_FOUND, HTTPStatus.IM_A_TEAPOT])
-async def test_one_that_does_not_tell_its_models_might_have_any(
-    status: HTTPStatus, stub: Asked, backend: Backend, prober: Prober
+async def test_a_backend_without_a_models_page_may_serve_any_model(
+    status: HTTPStatus, stub: ProbeBackend, backend: Backend, prober: Prober
 ) -> None:
     stub.models_status = status
     await prober.ask()
@@ -148,8 +148,8 @@ async def test_one_that_does_not_tell_its_models_might_have_any(
 
 
 @pytest.mark.parametrize("status", [HTTPStatus.NOT_FOUND, HTTPStatus.IM_A_TEAPOT])
-async def test_one_that_does_not_tell_its_health_has_none(
-    status: HTTPStatus, stub: Asked, backend: Backend, prober: Prober
+async def test_a_backend_without_a_health_page_is_unhealthy(
+    status: HTTPStatus, stub: ProbeBackend, backend: Backend, prober: Prober
 ) -> None:
     stub.health = status
     await prober.ask()
@@ -158,8 +158,8 @@ async def test_one_that_does_not_tell_its_health_has_none(
     assert backend.models is None
 
 
-async def test_a_refused_connection_is_a_failure() -> None:
-    async with asked() as gone:
+async def test_a_refused_connection_counts_as_a_failed_probe() -> None:
+    async with probe_backend() as gone:
         backend = backend_at(gone.url)
     prober = Prober(backend, 1, None)
     await prober.ask()
@@ -169,7 +169,9 @@ async def test_a_refused_connection_is_a_failure() -> None:
     await prober.close()
 
 
-async def test_the_backends_key_is_sent(stub: Asked, backend: Backend, prober: Prober) -> None:
+async def test_the_prober_sends_the_backends_key(
+    stub: ProbeBackend, backend: Backend, prober: Prober
+) -> None:
     await prober.ask()
     with_key = Prober(backend, 1, "secret")
     await with_key.ask()
@@ -178,8 +180,8 @@ async def test_the_backends_key_is_sent(stub: Asked, backend: Backend, prober: P
     assert keys == [False, False, True, True]
 
 
-async def test_a_socket_is_asked_as_well(tmp_path: Path) -> None:
-    async with asked(tmp_path / "s") as stub:
+async def test_the_prober_reaches_a_unix_socket(tmp_path: Path) -> None:
+    async with probe_backend(tmp_path / "s") as stub:
         backend = backend_at(stub.url)
         prober = Prober(backend, 1, None)
         await prober.ask()
@@ -187,8 +189,8 @@ async def test_a_socket_is_asked_as_well(tmp_path: Path) -> None:
         assert list(backend.models or {}) == ["tiny"]
 
 
-async def test_it_asks_again_and_again_until_it_is_cancelled(
-    stub: Asked, backend: Backend, prober: Prober, monkeypatch: pytest.MonkeyPatch
+async def test_the_prober_repeats_until_it_is_cancelled(
+    stub: ProbeBackend, backend: Backend, prober: Prober, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: list[float] = []
     monkeypatch.setattr(backend.pool, "drop_idle", swept.append)

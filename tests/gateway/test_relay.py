@@ -1,4 +1,4 @@
-"""What passes through: every byte of answers, the right lines of heads, in order and in bounds."""
+"""The relay: every byte of an answer, the right headers, in order and within the limits."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from gateway.scripted import (
     backends,
     chunk,
     event,
-    says,
+    sends,
     until,
 )
 from gateway.serving import CHAT, KINDS_OF_LOOP, Server, once, order, plan_for, post, serving, wire
@@ -29,7 +29,7 @@ STREAM = [event("one"), event("two"), chunk(b": a comment\n\n"), event("\u00fc" 
 
 
 async def echo(call: Call) -> None:
-    """Answer with the request: its line, its headers and its body's size."""
+    """Answer with the request line, the headers and the size of the body."""
     text = {"line": call.line.decode(), "headers": call.headers, "size": len(call.body)}
     await answer("200 OK", json.dumps(text).encode())(call)
 
@@ -42,7 +42,7 @@ async def running(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Backend
 
 @pytest.fixture
 async def pair(running: tuple[Backend, Server]) -> AsyncIterator[tuple[Backend, Server]]:
-    """A backend that repeats what it hears, and a gateway before it."""
+    """A backend that echoes requests, and a gateway in front of it."""
     backend, server = running
     backend.script = echo
     backend.calls.clear()
@@ -54,7 +54,7 @@ async def pair(running: tuple[Backend, Server]) -> AsyncIterator[tuple[Backend, 
 # -- answers -------------------------------------------------------------------------------------
 
 
-async def test_an_answer_passes_byte_for_byte(pair: tuple[Backend, Server]) -> None:
+async def test_the_gateway_relays_an_answer_byte_for_byte(pair: tuple[Backend, Server]) -> None:
     backend, server = pair
     body = bytes(range(256)) * 3
     backend.script = answer("418 I'm a Teapot", body, b"x-own: a, b", b"Set-Cookie: c=d")
@@ -64,9 +64,9 @@ async def test_an_answer_passes_byte_for_byte(pair: tuple[Backend, Server]) -> N
     assert got.header("set-cookie") == "c=d"
 
 
-async def test_a_stream_passes_with_its_framing(pair: tuple[Backend, Server]) -> None:
+async def test_the_gateway_relays_a_stream_with_its_framing(pair: tuple[Backend, Server]) -> None:
     backend, server = pair
-    backend.script = says(SSE_HEAD, *STREAM)
+    backend.script = sends(SSE_HEAD, *STREAM)
     async with wire(server.port) as client:
         for _ in range(2):
             got = await client.ask(post(order(stream=True)))
@@ -74,7 +74,7 @@ async def test_a_stream_passes_with_its_framing(pair: tuple[Backend, Server]) ->
             assert got.header("content-type") == "text/event-stream; charset=utf-8"
 
 
-async def test_an_event_is_passed_on_before_the_next_one_exists(
+async def test_the_gateway_relays_an_event_before_the_next_one_exists(
     pair: tuple[Backend, Server],
 ) -> None:
     backend, server = pair
@@ -95,27 +95,31 @@ async def test_an_event_is_passed_on_before_the_next_one_exists(
         assert await client.reader.readexactly(len(rest)) == rest
 
 
-async def test_any_cut_of_an_answer_is_the_same_answer(pair: tuple[Backend, Server]) -> None:
+async def test_the_client_gets_the_same_answer_however_it_is_split(
+    pair: tuple[Backend, Server],
+) -> None:
     backend, server = pair
     whole = SSE_HEAD + b"".join(STREAM[:3]) + END
-    backend.script = says(*(whole[at : at + 1] for at in range(len(whole))))
+    backend.script = sends(*(whole[at : at + 1] for at in range(len(whole))))
     got = await once(server.port, post(order(stream=True)))
     assert got.raw == whole.removeprefix(SSE_HEAD)
-    backend.script = says(whole)
+    backend.script = sends(whole)
     assert (await once(server.port, post(order(stream=True)))).raw == got.raw
 
 
 @pytest.mark.parametrize("count", [1, 2, 2000])
-async def test_interim_heads_stay_behind(pair: tuple[Backend, Server], count: int) -> None:
+async def test_the_gateway_does_not_relay_1xx_heads(
+    pair: tuple[Backend, Server], count: int
+) -> None:
     backend, server = pair
     hints = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" * count
     for parts in ([hints + OK], [hints, OK]):
-        backend.script = says(*parts)
+        backend.script = sends(*parts)
         got = await once(server.port)
         assert (got.status, got.raw) == (200, JSON_BODY)
 
 
-async def test_an_answer_that_ends_with_its_connection_ends_the_clients(
+async def test_an_answer_that_ends_with_its_connection_closes_the_clients_connection(
     pair: tuple[Backend, Server],
 ) -> None:
     backend, server = pair
@@ -135,7 +139,7 @@ async def test_an_answer_without_a_body_leaves_both_connections_open(
     pair: tuple[Backend, Server],
 ) -> None:
     backend, server = pair
-    backend.script = says(b"HTTP/1.1 204 No Content\r\n\r\n")
+    backend.script = sends(b"HTTP/1.1 204 No Content\r\n\r\n")
     async with wire(server.port) as client:
         for _ in range(2):
             client.send(post())
@@ -147,7 +151,9 @@ async def test_an_answer_without_a_body_leaves_both_connections_open(
 # -- requests ------------------------------------------------------------------------------------
 
 
-async def test_the_request_arrives_with_what_belongs_to_it(pair: tuple[Backend, Server]) -> None:
+async def test_the_backend_gets_the_request_with_its_headers_and_body(
+    pair: tuple[Backend, Server],
+) -> None:
     _, server = pair
     request = post(
         order(user="\u00fc"),
@@ -177,7 +183,7 @@ async def test_the_request_arrives_with_what_belongs_to_it(pair: tuple[Backend, 
     assert got.header("x-request-id") == "mine-1"
 
 
-async def test_every_request_has_an_id_of_its_own(pair: tuple[Backend, Server]) -> None:
+async def test_every_request_has_its_own_id(pair: tuple[Backend, Server]) -> None:
     backend, server = pair
     unfit = post(order(), "X-Request-Id: two words")
     ids = [(await once(server.port, request)).header("x-request-id") for request in [None, unfit]]
@@ -185,7 +191,7 @@ async def test_every_request_has_an_id_of_its_own(pair: tuple[Backend, Server]) 
     assert ids == [call.header("x-request-id")[0] for call in backend.calls]
 
 
-async def test_keys_of_the_gateway_stay_here_and_the_backends_own_is_sent() -> None:
+async def test_the_backend_gets_its_own_key_and_not_the_clients() -> None:
     async with backends(echo) as (backend,):
         clients = (ClientSpec(name="one", key="secret"),)
         async with serving(plan_for(backend, clients=clients)) as server:
@@ -216,7 +222,7 @@ async def test_a_body_may_come_in_chunks(pair: tuple[Backend, Server]) -> None:
         assert backend.calls[0].header("transfer-encoding") == []
 
 
-async def test_a_client_that_asks_first_is_told_to_go_on(pair: tuple[Backend, Server]) -> None:
+async def test_a_client_with_expect_100_is_told_to_continue(pair: tuple[Backend, Server]) -> None:
     _, server = pair
     request = post(order(), "Expect: 100-continue")
     head, _, body = request.partition(b"\r\n\r\n")
@@ -226,7 +232,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on(pair: tuple[Backend, Se
         assert (await client.ask(body)).status == 200
 
 
-async def test_permission_to_go_on_is_never_put_into_another_answer(
+async def test_100_continue_is_never_sent_inside_another_answer(
     pair: tuple[Backend, Server],
 ) -> None:
     backend, server = pair
@@ -250,7 +256,7 @@ async def test_permission_to_go_on_is_never_put_into_another_answer(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": 3}'])
-async def test_a_body_that_cannot_be_meant_stays_here(
+async def test_the_gateway_refuses_an_invalid_body_and_does_not_relay_it(
     pair: tuple[Backend, Server], body: bytes
 ) -> None:
     backend, server = pair
@@ -267,7 +273,7 @@ async def test_a_request_without_a_length_has_no_body(pair: tuple[Backend, Serve
     assert (got.status, got.code) == (400, "invalid_body")
 
 
-async def test_no_backend_serves_an_unknown_model(pair: tuple[Backend, Server]) -> None:
+async def test_the_gateway_refuses_an_unknown_model(pair: tuple[Backend, Server]) -> None:
     backend, server = pair
     got = await once(server.port, post(order(model="other")))
     assert (got.status, got.code) == (404, "model_not_found")
@@ -294,7 +300,9 @@ async def test_requests_sent_ahead_are_answered_in_order(pair: tuple[Backend, Se
     assert backend.most == 1
 
 
-async def test_a_connection_is_closed_if_the_client_says_so(pair: tuple[Backend, Server]) -> None:
+async def test_the_gateway_closes_a_connection_if_the_client_asks_for_it(
+    pair: tuple[Backend, Server],
+) -> None:
     _, server = pair
     async with wire(server.port) as client:
         got = await client.ask(post(order(), "Connection: close"))
@@ -302,7 +310,9 @@ async def test_a_connection_is_closed_if_the_client_says_so(pair: tuple[Backend,
         assert await client.ended()
 
 
-async def test_an_http_1_0_client_gets_its_answer_and_the_end(pair: tuple[Backend, Server]) -> None:
+async def test_an_http_1_0_client_gets_its_answer_and_the_connection_closes(
+    pair: tuple[Backend, Server],
+) -> None:
     _, server = pair
     async with wire(server.port) as client:
         got = await client.ask(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -312,7 +322,7 @@ async def test_an_http_1_0_client_gets_its_answer_and_the_end(pair: tuple[Backen
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
-async def test_only_a_post_is_relayed(pair: tuple[Backend, Server], method: str) -> None:
+async def test_the_gateway_relays_only_post(pair: tuple[Backend, Server], method: str) -> None:
     backend, server = pair
     request = f"{method} {CHAT} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode()
     async with wire(server.port) as client:
@@ -321,7 +331,7 @@ async def test_only_a_post_is_relayed(pair: tuple[Backend, Server], method: str)
     assert backend.calls == []
 
 
-async def test_backend_connections_are_used_again_and_wait_idle(
+async def test_the_gateway_reuses_backend_connections(
     pair: tuple[Backend, Server],
 ) -> None:
     backend, server = pair

@@ -1,4 +1,4 @@
-"""What is read of a request body."""
+"""The fields that the gateway reads of a request body."""
 
 import json
 from typing import Any
@@ -27,35 +27,35 @@ def read(**body: Any) -> RequestFields:
         ({"input": "hello", "max_output_tokens": 10, "instructions": "Be kind."}, 10),
     ],
 )
-def test_bodies_of_all_endpoints(body: dict[str, Any], answer: int) -> None:
+def test_the_gateway_reads_the_bodies_of_all_endpoints(body: dict[str, Any], answer: int) -> None:
     order = read(model="tiny", **body)
     assert order.model == "tiny"
     assert order.most_tokens(1000) == 1000 + answer
     assert order.stream is body.get("stream", False)
 
 
-def test_nothing_is_required() -> None:
+def test_no_field_is_required() -> None:
     order = read()
     assert (order.model, order.most_tokens(2), order.beginning(10)) == (None, 2 + USUAL_ANSWER, b"")
 
 
-def test_null_is_as_good_as_nothing() -> None:
+def test_null_counts_as_a_missing_field() -> None:
     order = read(model=None, stream=None, max_tokens=None, max_completion_tokens=None, n=None)
     assert (order.model, order.most_tokens(0)) == (None, USUAL_ANSWER)
 
 
 @pytest.mark.parametrize("which", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
-def test_the_largest_limit_counts_whichever_the_endpoint_knows(which: str) -> None:
+def test_the_largest_token_limit_counts(which: str) -> None:
     limits = {"max_tokens": 5, "max_completion_tokens": 0, "max_output_tokens": 6, which: 700}
     assert read(**limits).most_tokens(0) == 700
 
 
-def test_an_answer_of_no_tokens_is_free() -> None:
+def test_an_answer_of_no_tokens_costs_no_completion_tokens() -> None:
     assert read(max_tokens=0).most_tokens(3) == 3
 
 
 @pytest.mark.parametrize(("n", "answers"), [(3, 3), (1, 1), (None, 1), (0, 1), (-3, 1)])
-def test_each_of_several_answers_counts(n: int | None, answers: int) -> None:
+def test_the_cost_counts_every_answer(n: int | None, answers: int) -> None:
     assert read(max_tokens=10, n=n).most_tokens(0) == 10 * answers
     assert read(n=n).most_tokens(0) == USUAL_ANSWER * answers
 
@@ -72,7 +72,7 @@ def test_each_of_several_answers_counts(n: int | None, answers: int) -> None:
         (None, 1),
     ],
 )
-def test_each_of_several_prompts_is_answered(prompt: Any, prompts: int) -> None:
+def test_the_cost_counts_every_prompt(prompt: Any, prompts: int) -> None:
     for indent in (None, 2):
         body = json.dumps({"prompt": prompt, "max_tokens": 10, "n": 2}, indent=indent)
         assert RequestBodyReader().read(body.encode()).most_tokens(0) == 20 * prompts
@@ -83,7 +83,7 @@ def test_each_of_several_prompts_is_answered(prompt: Any, prompts: int) -> None:
     indent=st.sampled_from([None, 1]),
     ascii_only=st.booleans(),
 )
-def test_prompts_are_counted_whatever_is_in_them(
+def test_prompts_of_any_type_are_counted(
     prompts: list[Any], indent: int | None, ascii_only: bool
 ) -> None:
     body = json.dumps({"prompt": prompts, "max_tokens": 1}, indent=indent, ensure_ascii=ascii_only)
@@ -91,11 +91,11 @@ def test_prompts_are_counted_whatever_is_in_them(
 
 
 @pytest.mark.parametrize("which", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
-def test_a_negative_length_is_no_income(which: str) -> None:
+def test_a_negative_length_costs_nothing(which: str) -> None:
     assert read(**{which: -1000}, n=5).most_tokens(7) == 7
 
 
-def test_unknown_fields_are_the_backends_business() -> None:
+def test_the_gateway_ignores_unknown_fields() -> None:
     assert read(model="tiny", tools=[{"deep": [1, {"x": None}]}], seed="odd").model == "tiny"
 
 
@@ -116,7 +116,7 @@ def test_unknown_fields_are_the_backends_business() -> None:
         ("max_completion_tokens", 10**4000),
     ],
 )
-def test_a_field_of_the_wrong_type_is_named(field: str, value: Any) -> None:
+def test_the_error_names_a_field_of_the_wrong_type(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"\$\.{field}`"):
         read(**{field: value})
 
@@ -136,13 +136,13 @@ def test_a_field_of_the_wrong_type_is_named(field: str, value: Any) -> None:
         b'{"messages":' + b'{"a":' * 100_000,
     ],
 )
-def test_what_is_no_json_object_is_a_value_error(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_raises_value_error(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         RequestBodyReader().read(body)
 
 
 @given(st.binary(max_size=100))
-def test_no_other_error_comes_of_any_bytes(body: bytes) -> None:
+def test_any_bytes_raise_value_error_or_nothing(body: bytes) -> None:
     for each in (body, b'{"model":' + body, b'{"prompt":' + body + b"}"):
         try:
             order = RequestBodyReader().read(each)
@@ -152,24 +152,24 @@ def test_no_other_error_comes_of_any_bytes(body: bytes) -> None:
             continue
 
 
-def test_the_beginning_is_that_of_the_messages_as_they_were_sent() -> None:
+def test_the_prefix_is_the_start_of_the_messages_as_sent() -> None:
     order = RequestBodyReader().read(b'{"stream":true,"messages": [ {"role":"user"}],"model":"m"}')
     assert order.beginning(1000) == b'[ {"role":"user"}]'
     assert order.beginning(3) == b"[ {"
 
 
 @pytest.mark.parametrize("prompt", ["hello", ["hello", "you"], [1, 2, 3], [[1, 2], [3]]])
-def test_the_beginning_of_any_kind_of_prompt(prompt: Any) -> None:
+def test_the_prefix_of_every_kind_of_prompt(prompt: Any) -> None:
     assert read(prompt=prompt).beginning(100) == json.dumps(prompt).encode()
 
 
-def test_conversations_that_go_on_begin_alike() -> None:
+def test_a_longer_conversation_keeps_its_prefix() -> None:
     more = [*HELLO, {"role": "assistant", "content": "hi"}]
     length = len(json.dumps(HELLO)) - 1
     assert read(messages=HELLO).beginning(length) == read(messages=more).beginning(length)
 
 
-def test_the_beginning_outlives_the_body() -> None:
+def test_the_prefix_does_not_keep_the_body_alive() -> None:
     body = bytearray(b'{"prompt":"hello"}')
     beginning = RequestBodyReader().read(bytes(body)).beginning(100)
     body[:] = b"x" * len(body)
@@ -178,5 +178,5 @@ def test_the_beginning_outlives_the_body() -> None:
 
 
 @pytest.mark.parametrize("value", ["8", 8.0])
-def test_what_a_backend_takes_for_a_number_is_one(value: Any) -> None:
+def test_the_gateway_accepts_the_same_numbers_as_a_backend(value: Any) -> None:
     assert read(max_tokens=value, stream="true").most_tokens(0) == 8

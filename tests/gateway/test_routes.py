@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.asgi_client import LOCAL, PLAN, AsgiClient, desk_of, error_of, opened
-from gateway.asked import asked, listing
+from gateway.asgi_client import LOCAL, PLAN, AsgiClient, client_of, error_of, started_client
+from gateway.probe_backend import listing, probe_backend
 from proofserve.gateway.records import BackendSpec, ClientSpec
 
 pytestmark = pytest.mark.anyio
@@ -18,78 +18,78 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-async def desk() -> AsgiClient:
-    return desk_of(PLAN)
+async def client() -> AsgiClient:
+    return client_of(PLAN)
 
 
 @pytest.mark.parametrize("path", ["/v1/health", "/health"])
-async def test_health_is_ok_until_a_shutdown_begins(path: str, desk: AsgiClient) -> None:
-    answer = await desk.get(path)
+async def test_health_is_ok_until_a_shutdown_begins(path: str, client: AsgiClient) -> None:
+    answer = await client.get(path)
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-    desk.gateway.draining = True
-    answer = await desk.get(path)
+    client.gateway.draining = True
+    answer = await client.get(path)
     assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
 
 
-async def test_ready_is_who_has_a_backend(desk: AsgiClient) -> None:
-    first, second = desk.gateway.fleet.backends
-    answer = await desk.get("/health/ready")
+async def test_the_gateway_is_ready_if_a_backend_is_available(client: AsgiClient) -> None:
+    first, second = client.gateway.fleet.backends
+    answer = await client.get("/health/ready")
     assert answer.json() == {"status": "ok", "backends": [first.name, second.name]}
     first.healthy = False
-    assert (await desk.get("/health/ready")).json()["backends"] == [second.name]
+    assert (await client.get("/health/ready")).json()["backends"] == [second.name]
     second.draining = True
-    answer = await desk.get("/health/ready")
+    answer = await client.get("/health/ready")
     assert (answer.status_code, answer.json()["status"]) == (503, "no backend")
-    assert (await desk.get("/health")).status_code == 200
+    assert (await client.get("/health")).status_code == 200
     first.healthy = True
-    desk.gateway.draining = True
-    answer = await desk.get("/health/ready")
+    client.gateway.draining = True
+    answer = await client.get("/health/ready")
     assert (answer.status_code, answer.json()["status"]) == (503, "draining")
 
 
 async def test_models_of_all_backends_are_merged() -> None:
-    async with asked() as one, asked() as two, asked() as gone:
+    async with probe_backend() as one, probe_backend() as two, probe_backend() as gone:
         one.models = listing("tiny", "shared", owned_by="first")
         two.models = listing("shared", "large", owned_by="second")
         gone.health = HTTPStatus.NOT_FOUND
         specs = tuple(BackendSpec(each.url) for each in (one, two, gone))
-        async with opened(replace(PLAN, backends=specs)) as desk:
-            await merged(desk)
+        async with started_client(replace(PLAN, backends=specs)) as client:
+            await merged(client)
 
 
-async def merged(desk: AsgiClient) -> None:
-    body = (await desk.get("/v1/models")).json()
+async def merged(client: AsgiClient) -> None:
+    body = (await client.get("/v1/models")).json()
     assert body["object"] == "list"
     owners = {each["id"]: each["owned_by"] for each in body["data"]}
     assert owners == {"tiny": "first", "shared": "first", "large": "second"}
     assert len(body["data"]) == 3
-    desk.gateway.fleet.backends[0].healthy = False
-    left = (await desk.get("/v1/models")).json()["data"]
+    client.gateway.fleet.backends[0].healthy = False
+    left = (await client.get("/v1/models")).json()["data"]
     assert {each["id"] for each in left} == {"shared", "large"}
-    desk.gateway.fleet.backends[1].draining = True
-    assert (await desk.get("/v1/models")).json()["data"] == []
+    client.gateway.fleet.backends[1].draining = True
+    assert (await client.get("/v1/models")).json()["data"] == []
 
 
-async def test_backends_that_nobody_could_ask_have_no_models(desk: AsgiClient) -> None:
-    assert (await desk.get("/v1/models")).json()["data"] == []
-    assert (await desk.get("/admin/backends")).json()[0]["models"] is None
+async def test_backends_without_a_probe_have_no_models(client: AsgiClient) -> None:
+    assert (await client.get("/v1/models")).json()["data"] == []
+    assert (await client.get("/admin/backends")).json()[0]["models"] is None
 
 
-async def test_models_are_told_to_keys_only() -> None:
-    desk = desk_of(replace(PLAN, clients=(ClientSpec(name="anna", key="schlüssel"),)))
+async def test_the_gateway_lists_models_only_for_a_valid_key() -> None:
+    client = client_of(replace(PLAN, clients=(ClientSpec(name="anna", key="schlüssel"),)))
     for wrong in ({}, {"authorization": "Bearer other"}):
-        answer = await desk.get("/v1/models", headers=wrong)
+        answer = await client.get("/v1/models", headers=wrong)
         assert answer.status_code == 401
         assert error_of(answer)["code"] == "invalid_api_key"
     right = {"authorization": "Bearer schlüssel".encode()}
-    assert (await desk.get("/v1/models", headers=right)).status_code == 200
+    assert (await client.get("/v1/models", headers=right)).status_code == 200
 
 
-async def test_every_backend_is_shown_as_it_is(desk: AsgiClient) -> None:
-    first, second = desk.gateway.fleet.backends
+async def test_the_backends_page_shows_the_state_of_every_backend(client: AsgiClient) -> None:
+    first, second = client.gateway.fleet.backends
     first.models = {"tiny": {}}
     first.chosen()
-    shown = (await desk.get("/admin/backends")).json()
+    shown = (await client.get("/admin/backends")).json()
     assert shown[0] == {
         "backend": first.name,
         "weight": 1,
@@ -103,25 +103,27 @@ async def test_every_backend_is_shown_as_it_is(desk: AsgiClient) -> None:
     assert (shown[1]["backend"], shown[1]["weight"]) == (second.name, 2)
 
 
-async def test_a_backend_drains_and_comes_back(desk: AsgiClient) -> None:
-    first, second = desk.gateway.fleet.backends
+async def test_an_operator_drains_and_undrains_a_backend(client: AsgiClient) -> None:
+    first, second = client.gateway.fleet.backends
     which = {"backend": first.name}
-    answer = await desk.ask("POST", "/admin/drain", json=which)
+    answer = await client.ask("POST", "/admin/drain", json=which)
     assert (answer.status_code, answer.json()["draining"]) == (200, True)
-    assert {desk.gateway.fleet.choose(None, b"", ()) for _ in range(4)} == {second}
-    answer = await desk.ask("POST", "/admin/undrain", json=which)
+    assert {client.gateway.fleet.choose(None, b"", ()) for _ in range(4)} == {second}
+    answer = await client.ask("POST", "/admin/undrain", json=which)
     assert answer.json()["draining"] is False
-    assert {desk.gateway.fleet.choose(None, b"", ()) for _ in range(4)} == {first, second}
+    assert {client.gateway.fleet.choose(None, b"", ()) for _ in range(4)} == {first, second}
 
 
-async def test_a_backend_that_is_none_is_refused_with_those_that_are(desk: AsgiClient) -> None:
-    answer = await desk.ask("POST", "/admin/drain", json={"backend": "http://nobody"})
+async def test_an_unknown_backend_is_refused_with_a_list_of_the_known_ones(
+    client: AsgiClient,
+) -> None:
+    answer = await client.ask("POST", "/admin/drain", json={"backend": "http://unknown"})
     assert answer.status_code == 404
     error = error_of(answer)
     assert (error["code"], error["param"]) == ("unknown_backend", "backend")
-    for backend in desk.gateway.fleet.backends:
+    for backend in client.gateway.fleet.backends:
         assert backend.name in error["message"]
-    answer = await desk.ask("POST", "/admin/drain", json={"backend": "b" * 60_000})
+    answer = await client.ask("POST", "/admin/drain", json={"backend": "b" * 60_000})
     assert answer.status_code == 404
     assert len(answer.content) < 1000
 
@@ -136,10 +138,10 @@ async def test_a_backend_that_is_none_is_refused_with_those_that_are(desk: AsgiC
         ({}, "body"),
     ],
 )
-async def test_a_body_that_cannot_be_meant_names_the_field(
-    sent: dict[str, Any], field: str, desk: AsgiClient
+async def test_the_error_of_an_invalid_body_names_the_field(
+    sent: dict[str, Any], field: str, client: AsgiClient
 ) -> None:
-    answer = await desk.ask("POST", "/admin/drain", **sent)
+    answer = await client.ask("POST", "/admin/drain", **sent)
     assert answer.status_code == 422
     error = error_of(answer)
     assert (error["type"], error["param"]) == ("invalid_request_error", field)
@@ -156,15 +158,17 @@ async def test_a_body_that_cannot_be_meant_names_the_field(
         b'{"backend": "http://a", "more": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
     ],
 )
-async def test_what_only_python_calls_json_is_refused(body: bytes, desk: AsgiClient) -> None:
-    answer = await desk.ask("POST", "/admin/drain", content=body, headers=JSON)
+async def test_the_gateway_refuses_json_that_only_python_accepts(
+    body: bytes, client: AsgiClient
+) -> None:
+    answer = await client.ask("POST", "/admin/drain", content=body, headers=JSON)
     assert answer.status_code == 422
     assert error_of(answer)["code"] == "invalid_body"
-    assert not any(backend.draining for backend in desk.gateway.fleet.backends)
+    assert not any(backend.draining for backend in client.gateway.fleet.backends)
 
 
-async def test_of_a_body_without_end_little_is_read_and_nothing_for_a_stranger(
-    desk: AsgiClient,
+async def test_the_gateway_reads_little_of_an_endless_body_and_nothing_without_access(
+    client: AsgiClient,
 ) -> None:
     read = 0
 
@@ -174,18 +178,18 @@ async def test_of_a_body_without_end_little_is_read_and_nothing_for_a_stranger(
             read += 1000
             yield b" " * 1000
 
-    answer = await desk.ask("POST", "/admin/drain", ELSEWHERE, content=endless(), headers=JSON)
+    answer = await client.ask("POST", "/admin/drain", ELSEWHERE, content=endless(), headers=JSON)
     assert (answer.status_code, read) == (403, 0)
-    answer = await desk.ask("POST", "/admin/drain", content=endless(), headers=JSON)
+    answer = await client.ask("POST", "/admin/drain", content=endless(), headers=JSON)
     assert (answer.status_code, error_of(answer)["code"]) == (413, "body_too_large")
     assert read <= 100_000
 
 
-async def test_a_form_of_another_page_is_no_order(desk: AsgiClient) -> None:
-    # A browser sends it without asking.
+async def test_the_gateway_refuses_an_admin_order_sent_as_a_form(client: AsgiClient) -> None:
+    # A browser sends such a form to another origin without a preflight request.
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         content = b'{"backend": "http://a"}'
-        answer = await desk.ask(
+        answer = await client.ask(
             "POST", "/admin/drain", content=content, headers={"content-type": kind}
         )
         assert answer.status_code == 422
@@ -195,14 +199,14 @@ ADMIN = [("GET", "/admin/backends"), ("POST", "/admin/drain"), ("POST", "/admin/
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
-async def test_without_a_key_only_this_machine_is_an_operator(
-    method: str, path: str, desk: AsgiClient
+async def test_without_a_key_only_this_machine_has_operator_access(
+    method: str, path: str, client: AsgiClient
 ) -> None:
-    body = {"backend": desk.gateway.fleet.backends[0].name}
+    body = {"backend": client.gateway.fleet.backends[0].name}
     for here in (LOCAL, "::1", "127.9.9.9"):
-        assert (await desk.ask(method, path, here, json=body)).status_code == 200
+        assert (await client.ask(method, path, here, json=body)).status_code == 200
     for away in (ELSEWHERE, "testclient", "", "10.0.0.1"):
-        answer = await desk.ask(method, path, away, json=body)
+        answer = await client.ask(method, path, away, json=body)
         assert answer.status_code == 403
         assert error_of(answer)["code"] == "admin_only"
 
@@ -220,55 +224,55 @@ async def test_without_a_key_only_this_machine_is_an_operator(
     ],
     ids=lambda header: next(iter(header)),
 )
-async def test_without_a_key_proxies_and_foreign_pages_are_no_operators(
-    header: dict[str, str], method: str, path: str, desk: AsgiClient
+async def test_without_a_key_proxies_and_foreign_pages_have_no_operator_access(
+    header: dict[str, str], method: str, path: str, client: AsgiClient
 ) -> None:
-    body = {"backend": desk.gateway.fleet.backends[0].name}
-    answer = await desk.ask(method, path, json=body, headers=header)
+    body = {"backend": client.gateway.fleet.backends[0].name}
+    answer = await client.ask(method, path, json=body, headers=header)
     assert answer.status_code == 403
     error = error_of(answer)
     assert error["code"] == "admin_only"
     assert "VLLM_GATEWAY_ADMIN_KEY" in error["message"]
     here = {"origin": "http://localhost:7000"}
-    assert (await desk.ask(method, path, json=body, headers=here)).status_code == 200
+    assert (await client.ask(method, path, json=body, headers=here)).status_code == 200
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-async def test_the_scheme_of_a_key_has_no_case(scheme: str) -> None:
+async def test_the_authorization_scheme_ignores_case(scheme: str) -> None:
     plan = replace(PLAN, admin_key="admin", clients=(ClientSpec(name="anna", key="key"),))
-    desk = desk_of(plan)
+    client = client_of(plan)
     for path, key in (("/admin/backends", "admin"), ("/v1/models", "key")):
-        answer = await desk.get(path, headers={"authorization": f"{scheme} {key}"})
+        answer = await client.get(path, headers={"authorization": f"{scheme} {key}"})
         assert answer.status_code == 200
-        answer = await desk.get(path, headers={"authorization": f"Basic {key}"})
+        answer = await client.get(path, headers={"authorization": f"Basic {key}"})
         assert answer.status_code in (401, 403)
 
 
-async def test_an_empty_admin_key_lets_nobody_in() -> None:
-    desk = desk_of(replace(PLAN, admin_key=""))
+async def test_an_empty_admin_key_gives_no_access() -> None:
+    client = client_of(replace(PLAN, admin_key=""))
     for headers in ({}, {"authorization": "Bearer "}):
-        assert (await desk.get("/admin/backends", headers=headers)).status_code == 403
+        assert (await client.get("/admin/backends", headers=headers)).status_code == 403
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
-async def test_with_a_key_its_holder_is_the_operator(method: str, path: str) -> None:
-    desk = desk_of(replace(PLAN, admin_key="schlüssel"))
-    body = {"backend": desk.gateway.fleet.backends[0].name}
+async def test_with_a_key_only_its_holder_has_operator_access(method: str, path: str) -> None:
+    client = client_of(replace(PLAN, admin_key="schlüssel"))
+    body = {"backend": client.gateway.fleet.backends[0].name}
     right = {"authorization": "Bearer schlüssel".encode()}
-    answer = await desk.ask(method, path, ELSEWHERE, json=body, headers=right)
+    answer = await client.ask(method, path, ELSEWHERE, json=body, headers=right)
     assert answer.status_code == 200
     for wrong in ({}, {"authorization": b"Bearer x"}, {"authorization": b"schl\xfcssel"}):
-        answer = await desk.ask(method, path, LOCAL, json=body, headers=wrong)
+        answer = await client.ask(method, path, LOCAL, json=body, headers=wrong)
         assert answer.status_code == 403
 
 
-async def test_metrics_can_be_read_by_prometheus(desk: AsgiClient) -> None:
-    gateway = desk.gateway
+async def test_prometheus_can_read_the_metrics(client: AsgiClient) -> None:
+    gateway = client.gateway
     first, second = gateway.fleet.backends
     gateway.totals.outcomes["anonymous", "ok"] += 2
     first.chosen()
     second.draining = True
-    answer = await desk.get("/metrics")
+    answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     samples = {
         (sample.name, *sample.labels.values()): sample.value
@@ -289,17 +293,19 @@ async def test_metrics_can_be_read_by_prometheus(desk: AsgiClient) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 )
-async def test_the_relay_needs_our_own_server_and_says_so(path: str, desk: AsgiClient) -> None:
-    answer = await desk.ask("POST", path, json={})
+async def test_a_relayed_path_outside_our_server_is_501_with_the_reason(
+    path: str, client: AsgiClient
+) -> None:
+    answer = await client.ask("POST", path, json={})
     assert answer.status_code == 501
     assert "GatewayProtocol" in error_of(answer)["message"]
 
 
-async def test_what_is_not_there_is_told_in_openais_shape(desk: AsgiClient) -> None:
-    answer = await desk.get("/v1/nothing")
+async def test_an_unknown_path_gets_an_error_in_openais_shape(client: AsgiClient) -> None:
+    answer = await client.get("/v1/nothing")
     assert answer.status_code == 404
     assert error_of(answer)["code"] == "not_found"
-    answer = await desk.get("/admin/drain")
+    answer = await client.get("/admin/drain")
     assert answer.status_code == 405
     assert error_of(answer)["code"] == "method_not_allowed"
 
@@ -314,9 +320,9 @@ async def test_what_is_not_there_is_told_in_openais_shape(desk: AsgiClient) -> N
         ("PUT", "/openapi.json", "GET, HEAD"),
     ],
 )
-async def test_a_wrong_method_is_told_the_right_ones(
-    method: str, path: str, allowed: str, desk: AsgiClient
+async def test_a_wrong_method_is_405_with_the_allowed_methods(
+    method: str, path: str, allowed: str, client: AsgiClient
 ) -> None:
-    answer = await desk.ask(method, path)
+    answer = await client.ask(method, path)
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
     assert sorted(answer.headers["allow"].split(", ")) == sorted(allowed.split(", "))

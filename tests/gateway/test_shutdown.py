@@ -1,4 +1,4 @@
-"""The end of the real process: what was accepted is answered, and the rest is told to go away."""
+"""Shutdown of the real process: it answers accepted requests and refuses new ones."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 class Gateway:
-    """``proofserve gateway`` as a process, in a group of its own."""
+    """``proofserve gateway`` as a process, in its own process group."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
         self.port = port
@@ -55,7 +55,7 @@ class Gateway:
             self._process.terminate()
 
     async def healthy(self) -> int | None:
-        """The status of its health; None if nobody listens."""
+        """The HTTP status of /health; None if the connection is refused."""
         try:
             return (await once(self.port, HEALTH)).status
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -104,7 +104,7 @@ async def works(call: Call) -> None:
 
 
 class Load:
-    """Clients that ask until nobody listens any more; some on one connection, some on many."""
+    """Clients that send requests until the port is closed, on one connection or on many."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -122,17 +122,17 @@ class Load:
                         if not await self._asked(client, number):
                             break
             except ConnectionError:
-                # Refused, or reset in the backlog: nobody listens any more.
+                # Refused, or reset in the backlog: the port is closed.
                 return
             await asyncio.sleep(0.01)
 
     async def _asked(self, client: Wire, number: int) -> bool:
-        """Ask once more; whether the connection still stands."""
+        """Send one more request; return whether the connection is still open."""
         stream = number % 2 == 0
         try:
             got = await client.ask(post(order(stream=stream)))
         except asyncio.IncompleteReadError as error:
-            # Closed before the request was read: nobody has accepted it.
+            # Closed before the gateway read the request, so it was not accepted.
             self.broken += [error] if error.partial else []
             return False
         except ConnectionError:
@@ -148,7 +148,7 @@ class Load:
 
 
 @pytest.mark.parametrize(("workers", "group"), [(1, False), (2, False), (2, True)])
-async def test_all_that_was_accepted_is_answered_and_the_rest_is_refused(
+async def test_the_gateway_answers_accepted_requests_and_refuses_the_rest(
     workers: int, group: bool
 ) -> None:
     async with (
@@ -185,7 +185,7 @@ async def rest(client: Wire) -> Answer:
     return await client.chunks(200, [("transfer-encoding", "chunked")])
 
 
-async def test_a_stream_that_outlasts_the_bound_is_told_so() -> None:
+async def test_a_stream_longer_than_the_drain_time_gets_an_error_event() -> None:
     async with (
         backends(stays) as (backend,),
         gateway(backend, **{"drain-timeout-seconds": 0.3}) as process,
@@ -194,7 +194,7 @@ async def test_a_stream_that_outlasts_the_bound_is_told_so() -> None:
         clients = [await stack.enter_async_context(wire(process.port)) for _ in range(8)]
         for client in clients:
             await begun(client)
-            # What is sent ahead has no place for an answer of its own.
+            # A request sent ahead gets no answer of its own.
             client.send(post())
         process.terminate()
         for client in clients:
@@ -204,7 +204,7 @@ async def test_a_stream_that_outlasts_the_bound_is_told_so() -> None:
         assert len(backend.calls) == 8
 
 
-async def test_a_second_signal_ends_at_once() -> None:
+async def test_a_second_signal_ends_the_gateway_at_once() -> None:
     async with (
         backends(stays) as (backend,),
         gateway(backend, **{"drain-timeout-seconds": 3600}) as process,
@@ -213,7 +213,7 @@ async def test_a_second_signal_ends_at_once() -> None:
         await begun(client)
         process.terminate()
         await process.becomes(503)
-        # The same signal twice in a moment is one: see the drain.
+        # The same signal twice within a moment counts as one: see the drain.
         await asyncio.sleep(NOTICE_S + 1.0)
         assert await process.healthy() == 503
         process.terminate()
@@ -221,7 +221,7 @@ async def test_a_second_signal_ends_at_once() -> None:
         assert await process.exit_code() == 0
 
 
-async def test_a_client_that_does_not_read_on_does_not_hold_up_the_end() -> None:
+async def test_a_client_that_does_not_read_does_not_delay_the_end() -> None:
     metrics = HEALTH.replace(b"/v1/health", b"/metrics")
     async with (
         backends(answer("200 OK", b"x" * 8_000_000)) as (backend,),
@@ -230,7 +230,7 @@ async def test_a_client_that_does_not_read_on_does_not_hold_up_the_end() -> None
     ):
         client.send(post())
         await client.head()
-        # The gateway has all of the answer, and the client has not.
+        # The gateway has the whole answer; the client has only a part of it.
         while b"gateway_in_flight 1.0" in (await once(process.port, metrics)).raw:
             await client.reader.readexactly(100_000)
         process.terminate()

@@ -1,4 +1,4 @@
-"""Random walks: an exchange makes legal moves only, and frees what it holds exactly once."""
+"""Random walks: an exchange makes only legal moves, and frees each thing that it holds once."""
 
 import asyncio
 import itertools
@@ -46,7 +46,7 @@ HELD = st.sampled_from([False, False, False, True])
 BODIES = st.sampled_from([b"{}"] * 5 + [b"[", b'{"max_tokens": 9999}'])
 
 
-def test_the_table_has_every_move_and_leads_out_of_every_stage_but_the_last() -> None:
+def test_the_table_has_every_move_and_a_way_out_of_every_stage_but_the_last() -> None:
     assert set(TABLE) == set(StageMove)
     left = {stage for line in TABLE.values() for stage in line}
     reached = {stage for line in TABLE.values() for stage in line.values()}
@@ -65,7 +65,7 @@ def test_a_move_that_the_table_does_not_have_is_refused(move: StageMove) -> None
 
 
 class Upstream:
-    """A connection to a backend that notes who has it."""
+    """A connection to a backend that records which exchange holds it."""
 
     def __init__(self, pool: "Pool", used: bool) -> None:
         self.pool = pool
@@ -73,7 +73,7 @@ class Upstream:
         self.silent = True
         self.until_close = False
         self.reader: Exchange | None = None
-        # Given to an exchange, and not yet given back.
+        # Whether an exchange holds it.
         self.taken = True
 
     def send(self, reader: Exchange, _head: bytes, _body: bytes) -> None:
@@ -95,7 +95,7 @@ class Upstream:
 
 
 class Pool:
-    """Connects when a rule says so."""
+    """A pool that connects when a rule of the walk tells it to."""
 
     host = b"backend"
     opened = 0
@@ -115,7 +115,7 @@ class Pool:
 
 
 class Client:
-    """A client's connection with one request, which gets one answer at most."""
+    """A client's connection with one request, which gets at most one answer."""
 
     write_paused = False
 
@@ -137,7 +137,7 @@ async def gateway_of(plan: GatewayPlan) -> Gateway:
 
 
 class Walk(RuleBasedStateMachine):
-    """Any event may come at any time to any of several exchanges."""
+    """Any event may happen at any time in any of several exchanges."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Walk(RuleBasedStateMachine):
         self.exchanges: list[tuple[Exchange, Client]] = []
 
     def time(self) -> float:
-        """The gateway's loop is this walk."""
+        """The loop's time, as the gateway reads it."""
         return self.clock.now
 
     @property
@@ -257,7 +257,7 @@ class Walk(RuleBasedStateMachine):
         upstream = self.answering(number)
         if upstream is not None and upstream.reader is not None:
             reader, upstream.reader = upstream.reader, None
-            # A broken connection is not released: it is gone.
+            # A broken connection is not released, because it no longer exists.
             upstream.taken = False
             reader.answer_broken(BACKEND_BROKE)
 
@@ -301,7 +301,7 @@ class Walk(RuleBasedStateMachine):
                 assert exchange._deadline <= self.clock.now + TIMEOUTS.total
 
     def teardown(self) -> None:
-        """Whatever has happened, time ends it, and nothing is held."""
+        """Let every deadline pass, and assert that nothing is held."""
         for _ in range(2 * len(self.exchanges)):
             for number in itertools.count():
                 if self.stages(PIPELINED) == 0:

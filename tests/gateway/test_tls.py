@@ -1,4 +1,4 @@
-"""Backends behind TLS: a certificate of an operator's own, and one that nobody vouches for."""
+"""Backends with TLS: an operator's own certificate, and an untrusted one."""
 
 import datetime
 import ipaddress
@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway.scripted import END, OK, SSE_HEAD, answers, backends, event, says
+from gateway.scripted import END, OK, SSE_HEAD, answers, backends, event, sends
 from gateway.serving import KINDS_OF_LOOP, once, order, plan_for, post, serving, wire
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ DAY = datetime.timedelta(days=1)
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a key, and the certificate for 127.0.0.1 that it signed itself."""
+    """A file with a key and its self-signed certificate for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "backend")])
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
@@ -51,14 +51,14 @@ def tls(certificate: Path) -> ssl.SSLContext:
 
 
 @LOOPS
-async def test_a_backend_with_a_trusted_certificate_is_relayed(
+async def test_the_gateway_relays_to_a_backend_with_a_trusted_certificate(
     loop: str, tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     stream = [event(f"part {number} " + "x" * 20_000) for number in range(40)]
     body = order(note="y" * 200_000)
     async with (
-        backends(answers, says(SSE_HEAD, *stream, END), tls=tls) as made,
+        backends(answers, sends(SSE_HEAD, *stream, END), tls=tls) as made,
         serving(plan_for(made[0]), loop) as plain,
         serving(plan_for(made[1]), loop) as streaming,
     ):
@@ -68,7 +68,7 @@ async def test_a_backend_with_a_trusted_certificate_is_relayed(
                 assert (got.status, got.complete) == (200, True)
                 assert OK.endswith(got.raw)
         assert [call.body for call in made[0].calls] == [body] * 3
-        # One connection serves them all.
+        # One connection serves all requests.
         assert [call.number for call in made[0].calls] == [0, 1, 2]
         got = await once(streaming.port, post(order(stream=True)))
         assert got.raw == b"".join(stream) + END
@@ -77,7 +77,7 @@ async def test_a_backend_with_a_trusted_certificate_is_relayed(
         assert backend.models is not None
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused(tls: ssl.SSLContext) -> None:
+async def test_the_gateway_refuses_an_untrusted_certificate(tls: ssl.SSLContext) -> None:
     async with backends(answers, tls=tls) as (backend,), serving(plan_for(backend)) as server:
         got = await once(server.port, post())
         assert (got.status, got.code) == (502, "backend_unreachable")

@@ -1,4 +1,4 @@
-"""Tokens, read from the end of an answer."""
+"""Token counts that the gateway reads from the end of an answer."""
 
 import json
 from typing import Any
@@ -25,18 +25,18 @@ def event(body: object) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def test_a_plain_answer() -> None:
+def test_usage_of_a_plain_answer() -> None:
     assert read_usage(plain()) == Usage(12, 5)
     assert read_usage(plain(prompt_logprobs=None, kv_transfer_params=None)) == Usage(12, 5)
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (",", ":\n  ")])
-def test_spaces_do_not_matter(separators: tuple[str, str]) -> None:
+def test_usage_with_any_spaces(separators: tuple[str, str]) -> None:
     body = json.dumps({"usage": COUNTS}, separators=separators).encode()
     assert read_usage(body) == Usage(12, 5)
 
 
-def test_the_last_event_of_a_stream() -> None:
+def test_usage_in_the_last_event_of_a_stream() -> None:
     stream = (
         event({"choices": [{"delta": {"content": "Hi"}}], "usage": None})
         + event({"choices": [], "usage": COUNTS})
@@ -45,19 +45,19 @@ def test_the_last_event_of_a_stream() -> None:
     assert read_usage(stream) == Usage(12, 5)
 
 
-def test_a_running_count_is_read_at_its_last() -> None:
+def test_the_last_of_several_counts_is_read() -> None:
     counts = [{"prompt_tokens": 12, "completion_tokens": n} for n in range(6)]
     stream = b"".join(event({"choices": [], "usage": each}) for each in counts)
     assert read_usage(stream) == Usage(12, 5)
 
 
-def test_a_stream_without_usage_says_nothing() -> None:
+def test_a_stream_without_usage_gives_no_usage() -> None:
     stream = event({"choices": [{"delta": {"content": "Hi"}}]}) + b"e\r\ndata: [DONE]\n\n\r\n"
     assert read_usage(stream) is None
     assert read_usage(event({"choices": [], "usage": None})) is None
 
 
-def test_the_responses_api_has_names_of_its_own() -> None:
+def test_usage_with_the_names_of_the_responses_api() -> None:
     usage = {
         "input_tokens": 9,
         "input_tokens_details": {"cached_tokens": 0},
@@ -68,7 +68,7 @@ def test_the_responses_api_has_names_of_its_own() -> None:
     assert read_usage(event(response)) == Usage(9, 4)
 
 
-def test_embeddings_write_nothing() -> None:
+def test_embeddings_have_no_completion_tokens() -> None:
     body = {"data": [], "usage": {"prompt_tokens": 8, "total_tokens": 8}}
     assert read_usage(json.dumps(body).encode()) == Usage(8, 0)
     body = {"usage": {"prompt_tokens": 8, "completion_tokens": None}}  # type: ignore[dict-item]
@@ -84,7 +84,7 @@ def test_embeddings_write_nothing() -> None:
         'ends with "usage":',
     ],
 )
-def test_a_quoted_usage_of_the_models_own_is_not_counted(text: str) -> None:
+def test_a_usage_object_inside_the_models_text_is_not_counted(text: str) -> None:
     said = event({"choices": [{"delta": {"content": text}}]})
     assert read_usage(said) is None
     assert read_usage(event({"usage": COUNTS}) + said) == Usage(12, 5)
@@ -92,12 +92,12 @@ def test_a_quoted_usage_of_the_models_own_is_not_counted(text: str) -> None:
 
 
 @given(st.text())
-def test_no_text_of_the_model_is_mistaken_for_usage(text: str) -> None:
+def test_no_text_of_the_model_is_read_as_usage(text: str) -> None:
     assert read_usage(event({"choices": [{"delta": {"content": '"usage":' + text}}]})) is None
 
 
 @pytest.mark.parametrize("cut", range(1, len(plain())))
-def test_a_tail_that_was_cut_off_says_all_or_nothing(cut: int) -> None:
+def test_a_truncated_tail_gives_the_whole_usage_or_none(cut: int) -> None:
     assert read_usage(plain()[cut:]) in {Usage(12, 5), None}
     assert read_usage(plain()[:-cut]) in {Usage(12, 5), None}
 
@@ -122,7 +122,7 @@ def test_a_tail_that_was_cut_off_says_all_or_nothing(cut: int) -> None:
         '{"a":' * (TAIL_BYTES // 5),
     ],
 )
-def test_garbage_says_nothing(value: str) -> None:
+def test_garbage_gives_no_usage(value: str) -> None:
     assert read_usage(b'"usage":' + value.encode()) is None
 
 
@@ -134,14 +134,14 @@ def test_no_bytes_raise(before: bytes, after: bytes) -> None:
 
 
 @given(st.lists(st.binary(max_size=3 * TAIL_BYTES), max_size=8))
-def test_the_tail_is_the_end_of_everything(parts: list[bytes]) -> None:
+def test_the_tail_is_the_end_of_all_pieces(parts: list[bytes]) -> None:
     tail = b""
     for part in parts:
         tail = tail_of(tail, part)
     assert tail == b"".join(parts)[-TAIL_BYTES:]
 
 
-def test_a_usage_that_came_in_pieces_is_whole_in_the_tail() -> None:
+def test_a_usage_object_in_pieces_is_whole_in_the_tail() -> None:
     tail = b""
     for byte in b"x" * 5000 + plain():
         tail = tail_of(tail, bytes([byte]))
@@ -152,7 +152,7 @@ def test_a_usage_that_came_in_pieces_is_whole_in_the_tail() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "tokens"), [(200, plain(), 17), (200, b"{}", None), (400, b"{}", 0)]
 )
-def test_prompt_and_completion_count_and_a_refusal_costs_nothing(
+def test_prompt_and_completion_tokens_count_and_a_refusal_costs_nothing(
     status: int, body: bytes, tokens: int | None
 ) -> None:
     assert BackendResponse(status, b"", body, Series(), 0.0).end(1.0) == tokens

@@ -8,7 +8,7 @@ from proofserve.web.fixed_window import FixedWindow
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""A backend for probes alone: real HTTP on loopback, answers as the test sets them."""
+"""A backend that answers only probes: real HTTP on loopback, with answers that a test sets."""
 
 import asyncio
 import json
@@ -8,8 +8,8 @@ from http import HTTPStatus
 from pathlib import Path
 
 
-class Asked:
-    """Its answers. ``models`` is sent as it is; an empty answer cuts the connection."""
+class ProbeBackend:
+    """The answers. ``models`` is the body as bytes; an empty one closes the connection."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -54,9 +54,9 @@ def listing(*names: str, **more: object) -> bytes:
 
 
 @asynccontextmanager
-async def asked(socket: Path | None = None) -> AsyncIterator[Asked]:
-    """One that listens until the context ends, on a free port or a ``socket``."""
-    one = Asked()
+async def probe_backend(socket: Path | None = None) -> AsyncIterator[ProbeBackend]:
+    """A backend that listens until the context ends, on a free port or on ``socket``."""
+    one = ProbeBackend()
     if socket is not None:
         server = await asyncio.start_unix_server(one.serve, socket)
         one.url = f"unix:{socket}"
