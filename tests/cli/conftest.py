@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lab.stub_node import stub_node
-from proofserve.cli import calibrate, recompute
+from proofserve.cli import recompute, servers
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.session import CommandSession
 from proofserve.lab.client.node_client import NodeClient
@@ -24,7 +24,7 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
         with stub_node() as (_, url), NodeClient(url) as node:
             yield node
 
-    for starter in (calibrate, recompute):
+    for starter in (servers, recompute):
         monkeypatch.setattr(starter, "serving", serving)
     return started
 

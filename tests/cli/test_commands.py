@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from lab.stub_node import Habits, stub_node
-from proofserve.cli import check
+from proofserve.cli import check, servers
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.lab.bench import saturation
@@ -179,7 +179,7 @@ def test_e2e_of_a_folder_serves_it_twice(tmp_path: Path, monkeypatch: pytest.Mon
         with stub_node() as (_, url), NodeClient(url) as node:
             yield node
 
-    monkeypatch.setattr(check, "serving", serving)
+    monkeypatch.setattr(servers, "serving", serving)
     folder = tmp_path / "my-checkpoint"
     folder.mkdir()
     result = run("check", "e2e", "--model", str(folder))

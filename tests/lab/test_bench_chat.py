@@ -5,7 +5,7 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from proofserve.lab.bench import saturation, stalls
-from proofserve.lab.bench.chat import ChatPlan, ChatReadings, bench_chat, report
+from proofserve.lab.bench.chat import ChatPlan, bench_chat, report
 from proofserve.lab.bench.chat_latency import Answers
 from proofserve.lab.bench.saturation import Load, Saturation
 from proofserve.lab.client.node_client import NodeClient
@@ -21,7 +21,7 @@ PLAN = ChatPlan(Work("stub"))
 
 def failures(**changes: Any) -> list[str]:
     parts = {"answers": ANSWERS, "saturation": SATURATION, "engine": ENGINE} | changes
-    failed: list[str] = report(PLAN, ChatReadings(**parts), {}).json()["failed"]
+    failed: list[str] = report(PLAN, **parts, where={}).json()["failed"]
     return failed
 
 
@@ -50,7 +50,7 @@ def test_each_limit_is_watched(name: str, changes: dict[str, Any]) -> None:
 
 
 def test_the_json_has_the_figures_by_name() -> None:
-    found = report(PLAN, ChatReadings(ANSWERS, SATURATION, ENGINE), {"cores": 2}).json()
+    found = report(PLAN, ANSWERS, SATURATION, ENGINE, {"cores": 2}).json()
     assert found["identical"] == found["chats"] == 200
     assert found["resume_ms_p50"] == 9.0
     assert found["extra_wait_max_batches"] == 1.02

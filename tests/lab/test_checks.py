@@ -11,7 +11,7 @@ from lab.stub_servers import Servers
 from proofserve.lab.check import coexist as coexist_module
 from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.coexist import coexist
-from proofserve.lab.check.e2e import CheckStage, artifact_trial, end_to_end
+from proofserve.lab.check.e2e import artifact_trial, end_to_end
 from proofserve.lab.check.smoke import smoke
 from proofserve.lab.client.errors import NodeError
 from proofserve.lab.client.node_client import NodeClient
@@ -123,7 +123,7 @@ def end_to_end_on(habits: Habits, **stage: Any) -> tuple[list[Check], int]:
 
     settings = {"restarts": True, "foreign": foreign} | stage
     trial = partial(artifact_trial, WORK, settings["foreign"])
-    end_to_end(CheckStage(servers, settings["restarts"]), [trial], found.append)
+    end_to_end(servers, settings["restarts"], [trial], found.append)
     return found, servers.starts
 
 

@@ -10,7 +10,7 @@ from proofserve.lab.check import distance_smoke as distance_smoke_module
 from proofserve.lab.check.checks import Check
 from proofserve.lab.check.distance_e2e import distance_trial, find, forged
 from proofserve.lab.check.distance_smoke import distance_smoke
-from proofserve.lab.check.e2e import CheckStage, artifact_trial, end_to_end
+from proofserve.lab.check.e2e import artifact_trial, end_to_end
 from proofserve.lab.check.smoke import smoke
 from proofserve.lab.client.errors import NodeError, TooSlowError
 from proofserve.lab.client.node_client import NodeClient
@@ -83,7 +83,7 @@ def test_both_protocols_are_smoked_on_one_node_and_chat_is_asked_once() -> None:
 
 def end_to_end_on(habits: Habits, restarts: bool = True) -> list[Check]:
     found: list[Check] = []
-    end_to_end(CheckStage(Servers(habits), restarts), [partial(distance_trial, WORK)], found.append)
+    end_to_end(Servers(habits), restarts, [partial(distance_trial, WORK)], found.append)
     return found
 
 
@@ -140,7 +140,7 @@ def test_end_to_end_finds(habits: Habits, names: list[str]) -> None:
 def test_both_protocols_share_one_restart() -> None:
     servers, found = Servers(Habits()), list[Check]()
     trials = [partial(artifact_trial, Work("stub"), None), partial(distance_trial, WORK)]
-    end_to_end(CheckStage(servers, restarts=True), trials, found.append)
+    end_to_end(servers, True, trials, found.append)
     assert servers.starts == 2
     assert len(found) == 6 + 8
 

@@ -1,8 +1,7 @@
 """``proofserve bench``: how fast proofs are, and what they cost chat."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +9,8 @@ import torch
 import typer
 
 from proofserve.cli.model import SmallModel, checkpoint, checkpoint_named
-from proofserve.cli.options import ApiKey, Name, Protocol, SeqLen, Url, order
-from proofserve.cli.servers import ServerOptions, existing_server, serving
+from proofserve.cli.options import ApiKey, Json, Name, Protocol, SeqLen, Url, order
+from proofserve.cli.servers import ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.bench.chat import ChatPlan, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
@@ -45,8 +44,6 @@ class SizeDefaults:
 
 
 DEFAULTS = {"tiny": SizeDefaults(32, 0.95), "small": SizeDefaults(8, 0.99)}
-# For a server at --url, whose model may have any size.
-UNKNOWN_SIZE = SizeDefaults(32, 0.95)
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
 Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
@@ -58,18 +55,6 @@ BatchSize = Annotated[
 ForwardBatch = Annotated[
     int | None, typer.Option(help="Nonces per forward at most; 32 on tiny, 8 on small.", min=1)
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredServer:
-    """The server to measure: the one at ``url``, or our own with a small model."""
-
-    url: str | None
-    api_key: str | None = field(repr=False)
-    name: str | None
-    model: SmallModel
-    forward_batch: int | None
 
 
 @app.command("generation")
@@ -102,7 +87,7 @@ def generation(
         work = order(protocol, name, seq_len, batch_size or defaults.batch)
         return bench_generation(node, GenerationPlan(work, seconds, busy=defaults.busy), progress)
 
-    _run(MeasuredServer(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
+    _run(measure, url, api_key, model, SmallModel(arch, size), forward_batch, json)
 
 
 @app.command("chat-priority")
@@ -137,7 +122,7 @@ def chat_priority(
         plan = ChatPlan(work, chats, max_tokens, load)
         return bench_chat(node, plan, progress)
 
-    _run(MeasuredServer(url, api_key, model, SmallModel(arch, size), forward_batch), measure, json)
+    _run(measure, url, api_key, model, SmallModel(arch, size), forward_batch, json)
 
 
 @app.command("reference")
@@ -156,9 +141,7 @@ def reference(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(help="Of each combination.", min=0.1)] = 2.0,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file.")
-    ] = None,
+    json: Json = None,
 ) -> None:
     """How many nonces a second does the reference engine recompute?
 
@@ -183,48 +166,48 @@ def reference(
         plan = ReferencePlan(seq_len or SEQ_LENS, batch or BATCHES, seconds)
         with session.interrupts.allowed():
             report = bench_reference(subject, plan, machine(), session.line)
-        session.console.print(report.table())
-        if json is not None:
-            report.write(json)
-            session.console.print(f"figures written to {json}")
+        _show(report, json, session)
 
 
 def _run(
-    subject: MeasuredServer,
     measure: Callable[[NodeClient, str, Progress], Report],
+    url: str | None,
+    api_key: str | None,
+    name: str | None,
+    small: SmallModel,
+    forward_batch: int | None,
     file: Path | None,
 ) -> None:
-    """Measure, show the figures, write them. Ends with exit code 1 if one breaks its limit."""
-    if subject.name and not subject.url:
+    """Measure the model ``name`` at ``url``, or a server of our own with the ``small`` model.
+
+    Ends with exit code 1 if a figure breaks its limit.
+    """
+    if name and not url:
         raise typer.BadParameter("--model names the model at --url; for ours, give --size, --arch")
     with open_session() as session:
-        with _served(subject, session) as (node, name):
-            report = measure(node, name, session.line)
-        session.console.print(report.table())
-        if file is not None:
-            report.write(file)
-            session.console.print(f"figures written to {file}")
+        if url is not None:
+            served = running_model(url, api_key, name, session)
+        else:
+            batch = forward_batch or _defaults(small.size, None).batch
+            options = ServerOptions(checkpoint(small), small.name, batch, measure=True)
+            served = own_model(options, session)
+        with served.start() as node:
+            report = measure(node, served.name, session.line)
+        _show(report, file, session)
     if not report.passed:
         raise typer.Exit(EXIT_FAILED)
 
 
+def _show(report: Report, file: Path | None, session: CommandSession) -> None:
+    session.console.print(report.table())
+    if file is not None:
+        report.write(file)
+        session.console.print(f"figures written to {file}")
+
+
 def _defaults(size: str, url: str | None) -> SizeDefaults:
-    """``checkpoint`` refuses an unknown size later."""
-    return UNKNOWN_SIZE if url is not None else DEFAULTS.get(size, UNKNOWN_SIZE)
-
-
-@contextmanager
-def _served(subject: MeasuredServer, session: CommandSession) -> Iterator[tuple[NodeClient, str]]:
-    """The node to measure and the name of its model."""
-    if subject.url is not None:
-        with existing_server(subject.url, subject.api_key, session) as node:
-            yield node, subject.name or node.models()[0]
-        return
-    model = subject.model
-    forward_batch = subject.forward_batch or _defaults(model.size, None).batch
-    deployment = ServerOptions(checkpoint(model), model.name, forward_batch, measure=True)
-    with serving(deployment, session) as node:
-        yield node, model.name
+    # The model at --url may have any size, and ``checkpoint`` refuses an unknown size later.
+    return DEFAULTS["small" if size == "small" and url is None else "tiny"]
 
 
 def _forward(network: "Network") -> Forward:

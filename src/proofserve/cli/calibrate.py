@@ -1,10 +1,8 @@
 """``proofserve calibrate``: which parameters suit a deployed model."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +11,12 @@ import typer
 from proofserve.cli.model import SmallModel, checkpoint, independent
 from proofserve.cli.noise import noise
 from proofserve.cli.options import SEVERAL, ApiKey, Json, Models, Name, Png, SeqLen, Url, chosen
-from proofserve.cli.servers import ServerOptions, existing_server, serving
+from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.calibrate.distances import METHODS, Sample, collect
 from proofserve.lab.calibrate.histogram import write_histograms
 from proofserve.lab.calibrate.target import calibrate, interval_ranks
 from proofserve.lab.calibrate.target_report import Outcome, rates_table, report_of
-from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
@@ -34,10 +31,6 @@ BATCH_SIZE = 96
 NONCES = 2016
 # Tokens. A distance is as random after a few tokens, and each token costs time.
 SEQ_LEN = 8
-
-
-# Connects to a node that serves a model.
-Connect = Callable[[], AbstractContextManager[NodeClient]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +93,28 @@ def r_target(
     with open_session() as session:
         # Too few nonces are refused now rather than after they were computed.
         interval_ranks(sample.total, rate)
-        served = _running(url, api_key, model, session) if url else _small_models(ours, session)
-        results = {
-            name: _measure(name, connect, sample, rate, session) for name, connect in served.items()
-        }
+        if url:
+            measured = [running_model(url, api_key, model, session)]
+        else:
+            measured = _small_models(ours, session)
+        results = {each.name: _measure(each, sample, rate, session) for each in measured}
         _write(results, json, png, session)
     if not _passed(results):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _small_models(models: Sequence[SmallModel], session: CommandSession) -> dict[str, Connect]:
+def _small_models(models: Sequence[SmallModel], session: CommandSession) -> list[ServedModel]:
     """All checkpoints are written first: an unknown model is refused before any is measured."""
     deployments = [ServerOptions(checkpoint(model), model.name, FORWARD_BATCH) for model in models]
-    return {each.name: partial(serving, each, session) for each in deployments}
-
-
-def _running(
-    url: str, api_key: str | None, model: str | None, session: CommandSession
-) -> dict[str, Connect]:
-    with NodeClient(url, api_key) as node:
-        name = model or node.models()[0]
-    return {name: partial(existing_server, url, api_key, session)}
+    return [own_model(each, session) for each in deployments]
 
 
 def _measure(
-    model: str, connect: Connect, sample: Sample, rate: float, session: CommandSession
+    model: ServedModel, sample: Sample, rate: float, session: CommandSession
 ) -> list[TargetResult]:
     """Measure one model by each method, and show what was found."""
     results = []
-    with connect() as node:
+    with model.start() as node:
         where = {**machine(), **node.versions()}
         for method in METHODS:
             began = time.monotonic()

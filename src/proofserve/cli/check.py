@@ -12,14 +12,13 @@ from rich.markup import escape
 from proofserve.cli.model import checkpoint_named
 from proofserve.cli.options import SEVERAL, ApiKey, Models, Protocols, SeqLen, Url, chosen, orders
 from proofserve.cli.recompute import claims_of_model
-from proofserve.cli.servers import ServerOptions, existing_server, serving
+from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.coexist import coexist as coexist_checks
 from proofserve.lab.check.distance_e2e import distance_trial
-from proofserve.lab.check.e2e import CheckStage, StartNode, Trial, artifact_trial, end_to_end
+from proofserve.lab.check.e2e import Trial, artifact_trial, end_to_end
 from proofserve.lab.check.smoke import smoke as smoke_checks
-from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 
 app = typer.Typer(
@@ -54,15 +53,6 @@ class CheckedServer:
     api_key: str | None = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedModel:
-    """One server under check. ``folder`` holds its checkpoint, None for a server at a URL."""
-
-    name: str
-    start: StartNode
-    folder: Path | None
-
-
 @app.command("smoke", context_settings=SEVERAL)
 def smoke(
     ctx: typer.Context,
@@ -82,7 +72,7 @@ def smoke(
     proofserve check smoke --url http://127.0.0.1:8000
     """
 
-    def check(subject: CheckedModel, report: Reporter) -> None:
+    def check(subject: ServedModel, report: Reporter) -> None:
         with subject.start() as node:
             smoke_checks(node, orders(protocol, subject.name, seq_len), report)
 
@@ -105,7 +95,7 @@ def coexist(
     proofserve check coexist --url http://127.0.0.1:8000   (no other chat may run there)
     """
 
-    def check(subject: CheckedModel, report: Reporter) -> None:
+    def check(subject: ServedModel, report: Reporter) -> None:
         with subject.start() as node:
             coexist_checks(node, Work(subject.name, seq_len=seq_len), report)
 
@@ -132,10 +122,10 @@ def e2e(
     proofserve check e2e --url http://127.0.0.1:8000
     """
 
-    def check(subject: CheckedModel, report: Reporter) -> None:
+    def check(subject: ServedModel, report: Reporter) -> None:
         works = orders(protocol, subject.name, seq_len)
         trials = [_trial(work, subject.folder) for work in works]
-        end_to_end(CheckStage(subject.start, subject.folder is not None), trials, report)
+        end_to_end(subject.start, subject.folder is not None, trials, report)
 
     _run(check, _target(ctx, models, model, url, api_key, ["qwen", "llama"]))
 
@@ -163,7 +153,7 @@ def _trial(work: AnyWork, folder: Path | None) -> Trial:
     return partial(artifact_trial, work, foreign)
 
 
-def _run(check: Callable[[CheckedModel, Reporter], None], target: CheckedServer) -> None:
+def _run(check: Callable[[ServedModel, Reporter], None], target: CheckedServer) -> None:
     """Check every server. Ends with exit code 1 if a check failed."""
     checks: list[Check] = []
     with open_session() as session:
@@ -183,14 +173,11 @@ def _run(check: Callable[[CheckedModel, Reporter], None], target: CheckedServer)
         raise typer.Exit(EXIT_FAILED)
 
 
-def _subjects(target: CheckedServer, session: CommandSession) -> Iterator[CheckedModel]:
+def _subjects(target: CheckedServer, session: CommandSession) -> Iterator[ServedModel]:
     if target.url is not None:
-        with NodeClient(target.url, target.api_key) as node:
-            name = target.name or node.models()[0]
-        start = partial(existing_server, target.url, target.api_key, session)
-        yield CheckedModel(name, start, None)
+        yield running_model(target.url, target.api_key, target.name, session)
         return
     for model in target.models:
         found = checkpoint_named(model, "tiny")
         deployment = ServerOptions(found.folder, found.name, FORWARD_BATCH)
-        yield CheckedModel(found.name, partial(serving, deployment, session), found.folder)
+        yield own_model(deployment, session)

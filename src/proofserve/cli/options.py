@@ -66,13 +66,10 @@ def chosen(
 
 
 def order(protocol: str, model: str, seq_len: int, batch_size: int = 32) -> AnyWork:
-    """An order for proofs of ``protocol``."""
-    if protocol == "distance":
-        return DistanceWork(model, seq_len=seq_len, batch_size=batch_size)
-    return Work(model, seq_len=seq_len, batch_size=batch_size)
+    kind = DistanceWork if protocol == "distance" else Work
+    return kind(model, seq_len=seq_len, batch_size=batch_size)
 
 
 def orders(protocols: str, model: str, seq_len: int) -> list[AnyWork]:
-    """An order for each of ``protocols``."""
-    chosen = ("artifact", "distance") if protocols == "both" else (protocols,)
-    return [order(protocol, model, seq_len) for protocol in chosen]
+    names = ("artifact", "distance") if protocols == "both" else (protocols,)
+    return [order(name, model, seq_len) for name in names]

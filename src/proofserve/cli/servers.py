@@ -3,9 +3,10 @@
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from proofserve.cli.session import CommandSession
@@ -36,6 +37,33 @@ class ServerOptions:
     measure: bool = False
     scheme: str = "artifact-v1"
     ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model, and how to reach a node that serves it.
+
+    ``start`` may be called again. ``folder`` holds the checkpoint, None for a server at a URL.
+    """
+
+    name: str
+    start: Callable[[], AbstractContextManager[NodeClient]]
+    folder: Path | None
+
+
+def own_model(deployment: ServerOptions, session: CommandSession) -> ServedModel:
+    """A model that each ``start`` serves in a new server."""
+    start = partial(serving, deployment, session)
+    return ServedModel(deployment.name, start, deployment.checkpoint)
+
+
+def running_model(
+    url: str, api_key: str | None, name: str | None, session: CommandSession
+) -> ServedModel:
+    """The model ``name`` of the server at ``url``, its first one if that is None."""
+    with NodeClient(url, api_key) as node:
+        name = name or node.models()[0]
+    return ServedModel(name, partial(existing_server, url, api_key, session), None)
 
 
 def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import typer
@@ -45,12 +45,7 @@ class Interrupts:
             self._before[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _traceback: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if error is None:
@@ -95,16 +90,10 @@ class ProgressLine:
         self._status.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._status.stop()
 
     def step(self, text: str, total: int | None = None) -> None:
-        """Show a new step."""
         self._text, self._total, self._done = text, total, 0
         self._status.update(f"{text} ...")
         if not self._console.is_terminal:
@@ -146,12 +135,10 @@ class VerdictCommand(TyperCommand):
     """Ends with ``EXIT_NO_VERDICT`` where others end with 2 (usage errors) or 1 (crashes)."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the command line."""
         with _no_verdict():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
         with _no_verdict():
             return super().invoke(ctx)
 

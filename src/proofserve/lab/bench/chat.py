@@ -29,30 +29,25 @@ class ChatPlan:
     load: Load = field(default_factory=Load)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatReadings:
-    """Everything that the benchmark measured."""
-
-    answers: Answers
-    saturation: Saturation
-    engine: EngineGauges
-
-
 def bench_chat(node: NodeClient, plan: ChatPlan, progress: Progress) -> Report:
     """Chat without and with a round: one request at a time, eight, and a saturating load."""
     answers = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
     saturation = measure_saturation(node, plan.work, plan.load, progress)
-    where = {**machine(), **node.versions()}
-    return report(plan, ChatReadings(answers, saturation, node.engine()), where)
+    return report(plan, answers, saturation, node.engine(), {**machine(), **node.versions()})
 
 
-def report(plan: ChatPlan, readings: ChatReadings, where: Mapping[str, str | int]) -> Report:
-    """The figures of the readings."""
-    saturation, errors = readings.saturation, _errors(readings)
+def report(
+    plan: ChatPlan,
+    answers: Answers,
+    saturation: Saturation,
+    engine: EngineGauges,
+    where: Mapping[str, str | int],
+) -> Report:
+    errors = [*answers.errors, *saturation.errors]
     figures = (
-        *_answer_figures(readings.answers),
+        *_answer_figures(answers),
         Figure("errors", len(errors), "chats refused, cut off or aborted", at_most(0)),
-        *_engine_figures(readings.engine),
+        *_engine_figures(engine),
         *_saturation_figures(saturation),
     )
     windows = {
@@ -60,19 +55,14 @@ def report(plan: ChatPlan, readings: ChatReadings, where: Mapping[str, str | int
         "round_tokens_per_second": saturation.beside_round,
         "longest_silence_s": saturation.silences,
         "errors": errors[:20],
-        "longest_chat_wait_s": readings.engine.longest_chat_wait_s,
-        "resume_ms_count": len(readings.engine.resume_ms),
+        "longest_chat_wait_s": engine.longest_chat_wait_s,
+        "resume_ms_count": len(engine.resume_ms),
     }
     return Report("chat-priority", figures, asdict(plan), windows, where)
 
 
 def at_most(bound: float) -> Limit:
-    """A limit that must not be exceeded."""
     return Limit(bound, at_most=True)
-
-
-def _errors(readings: ChatReadings) -> list[str]:
-    return [*readings.answers.errors, *readings.saturation.errors]
 
 
 def _answer_figures(answers: Answers) -> tuple[Figure, ...]:
@@ -119,8 +109,12 @@ def _engine_figures(engine: EngineGauges) -> tuple[Figure, ...]:
 
 
 def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
+    windows = len(saturation.beside_round) + saturation.stalled_beside_round
+    few, left_out = at_most(TOLERATED * windows), "left out because the machine stood still"
+    without, beside = saturation.stalled_plain, saturation.stalled_beside_round
     return (
-        *_stall_figures(saturation),
+        Figure("stalled_windows_plain", without, f"of {windows} without a round, {left_out}", few),
+        Figure("stalled_windows_round", beside, f"of {windows} beside a round, {left_out}", few),
         Figure("tokens_per_second", median(saturation.plain), "saturating chat, no proofs"),
         Figure(
             "throughput_ratio",
@@ -149,24 +143,5 @@ def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
             saturation.proofs_afterwards,
             "nonces stored after chat had ended",
             Limit(1),
-        ),
-    )
-
-
-def _stall_figures(saturation: Saturation) -> tuple[Figure, ...]:
-    windows = len(saturation.beside_round) + saturation.stalled_beside_round
-    few = at_most(TOLERATED * windows)
-    return (
-        Figure(
-            "stalled_windows_plain",
-            saturation.stalled_plain,
-            f"of {windows} without a round, left out because the machine stood still",
-            few,
-        ),
-        Figure(
-            "stalled_windows_round",
-            saturation.stalled_beside_round,
-            f"of {windows} beside a round, left out because the machine stood still",
-            few,
         ),
     )

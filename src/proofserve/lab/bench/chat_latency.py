@@ -44,19 +44,25 @@ def measure_answers(
     node: NodeClient, work: Work, chats_per_run: int, max_tokens: int, progress: Progress
 ) -> Answers:
     """Ask one chat at a time, without and with a round; then eight at a time, in turns."""
-    asker = _Asker(node, work, max_tokens, progress)
-    asker.ask("warming up", range(WARM_UPS), AT_ONCE)
+
+    def ask(what: str, seeds: range, at_once: int) -> list[Reply]:
+        progress.step(f"{len(seeds)} chats, {what}", len(seeds))
+        # A new salt keeps the prefix cache from helping a later run.
+        calls = chats(work.model, seeds, max_tokens, uuid.uuid4().hex)
+        return ask_all(node.url, calls, at_once, progress.advance)
+
+    ask("warming up", range(WARM_UPS), AT_ONCE)
     one = range(FIRST_SEED, FIRST_SEED + chats_per_run)
     eight = range(one.stop, one.stop + chats_per_run)
-    one_plain = asker.ask("one at a time, no proofs", one, 1)
+    one_plain = ask("one at a time, no proofs", one, 1)
     with computing_round(node, work):
-        one_round = asker.ask("one at a time, a round running", one, 1)
-    eight_plain = [asker.ask("eight at a time, no proofs", eight, AT_ONCE)]
+        one_round = ask("one at a time, a round running", one, 1)
+    eight_plain = [ask("eight at a time, no proofs", eight, AT_ONCE)]
     eight_round = []
     for _ in range(RUNS_WITH_A_ROUND):
         with computing_round(node, work):
-            eight_round.append(asker.ask("eight at a time, a round running", eight, AT_ONCE))
-        eight_plain.append(asker.ask("eight at a time, no proofs, again", eight, AT_ONCE))
+            eight_round.append(ask("eight at a time, a round running", eight, AT_ONCE))
+        eight_plain.append(ask("eight at a time, no proofs, again", eight, AT_ONCE))
     return compare_answers((one_plain, one_round), eight_plain, eight_round)
 
 
@@ -88,19 +94,3 @@ def differing(some: Sequence[Reply], others: Sequence[Reply]) -> int:
     """The number of answers whose bytes differ between two runs of the same chats."""
     pairs = zip(some, others, strict=True)
     return sum(bool(a.error or b.error or a.texts != b.texts) for a, b in pairs)
-
-
-class _Asker:
-    """Sends the same chats to a node in several situations."""
-
-    def __init__(self, node: NodeClient, work: Work, max_tokens: int, progress: Progress) -> None:
-        self._node = node
-        self._model = work.model
-        self._max_tokens = max_tokens
-        self._progress = progress
-
-    def ask(self, what: str, seeds: range, at_once: int) -> list[Reply]:
-        """Send one chat per seed. A new salt keeps the prefix cache from helping a later run."""
-        self._progress.step(f"{len(seeds)} chats, {what}", len(seeds))
-        calls = chats(self._model, seeds, self._max_tokens, uuid.uuid4().hex)
-        return ask_all(self._node.url, calls, at_once, self._progress.advance)

@@ -45,7 +45,6 @@ class GenerationPlan:
 
     @property
     def window_s(self) -> float:
-        """Seconds of one window."""
         return self.seconds / self.windows
 
 
@@ -66,7 +65,6 @@ class GenerationReadings:
     sequences: int = 0
 
     def add_bare(self, speed: BareSpeed) -> None:
-        """Add a window of bare forwards."""
         self.bare.append(speed.nonces_per_second)
         self.forward_s.append(speed.seconds_per_forward)
         self.sequences = speed.sequences
@@ -125,7 +123,6 @@ def prefill_speed(node: NodeClient, plan: GenerationPlan, sequences: int) -> flo
 def report(
     plan: GenerationPlan, readings: GenerationReadings, where: Mapping[str, str | int]
 ) -> Report:
-    """The figures of the windows."""
     work = plan.work
     ratios = ratios_to_neighbours(readings.round, readings.bare)
     windows = {
@@ -135,25 +132,18 @@ def report(
         "time_in_forwards": readings.in_forwards,
         "prefill_tokens_per_second": readings.prefill,
     }
-    setup = {
-        "protocol": work.protocol,
-        **asdict(work),
-        "seconds": plan.seconds,
-        "windows": plan.windows,
-    }
-    return Report(
-        f"generation, {work.protocol} protocol",
-        _figures(plan, readings, ratios),
-        setup,
-        windows,
-        where,
-    )
+    options = {"seconds": plan.seconds, "windows": plan.windows}
+    setup = {"protocol": work.protocol, **asdict(work), **options}
+    title = f"generation, {work.protocol} protocol"
+    return Report(title, _figures(plan, readings, ratios), setup, windows, where)
 
 
 def _figures(
     plan: GenerationPlan, readings: GenerationReadings, ratios: Sequence[float]
 ) -> tuple[Figure, ...]:
     beside_prefill = [rate * plan.work.seq_len for rate in readings.beside_prefill]
+    forward_s = median(readings.forward_s)
+    vs_prefill = [ours / vllm for ours, vllm in zip(beside_prefill, readings.prefill, strict=True)]
     return (
         Figure(
             "busy_ratio",
@@ -169,7 +159,7 @@ def _figures(
         ),
         Figure(
             "vs_prefill",
-            median(_ratios(beside_prefill, readings.prefill)),
+            median(vs_prefill),
             "proof tokens/s, over vLLM's own prefill tokens/s",
             Limit(1.0),
         ),
@@ -177,11 +167,7 @@ def _figures(
         Figure("bare_nonces_per_second", median(readings.bare), "of bare forwards"),
         Figure("proof_tokens_per_second", median(beside_prefill), "of a round"),
         Figure("prefill_tokens_per_second", median(readings.prefill), "of vLLM, proofs stopped"),
-        Figure(
-            "seconds_per_forward",
-            median(readings.forward_s),
-            "the longest that chat waits for proofs",
-        ),
+        Figure("seconds_per_forward", forward_s, "the longest that chat waits for proofs"),
         Figure("sequences_per_forward", readings.sequences, "nonces in one forward"),
     )
 
@@ -190,10 +176,6 @@ def _spread(values: Sequence[float]) -> float:
     """The distance between the quartiles of ``values``."""
     low, high = quantile(values, 0.25), quantile(values, 0.75)
     return high - low if low is not None and high is not None else math.nan
-
-
-def _ratios(values: Sequence[float], yardstick: Sequence[float]) -> list[float]:
-    return [value / other for value, other in zip(values, yardstick, strict=True)]
 
 
 def _forwards_per_window(node: NodeClient, plan: GenerationPlan) -> int:

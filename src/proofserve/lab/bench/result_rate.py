@@ -1,12 +1,10 @@
 """How fast a round stores results, measured through the API at little cost to the round."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proofserve.lab.client.errors import LabError, TooSlowError
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.rounds.records import StoredResult
 
 # Each poll costs the API process a millisecond or two of a core that the engine could use.
 POLL_S = 0.02
@@ -53,16 +51,12 @@ class StoredResults:
         while True:
             rows = self._node.results(self._seq)
             if rows:
-                _refuse_failures(rows)
+                # A failed nonce is a result too, and would count as work done.
+                for row in rows:
+                    if row.error is not None:
+                        raise LabError(f"nonce {row.nonce} of the round failed: {row.error}")
                 self._seq = rows[-1].seq
                 return Edge(time.monotonic(), self._seq)
             if time.monotonic() > deadline:
                 raise TooSlowError(f"the round stored nothing for {TIMEOUT_S:g} s")
             time.sleep(POLL_S)
-
-
-def _refuse_failures(rows: Sequence[StoredResult]) -> None:
-    """A failed nonce is a result too, and would count as work done."""
-    for row in rows:
-        if row.error is not None:
-            raise LabError(f"nonce {row.nonce} of the measured round failed: {row.error}")

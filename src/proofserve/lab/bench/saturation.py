@@ -75,7 +75,6 @@ class _Window:
 
     @property
     def proofs(self) -> int:
-        """How many proofs the node stored in the window."""
         return self.after.processed - self.before.processed
 
     @property
@@ -113,11 +112,9 @@ def _window(node: NodeClient, seconds: float, beside_round: bool) -> _Window:
 
 
 def _read(windows: Sequence[_Window], replies: Sequence[Reply], afterwards: int) -> Saturation:
-    read = Saturation(
-        proofs_afterwards=afterwards, errors=[reply.error for reply in replies if reply.error]
-    )
     silences = [longest_silence(replies, window.began, window.ended) for window in windows]
-    read.silences = silences
+    errors = [reply.error for reply in replies if reply.error]
+    read = Saturation(silences=silences, proofs_afterwards=afterwards, errors=errors)
     # Only windows of chat alone show what is usual: with the others, a node that does not give way
     # to chat would raise the bound by which it is judged.
     alone = [s for s, window in zip(silences, windows, strict=True) if not window.beside_round]
@@ -127,18 +124,13 @@ def _read(windows: Sequence[_Window], replies: Sequence[Reply], afterwards: int)
             read.stalled_beside_round += window.beside_round
             read.stalled_plain += not window.beside_round
             read.proofs_in_stalls += window.proofs
+        elif window.beside_round:
+            read.beside_round.append(_tokens_per_s(replies, window))
+            read.chat_share.append(window.chat_share)
+            read.proofs_while_saturated += window.proofs
         else:
-            _add(read, window, _tokens_per_s(replies, window))
+            read.plain.append(_tokens_per_s(replies, window))
     return read
-
-
-def _add(read: Saturation, window: _Window, rate: float) -> None:
-    if not window.beside_round:
-        read.plain.append(rate)
-        return
-    read.beside_round.append(rate)
-    read.chat_share.append(window.chat_share)
-    read.proofs_while_saturated += window.proofs
 
 
 def _tokens_per_s(replies: Sequence[Reply], window: _Window) -> float:

@@ -63,13 +63,8 @@ def _round_during_chat(node: NodeClient, work: Work, report: Reporter) -> None:
             report(Check("a round starts while chat is active", state == "GENERATING", state))
             report(_no_proofs(node, "the round waits until that chat has ended"))
             loop.finish()
-            report(
-                _completed(
-                    "chat completes although a round has started",
-                    loop.replies,
-                    f"{CLIENTS} at a time",
-                )
-            )
+            name = "chat completes although a round has started"
+            report(_completed(name, loop.replies, f"{CLIENTS} at a time"))
             report(_resumes(node, "proofs start when chat has ended"))
     finally:
         loop.abandon()
@@ -81,12 +76,8 @@ def _chat_has_priority(node: NodeClient, work: Work, report: Reporter) -> None:
         report(_no_proofs(node, "a running round pauses while chat is active"))
     report(_completed("chat completes beside a paused round", loop.replies, f"{CLIENTS} at a time"))
     wait = node.engine().longest_chat_wait_batches
-    detail = f"longest wait so far: {wait:.2f} forwards"
-    report(
-        Check(
-            "no chat request waits for more than one forward", wait <= LONGEST_WAIT_BATCHES, detail
-        )
-    )
+    name = "no chat request waits for more than one forward"
+    report(Check(name, wait <= LONGEST_WAIT_BATCHES, f"longest wait so far: {wait:.2f} forwards"))
     report(_resumes(node, "a paused round resumes after chat"))
 
 

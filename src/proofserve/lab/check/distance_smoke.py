@@ -54,7 +54,8 @@ def distance_smoke(node: NodeClient, work: DistanceWork, report: Reporter) -> No
     report(_counts(seen))
     report(_below_target(seen))
     report(_complete(seen))
-    report(Check("a distance round reports its states", seen.states == STATES, _then(seen)))
+    states = ", then ".join(seen.states)
+    report(Check("a distance round reports its states", seen.states == STATES, states))
 
 
 def observe_round(node: NodeClient, work: DistanceWork) -> ObservedRound:
@@ -109,10 +110,8 @@ def _others(what: str, ours: Mapping[int, float], theirs: Mapping[int, float]) -
 
 def _counts(seen: ObservedRound) -> Check:
     counted, stored = seen.counted, len(seen.winners)
-    detail = (
-        f"{counted.found} of {counted.processed} counted, {stored} stored,"
-        f" {counted.rate:.1f} nonces/s"
-    )
+    counts = f"{counted.found} of {counted.processed} counted, {stored} stored"
+    detail = f"{counts}, {counted.rate:.1f} nonces/s"
     within = 0 < counted.found <= counted.processed
     return Check("a round counts the winners it stores", within and counted.found == stored, detail)
 
@@ -127,11 +126,5 @@ def _below_target(seen: ObservedRound) -> Check:
 def _complete(seen: ObservedRound) -> Check:
     stored = {nonce: d for nonce, d in seen.winners.items() if nonce in seen.computed}
     winning = {nonce: d for nonce, d in seen.computed.items() if is_winner(d, R_TARGET)}
-    detail = (
-        f"of nonces 0 to {RECOMPUTED - 1}, {len(winning)} win when recomputed, {len(stored)} stored"
-    )
+    detail = f"of the first {RECOMPUTED}, {len(winning)} win when recomputed, {len(stored)} stored"
     return Check("a round stores exactly its winners", bool(winning) and stored == winning, detail)
-
-
-def _then(seen: ObservedRound) -> str:
-    return ", then ".join(seen.states)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from proofserve.lab.check.checks import Check, Reporter
@@ -27,27 +27,19 @@ Trial = Callable[[NodeClient, Reporter], Judge]
 Foreign = Callable[[Sequence[int]], Sequence[Claim]]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckStage:
-    """How to reach the server under check.
+def end_to_end(start: StartNode, restarts: bool, trials: Sequence[Trial], report: Reporter) -> None:
+    """Run every trial, restart the server once if we may, then judge proofs and forgeries.
 
     ``start`` gives a running server; it is entered a second time if the check ``restarts`` it.
     """
-
-    start: StartNode
-    restarts: bool
-
-
-def end_to_end(stage: CheckStage, trials: Sequence[Trial], report: Reporter) -> None:
-    """Run every trial, restart the server once if we may, then judge proofs and forgeries."""
-    with stage.start() as node:
+    with start() as node:
         judges = [trial(node, report) for trial in trials]
-        if not stage.restarts:
+        if not restarts:
             report(Check("restart", None, "skipped: --url names a server that we did not start"))
             for judge in judges:
                 judge(node, "on the same server", report)
-    if stage.restarts:
-        with stage.start() as node:
+    if restarts:
+        with start() as node:
             for judge in judges:
                 judge(node, "after a restart", report)
 

@@ -36,7 +36,6 @@ def smoke(node: NodeClient, works: Sequence[AnyWork], report: Reporter) -> None:
 
 
 def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
-    """Report the checks of the artifact protocol."""
     report(_vectors_are_valid(node, work))
     report(_same_again(node, work))
     report(_other_values("another key", node, work, replace(work, public_key="another key")))
@@ -89,20 +88,10 @@ def _round_counts(node: NodeClient, work: Work, report: Reporter) -> None:
     status = node.status()
     rows = [row for row in node.results(after) if row.round_id == status.round_id]
     nonces = [row.nonce for row in rows if row.value is not None]
-    report(
-        Check(
-            "a round counts what it stores",
-            0 < status.processed == len(nonces),
-            f"{status.processed} counted, {len(nonces)} stored, {status.rate:.1f} nonces/s",
-        )
-    )
+    counts = f"{status.processed} counted, {len(nonces)} stored, {status.rate:.1f} nonces/s"
+    report(Check("a round counts what it stores", 0 < status.processed == len(nonces), counts))
     complete = nonces == list(range(len(nonces)))
     report(Check("a round skips no nonce", complete, f"0 to {len(nonces) - 1}"))
     states = (running, status.state)
-    report(
-        Check(
-            "a round reports its states",
-            states == ("GENERATING", "STOPPED"),
-            ", then ".join(states),
-        )
-    )
+    as_expected = states == ("GENERATING", "STOPPED")
+    report(Check("a round reports its states", as_expected, ", then ".join(states)))

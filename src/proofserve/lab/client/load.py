@@ -90,7 +90,6 @@ class ClosedLoop:
         self.replies: list[Reply] = []
 
     def start(self) -> None:
-        """Start the thread and send the first calls."""
         self._thread.start()
 
     def settle(self, seconds: float) -> None:
@@ -200,25 +199,17 @@ async def _ask(http: httpx.AsyncClient, call: Call) -> Reply:
     try:
         response = await http.post(call.path, json=call.body)
     except httpx.TransportError as error:
-        return _failed(began, f"{call.path}: {str(error) or type(error).__name__}")
+        reason = f"{call.path}: {str(error) or type(error).__name__}"
+        return Reply((), 0, 0, began, time.monotonic(), reason)
     if response.is_error:
-        text = response.text[:LONGEST_TEXT]
-        return _failed(began, f"{call.path}: {response.status_code} {text}")
+        reason = f"{call.path}: {response.status_code} {response.text[:LONGEST_TEXT]}"
+        return Reply((), 0, 0, began, time.monotonic(), reason)
     return _read(response.json(), began, time.monotonic())
 
 
-def _failed(began: float, error: str) -> Reply:
-    return Reply((), 0, 0, began, time.monotonic(), error)
-
-
 def _read(body: Mapping[str, Any], began: float, ended: float) -> Reply:
-    choices = body["choices"]
+    choices, usage = body["choices"], body["usage"]
+    texts = tuple(c["message"]["content"] if "message" in c else c["text"] for c in choices)
     broken = [c["finish_reason"] for c in choices if c["finish_reason"] in FAILURES]
-    return Reply(
-        texts=tuple(c["message"]["content"] if "message" in c else c["text"] for c in choices),
-        prompt_tokens=body["usage"]["prompt_tokens"],
-        completion_tokens=body["usage"]["completion_tokens"],
-        began=began,
-        ended=ended,
-        error=f"finish_reason {broken[0]}" if broken else None,
-    )
+    error = f"finish_reason {broken[0]}" if broken else None
+    return Reply(texts, usage["prompt_tokens"], usage["completion_tokens"], began, ended, error)

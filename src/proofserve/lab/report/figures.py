@@ -39,11 +39,6 @@ class Figure:
         return self.value is not None and self.limit.holds(self.value)
 
 
-def all_pass(figures: Sequence[Figure]) -> bool:
-    """Whether no figure breaks its limit."""
-    return all(figure.passed is not False for figure in figures)
-
-
 def median(values: Sequence[float]) -> float | None:
     """The median of ``values``; None if there are none."""
     return statistics.median(values) if values else None

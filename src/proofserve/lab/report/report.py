@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
-from proofserve.lab.report.figures import Figure, all_pass
+from proofserve.lab.report.figures import Figure
 from proofserve.lab.report.json_files import write_json
 
 VERDICTS = {True: "[green]PASS[/green]", False: "[red]FAIL[/red]", None: ""}
@@ -25,23 +25,15 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every limit holds."""
-        return all_pass(self.figures)
+        """Whether no figure breaks its limit."""
+        return all(figure.passed is not False for figure in self.figures)
 
     def table(self) -> Table:
-        """One row per figure."""
-        machine = self.machine
-        where = ", ".join(
-            f"{machine[name]} {label}".strip()
-            for name, label in (("cores", "cores"), ("processor", ""))
-            if name in machine
-        )
-        table = Table(title=self.title, caption=where, title_justify="left")
-        table.add_column("figure")
-        table.add_column("value", justify="right")
-        table.add_column("limit", justify="right")
-        table.add_column("")
-        table.add_column("meaning")
+        cores = [f"{self.machine['cores']} cores"] if "cores" in self.machine else []
+        processor = [self.machine["processor"]] if "processor" in self.machine else []
+        numbers = (Column(name, justify="right") for name in ("value", "limit"))
+        table = Table("figure", *numbers, "", "meaning", title=self.title, title_justify="left")
+        table.caption = ", ".join(cores + processor)
         for figure in self.figures:
             limit = str(figure.limit) if figure.limit else ""
             verdict = VERDICTS[figure.passed]
@@ -61,7 +53,6 @@ class Report:
         }
 
     def write(self, file: Path) -> None:
-        """Write the JSON form to ``file``."""
         write_json(file, self.json())
 
 
