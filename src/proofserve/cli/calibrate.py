@@ -118,9 +118,9 @@ def _measure(
         where = {**machine(), **node.versions()}
         for method in METHODS:
             began = time.monotonic()
-            distances = collect(node, model, method, sample, session.line)
+            distances = collect(node, model.name, method, sample, session.line)
             seconds = time.monotonic() - began
-            outcome = Outcome(model, method, sample, rate, calibrate(distances, rate), seconds)
+            outcome = Outcome(model.name, method, sample, rate, calibrate(distances, rate), seconds)
             results.append(TargetResult(outcome, report_of(outcome, where)))
     for result in results:
         session.console.print(result.report.table())
