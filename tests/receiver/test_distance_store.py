@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from proofserve.receiver import database
-from proofserve.receiver.distance_messages import GeneratedWinners, ValidatedDistances
-from proofserve.receiver.messages import Generated, Stamp, Validated
+from proofserve.receiver.messages import (
+    Generated,
+    GeneratedWinners,
+    Stamp,
+    Validated,
+    ValidatedDistances,
+)
 from proofserve.receiver.store import ClaimSource, ReceiverStore
 
 from .support import distance, generated, judged, validated, vector, won

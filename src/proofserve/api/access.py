@@ -30,8 +30,6 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key and the client that holds it."""
-
     key: str = field(repr=False)
     caller: Caller
 

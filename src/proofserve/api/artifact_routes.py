@@ -2,13 +2,12 @@
 
 import contextlib
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from proofserve.api import translate
-from proofserve.api.node import Node, require_engine, while_connected
+from proofserve.api.node import Node, ServedNode, require_engine, while_connected
 from proofserve.api.response_models import JobAnswer, documented
 from proofserve.api.schemas import JobRequest
 from proofserve.rounds.errors import OutboxUnavailable, QueueFull
@@ -16,61 +15,37 @@ from proofserve.rounds.records import Job
 from proofserve.wire.callbacks import outcome_body
 
 
-class ArtifactRoutes:
-    """Prove given nonces, or judge claims about them."""
+def add_to(router: APIRouter) -> None:
+    router.post("/generate", **documented(JobAnswer, 400, 409, 422, 503))(generate)
+    router.get("/generate/{request_id}", **documented(JobAnswer, 404, 503))(job_result)
 
-    def __init__(self, get_node: Callable[[Request], Node]) -> None:
-        self._get_node = get_node
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the endpoints to ``router``."""
-        router.add_api_route(
-            "/generate",
-            self.generate,
-            methods=["POST"],
-            **documented(JobAnswer, 400, 409, 422, 503),
-        )
-        router.add_api_route(
-            "/generate/{request_id}",
-            self.job_result,
-            methods=["GET"],
-            **documented(JobAnswer, 404, 503),
-        )
+async def generate(request: Request, node: ServedNode, body: JobRequest) -> dict[str, Any]:
+    """Prove given nonces, or judge claims about them; after the round, while one runs."""
+    job = translate.job(body, node.deployment)
+    warning = await translate.url_warning("url", job.url, node.deployment)
+    more = {"warning": warning} if warning else {}
+    await require_engine(node)
+    if not body.wait:
+        await _require_callback_room(node, job)
+        request_id = node.manager.submit(job)
+        queued = {"status": "queued", "request_id": request_id, "queued_count": len(job.nonces)}
+        return queued | more
+    with node.waits.one():
+        outcome = await while_connected(request, node.manager.run(job))
+    done = {"status": "completed", "request_id": str(uuid.uuid4())}
+    return done | outcome_body(job, outcome) | more
 
-    async def generate(self, request: Request, body: JobRequest) -> dict[str, Any]:
-        """Prove given nonces, or judge claims about them; after the round, while one runs."""
-        node = self._get_node(request)
-        job = translate.job(body, node.deployment)
-        warning = await translate.url_warning("url", job.url, node.deployment)
-        more = {"warning": warning} if warning else {}
-        await require_engine(node)
-        if not body.wait:
-            await _require_callback_room(node, job)
-            request_id = node.manager.submit(job)
-            return {
-                "status": "queued",
-                "request_id": request_id,
-                "queued_count": len(job.nonces),
-                **more,
-            }
-        with node.waits.one():
-            outcome = await while_connected(request, node.manager.run(job))
-        return {
-            "status": "completed",
-            "request_id": str(uuid.uuid4()),
-            **outcome_body(job, outcome),
-            **more,
-        }
 
-    async def job_result(self, request: Request, request_id: str) -> dict[str, Any]:
-        """What has become of a queued job. 404 once its result has expired."""
-        view = self._get_node(request).manager.result(request_id)
-        body: dict[str, Any] = {"status": view.state.value, "request_id": view.request_id}
-        if view.outcome is not None:
-            body |= outcome_body(view.job, view.outcome)
-        if view.error is not None:
-            body["error"] = view.error
-        return body
+async def job_result(node: ServedNode, request_id: str) -> dict[str, Any]:
+    """What has become of a queued job. 404 once its result has expired."""
+    view = node.manager.result(request_id)
+    body: dict[str, Any] = {"status": view.state.value, "request_id": view.request_id}
+    if view.outcome is not None:
+        body |= outcome_body(view.job, view.outcome)
+    if view.error is not None:
+        body["error"] = view.error
+    return body
 
 
 async def _require_callback_room(node: Node, job: Job) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """Base of the API's errors: the client gets ``detail`` and ``headers``."""
+    """Base of the API's errors: the client gets ``status``, ``detail`` and ``headers``."""
 
+    status: int
     headers: Mapping[str, str] = {}
 
     def __init__(self, detail: str | Mapping[str, Any]) -> None:
@@ -18,23 +19,28 @@ class ApiError(Exception):
 class KeyMissing(ApiError):
     """The server needs a key, and the request has none or a wrong one."""
 
+    status = 401
     headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
 
 
 class NotAllowed(ApiError):
-    """The caller's key does not permit this call, or the caller may not call at all."""
+    status = 403
 
 
 class BodyTooLarge(ApiError):
-    """The body is larger than this server reads."""
+    status = 413
 
 
 class BodyLost(ApiError):
     """The HTTP server did not pass the body on, because the request asks for an upgrade."""
 
+    status = 400
+
 
 class TooMany(ApiError):
     """A limit is reached; the client may try again after ``retry_after_s`` seconds."""
+
+    status = 429
 
     def __init__(self, detail: str, retry_after_s: float) -> None:
         super().__init__(detail)
@@ -42,24 +48,32 @@ class TooMany(ApiError):
 
 
 class NotEnabled(ApiError):
-    """The server was started without proofs."""
+    status = 503
 
 
 class DeploymentMismatch(ApiError):
     """The request is for another deployment; the detail shows what is requested and deployed."""
 
+    status = 409
+
 
 class ClaimsMismatch(ApiError):
-    """The claims are not about the requested nonces."""
+    status = 400
 
 
 class LaneMissing(ApiError):
     """The request does not say which nonces are the node's."""
 
+    status = 400
+
 
 class NotReady(ApiError):
     """A part that proofs need does not work; the detail names the state of each part."""
 
+    status = 503
+
 
 class ClientGone(ApiError):
     """The client closed the connection before its response was ready."""
+
+    status = 499

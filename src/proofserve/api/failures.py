@@ -17,32 +17,17 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from proofserve.api.access import ANONYMOUS, Caller, Role
-from proofserve.api.errors import (
-    ApiError,
-    BodyLost,
-    BodyTooLarge,
-    ClaimsMismatch,
-    ClientGone,
-    DeploymentMismatch,
-    KeyMissing,
-    LaneMissing,
-    NotAllowed,
-    NotEnabled,
-    NotReady,
-    TooMany,
-)
+from proofserve.api.errors import ApiError, NotEnabled
 from proofserve.api.json_body import has_upgraded_body, read_body
-from proofserve.api.node import Node
+from proofserve.api.node import NODE, Node
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import (
-    ChatBusy,
-    EngineFault,
     EngineGone,
     LaneUnset,
     NotInitialised,
-    OutboxUnavailable,
     QueueFull,
     Refused,
+    RoundsError,
     ShuttingDown,
     UnknownJob,
 )
@@ -51,33 +36,17 @@ from proofserve.wire.protocols import problems
 
 _logger = logging.getLogger(__name__)
 
-# The first row whose class fits decides.
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (BodyLost, 400),
-    (ClaimsMismatch, 400),
-    (LaneMissing, 400),
-    (LaneUnset, 400),
-    (NotInitialised, 400),
-    (KeyMissing, 401),
-    (NotAllowed, 403),
+# Of errors that are not the API's own; the first row whose class fits decides.
+_STATUS = (
+    ((LaneUnset, NotInitialised), 400),
     (UnknownJob, 404),
-    (DeploymentMismatch, 409),
-    (BodyTooLarge, 413),
-    (RequestValidationError, 422),
-    (ProtocolError, 422),
-    (TooMany, 429),
+    ((RequestValidationError, ProtocolError), 422),
     (QueueFull, 429),
     (ShuttingDown, 503),
     (Refused, 409),
-    (ClientGone, 499),
-    (NotEnabled, 503),
-    (NotReady, 503),
-    (ChatBusy, 503),
-    (EngineGone, 503),
-    (EngineFault, 503),
-    (OutboxUnavailable, 503),
+    (RoundsError, 503),
 )
-_KNOWN: tuple[type[Exception], ...] = (HTTPException, *(kind for kind, _ in _STATUS))
+_KNOWN = (HTTPException, ApiError, RequestValidationError, ProtocolError, RoundsError)
 # A full queue has probably moved on by then. Seconds.
 _QUEUE_MOVES_S = "5"
 # A viewer's key permits these. Monitoring sends them often: only their refusals are logged.
@@ -89,7 +58,6 @@ class ClosingRoute(APIRoute):
     """A route that closes the connection after a request whose body uvicorn may lose."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
-        """The handler of this route's requests."""
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
@@ -118,7 +86,7 @@ def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type
             async def answer(request: Request) -> Response:
                 node = reason = None
                 try:
-                    node = get_node(request)
+                    node = request.scope[NODE] = get_node(request)
                     caller = node.access.admit(request, role) if needs_key else ANONYMOUS
                     response: Response = await handle(
                         await _with_body(node, caller, request, has_nonces)
@@ -149,13 +117,13 @@ async def _with_body(node: Node, caller: Caller, request: Request, has_nonces: b
 
 
 def explained(error: Exception) -> JSONResponse:
-    """The response for ``error``, whose class is in the table."""
+    """The response for ``error``, whose class is in the table or has a status of its own."""
     if isinstance(error, HTTPException):
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+    if isinstance(error, ApiError):
+        return JSONResponse({"detail": error.detail}, error.status, error.headers)
     status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    headers = error.headers if isinstance(error, ApiError) else None
-    if isinstance(error, QueueFull):
-        headers = {"Retry-After": _QUEUE_MOVES_S}
+    headers = {"Retry-After": _QUEUE_MOVES_S} if isinstance(error, QueueFull) else None
     return JSONResponse({"detail": _detail(error)}, status, headers)
 
 
@@ -175,8 +143,6 @@ def _detail(error: Exception) -> Any:
     if isinstance(error, ProtocolError):
         loc = ("body", *error.field.split("."))
         return problems([{"type": "value_error", "loc": loc, "msg": str(error)}])
-    if isinstance(error, ApiError):
-        return error.detail
     return "Engine not available" if isinstance(error, EngineGone) else str(error)
 
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from proofserve.api.node import Deployment, Node
+from proofserve.api.node import Deployment, Node, ServedNode
 from proofserve.api.routes import empty_router
 from proofserve.api.schemas import Body, Count, Params, Text
 from proofserve.protocol import schemes
@@ -40,11 +40,9 @@ def router(
     get_engine: Callable[[Request], MeasurableEngine],
     has_keys: bool = True,
 ) -> APIRouter:
-    """The route, for an application whose requests lead to a node and its engine."""
-
-    async def measure(request: Request, body: MeasureRequest) -> dict[str, Any]:
+    async def measure(request: Request, node: ServedNode, body: MeasureRequest) -> dict[str, Any]:
         """Nonces per second of the worker alone: no HTTP, no rounds, no outbox."""
-        work = _workload(body, get_node(request).deployment)
+        work = _workload(body, node.deployment)
         nonces = range(body.batch_size)
         measured = await get_engine(request).measure(work, nonces, body.forwards)
         return {
@@ -54,7 +52,7 @@ def router(
         }
 
     made = empty_router(get_node, has_keys)
-    made.add_api_route("/measure", measure, methods=["POST"])
+    made.post("/measure")(measure)
     return made
 
 

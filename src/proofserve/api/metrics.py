@@ -17,13 +17,14 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from proofserve.api.node import Node
-from proofserve.api.status import Snapshot, snapshot
+from proofserve.api.status import read_engine, read_outbox
 from proofserve.rounds.state import State
-from proofserve.rounds.status import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges
+from proofserve.rounds.status import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges, Status
 
 PREFIX = "proofserve"
 # Longer than any reading takes: after it the scrape goes on without the node's metrics.
 READING_S = 8.0
+_INFO_LABELS = ["scheme", "vllm_version", "version"]
 Labels = TypeVar("Labels", bound=tuple[str, ...])
 
 
@@ -53,21 +54,15 @@ class NodeCollector(Collector):
         """No names: registration must not start a reading."""
         return ()
 
-    def collect(self) -> Iterator[Metric]:
-        """Every series as it is now."""
-        reading = self._read()
-        if reading is not None:
-            yield from _families(reading, self._node)
-
-    def _read(self) -> Snapshot | None:
+    def collect(self) -> Iterable[Metric]:
         if self._loop.is_closed() or _runs_here(self._loop):
-            return None
-        future = asyncio.run_coroutine_threadsafe(snapshot(self._node), self._loop)
+            return ()
+        future = asyncio.run_coroutine_threadsafe(_families(self._node), self._loop)
         try:
             return future.result(READING_S)
         except TimeoutError:
             future.cancel()
-            return None
+            return ()
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
@@ -77,50 +72,38 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-def _families(reading: Snapshot, node: Node) -> Iterator[Metric]:
-    engine_info = node.deployment.engine_info
-    yield _gauge(
-        "info",
-        "What runs here; always 1.",
-        {(node.deployment.scheme, *_pair(engine_info.versions)): 1},
-        ["scheme", "vllm_version", "version"],
-    )
-    yield from _work(reading)
-    yield from _round(reading)
-    parts = {("engine",): reading.engine is not None, ("outbox",): reading.outbox is not None}
-    yield _gauge("up", "Whether a part of the node answered this scrape.", parts, ["part"])
-    yield _gauge("tasks", "Tasks of the event loop; at rest always the same.", {(): reading.tasks})
-    if reading.engine is not None:
-        yield from _engine(reading.engine)
-    if reading.outbox is not None:
-        yield from _outbox(reading.outbox)
+async def _families(node: Node) -> list[Metric]:
+    """Every series; reading takes as long as the slower of engine and outbox, 5 s at most."""
+    (engine, _), (outbox, _) = await asyncio.gather(read_engine(node), read_outbox(node))
+    versions = node.deployment.engine_info.versions
+    here = (node.deployment.scheme, versions.get("vllm", ""), versions.get("proofserve", ""))
+    up = {("engine",): engine is not None, ("outbox",): outbox is not None}
+    tasks = {(): len(asyncio.all_tasks())}
+    return [
+        _gauge("info", "What runs here; always 1.", {here: 1}, _INFO_LABELS),
+        *_work(node),
+        *_round(node.manager.status()),
+        _gauge("up", "Whether a part of the node answered this scrape.", up, ["part"]),
+        _gauge("tasks", "Tasks of the event loop; at rest always the same.", tasks),
+        *(_engine(engine) if engine is not None else ()),
+        *(_outbox(outbox) if outbox is not None else ()),
+    ]
 
 
-def _pair(versions: Mapping[str, str]) -> tuple[str, str]:
-    return versions.get("vllm", ""), versions.get("proofserve", "")
-
-
-def _work(reading: Snapshot) -> Iterator[Metric]:
-    yield _counter(
-        "nonces",
-        "Nonces with an outcome; a round's count once they are stored.",
-        reading.nonces,
-        ["work", "outcome"],
-    )
-    yield _counter(
-        "validations",
-        "Validations by their verdict; error: none could be reached.",
-        {(verdict,): count for verdict, count in reading.validations.items()},
-        ["outcome"],
-    )
-    yield _counter("engine_faults", "Engine calls of rounds that failed.", {(): reading.faults})
-    refusals = {(str(status), why): count for (status, why), count in reading.refusals.items()}
+def _work(node: Node) -> Iterator[Metric]:
+    totals = node.manager.totals
+    stored = "Nonces with an outcome; a round's count once they are stored."
+    yield _counter("nonces", stored, totals.nonces, ["work", "outcome"])
+    verdicts = {(verdict,): count for verdict, count in totals.validations.items()}
+    judged = "Validations by their verdict; error: none could be reached."
+    yield _counter("validations", judged, verdicts, ["outcome"])
+    yield _counter("engine_faults", "Engine calls of rounds that failed.", {(): totals.faults})
+    refusals = {(str(status), why): count for (status, why), count in node.refusals.items()}
     yield _counter("refusals", "Requests not served, by why.", refusals, ["status", "reason"])
 
 
-def _round(reading: Snapshot) -> Iterator[Metric]:
-    status = reading.status
-    running = status.state is State.GENERATING and status.stats is not None
+def _round(status: Status) -> Iterator[Metric]:
+    running = status.state is State.GENERATING
     rate = status.stats.recent_rate if running and status.stats is not None else 0.0
     states = {(state.value,): state is status.state for state in State}
     yield _gauge("nonces_per_second", "Of the running round, over 30 s; 0 if none.", {(): rate})
@@ -133,11 +116,8 @@ def _round(reading: Snapshot) -> Iterator[Metric]:
 
 def _engine(engine: EngineGauges) -> Iterator[Metric]:
     yield _counter("busy_seconds", "Engine time that proof forwards took.", {(): engine.busy_s})
-    yield _counter(
-        "deferred_seconds",
-        "Engine time of chat while proofs waited for it.",
-        {(): engine.deferred_s},
-    )
+    deferred = {(): engine.deferred_s}
+    yield _counter("deferred_seconds", "Engine time of chat while proofs waited for it.", deferred)
     forwards = HistogramMetricFamily(f"{PREFIX}_forward_seconds", "Proof forwards, one by one.")
     if engine.forward_counts:
         bounds = [*map(str, FORWARD_BOUNDS_S), "+Inf"]
@@ -159,11 +139,8 @@ def _outbox(outbox: OutboxGauges) -> Iterator[Metric]:
     yield _counter("callback_failures", "Attempts to deliver a callback that failed.", failed)
     yield _gauge("outbox_results", "Results kept in the file.", {(): outbox.results})
     yield _gauge("outbox_pending", "Callbacks not delivered yet.", {(): outbox.pending})
-    yield _gauge(
-        "outbox_oldest_pending_seconds",
-        "Age of the oldest callback not delivered yet.",
-        {(): outbox.oldest_pending_s},
-    )
+    oldest, age = "Age of the oldest callback not delivered yet.", {(): outbox.oldest_pending_s}
+    yield _gauge("outbox_oldest_pending_seconds", oldest, age)
 
 
 def _family(

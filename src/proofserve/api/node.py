@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from proofserve.api.access import Access, Caller
 from proofserve.api.errors import ClientGone, TooMany
@@ -140,6 +140,18 @@ class Node:
             return {}
         self.url_warnings[round_id] = warning
         return {"warning": warning}
+
+
+# Where a guarded route keeps its request's node.
+NODE = "proofserve.node"
+
+
+async def _node_of(request: Request) -> Node:
+    node: Node = request.scope[NODE]
+    return node
+
+
+ServedNode = Annotated[Node, Depends(_node_of)]
 
 
 async def require_engine(node: Node) -> None:

@@ -2,16 +2,14 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from proofserve.rounds.state import State
 from proofserve.wire.records import ArtifactRecord, VectorEncoding
 
 
-class ResponseModel(BaseModel):
-    """Base of all responses: no other keys."""
-
-    model_config = ConfigDict(extra="forbid")
+class ResponseModel(BaseModel, extra="forbid"):
+    pass
 
 
 class PowStatus(ResponseModel):
@@ -113,8 +111,6 @@ class ResultsPage(ResponseModel):
 
 
 class Versions(ResponseModel):
-    """Versions of the software on this server."""
-
     vllm_version: str | None
     poc_validation_inference: bool
     versions: dict[str, str]
@@ -125,8 +121,6 @@ class ArtifactModel(ResponseModel, ArtifactRecord):
 
 
 class FailedNonce(ResponseModel):
-    """One nonce without a vector."""
-
     nonce: int
     error: str
 

@@ -7,15 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request, Security
 from fastapi.security import HTTPBearer
 
-from proofserve.api import translate
-from proofserve.api.artifact_routes import ArtifactRoutes
-from proofserve.api.distance_routes import DistanceRoutes
-from proofserve.api.distance_schemas import AnyRoundRequest, DistanceRoundRequest
+from proofserve.api import artifact_routes, distance_routes, health_routes, translate
+from proofserve.api.errors import LaneMissing
 from proofserve.api.failures import guarded
-from proofserve.api.health_routes import HealthRoutes
-from proofserve.api.node import Node, require_engine
+from proofserve.api.node import Node, ServedNode, require_engine
 from proofserve.api.response_models import (
-    DeepAnswer,
     NodeStatusResponse,
     ResultsPage,
     StartAnswer,
@@ -23,7 +19,12 @@ from proofserve.api.response_models import (
     Versions,
     documented,
 )
-from proofserve.api.schemas import ARTIFACT_ROUND_EXAMPLE, DISTANCE_ROUND_EXAMPLE
+from proofserve.api.schemas import (
+    ARTIFACT_ROUND_EXAMPLE,
+    DISTANCE_ROUND_EXAMPLE,
+    AnyRoundRequest,
+    DistanceRoundRequest,
+)
 from proofserve.api.status import pow_status, status_body, stopped_body
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.wire.paths import PROOFS
@@ -41,15 +42,16 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
     The OpenAPI page declares authorization where the server ``has_keys``.
     """
     made = empty_router(get_node, has_keys)
-    for routes in (_SharedRoutes(get_node), ArtifactRoutes(get_node), DistanceRoutes(get_node)):
-        routes.add_to(made)
-    health = HealthRoutes(get_node)
-    made.add_api_route(
-        "/health/deep", health.deep, methods=["GET"], **documented(DeepAnswer, 503), tags=["health"]
+    without_key = APIRouter(
+        prefix=PROOFS, tags=["health"], route_class=guarded(get_node, needs_key=False)
     )
+    _add_shared(made)
+    artifact_routes.add_to(made)
+    distance_routes.add_to(made)
+    health_routes.add_to(made, without_key)
     both = APIRouter()
     both.include_router(made)
-    both.include_router(health.without_key())
+    both.include_router(without_key)
     return both
 
 
@@ -65,84 +67,72 @@ def empty_router(get_node: Callable[[Request], Node], has_keys: bool = True) -> 
     )
 
 
-class _SharedRoutes:
-    def __init__(self, get_node: Callable[[Request], Node]) -> None:
-        self._get_node = get_node
+def _add_shared(router: APIRouter) -> None:
+    router.post("/init/generate", **documented(StartAnswer, 400, 409, 422, 503))(start_round)
+    router.get("/status", **documented(NodeStatusResponse, 503))(status)
+    router.post("/stop", **documented(StopAnswer, 503))(stop)
+    router.get("/results", **documented(ResultsPage, 422, 503))(results)
+    router.get("/versions", **documented(Versions, 503))(versions)
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the endpoints to ``router``."""
-        router.add_api_route(
-            "/init/generate",
-            self.start_round,
-            methods=["POST"],
-            **documented(StartAnswer, 400, 409, 422, 503),
-        )
-        router.add_api_route(
-            "/status", self.status, methods=["GET"], **documented(NodeStatusResponse, 503)
-        )
-        router.add_api_route("/stop", self.stop, methods=["POST"], **documented(StopAnswer, 503))
-        router.add_api_route(
-            "/results", self.results, methods=["GET"], **documented(ResultsPage, 422, 503)
-        )
-        router.add_api_route(
-            "/versions", self.versions, methods=["GET"], **documented(Versions, 503)
-        )
 
-    async def start_round(
-        self, request: Request, body: Annotated[AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
-    ) -> dict[str, Any]:
-        """Start generating proofs, until stopped. 409 while a round runs.
+async def start_round(
+    node: ServedNode, body: Annotated[AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
+) -> dict[str, Any]:
+    """Start generating proofs, until stopped. 409 while a round runs.
 
-        ``r_target`` in the body selects the distance protocol, ``params`` the artifact protocol.
-        """
-        node = self._get_node(request)
-        round_id = str(uuid.uuid4())
-        if isinstance(body, DistanceRoundRequest):
-            field = "callback_url"
-            spec = translate.generating_distance_round(body, node.deployment, round_id)
-        else:
-            field = "url"
-            spec = translate.artifact_round(body, node.deployment, round_id)
-        warning = await translate.url_warning(field, spec.url, node.deployment)
-        await require_engine(node)
-        await node.manager.start(spec)
-        more = node.warn(round_id, warning)
-        if isinstance(body, DistanceRoundRequest):
-            return {"status": "OK", "pow_status": await pow_status(node), **more}
-        return {"status": "OK", "pow_status": {"status": "GENERATING"}, **more}
+    ``r_target`` in the body selects the distance protocol, ``params`` the artifact protocol.
+    """
+    round_id = str(uuid.uuid4())
+    if isinstance(body, DistanceRoundRequest):
+        field = "callback_url"
+        spec = translate.distance_round(body, node.deployment, round_id)
+        if spec.lane is None:
+            raise LaneMissing("Node ID and node count must be set")
+    else:
+        field = "url"
+        spec = translate.artifact_round(body, node.deployment, round_id)
+    warning = await translate.url_warning(field, spec.url, node.deployment)
+    await require_engine(node)
+    await node.manager.start(spec)
+    more = node.warn(round_id, warning)
+    if isinstance(body, DistanceRoundRequest):
+        return {"status": "OK", "pow_status": await pow_status(node), **more}
+    return {"status": "OK", "pow_status": {"status": "GENERATING"}, **more}
 
-    async def status(self, request: Request) -> dict[str, Any]:
-        """The round, its counters, and how queue, outbox and engine are."""
-        return await status_body(self._get_node(request))
 
-    async def stop(self, request: Request) -> dict[str, Any]:
-        """Stop the round and cancel queued jobs; what was finished is stored first."""
-        node = self._get_node(request)
-        await node.manager.stop()
-        return {"status": "OK", "pow_status": await stopped_body(node)}
+async def status(node: ServedNode) -> dict[str, Any]:
+    """The round, its counters, and how queue, outbox and engine are."""
+    return await status_body(node)
 
-    async def results(
-        self,
-        request: Request,
-        after: Annotated[int, Query(ge=0, le=MAX_NONCE)] = 0,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-    ) -> dict[str, Any]:
-        """Stored results with ``seq > after``; go on from ``next_after``.
 
-        A row has ``vector_b64`` (artifact protocol), ``dist`` (a winner of the distance protocol)
-        or ``error``.
-        """
-        rows = await self._get_node(request).outbox.results(after, limit)
-        return {
-            "results": [result_record(row) for row in rows],
-            "next_after": rows[-1].seq if rows else after,
-        }
+async def stop(node: ServedNode) -> dict[str, Any]:
+    """Stop the round and cancel queued jobs; what was finished is stored first."""
+    await node.manager.stop()
+    return {"status": "OK", "pow_status": await stopped_body(node)}
 
-    async def versions(self, request: Request) -> dict[str, Any]:
-        """The versions of what runs here."""
-        versions = dict(self._get_node(request).deployment.engine_info.versions)
-        return {
-            "vllm_version": versions.get("vllm"),
-            "poc_validation_inference": True,
-            "versions": versions,
-        }
+
+async def results(
+    node: ServedNode,
+    after: Annotated[int, Query(ge=0, le=MAX_NONCE)] = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> dict[str, Any]:
+    """Stored results with ``seq > after``; go on from ``next_after``.
+
+    A row has ``vector_b64`` (artifact protocol), ``dist`` (a winner of the distance protocol)
+    or ``error``.
+    """
+    rows = await node.outbox.results(after, limit)
+    return {
+        "results": [result_record(row) for row in rows],
+        "next_after": rows[-1].seq if rows else after,
+    }
+
+
+async def versions(node: ServedNode) -> dict[str, Any]:
+    """The versions of what runs here."""
+    versions = dict(node.deployment.engine_info.versions)
+    return {
+        "vllm_version": versions.get("vllm"),
+        "poc_validation_inference": True,
+        "versions": versions,
+    }

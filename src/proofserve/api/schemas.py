@@ -10,48 +10,53 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     FailFast,
     Field,
     FiniteFloat,
     JsonValue,
+    Tag,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from proofserve.rounds.records import StatTest
+from proofserve.rounds.records import FRAUD_THRESHOLD, StatTest
+from proofserve.wire.protocols import ARTIFACT, DISTANCE, by_field
 from proofserve.wire.records import ArtifactRecord, Whole, WorkRecord
 
-ARTIFACT_EXAMPLE: dict[str, JsonValue] = {
+_WORK_EXAMPLE: dict[str, JsonValue] = {
     "block_hash": "c0ffee",
     "block_height": 100,
     "public_key": "node-key",
     "node_id": 0,
+}
+ARTIFACT_EXAMPLE: dict[str, JsonValue] = {
+    **_WORK_EXAMPLE,
     "node_count": 1,
     "params": {"model": "toy", "seq_len": 64, "k_dim": 12},
 }
 ARTIFACT_ROUND_EXAMPLE: dict[str, JsonValue] = {**ARTIFACT_EXAMPLE, "group_id": 1, "n_groups": 2}
-DISTANCE_ROUND_EXAMPLE: dict[str, JsonValue] = {
-    "block_hash": "abc123",
-    "block_height": 100,
-    "public_key": "node1",
-    "r_target": 1.405,
-    "node_id": 0,
-    "node_count": 1,
-}
+JOB_EXAMPLES: list[JsonValue] = [
+    {**ARTIFACT_EXAMPLE, "nonces": [0, 1, 2]},
+    {
+        **ARTIFACT_EXAMPLE,
+        "nonces": [7],
+        "wait": True,
+        "validation": {"artifacts": [{"nonce": 7, "vector_b64": "A" * 32}]},
+        "stat_test": {"dist_threshold": 0.4, "p_mismatch": 0.1},
+    },
+]
+DISTANCE_ROUND_EXAMPLE: dict[str, JsonValue] = {**_WORK_EXAMPLE, "node_count": 1, "r_target": 1.405}
 # Claims for the round above; the second distance is not below its target.
 DISTANCE_CLAIMS_EXAMPLE: dict[str, JsonValue] = {
-    "public_key": "node1",
-    "block_hash": "abc123",
-    "block_height": 100,
+    **_WORK_EXAMPLE,
     "nonces": [3, 17],
     "dist": [1.401, 1.409],
-    "node_id": 0,
 }
-
 
 # Limit of node and group numbers: with it the first nonces of a node stay in range.
 _MAX_COUNT = 2**31 - 1
+# Stands for a node number or node count that is not given.
+UNSET = -1
 _DEFAULT_TEST = StatTest()
 # More keys than any body has. Naming a million unknown keys would take seconds.
 _TOO_MANY_KEYS = 256
@@ -77,14 +82,12 @@ Index = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 Probability = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 BatchSize = Annotated[int, Field(ge=3, le=1024)]
+Nonces = Annotated[list[Whole], FailFast(), Field(min_length=1)]
+OptionalNumber = Annotated[int, Field(ge=UNSET, le=_MAX_COUNT)]
 Url = Annotated[str, Field(max_length=2048), AfterValidator(_callback_base)]
 
 
-class Body(BaseModel):
-    """Base of all request bodies."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
+class Body(BaseModel, extra="forbid", strict=True, frozen=True):
     @model_validator(mode="before")
     @classmethod
     def _few_keys(cls, body: Any) -> Any:
@@ -103,18 +106,26 @@ class Params(Body):
     k_dim: Count = Field(12, description="Values per artifact.")
 
 
-class CommonFields(Body, WorkRecord):
-    """What a round and a job have in common."""
-
+class WorkFields(Body, WorkRecord):
     block_hash: Text = Field(description="Hash of the block that the work is for.")
     block_height: Whole = Field(description="Its height; reported, not part of the numbers.")
     public_key: Text = Field(description="Key of the node that claims the work.")
-    node_id: Index = Field(description="Number of this node, below node_count.")
-    node_count: Count = Field(description="How many nodes share the nonces.")
-    params: Params
     batch_size: BatchSize | None = Field(
         None, description="Nonces per engine call; the server has a default."
     )
+
+
+class RoundFields(WorkFields):
+    group_id: Index = Field(0, description="Number of this server in its node, below n_groups.")
+    n_groups: Count = Field(1, description="How many servers share the node's nonces.")
+
+
+class CommonFields(WorkFields):
+    """What a round and a job of the artifact protocol have in common."""
+
+    node_id: Index = Field(description="Number of this node, below node_count.")
+    node_count: Count = Field(description="How many nodes share the nonces.")
+    params: Params
     url: Url | None = Field(None, description="Callbacks are POSTed below this address.")
     scheme: Text | None = Field(None, description="Proof scheme, if it must be this one.")
     poc_stronger_rng: bool = Field(
@@ -122,15 +133,12 @@ class CommonFields(Body, WorkRecord):
     )
 
 
-class RoundRequest(CommonFields):
+class RoundRequest(
+    RoundFields,
+    CommonFields,
+    json_schema_extra={"examples": [ARTIFACT_EXAMPLE, ARTIFACT_ROUND_EXAMPLE]},
+):
     """Generate proofs until stopped."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [ARTIFACT_EXAMPLE, ARTIFACT_ROUND_EXAMPLE]}
-    )
-
-    group_id: Index = Field(0, description="Number of this server in its node, below n_groups.")
-    n_groups: Count = Field(1, description="How many servers share the node's nonces.")
 
 
 class ClaimModel(Body, ArtifactRecord):
@@ -168,23 +176,8 @@ class Thresholds(Body):
         return self
 
 
-class JobRequest(CommonFields):
+class JobRequest(CommonFields, json_schema_extra={"examples": JOB_EXAMPLES}):
     """Prove the given nonces, and judge the claims about them if there are any."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {**ARTIFACT_EXAMPLE, "nonces": [0, 1, 2]},
-                {
-                    **ARTIFACT_EXAMPLE,
-                    "nonces": [7],
-                    "wait": True,
-                    "validation": {"artifacts": [{"nonce": 7, "vector_b64": "A" * 32}]},
-                    "stat_test": {"dist_threshold": 0.4, "p_mismatch": 0.1},
-                },
-            ]
-        }
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -198,7 +191,60 @@ class JobRequest(CommonFields):
             )
         return body
 
-    nonces: Annotated[list[Whole], FailFast(), Field(min_length=1)]
+    nonces: Nonces
     wait: bool = Field(False, description="Answer when the job is done, instead of with its id.")
     validation: Claims | None = None
     stat_test: Thresholds | None = None
+
+
+class DistanceRoundRequest(RoundFields, json_schema_extra={"examples": [DISTANCE_ROUND_EXAMPLE]}):
+    """A round: what is computed, which nonces are this node's, and when one wins."""
+
+    # Points on a sphere of radius 1: no two are further apart than 2.
+    r_target: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
+        description="A nonce wins when its distance is below this."
+    )
+    fraud_threshold: Probability = Field(
+        FRAUD_THRESHOLD, description="Claims less likely to be honest than this are fraud."
+    )
+    node_id: OptionalNumber = Field(
+        UNSET, description="Number of this node, below node_count; -1 for a node that only judges."
+    )
+    node_count: OptionalNumber = Field(
+        UNSET, description="How many nodes share the nonces; -1 as for node_id."
+    )
+    seq_len: Count = Field(256, description="Tokens per nonce.")
+    callback_url: Url | None = Field(None, description="Callbacks are POSTed below this address.")
+    use_sign_flips: bool = Field(True, description="Flip signs of the hidden state by nonce.")
+    use_layer_hooks: bool = Field(False, description="Transform the output of every layer.")
+
+
+class DistanceClaimsRequest(
+    Body, WorkRecord, json_schema_extra={"examples": [DISTANCE_CLAIMS_EXAMPLE]}
+):
+    """A prover's winners: ``dist[i]`` is claimed for ``nonces[i]``. NaN is invalid."""
+
+    public_key: Text = Field(description="Key of the node that claims them.")
+    block_hash: Text = Field(description="Must be the configured round's.")
+    block_height: Whole = Field(description="Must be the configured round's.")
+    nonces: Nonces
+    dist: Annotated[list[float], FailFast()] = Field(description="One distance for each nonce.")
+    node_id: OptionalNumber = Field(
+        description="Number of the node that claims them; not part of the numbers."
+    )
+
+    @model_validator(mode="after")
+    def _as_many(self) -> "DistanceClaimsRequest":
+        if len(self.dist) != len(self.nonces):
+            raise PydanticCustomError(
+                "length",
+                "dist has {dist} values for {nonces} nonces",
+                {"dist": len(self.dist), "nonces": len(self.nonces)},
+            )
+        return self
+
+
+AnyRoundRequest = Annotated[
+    Annotated[RoundRequest, Tag(ARTIFACT)] | Annotated[DistanceRoundRequest, Tag(DISTANCE)],
+    by_field("params", "r_target"),
+]

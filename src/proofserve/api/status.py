@@ -1,20 +1,22 @@
 """What a node tells about itself: round, queue, outbox and engine."""
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 from proofserve.api.node import Node
-from proofserve.rounds.counters import Work
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
-from proofserve.rounds.records import RoundSpec
+from proofserve.rounds.records import RoundSpec, Winner
 from proofserve.rounds.status import EngineGauges, OutboxGauges, Stats, Status
+
+T = TypeVar("T")
 
 # The longest wait for the outbox, in seconds; the engine's answer has its own limit.
 OUTBOX_ANSWER_S = 5.0
 # Older winners are in GET /results.
 NEWEST_WINNERS = 100
+_NOTHING = Stats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
 
 
 async def pow_status(node: Node) -> dict[str, Any]:
@@ -57,35 +59,25 @@ async def status_body(node: Node) -> dict[str, Any]:
 async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:
     """The fields that clients of the distance protocol expect in every state."""
     spec, stats = status.spec, status.stats
-    fields: dict[str, Any] = {
-        "state": status.state.value,
-        "valid_nonces": [],
-        "valid_distances": [],
-        "total_checked": 0,
-        "total_valid": 0,
-        "elapsed_seconds": 0.0,
-        "rate_per_second": 0.0,
-        "r_target": None,
-    }
+    winners: Sequence[Winner] | None = []
+    r_target: float | None = None
     if spec is None or stats is None or spec.target is None:
-        return fields
-    try:
-        winners = await node.outbox.winners(spec.round_id, NEWEST_WINNERS)
-    except OutboxUnavailable:
-        listed: dict[str, Any] = {"valid_nonces": None, "valid_distances": None}
+        stats = _NOTHING
     else:
-        listed = {
-            "valid_nonces": [winner.nonce for winner in winners],
-            "valid_distances": [winner.distance for winner in winners],
-        }
+        r_target = spec.target.r_target
+        try:
+            winners = await node.outbox.winners(spec.round_id, NEWEST_WINNERS)
+        except OutboxUnavailable:
+            winners = None
     return {
-        **fields,
-        **listed,
+        "state": status.state.value,
+        "valid_nonces": None if winners is None else [winner.nonce for winner in winners],
+        "valid_distances": None if winners is None else [winner.distance for winner in winners],
         "total_checked": stats.processed,
         "total_valid": stats.found,
         "elapsed_seconds": stats.elapsed_s,
         "rate_per_second": stats.rate,
-        "r_target": spec.target.r_target,
+        "r_target": r_target,
     }
 
 
@@ -120,39 +112,6 @@ def _stats(stats: Stats) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A node at one moment. ``engine`` and ``outbox`` are None while they cannot be read.
-
-    ``tasks`` are those of the whole event loop, vLLM's among them.
-    """
-
-    status: Status
-    nonces: Mapping[tuple[Work, str], int]
-    validations: Mapping[str, int]
-    faults: int
-    refusals: Mapping[tuple[int, str], int]
-    engine: EngineGauges | None
-    outbox: OutboxGauges | None
-    tasks: int
-
-
-async def snapshot(node: Node) -> Snapshot:
-    """The node now; reading takes as long as the slower of engine and outbox, 5 s at most."""
-    (engine, _), (outbox, _) = await asyncio.gather(read_engine(node), read_outbox(node))
-    totals = node.manager.totals
-    return Snapshot(
-        status=node.manager.status(),
-        nonces=dict(totals.nonces),
-        validations=dict(totals.validations),
-        faults=totals.faults,
-        refusals=dict(node.refusals),
-        engine=engine,
-        outbox=outbox,
-        tasks=len(asyncio.all_tasks()),
-    )
-
-
 async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
     """The engine's gauges, or None and the reason why they cannot be read."""
     try:
@@ -163,9 +122,14 @@ async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
 
 async def read_outbox(node: Node) -> tuple[OutboxGauges | None, str | None]:
     """The outbox's gauges, or None and the reason why they cannot be read."""
+    return await answer_of_outbox(node.outbox.gauges())
+
+
+async def answer_of_outbox(call: Awaitable[T]) -> tuple[T | None, str | None]:
+    """The result of a call to the outbox, or None and the reason why it has none."""
     try:
         async with asyncio.timeout(OUTBOX_ANSWER_S):
-            return await node.outbox.gauges(), None
+            return await call, None
     except TimeoutError:
         return None, f"the outbox did not answer within {OUTBOX_ANSWER_S:g} s"
     except OutboxUnavailable as error:

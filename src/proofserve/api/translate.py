@@ -1,11 +1,23 @@
-"""From request bodies to the frozen records of ``rounds``, checked against the deployment."""
+"""From request bodies to the frozen records of ``rounds``, checked against the deployment.
 
-from collections.abc import Sequence
+All raise DeploymentMismatch for a body that is for another deployment, and ProtocolError for a
+number out of the range that the deployment or the request itself sets.
+"""
 
-from proofserve.api.distance_schemas import UNSET, DistanceClaimsRequest, DistanceRoundRequest
-from proofserve.api.errors import ClaimsMismatch, DeploymentMismatch, LaneMissing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proofserve.api.errors import ClaimsMismatch, DeploymentMismatch
 from proofserve.api.node import Deployment
-from proofserve.api.schemas import CommonFields, JobRequest, Params, RoundRequest, Thresholds
+from proofserve.api.schemas import (
+    UNSET,
+    CommonFields,
+    DistanceClaimsRequest,
+    DistanceRoundRequest,
+    JobRequest,
+    RoundRequest,
+    Thresholds,
+)
 from proofserve.protocol import comparison, schemes
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
@@ -23,12 +35,7 @@ from proofserve.rounds.records import (
 
 
 def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
-    """The round that ``body`` describes.
-
-    Raises:
-        DeploymentMismatch: it is for another deployment.
-        ProtocolError: a number is out of the range that this deployment or the request itself sets.
-    """
+    """The round that ``body`` describes."""
     work = _workload(body, deployment)
     lane = NonceLane(body.node_id, body.node_count, body.group_id, body.n_groups)
     batch_size = body.batch_size or deployment.default_batch_size
@@ -44,13 +51,7 @@ def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) ->
 
 
 def job(body: JobRequest, deployment: Deployment) -> Job:
-    """The job that ``body`` describes.
-
-    Raises:
-        DeploymentMismatch: it is for another deployment.
-        ClaimsMismatch: the claims are not about the nonces.
-        ProtocolError: a number is out of the range that this deployment or the request itself sets.
-    """
+    """The job that ``body`` describes. Raises ClaimsMismatch for claims about other nonces."""
     work = _workload(body, deployment)
     # The nonces are given, not taken from the lane; this only checks the node's numbers.
     NonceLane(body.node_id, body.node_count)
@@ -80,34 +81,23 @@ def _workload(body: CommonFields, deployment: Deployment) -> Workload:
 
 
 def _match_deployment(body: CommonFields, deployment: Deployment) -> None:
-    params = body.params
+    params, models = body.params, deployment.engine_info.model_names
     if (
-        params.model not in deployment.engine_info.model_names
+        params.model not in models
         or deployment.seq_len not in (None, params.seq_len)
         or deployment.k_dim not in (None, params.k_dim)
     ):
-        raise _params_mismatch(params, deployment)
+        deployed = {"model": list(models), "seq_len": deployment.seq_len, "k_dim": deployment.k_dim}
+        raise _mismatch("params", params.model_dump(), deployed)
     if body.scheme not in (None, deployment.scheme):
-        raise DeploymentMismatch(
-            {
-                "error": "scheme mismatch",
-                "requested": {"scheme": body.scheme},
-                "deployed": {"scheme": deployment.scheme},
-            }
-        )
+        raise _mismatch("scheme", {"scheme": body.scheme}, {"scheme": deployment.scheme})
 
 
-def _params_mismatch(params: Params, deployment: Deployment) -> DeploymentMismatch:
+def _mismatch(
+    what: str, requested: Mapping[str, Any], deployed: Mapping[str, Any]
+) -> DeploymentMismatch:
     return DeploymentMismatch(
-        {
-            "error": "params mismatch",
-            "requested": params.model_dump(),
-            "deployed": {
-                "model": list(deployment.engine_info.model_names),
-                "seq_len": deployment.seq_len,
-                "k_dim": deployment.k_dim,
-            },
-        }
+        {"error": f"{what} mismatch", "requested": requested, "deployed": deployed}
     )
 
 
@@ -122,13 +112,11 @@ def _check_lane(lane: NonceLane, batch_size: int) -> None:
 
 
 def _check_list(nonces: Sequence[int], deployment: Deployment) -> None:
-    """Raise ProtocolError for more nonces than one request may have, and for repeated ones."""
     _check_length("nonces", nonces, deployment)
     check_nonces("nonces", nonces)
 
 
 def _check_length(field: str, values: Sequence[object], deployment: Deployment) -> None:
-    """Raise ProtocolError for a list longer than the nonces of one request may be."""
     if len(values) > deployment.max_nonces:
         raise ProtocolError(
             field,
@@ -152,7 +140,6 @@ async def url_warning(field: str, url: str | None, deployment: Deployment) -> st
 
 
 def _check_fits(field: str, value: int, limit: int, what: str) -> None:
-    """Raise ProtocolError for a value above what the deployed model can hold."""
     if value > limit:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
 
@@ -181,45 +168,18 @@ def _validation(body: JobRequest, deployment: Deployment) -> Validation | None:
 def _stat_test(thresholds: Thresholds | None) -> StatTest:
     if thresholds is None:
         return StatTest()
-    named = (thresholds.fraud_threshold, thresholds.p_value_threshold)
-    given = [value for value in named if value is not None]
+    given = thresholds.fraud_threshold or thresholds.p_value_threshold
     return StatTest(
         dist_threshold=thresholds.dist_threshold,
         p_mismatch=thresholds.p_mismatch,
-        fraud_threshold=given[0] if given else StatTest().fraud_threshold,
+        fraud_threshold=given or StatTest().fraud_threshold,
     )
 
 
-def generating_distance_round(
-    body: DistanceRoundRequest, deployment: Deployment, round_id: str
-) -> RoundSpec:
-    """The round that ``body`` describes, for a node that will generate.
-
-    Raises:
-        LaneMissing: it does not say which nonces are the node's.
-        DeploymentMismatch, ProtocolError: as in ``distance_round``.
-    """
-    spec = distance_round(body, deployment, round_id)
-    if spec.lane is None:
-        raise LaneMissing("Node ID and node count must be set")
-    return spec
-
-
 def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
-    """The round that ``body`` describes; it has a lane if the node's numbers are set.
-
-    Raises:
-        DeploymentMismatch: it is for another deployment.
-        ProtocolError: a number is out of the range that this deployment or the request itself sets.
-    """
+    """The round that ``body`` describes; it has a lane if the node's numbers are set."""
     if deployment.seq_len not in (None, body.seq_len):
-        raise DeploymentMismatch(
-            {
-                "error": "params mismatch",
-                "requested": {"seq_len": body.seq_len},
-                "deployed": {"seq_len": deployment.seq_len},
-            }
-        )
+        raise _mismatch("params", {"seq_len": body.seq_len}, {"seq_len": deployment.seq_len})
     _check_fits("seq_len", body.seq_len, deployment.engine_info.max_seq_len, "context")
     scheme = DistanceScheme(sign_flips=body.use_sign_flips, layer_hooks=body.use_layer_hooks)
     batch_size = body.batch_size or deployment.default_batch_size
@@ -235,7 +195,6 @@ def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id:
 
 
 def distance_claims(body: DistanceClaimsRequest, deployment: Deployment) -> DistanceClaims:
-    """The claims of ``body``. Raises ProtocolError for too many nonces and for repeated ones."""
     _check_list(body.nonces, deployment)
     return DistanceClaims(
         block_hash=body.block_hash,

@@ -9,9 +9,8 @@ from fastapi.responses import JSONResponse
 
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
-from proofserve.receiver.distance_messages import AnyGenerated, AnyValidated
 from proofserve.receiver.guard import guarded
-from proofserve.receiver.messages import Generated, Stamp
+from proofserve.receiver.messages import AnyGenerated, AnyValidated, Generated, Stamp
 from proofserve.receiver.signature_check import SignatureCheck
 from proofserve.receiver.store import ReceiverStore, Summary
 from proofserve.wire.protocols import problems
@@ -26,9 +25,7 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 
 
 def create_app(
-    store: ReceiverStore,
-    check: SignatureCheck | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    store: ReceiverStore, check: SignatureCheck | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> FastAPI:
     """The receiver: POST /generated and /validated of either protocol, GET /summary and /health.
 

@@ -51,7 +51,7 @@ async def _passed(request: Request, check: SignatureCheck | None, max_bytes: int
     signed = None if check is None else check.headers(request)
     bounded = await with_body(Request, request, max_bytes, _BodyTooLarge())
     if check is not None and signed is not None:
-        await check.body(signed, await bounded.body())
+        await check.body(*signed, await bounded.body())
     return bounded
 
 

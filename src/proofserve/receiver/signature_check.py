@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fastapi import Request
 
@@ -23,14 +22,6 @@ class BadSignature(Exception):
     """A callback is not signed as this receiver requires; the text says what is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signed:
-    """What the headers of a callback say: what was signed, and the signature."""
-
-    envelope: Envelope
-    signature: str
-
-
 class SignatureCheck:
     """Checks the signatures of callbacks. ``clock`` gives wall-clock seconds."""
 
@@ -41,8 +32,8 @@ class SignatureCheck:
         self._clock = clock
         self._max_age_s = max_age_s
 
-    def headers(self, request: Request) -> Signed:
-        """What the headers say, before the body is read. Raises BadSignature."""
+    def headers(self, request: Request) -> tuple[Envelope, str]:
+        """What was signed, and the signature; the body is not read yet. Raises BadSignature."""
         headers = request.headers
         signature = headers.get(SIGNATURE_HEADER)
         key = headers.get(KEY_HEADER)
@@ -59,12 +50,11 @@ class SignatureCheck:
                 " compare the clocks of node and receiver"
             )
         endpoint = request.url.path.rsplit("/", 1)[-1]
-        return Signed(Envelope(endpoint, key, sequence, timestamp), signature)
+        return Envelope(endpoint, key, sequence, timestamp), signature
 
-    async def body(self, signed: Signed, body: bytes) -> None:
+    async def body(self, envelope: Envelope, signature: str, body: bytes) -> None:
         """Raise BadSignature unless the signature is that of ``body`` under the secret."""
-        matches = signed.envelope.matches
-        if not await asyncio.to_thread(matches, self._secret, body, signed.signature):
+        if not await asyncio.to_thread(envelope.matches, self._secret, body, signature):
             raise BadSignature("the signature is of another secret or another callback")
 
 

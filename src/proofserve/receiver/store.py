@@ -4,17 +4,22 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from proofserve.receiver.database import ReceiverFileError, connect
-from proofserve.receiver.distance_messages import GeneratedWinners, ValidatedDistances
-from proofserve.receiver.messages import Generated, Stamp, Validated
+from proofserve.receiver.messages import (
+    Callback,
+    Generated,
+    GeneratedWinners,
+    Stamp,
+    Validated,
+    ValidatedDistances,
+)
 
-_Body = Generated | GeneratedWinners | Validated | ValidatedDistances
-
+# What one callback adds to its source; ``received`` counts the duplicates too.
 _COUNT = """
     INSERT INTO sources (public_key, block_hash, received, artifacts, winners, validations,
                          frauds, last_received)
@@ -37,9 +42,7 @@ _ADD_DISTANCE_VALIDATION = """
         NULL, :callback, :public_key, :block_hash, :block_height, :nonces, :computed_distances,
         :received_distances, :valid, :n_invalid, :probability_honest, :fraud_detected)
 """
-_TOTALS = """
-    SELECT count(*), coalesce(sum(repeats), 0), max(received_at) FROM callbacks
-"""
+_TOTALS = "SELECT count(*), coalesce(sum(repeats), 0), max(received_at) FROM callbacks"
 _SOURCES = """
     SELECT public_key, block_hash, artifacts, winners, received - artifacts - winners,
            validations, frauds, last_received
@@ -74,17 +77,6 @@ class Summary:
     repeats: int
     last_received: float | None
     sources: tuple[ClaimSource, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """What one callback adds to its source; ``received`` with the duplicates."""
-
-    received: int = 0
-    artifacts: int = 0
-    winners: int = 0
-    validations: int = 0
-    frauds: int = 0
 
 
 class ReceiverStore:
@@ -126,13 +118,17 @@ class ReceiverStore:
             if callback is None:
                 return False
             if isinstance(body, Generated):
-                values = [(one.nonce, one.vector_b64) for one in body.artifacts]
-                stored = self._insert(_ADD_ARTIFACT, body, values, callback)
-                self._count(body, _Counts(received=len(values), artifacts=stored))
+                kind, statement = "artifacts", _ADD_ARTIFACT
+                values: list[tuple[int, str | float]] = [
+                    (one.nonce, one.vector_b64) for one in body.artifacts
+                ]
             else:
-                pairs = list(zip(body.nonces, body.dist, strict=True))
-                stored = self._insert(_ADD_WINNER, body, pairs, callback)
-                self._count(body, _Counts(received=len(pairs), winners=stored))
+                kind, statement = "winners", _ADD_WINNER
+                values = list(zip(body.nonces, body.dist, strict=True))
+            rows = [(body.block_hash, body.public_key, *pair, callback) for pair in values]
+            # rowcount is -1 when there was nothing to run.
+            stored = max(self._writer.executemany(statement, rows).rowcount, 0)
+            self._count(body, received=len(rows), **{kind: stored})
             return True
 
     def add_validated(self, body: Validated | ValidatedDistances, stamp: Stamp) -> bool:
@@ -148,11 +144,10 @@ class ReceiverStore:
                 for name, value in body.model_dump().items()
             }
             self._writer.execute(statement, values | {"callback": callback})
-            self._count(body, _Counts(validations=1, frauds=int(body.fraud_detected)))
+            self._count(body, validations=1, frauds=int(body.fraud_detected))
             return True
 
     def summary(self) -> Summary:
-        """The counts at this moment."""
         with self._reading, self._reader:
             self._reader.execute("BEGIN")
             callbacks, repeats, last_received = self._reader.execute(_TOTALS).fetchone()
@@ -172,22 +167,10 @@ class ReceiverStore:
         number, repeats = row
         return None if repeats else int(number)
 
-    def _insert(
-        self,
-        statement: str,
-        body: Generated | GeneratedWinners,
-        values: Sequence[tuple[int, str | float]],
-        callback: int,
-    ) -> int:
-        """Store (nonce, value) pairs of the body's source; how many of the nonces were new."""
-        rows = [(body.block_hash, body.public_key, *pair, callback) for pair in values]
-        # rowcount is -1 when there was nothing to run.
-        return max(self._writer.executemany(statement, rows).rowcount, 0)
-
-    def _count(self, body: _Body, counts: _Counts) -> None:
-        values = asdict(counts) | {
-            "public_key": body.public_key,
-            "block_hash": body.block_hash,
-            "now": self._clock(),
-        }
-        self._writer.execute(_COUNT, values)
+    def _count(self, body: Callback, **added: int) -> None:
+        """Add to the counts of the body's source; counts that are not named stay."""
+        names = ("received", "artifacts", "winners", "validations", "frauds")
+        source = {"public_key": body.public_key, "block_hash": body.block_hash}
+        self._writer.execute(
+            _COUNT, dict.fromkeys(names, 0) | added | source | {"now": self._clock()}
+        )

@@ -6,6 +6,9 @@ from rich.table import Table
 
 from proofserve.receiver.store import Summary
 
+# Fields of a source that have a column each.
+_COUNTS = ("artifacts", "winners", "duplicates", "validations", "frauds")
+
 
 def render(summary: Summary) -> Table:
     """A table of what was received from whom, the newest first; times in UTC."""
@@ -14,18 +17,15 @@ def render(summary: Summary) -> Table:
     # Keys and hashes share what the counts leave; their beginnings are enough to know them by.
     for name in ("public key", "block"):
         table.add_column(name, ratio=1, overflow="ellipsis", no_wrap=True)
-    for name in ("artifacts", "winners", "duplicates", "validations", "frauds"):
+    for name in _COUNTS:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("last", no_wrap=True)
     for source in summary.sources:
+        counts = [f"{getattr(source, name):,}" for name in _COUNTS]
         table.add_row(
             source.public_key,
             source.block_hash,
-            f"{source.artifacts:,}",
-            f"{source.winners:,}",
-            f"{source.duplicates:,}",
-            f"{source.validations:,}",
-            f"{source.frauds:,}",
+            *counts,
             _time(source.last_received),
             style="red" if source.frauds else "",
         )

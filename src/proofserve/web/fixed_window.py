@@ -19,7 +19,6 @@ class FixedWindow:
         self._used = 0
 
     def take(self, amount: int = 1) -> bool:
-        """Use ``amount`` if the window has that much left."""
         now = self._clock()
         used = 0 if now >= self.end else self._used
         if used + amount > self.limit:

@@ -33,8 +33,6 @@ class VectorEncoding(BaseModel):
 
 
 class ArtifactRecord(BaseModel):
-    """One nonce and its vector."""
-
     nonce: Whole
     vector_b64: str
 
@@ -53,7 +51,6 @@ def encoding_of(width: int) -> dict[str, Any]:
 
 
 def artifact_record(nonce: int, vector_b64: str | None) -> dict[str, Any]:
-    """The JSON object of one artifact."""
     return {"nonce": nonce, "vector_b64": vector_b64}
 
 
