@@ -56,14 +56,14 @@ class DeploymentMismatch(ApiError):
 
     status = 409
 
+    def __init__(
+        self, what: str, requested: Mapping[str, Any], deployed: Mapping[str, Any]
+    ) -> None:
+        detail = {"error": f"{what} mismatch", "requested": requested, "deployed": deployed}
+        super().__init__(detail)
+
 
 class ClaimsMismatch(ApiError):
-    status = 400
-
-
-class LaneMissing(ApiError):
-    """The request does not say which nonces are the node's."""
-
     status = 400
 
 

@@ -99,7 +99,7 @@ def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type
                     reason = "internal"
                 if has_upgraded_body(request):
                     response.headers["Connection"] = "close"
-                account(node, request, response, _id_of(request, ids), reason)
+                account(node, request, response, ids, reason)
                 return response
 
             return answer
@@ -127,11 +127,6 @@ def explained(error: Exception) -> JSONResponse:
     return JSONResponse({"detail": _detail(error)}, status, headers)
 
 
-def _id_of(request: Request, ids: RequestIds) -> str:
-    given = request.headers.get("x-request-id")
-    return ids.of(given.encode("latin-1") if given is not None else None).decode()
-
-
 def _takes_nonces(dependant: Dependant) -> bool:
     bodies = (each.field_info.annotation for each in dependant.body_params)
     return any("nonces" in getattr(body, "model_fields", ()) for body in bodies)
@@ -152,13 +147,15 @@ def reason_of(error: Exception) -> str:
 
 
 def account(
-    node: Node | None, request: Request, response: Response, request_id: str, reason: str | None
+    node: Node | None, request: Request, response: Response, ids: RequestIds, reason: str | None
 ) -> None:
     """Count and log ``response``, and give it the request's id.
 
     ``reason`` says why the request was refused; None if it was served.
     Request bodies, headers and response bodies are not logged: they may hold keys.
     """
+    given = request.headers.get("x-request-id")
+    request_id = ids.of(given.encode("latin-1") if given is not None else None).decode()
     response.headers["X-Request-Id"] = request_id
     if node is not None and reason is not None:
         node.refusals[response.status_code, reason] += 1

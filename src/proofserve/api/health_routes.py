@@ -16,7 +16,6 @@ from proofserve.api.node import Node, ServedNode
 from proofserve.api.response_models import DeepAnswer, HealthAnswer, documented
 
 OK = "ok"
-FAILED = "failed"
 
 
 def add_to(router: APIRouter, without_key: APIRouter) -> None:
@@ -49,7 +48,7 @@ async def ready(request: Request, node: ServedNode) -> dict[str, Any]:
     if engine is None and outbox is None:
         return {"status": OK}
     if not _may_see_reasons(node, request):
-        engine, outbox = engine and FAILED, outbox and FAILED
+        engine, outbox = engine and "failed", outbox and "failed"
     raise NotReady({"engine": engine or OK, "outbox": outbox or OK})
 
 

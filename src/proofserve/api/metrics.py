@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from proofserve.api.node import Node
-from proofserve.api.status import read_engine, read_outbox
+from proofserve.api.status import answer_of_outbox, read_engine
 from proofserve.rounds.state import State
 from proofserve.rounds.status import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges, Status
 
@@ -74,7 +74,8 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 async def _families(node: Node) -> list[Metric]:
     """Every series; reading takes as long as the slower of engine and outbox, 5 s at most."""
-    (engine, _), (outbox, _) = await asyncio.gather(read_engine(node), read_outbox(node))
+    of_outbox = answer_of_outbox(node.outbox.gauges())
+    (engine, _), (outbox, _) = await asyncio.gather(read_engine(node), of_outbox)
     versions = node.deployment.engine_info.versions
     here = (node.deployment.scheme, versions.get("vllm", ""), versions.get("proofserve", ""))
     up = {("engine",): engine is not None, ("outbox",): outbox is not None}

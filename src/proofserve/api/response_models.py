@@ -74,10 +74,9 @@ class JudgeAnswer(ResponseModel):
     probability_honest: float
 
 
-class NodeStatusResponse(PowStatus):
+class NodeStatusResponse(StoppedPowStatus):
     """The state of the node; docs/operations.md explains it."""
 
-    status: State
     config: dict[str, Any] | None
     stats: dict[str, Any] | None
     round_id: str | None

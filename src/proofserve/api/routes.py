@@ -8,7 +8,6 @@ from fastapi import APIRouter, Body, Query, Request, Security
 from fastapi.security import HTTPBearer
 
 from proofserve.api import artifact_routes, distance_routes, health_routes, translate
-from proofserve.api.errors import LaneMissing
 from proofserve.api.failures import guarded
 from proofserve.api.node import Node, ServedNode, require_engine
 from proofserve.api.response_models import (
@@ -86,8 +85,6 @@ async def start_round(
     if isinstance(body, DistanceRoundRequest):
         field = "callback_url"
         spec = translate.distance_round(body, node.deployment, round_id)
-        if spec.lane is None:
-            raise LaneMissing("Node ID and node count must be set")
     else:
         field = "url"
         spec = translate.artifact_round(body, node.deployment, round_id)

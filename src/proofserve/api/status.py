@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from proofserve.api.node import Node
+from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.records import RoundSpec, Winner
-from proofserve.rounds.status import EngineGauges, OutboxGauges, Stats, Status
+from proofserve.rounds.status import EngineGauges, Stats, Status
 
 T = TypeVar("T")
 
@@ -16,6 +17,7 @@ T = TypeVar("T")
 OUTBOX_ANSWER_S = 5.0
 # Older winners are in GET /results.
 NEWEST_WINNERS = 100
+_NO_LANE = dict.fromkeys(field.name for field in fields(NonceLane))
 _NOTHING = Stats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
 
 
@@ -36,7 +38,7 @@ async def stopped_body(node: Node) -> dict[str, Any]:
 async def status_body(node: Node) -> dict[str, Any]:
     """The body of ``GET /status``; a part that cannot be read is null, and its error says why."""
     status = node.manager.status()
-    outbox, outbox_error = await read_outbox(node)
+    outbox, outbox_error = await answer_of_outbox(node.outbox.gauges())
     engine, engine_error = await read_engine(node)
     return {
         "status": status.state.value,
@@ -82,15 +84,11 @@ async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:
 
 
 def _config(spec: RoundSpec) -> dict[str, Any]:
-    lane = spec.lane
     config: dict[str, Any] = {
         "block_hash": spec.work.block_hash,
         "block_height": spec.block_height,
         "public_key": spec.work.public_key,
-        "node_id": lane.node_id if lane else None,
-        "node_count": lane.node_count if lane else None,
-        "group_id": lane.group_id if lane else None,
-        "n_groups": lane.n_groups if lane else None,
+        **(asdict(spec.lane) if spec.lane else _NO_LANE),
         "seq_len": spec.work.seq_len,
     }
     if spec.target is None:
@@ -118,11 +116,6 @@ async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
         return await node.manager.engine_gauges(), None
     except (EngineFault, EngineGone) as error:
         return None, str(error)
-
-
-async def read_outbox(node: Node) -> tuple[OutboxGauges | None, str | None]:
-    """The outbox's gauges, or None and the reason why they cannot be read."""
-    return await answer_of_outbox(node.outbox.gauges())
 
 
 async def answer_of_outbox(call: Awaitable[T]) -> tuple[T | None, str | None]:

@@ -4,8 +4,7 @@ All raise DeploymentMismatch for a body that is for another deployment, and Prot
 number out of the range that the deployment or the request itself sets.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from proofserve.api.errors import ClaimsMismatch, DeploymentMismatch
 from proofserve.api.node import Deployment
@@ -37,14 +36,12 @@ from proofserve.rounds.records import (
 def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
     """The round that ``body`` describes."""
     work = _workload(body, deployment)
-    lane = NonceLane(body.node_id, body.node_count, body.group_id, body.n_groups)
     batch_size = body.batch_size or deployment.default_batch_size
-    _check_lane(lane, batch_size)
     return RoundSpec(
         round_id=round_id,
         work=work,
         block_height=body.block_height,
-        lane=lane,
+        lane=_lane(body, batch_size),
         batch_size=batch_size,
         url=body.url,
     )
@@ -55,7 +52,8 @@ def job(body: JobRequest, deployment: Deployment) -> Job:
     work = _workload(body, deployment)
     # The nonces are given, not taken from the lane; this only checks the node's numbers.
     NonceLane(body.node_id, body.node_count)
-    _check_list(body.nonces, deployment)
+    _check_length("nonces", body.nonces, deployment)
+    check_nonces("nonces", body.nonces)
     return Job(
         work=work,
         nonces=tuple(body.nonces),
@@ -72,12 +70,7 @@ def _workload(body: CommonFields, deployment: Deployment) -> Workload:
     params = body.params
     _check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
     _check_fits("params.k_dim", params.k_dim, deployment.engine_info.hidden_size, "hidden size")
-    return Workload(
-        scheme=_scheme(body, deployment),
-        block_hash=body.block_hash,
-        public_key=body.public_key,
-        seq_len=params.seq_len,
-    )
+    return Workload(_scheme(body, deployment), body.block_hash, body.public_key, params.seq_len)
 
 
 def _match_deployment(body: CommonFields, deployment: Deployment) -> None:
@@ -88,32 +81,21 @@ def _match_deployment(body: CommonFields, deployment: Deployment) -> None:
         or deployment.k_dim not in (None, params.k_dim)
     ):
         deployed = {"model": list(models), "seq_len": deployment.seq_len, "k_dim": deployment.k_dim}
-        raise _mismatch("params", params.model_dump(), deployed)
+        raise DeploymentMismatch("params", params.model_dump(), deployed)
     if body.scheme not in (None, deployment.scheme):
-        raise _mismatch("scheme", {"scheme": body.scheme}, {"scheme": deployment.scheme})
+        raise DeploymentMismatch("scheme", {"scheme": body.scheme}, {"scheme": deployment.scheme})
 
 
-def _mismatch(
-    what: str, requested: Mapping[str, Any], deployed: Mapping[str, Any]
-) -> DeploymentMismatch:
-    return DeploymentMismatch(
-        {"error": f"{what} mismatch", "requested": requested, "deployed": deployed}
-    )
-
-
-def _check_lane(lane: NonceLane, batch_size: int) -> None:
-    """Raise ProtocolError for a lane with less than one batch of nonces."""
+def _lane(body: RoundRequest | DistanceRoundRequest, batch_size: int) -> NonceLane:
+    """Raises ProtocolError for a lane with less than one batch of nonces."""
+    lane = NonceLane(body.node_id, body.node_count, body.group_id, body.n_groups)
     try:
         lane.batch(0, batch_size)
     except ProtocolError:
         raise ProtocolError(
             "node_count", f"with {lane.n_groups} groups it leaves less than one batch of nonces"
         ) from None
-
-
-def _check_list(nonces: Sequence[int], deployment: Deployment) -> None:
-    _check_length("nonces", nonces, deployment)
-    check_nonces("nonces", nonces)
+    return lane
 
 
 def _check_length(field: str, values: Sequence[object], deployment: Deployment) -> None:
@@ -179,7 +161,9 @@ def _stat_test(thresholds: Thresholds | None) -> StatTest:
 def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
     """The round that ``body`` describes; it has a lane if the node's numbers are set."""
     if deployment.seq_len not in (None, body.seq_len):
-        raise _mismatch("params", {"seq_len": body.seq_len}, {"seq_len": deployment.seq_len})
+        raise DeploymentMismatch(
+            "params", {"seq_len": body.seq_len}, {"seq_len": deployment.seq_len}
+        )
     _check_fits("seq_len", body.seq_len, deployment.engine_info.max_seq_len, "context")
     scheme = DistanceScheme(sign_flips=body.use_sign_flips, layer_hooks=body.use_layer_hooks)
     batch_size = body.batch_size or deployment.default_batch_size
@@ -195,7 +179,8 @@ def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id:
 
 
 def distance_claims(body: DistanceClaimsRequest, deployment: Deployment) -> DistanceClaims:
-    _check_list(body.nonces, deployment)
+    _check_length("nonces", body.nonces, deployment)
+    check_nonces("nonces", body.nonces)
     return DistanceClaims(
         block_hash=body.block_hash,
         block_height=body.block_height,
@@ -211,6 +196,4 @@ def _distance_lane(body: DistanceRoundRequest, batch_size: int) -> NonceLane | N
         if body.node_count == 0:
             raise ProtocolError("node_count", "0 is below 1")
         return None
-    lane = NonceLane(body.node_id, body.node_count, body.group_id, body.n_groups)
-    _check_lane(lane, batch_size)
-    return lane
+    return _lane(body, batch_size)

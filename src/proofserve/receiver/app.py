@@ -74,11 +74,8 @@ def _check_vectors(body: Generated) -> None:
         try:
             decode(artifact.vector_b64, body.encoding.k_dim)
         except MalformedVector as error:
-            problem = {
-                "type": "malformed_vector",
-                "loc": ("body", "artifacts", place, "vector_b64"),
-                "msg": error.message,
-            }
+            loc = ("body", "artifacts", place, "vector_b64")
+            problem = {"type": "malformed_vector", "loc": loc, "msg": error.message}
             raise RequestValidationError([problem]) from error
 
 
