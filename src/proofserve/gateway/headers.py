@@ -54,5 +54,4 @@ class CrossOrigin:
         return b"access-control-allow-origin: %s\r\nvary: Origin\r\n" % origin
 
     def strip(self, head: bytes) -> bytes:
-        """A backend's head without its own CORS lines, if the gateway sets them."""
         return _CORS.sub(b"", head) if self.configured else head

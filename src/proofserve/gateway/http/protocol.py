@@ -42,7 +42,6 @@ class GatewayProtocol(CheckedProtocol):
     # -- requests ------------------------------------------------------------------------------
 
     def head_received(self, method: bytes, version: str, headers: Sequence[Header]) -> None:
-        """Take the short cut, or leave the request to uvicorn."""
         if method == b"POST" and self.url.partition(b"?")[0] in RELAYED:
             self._relay(version, headers)
             return
@@ -113,7 +112,6 @@ class GatewayProtocol(CheckedProtocol):
             self._invite(cycle)
 
     def refuse_incoming(self, failure: Failure) -> None:
-        """Answer with ``failure`` in the place of the request that is arriving, or as the last."""
         broken = self.incoming
         if not isinstance(broken, Exchange):
             super().refuse_incoming(failure)
@@ -167,7 +165,6 @@ class GatewayProtocol(CheckedProtocol):
         self.transport.write(data)
 
     def answered(self, exchange: Ended) -> None:
-        """Wait for the next request, or close."""
         if exchange is not self._active:
             return
         self._active = None

@@ -21,8 +21,7 @@ _NEEDLESS_ESCAPE = re.compile(rb"%(2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0
 def checked_headers(version: str, headers: Sequence[Header]) -> Sequence[Header]:
     """``headers`` without those that ``Connection`` names: they are for the gateway only.
 
-    Raises:
-        RefusedByGateway: a rule of HTTP is broken, so the body's length cannot be trusted.
+    Raises RefusedByGateway if a rule of HTTP is broken: the body's length cannot be trusted.
     """
     if len(headers) > MAX_HEADERS:
         raise RefusedByGateway(HEADERS_TOO_LARGE)

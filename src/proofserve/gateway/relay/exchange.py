@@ -87,7 +87,6 @@ class Exchange:
         self._move(stages.HOLD, self._began)
 
     def resume_receiving(self) -> None:
-        """All earlier requests of the connection are answered."""
         self._began = now = self._gateway.loop.time()
         self._move(stages.RESUME, now)
 
