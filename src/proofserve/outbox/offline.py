@@ -23,8 +23,6 @@ from proofserve.outbox.database import (
 from proofserve.outbox.pruning import Pruned
 from proofserve.rounds.errors import OutboxUnavailable
 
-# Between two steps of pruning, seconds.
-_PAUSE_S = 0.05
 # Inode, size, time of the last change; whether a process has it open or was killed with it open.
 _Look = tuple[int, int, int, bool]
 
@@ -103,7 +101,7 @@ def _in_steps(connection: sqlite3.Connection, step: Callable[[sqlite3.Connection
         with connection:
             again = step(connection)
         # A server that waits for the file asks for it again and again: it must find a gap.
-        time.sleep(_PAUSE_S)
+        time.sleep(pruning.PAUSE_S)
 
 
 def _look(path: Path) -> _Look:

@@ -14,6 +14,8 @@ _RESULTS = 1000
 _CALLBACKS = 100
 # Pages that one step gives back to the file system; 1 MB.
 _PAGES = 256
+# Between two steps, seconds: nine tenths of the time belong to results and callbacks.
+PAUSE_S = 0.05
 # SQLite's number for `PRAGMA auto_vacuum = INCREMENTAL`.
 _INCREMENTAL = 2
 

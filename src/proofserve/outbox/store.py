@@ -27,9 +27,6 @@ from proofserve.rounds.records import (
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback
 
-# Between two steps of pruning, seconds: nine tenths of the time belong to results and callbacks.
-_PRUNE_PAUSE_S = 0.05
-
 
 class SqliteOutbox(Outbox):
     """Keeps everything on disk; made by ``open``, and closes when its context is left.
@@ -113,7 +110,7 @@ class SqliteOutbox(Outbox):
         at_first = await self._database.read(pruning.totals)
         for step in (partial(pruning.step, before=before), pruning.shrink):
             while await self._database.write(step):  # noqa: ASYNC110 - a pause, not a condition
-                await asyncio.sleep(_PRUNE_PAUSE_S)
+                await asyncio.sleep(pruning.PAUSE_S)
         return (await self._database.read(pruning.totals)).since(at_first)
 
     async def gauges(self) -> OutboxGauges:

@@ -26,7 +26,6 @@ class NonceLane:
         _check_share("group_id", self.group_id, "n_groups", self.n_groups)
 
     def nonce(self, x: int) -> int:
-        """Nonce number ``x`` = 0, 1, ... of the lane."""
         return self.batch(x, 1)[0]
 
     def batch(self, start: int, size: int) -> tuple[int, ...]:

@@ -55,12 +55,10 @@ class SequentialTest:
 
     @property
     def convicts_at(self) -> float:
-        """The test convicts at this log likelihood ratio or above."""
         return -math.log(self.alpha)
 
     @property
     def clears_at(self) -> float:
-        """The test clears at this log likelihood ratio or below."""
         return math.log(self.beta)
 
     def log_ratio(self, n_mismatch: int, n_total: int) -> float:

@@ -91,7 +91,6 @@ class Counters:
         self._totals.faults += 1
 
     def begin(self) -> None:
-        """Let the time run again after ``end``."""
         if self._ended is not None:
             self._started += self._clock() - self._ended
             self._ended = None
