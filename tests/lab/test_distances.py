@@ -50,8 +50,6 @@ class Counter:
 def test_nonces_are_shared_evenly_and_rounded_up() -> None:
     assert (SAMPLE.per_key, SAMPLE.per_block, SAMPLE.total) == (7, 21, 42)
     assert SAMPLE.shape == (2, 3, 7)
-    assert SAMPLE.chunks() == [range(5), range(5, 7)]
-    assert Sample(21, 2, 3, 8, 7).chunks() == [range(7)]
 
 
 @pytest.mark.parametrize(

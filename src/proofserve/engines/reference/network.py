@@ -1,8 +1,9 @@
 """A checkpoint as the function that a proof needs: embeddings in, last hidden states out."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,28 +49,16 @@ class Network:
     ) -> Tensor:
         """Proof values float32 [len(nonces), width] of one forward, bad rows as NaN (A.1, B.1)."""
         embeddings = block.inputs(public_key, nonces, seq_len, self.dtype)
-        with self._layer_transforms(block):
+        with ExitStack() as hooks:
+            for index, layer in enumerate(self.layers if block.uses_layer_transforms else ()):
+                change = partial(_transformed, block, index)
+                hooks.enter_context(layer.register_forward_hook(change))
             output = self.decoder(inputs_embeds=embeddings, use_cache=False)
         return block.finish(public_key, nonces, output.last_hidden_state[:, -1])
 
-    @contextmanager
-    def _layer_transforms(self, block: BlockScheme) -> Iterator[None]:
-        hooks = []
-        if block.uses_layer_transforms:
-            for index, layer in enumerate(self.layers):
-                hooks.append(layer.register_forward_hook(_transform(block, index)))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
-
-def _transform(block: BlockScheme, index: int) -> Any:
-    def hook(_layer: nn.Module, _args: Any, output: Any) -> Any:
-        return block.layer_transform(index, output)
-
-    return hook
+def _transformed(block: BlockScheme, index: int, _layer: nn.Module, _args: Any, out: Any) -> Any:
+    return block.layer_transform(index, out)
 
 
 def load(path: Path, dtype: str | None, device: str) -> Network:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -73,13 +74,11 @@ def attacks(deployment: AuditedDeployment) -> Iterator[Attack]:
 
 
 def _of_weights(deployment: AuditedDeployment) -> Iterator[Attack]:
-    def rounded(precision: int | str) -> Callable[[], Recompute]:
-        return lambda: deployment.rounded(precision)
-
     price = deployment.price
     for bits in BITS:
-        yield Attack(f"weights of {bits} bits", price.bits(bits), rounded(bits))
-    yield Attack("weights in fp8", price.bits(8), rounded(FP8))
+        rounded = partial(deployment.rounded, bits)
+        yield Attack(f"weights of {bits} bits", price.bits(bits), rounded)
+    yield Attack("weights in fp8", price.bits(8), partial(deployment.rounded, FP8))
 
 
 def _of_layers(deployment: AuditedDeployment) -> Iterator[Attack]:
@@ -87,7 +86,7 @@ def _of_layers(deployment: AuditedDeployment) -> Iterator[Attack]:
 
     def attack(name: str, left_out: Sequence[int]) -> Attack:
         saving = deployment.price.without_layers(len(left_out))
-        return Attack(name, saving, lambda: deployment.without_layers(left_out))
+        return Attack(name, saving, partial(deployment.without_layers, left_out))
 
     yield attack("first layer skipped", [0])
     yield attack("middle layer skipped", [layers // 2])
@@ -98,14 +97,12 @@ def _of_layers(deployment: AuditedDeployment) -> Iterator[Attack]:
 
 
 def _of_context(deployment: AuditedDeployment) -> Iterator[Attack]:
-    def last(count: int) -> Callable[[], Recompute]:
-        return lambda: deployment.last_tokens(count)
-
-    seq_len = deployment.price.seq_len
-    for count in sorted({*CONTEXTS, seq_len // 4, seq_len // 2}):
-        if 0 < count < seq_len:
+    price = deployment.price
+    for count in sorted({*CONTEXTS, price.seq_len // 4, price.seq_len // 2}):
+        if 0 < count < price.seq_len:
             tokens = "last token" if count == 1 else f"last {count} tokens"
-            yield Attack(f"{tokens} only", deployment.price.last_tokens(count), last(count))
+            last = partial(deployment.last_tokens, count)
+            yield Attack(f"{tokens} only", price.last_tokens(count), last)
 
 
 def _of_others(deployment: AuditedDeployment) -> Iterator[Attack]:

@@ -112,12 +112,17 @@ def audit(
     """
     if nonces < 1:
         raise ValueError(f"nonces: {nonces} is below 1")
-    comparison = _VectorComparison(range(nonces), rule.dist_threshold, progress)
-    truth = comparison.vectors("recomputing as a validator", deployment.validator)
+    truth = _vectors("recomputing as a validator", deployment.validator, range(nonces), progress)
     if len(truth) < nonces:
         raise LabError("the validator's vectors are not all finite; repair the checkpoint")
-    honest = comparison.measurement(Attack("honest", 0.0, deployment.honest), truth)
-    seen = [comparison.measurement(attack, truth) for attack in attacks(deployment)]
+
+    def measurement(attack: Attack) -> AttackMeasurement:
+        made = _vectors(attack.name, attack.prepare, range(nonces), progress)
+        apart = np.array([_distance(truth[nonce], made.get(nonce)) for nonce in range(nonces)])
+        return measured(attack.name, attack.saving, apart, rule.dist_threshold)
+
+    honest = measurement(Attack("honest", 0.0, deployment.honest))
+    seen = [measurement(attack) for attack in attacks(deployment)]
     seen += mixtures(honest, seen)
     progress.step("working out what convicts", len(seen))
     analysis = PowerAnalysis(rule)
@@ -184,6 +189,7 @@ def _mixture(
         return (1.0 - share) * of_honest + share * of_forged
 
     mean = mixed(honest.mean, forged.mean)
+    highest = mixed(honest.interval[1], forged.interval[1])
     square = mixed(honest.mean**2 + honest.sd**2, forged.mean**2 + forged.sd**2)
     return AttackMeasurement(
         name=f"honest on {1.0 - share:.0%}, else {forged.name}",
@@ -191,10 +197,7 @@ def _mixture(
         mean=mean,
         sd=math.sqrt(max(0.0, square - mean**2)),
         rate=mixed(honest.rate, forged.rate),
-        interval=(
-            mixed(honest.interval[0], forged.interval[0]),
-            mixed(honest.interval[1], forged.interval[1]),
-        ),
+        interval=(mixed(honest.interval[0], forged.interval[0]), highest),
     )
 
 
@@ -222,29 +225,18 @@ def _lower_threshold(made: Distances, honest: Distances, analysis: PowerAnalysis
     return f"a threshold below {bound:.2g} (honest: up to {honest.max():.2g})"
 
 
-class _VectorComparison:
-    """Compares the vectors of every prover, for the same nonces, with the validator's."""
-
-    def __init__(self, nonces: Sequence[int], dist_threshold: float, progress: Progress) -> None:
-        self._nonces = nonces
-        self._dist_threshold = dist_threshold
-        self._progress = progress
-
-    def vectors(self, title: str, prepare: Callable[[], Recompute]) -> Vectors:
-        """The prover's vectors, computed in small steps that show progress."""
-        self._progress.step(f"{title}: {len(self._nonces)} nonces", len(self._nonces))
-        answer = prepare()
-        found: dict[int, NDArray[np.float32]] = {}
-        for chunk in chunks(self._nonces, AT_ONCE):
-            found |= answer(chunk)
-            for _ in chunk:
-                self._progress.advance()
-        return found
-
-    def measurement(self, attack: Attack, truth: Vectors) -> AttackMeasurement:
-        made = self.vectors(attack.name, attack.prepare)
-        apart = [_distance(truth[nonce], made.get(nonce)) for nonce in self._nonces]
-        return measured(attack.name, attack.saving, np.array(apart), self._dist_threshold)
+def _vectors(
+    title: str, prepare: Callable[[], Recompute], nonces: Sequence[int], progress: Progress
+) -> Vectors:
+    """The prover's vectors, computed in small steps that show progress."""
+    progress.step(f"{title}: {len(nonces)} nonces", len(nonces))
+    answer = prepare()
+    found: dict[int, NDArray[np.float32]] = {}
+    for chunk in chunks(nonces, AT_ONCE):
+        found |= answer(chunk)
+        for _ in chunk:
+            progress.advance()
+    return found
 
 
 def _distance(ours: NDArray[np.float32], theirs: NDArray[np.float32] | None) -> float:

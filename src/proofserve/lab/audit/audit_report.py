@@ -9,7 +9,6 @@ from rich.table import Table
 
 from proofserve.lab.audit.audit import WORTHWHILE, AttackMeasurement, AttackResult, Audit
 from proofserve.lab.audit.compute_share import Price
-from proofserve.lab.audit.conviction import ConvictionRule
 
 COLUMNS = (
     *("attack", "saves", "distance", "beyond", "fixed"),
@@ -60,16 +59,30 @@ class AuditReport:
     @property
     def missed(self) -> list[str]:
         """A sentence for each attack that is not caught: what would be needed."""
-        return [
-            f"{found.measurement.name}: {_between(found.measurement)} of the vectors mismatch."
-            f" Needed: {found.needed}."
-            for found in self.audit.results
-            if not found.caught
-        ]
+        sentences = []
+        for found in self.audit.results:
+            if not found.caught:
+                low, high = found.measurement.interval
+                share = f"{low:.2%} to {high:.2%} of the vectors mismatch"
+                sentences.append(f"{found.measurement.name}: {share}. Needed: {found.needed}.")
+        return sentences
 
     @property
     def rule(self) -> str:
-        return rule_in_words(self.audit.rule)
+        """When an attack counts as caught, in sentences."""
+        rule = self.audit.rule
+        return (
+            f"A vector is a mismatch if it is further than {rule.dist_threshold:g} from the"
+            " validator's. An honest node may have mismatches in"
+            f" {rule.p_mismatch:g} of its nonces. An attack is CAUGHT if the exact binomial test"
+            f" over at most {rule.max_nonces} nonces convicts it with a chance of {rule.power:g} or"
+            f" more, and an honest node with a chance of {rule.alpha:g} or less. The rate of"
+            " mismatches is taken at the lower end of its 95 % interval. The sequential test has"
+            " the same two chances: the table shows the largest p_fraud that convicts the attack,"
+            " and the number of nonces after which it has convicted. The audit fails if an attack"
+            f" that saves {WORTHWHILE:.0%} or more is not caught, or if honest nodes would be"
+            " convicted."
+        )
 
     @property
     def shortcuts(self) -> str:
@@ -104,21 +117,6 @@ class AuditReport:
         }
 
 
-def rule_in_words(rule: ConvictionRule) -> str:
-    """When an attack counts as caught, in sentences."""
-    return (
-        f"A vector is a mismatch if it is further than {rule.dist_threshold:g} from the"
-        f" validator's. An honest node may have mismatches in {rule.p_mismatch:g} of its nonces."
-        f" An attack is CAUGHT if the exact binomial test over at most {rule.max_nonces} nonces"
-        f" convicts it with a chance of {rule.power:g} or more, and an honest node with a chance of"
-        f" {rule.alpha:g} or less. The rate of mismatches is taken at the lower end of its 95 %"
-        " interval. The sequential test has the same two chances: the table shows the largest"
-        " p_fraud that convicts the attack, and the number of nonces after which it has convicted."
-        f" The audit fails if an attack that saves {WORTHWHILE:.0%} or more is not caught, or if"
-        " honest nodes would be convicted."
-    )
-
-
 def _row(found: AttackResult) -> tuple[str, ...]:
     fixed, quickest = found.conviction.fixed, found.conviction.sequential
     sequential = ("-", "", "")
@@ -131,11 +129,6 @@ def _row(found: AttackResult) -> tuple[str, ...]:
 def _measured(measurement: AttackMeasurement) -> tuple[str, ...]:
     distance = f"{measurement.mean:.3f} ± {measurement.sd:.3f}"
     return measurement.name, f"{measurement.saving:.1%}", distance, f"{measurement.rate:.1%}"
-
-
-def _between(measurement: AttackMeasurement) -> str:
-    low, high = measurement.interval
-    return f"{low:.2%} to {high:.2%}"
 
 
 def _finding(found: AttackResult) -> dict[str, Any]:

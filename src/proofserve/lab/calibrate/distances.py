@@ -12,6 +12,7 @@ from proofserve.lab.client.errors import NodeError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import DistanceWork
+from proofserve.rounds.calls import chunks
 from proofserve.rounds.records import Winner
 
 SIGN_FLIPS: Final = "sign_flips"
@@ -72,11 +73,6 @@ class Sample:
                 layer_hooks=method == LAYER_HOOKS,
             )
 
-    def chunks(self) -> list[range]:
-        """The nonces of one key, as many at a time as one call takes."""
-        starts = range(0, self.per_key, self.batch_size)
-        return [range(start, min(start + self.batch_size, self.per_key)) for start in starts]
-
 
 def collect(
     node: NodeClient, model: str, method: str, sample: Sample, progress: Progress
@@ -85,7 +81,8 @@ def collect(
 
     Raises NodeError if the node refuses, a round that generates for instance, or leaves a gap.
     """
-    calls = list(itertools.product(range(sample.keys), sample.chunks()))
+    ranges = chunks(range(sample.per_key), sample.batch_size)
+    calls = list(itertools.product(range(sample.keys), ranges))
     title = f"{model}: {sample.total} nonces with {method.replace('_', ' ')}"
     progress.step(title, sample.blocks * len(calls))
     computed: list[float] = []

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from proofserve.lab.calibrate.noise import Noise
 from proofserve.lab.calibrate.simulation import VerificationTrial
 from proofserve.lab.report.figures import Figure, Limit
@@ -28,7 +26,7 @@ def noise_report(
     low, high = found.interval
     upper = "the upper end of the interval"
     percent = f"{100.0 * found.rate:g} %"
-    middle, high_up, top = (float(np.quantile(distances, share)) for share in (0.5, 0.9, 0.99))
+    middle, high_up, top, most = found.quantiles.values()
     figures = (
         Figure("dist_threshold", found.dist_threshold, f"{upper}; for --p-mismatch {found.rate:g}"),
         Figure("quantile", found.quantile, f"{percent} lie beyond; 95 %: {low:.5f} to {high:.5f}"),
@@ -37,7 +35,7 @@ def noise_report(
         Figure("median", middle, "half of them lie below"),
         Figure("p90", high_up, "nine in ten"),
         Figure("p99", top, "99 in 100"),
-        Figure("maximum", float(distances.max()), "of these nonces, and of no others"),
+        Figure("maximum", most, "of these nonces, and of no others"),
         *(figure for trial in trials for figure in _figures_of(trial)),
     )
     windows = {

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from rich.table import Table
 
@@ -42,30 +41,29 @@ def report_of(outcome: Outcome, where: Mapping[str, str | int]) -> Report:
     low, high = found.interval
     chance = sampling_spread(sample.blocks, sample.per_block, outcome.rate)
     winners = ", ".join(map(_percent, found.block_rates))
-    limited = outcome.method == SIGN_FLIPS
+    equal = "independent directions"
+    limit = MOST_BEYOND_SAMPLING if outcome.method == SIGN_FLIPS else None
+    points = "points" if limit else f"points{NO_LIMIT}"
     figures = (
         Figure("r_target", found.r_target, f"{found.r_target:.5f}, 95 %: {low:.5f} to {high:.5f}"),
-        Figure("mean", found.mean, _beside(found.mean, THEORY_MEAN)),
-        Figure("sd", found.sd, _beside(found.sd, THEORY_SD)),
+        Figure("mean", found.mean, f"{found.mean:.5f}; {equal}: {THEORY_MEAN:.5f}"),
+        Figure("sd", found.sd, f"{found.sd:.5f}; {equal}: {THEORY_SD:.5f}"),
         Figure("spread", found.spread, f"points between blocks; winners in percent: {winners}"),
         Figure("sampling_spread", chance, "points that equal blocks exceed 1 time in 20"),
-        Figure(
-            "spread_beyond_sampling",
-            max(0.0, found.spread - chance),
-            "points" + ("" if limited else NO_LIMIT),
-            MOST_BEYOND_SAMPLING if limited else None,
-        ),
+        Figure("spread_beyond_sampling", max(0.0, found.spread - chance), points, limit),
         Figure("nonces_per_second", sample.total / outcome.seconds, f"of {sample.total} nonces"),
         Figure("seconds", outcome.seconds, "to compute them, through HTTP"),
     )
-    setup = {
-        "model": outcome.model,
-        "method": outcome.method,
-        "rate": outcome.rate,
-        **asdict(sample),
-    }
+    said = {"model": outcome.model, "method": outcome.method, "rate": outcome.rate}
     title = f"r_target of {outcome.model} with {outcome.title}, {100.0 * outcome.rate:g} % win"
-    return Report(title, figures, setup, _window(found), where)
+    windows = {
+        "r_target_interval": list(found.interval),
+        "block_rates": found.block_rates,
+        "block_key_rates": found.rates.tolist(),
+        "block_means": found.distances.mean(axis=(1, 2)).tolist(),
+        "block_sds": found.distances.std(axis=(1, 2)).tolist(),
+    }
+    return Report(title, figures, {**said, **asdict(sample)}, windows, where)
 
 
 def rates_table(outcomes: Sequence[Outcome]) -> Table:
@@ -85,19 +83,5 @@ def rates_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _beside(value: float, theory: float) -> str:
-    return f"{value:.5f}; independent directions: {theory:.5f}"
-
-
 def _percent(rate: float) -> str:
     return f"{100.0 * rate:.1f}"
-
-
-def _window(found: Calibration) -> dict[str, Any]:
-    return {
-        "r_target_interval": list(found.interval),
-        "block_rates": found.block_rates,
-        "block_key_rates": found.rates.tolist(),
-        "block_means": found.distances.mean(axis=(1, 2)).tolist(),
-        "block_sds": found.distances.std(axis=(1, 2)).tolist(),
-    }
