@@ -66,11 +66,11 @@ def test_every_command_explains_itself(command: str) -> None:
 def test_several_models_may_be_named_either_way(
     args: tuple[str, ...], models: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[check.CheckedServer] = []
-    monkeypatch.setattr(check, "_run", lambda _check, target: seen.append(target))
+    seen: list[list[str]] = []
+    monkeypatch.setattr(check, "_run", lambda _check, models, *_server: seen.append(models))
     result = run("check", "smoke", *args)
     assert result.exit_code == 0, result.output
-    assert list(seen[0].models) == (["qwen"] if models == ["default"] else models)
+    assert seen[0] == (["qwen"] if models == ["default"] else models)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench import saturation, stalls
+from proofserve.lab.bench import saturation
 from proofserve.lab.bench.chat import ChatPlan, bench_chat, report
 from proofserve.lab.bench.chat_latency import Answers
 from proofserve.lab.bench.saturation import Load, Saturation
@@ -74,7 +74,7 @@ def test_a_whole_run_against_a_node_with_this_habit(
 ) -> None:
     monkeypatch.setattr(saturation, "SETTLE_S", 0.2)
     # One window each way does not tell what is usual, and a test machine may be busy.
-    monkeypatch.setattr(stalls, "STALL", 1_000.0)
+    monkeypatch.setattr(saturation, "STALL", 1_000.0)
     plan = ChatPlan(Work("stub"), 4, 4, Load(clients=4, words=1000, window_s=0.3, pairs=1))
     with stub_node(habits) as (_, url), NodeClient(url) as node:
         found = bench_chat(node, plan, NoProgress()).json()

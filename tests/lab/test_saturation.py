@@ -2,7 +2,6 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from proofserve.lab.bench import saturation as module
-from proofserve.lab.bench import stalls
 from proofserve.lab.bench.saturation import Load, Saturation, measure_saturation
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import NoProgress
@@ -16,7 +15,7 @@ LOAD = Load(clients=4, words=1000, window_s=0.5, pairs=2)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SETTLE_S", 0.2)
     # Two windows of the stub do not tell what is usual.
-    monkeypatch.setattr(stalls, "STALL", 1_000.0)
+    monkeypatch.setattr(module, "STALL", 1_000.0)
 
 
 def test_the_ratio_is_that_of_the_means() -> None:

@@ -2,8 +2,7 @@ import itertools
 
 import pytest
 
-from proofserve.lab.bench.saturation import Saturation, _read, _Window
-from proofserve.lab.bench.stalls import longest_silence, stall_s
+from proofserve.lab.bench.saturation import Saturation, _read, _Window, longest_silence, stall_s
 from proofserve.lab.client.load import Reply
 from proofserve.lab.client.records import NodeStatus
 

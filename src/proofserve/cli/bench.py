@@ -1,7 +1,6 @@
 """``proofserve bench``: how fast proofs are, and what they cost chat."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,19 +30,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure a server, one we start or one that runs.", no_args_is_help=True)
 
 
-@dataclass(frozen=True, slots=True)
-class SizeDefaults:
-    """Defaults for a model's size: nonces per call and per forward, the limit of ``busy_ratio``.
-
-    A forward must be so short that chat hardly notices it, and so long that the work around it
-    does not matter.
-    """
-
-    batch: int
-    busy: float
-
-
-DEFAULTS = {"tiny": SizeDefaults(32, 0.95), "small": SizeDefaults(8, 0.99)}
+# By the model's size: nonces per call and per forward, and the limit of ``busy_ratio``. A forward
+# must be so short that chat hardly notices it, and so long that the work around it does not matter.
+DEFAULTS = {"tiny": (32, 0.95), "small": (8, 0.99)}
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
 Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
@@ -83,9 +72,9 @@ def generation(
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        defaults = _defaults(size, url)
-        work = order(protocol, name, seq_len, batch_size or defaults.batch)
-        return bench_generation(node, GenerationPlan(work, seconds, busy=defaults.busy), progress)
+        batch, busy = _defaults(size, url)
+        work = order(protocol, name, seq_len, batch_size or batch)
+        return bench_generation(node, GenerationPlan(work, seconds, busy=busy), progress)
 
     _run(measure, url, api_key, model, SmallModel(arch, size), forward_batch, json)
 
@@ -116,11 +105,10 @@ def chat_priority(
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        batch = batch_size or _defaults(size, url).batch
+        batch = batch_size or _defaults(size, url)[0]
         work = Work(name, seq_len=seq_len, batch_size=batch)
         load = Load(clients, window_s=seconds, pairs=pairs)
-        plan = ChatPlan(work, chats, max_tokens, load)
-        return bench_chat(node, plan, progress)
+        return bench_chat(node, ChatPlan(work, chats, max_tokens, load), progress)
 
     _run(measure, url, api_key, model, SmallModel(arch, size), forward_batch, json)
 
@@ -188,7 +176,7 @@ def _run(
         if url is not None:
             served = running_model(url, api_key, name, session)
         else:
-            batch = forward_batch or _defaults(small.size, None).batch
+            batch = forward_batch or _defaults(small.size, None)[0]
             options = ServerOptions(checkpoint(small), small.name, batch, measure=True)
             served = own_model(options, session)
         with served.start() as node:
@@ -205,7 +193,7 @@ def _show(report: Report, file: Path | None, session: CommandSession) -> None:
         session.console.print(f"figures written to {file}")
 
 
-def _defaults(size: str, url: str | None) -> SizeDefaults:
+def _defaults(size: str, url: str | None) -> tuple[int, float]:
     # The model at --url may have any size, and ``checkpoint`` refuses an unknown size later.
     return DEFAULTS["small" if size == "small" and url is None else "tiny"]
 

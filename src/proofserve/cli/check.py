@@ -1,7 +1,6 @@
 """``proofserve check``: does a server do what its documents say?"""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -39,20 +38,6 @@ ModelOrName = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedServer:
-    """What to check: the server at ``url``, or a server of our own for each of ``models``.
-
-    ``models`` are names of small models or folders of checkpoints; ``name`` is that of the model
-    at ``url``, None for its first.
-    """
-
-    models: Sequence[str]
-    url: str | None
-    name: str | None
-    api_key: str | None = field(repr=False)
-
-
 @app.command("smoke", context_settings=SEVERAL)
 def smoke(
     ctx: typer.Context,
@@ -76,7 +61,7 @@ def smoke(
         with subject.start() as node:
             smoke_checks(node, orders(protocol, subject.name, seq_len), report)
 
-    _run(check, _target(ctx, models, model, url, api_key))
+    _run(check, _models(ctx, models, model, url), url, model, api_key)
 
 
 @app.command("coexist", context_settings=SEVERAL)
@@ -99,7 +84,7 @@ def coexist(
         with subject.start() as node:
             coexist_checks(node, Work(subject.name, seq_len=seq_len), report)
 
-    _run(check, _target(ctx, models, model, url, api_key))
+    _run(check, _models(ctx, models, model, url), url, model, api_key)
 
 
 @app.command("e2e", context_settings=SEVERAL)
@@ -127,22 +112,22 @@ def e2e(
         trials = [_trial(work, subject.folder) for work in works]
         end_to_end(subject.start, subject.folder is not None, trials, report)
 
-    _run(check, _target(ctx, models, model, url, api_key, ["qwen", "llama"]))
+    _run(check, _models(ctx, models, model, url, ("qwen", "llama")), url, model, api_key)
 
 
-def _target(
+def _models(
     ctx: typer.Context,
     models: list[str] | None,
     model: str | None,
     url: str | None,
-    api_key: str | None,
     default: Sequence[str] = ("qwen",),
-) -> CheckedServer:
+) -> list[str]:
+    """Names of small models, or the folder of a checkpoint. With ``url`` they do not matter."""
     if url is not None or model is None:
-        return CheckedServer(chosen(ctx, models, url, [*default]), url, model, api_key)
+        return chosen(ctx, models, url, [*default])
     if models or ctx.args:
         raise typer.BadParameter("give --models (small models) or --model (one checkpoint)")
-    return CheckedServer([model], None, None, None)
+    return [model]
 
 
 def _trial(work: AnyWork, folder: Path | None) -> Trial:
@@ -153,8 +138,17 @@ def _trial(work: AnyWork, folder: Path | None) -> Trial:
     return partial(artifact_trial, work, foreign)
 
 
-def _run(check: Callable[[ServedModel, Reporter], None], target: CheckedServer) -> None:
-    """Check every server. Ends with exit code 1 if a check failed."""
+def _run(
+    check: Callable[[ServedModel, Reporter], None],
+    models: Sequence[str],
+    url: str | None,
+    name: str | None,
+    api_key: str | None,
+) -> None:
+    """Check the model ``name`` at ``url``, or each of ``models`` on a server of our own.
+
+    Ends with exit code 1 if a check failed.
+    """
     checks: list[Check] = []
     with open_session() as session:
 
@@ -164,7 +158,12 @@ def _run(check: Callable[[ServedModel, Reporter], None], target: CheckedServer) 
             text = f"{VERDICTS[made.passed]}  {made.name}{detail}"
             session.console.print(text, highlight=False, soft_wrap=True)
 
-        for subject in _subjects(target, session):
+        if url is not None:
+            subjects: Iterable[ServedModel] = [running_model(url, api_key, name, session)]
+        else:
+            # One after the other: each checkpoint is written when its turn comes.
+            subjects = (_own(model, session) for model in models)
+        for subject in subjects:
             session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
             check(subject, report)
         failed = sum(made.passed is False for made in checks)
@@ -173,11 +172,6 @@ def _run(check: Callable[[ServedModel, Reporter], None], target: CheckedServer) 
         raise typer.Exit(EXIT_FAILED)
 
 
-def _subjects(target: CheckedServer, session: CommandSession) -> Iterator[ServedModel]:
-    if target.url is not None:
-        yield running_model(target.url, target.api_key, target.name, session)
-        return
-    for model in target.models:
-        found = checkpoint_named(model, "tiny")
-        deployment = ServerOptions(found.folder, found.name, FORWARD_BATCH)
-        yield own_model(deployment, session)
+def _own(model: str, session: CommandSession) -> ServedModel:
+    found = checkpoint_named(model, "tiny")
+    return own_model(ServerOptions(found.folder, found.name, FORWARD_BATCH), session)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.recompute import claims_of_model
@@ -63,13 +63,9 @@ def demo() -> None:
             foreign = claims_of_model(other, tour.work, [claim.nonce for claim in claims])
             altered = tampered(claims, tour.work.k_dim, TAMPER_EVERY)
             as_expected = tour.judge(
-                (
-                    DemoResult("what this server produced", claims, fraud=False),
-                    DemoResult(
-                        f"a copy with {NONCES // TAMPER_EVERY} altered", altered, fraud=True
-                    ),
-                    DemoResult("another model's artifacts", foreign, fraud=True),
-                )
+                DemoResult("what this server produced", claims, fraud=False),
+                DemoResult(f"a copy with {NONCES // TAMPER_EVERY} altered", altered, fraud=True),
+                DemoResult("another model's artifacts", foreign, fraud=True),
             )
             session.line.step("stopping the server")
         session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
@@ -87,7 +83,6 @@ class _Tour:
         self._line = session.line
 
     def introduce(self) -> None:
-        """Say which server runs."""
         version = self._node.versions().get("vllm", "")
         self._say("Server", f"vLLM {version}, unmodified, serves {MODEL.name} at {self._node.url}")
 
@@ -109,14 +104,12 @@ class _Tour:
         self._show(claims[:SHOWN])
         return claims
 
-    def judge(self, trials: Sequence[DemoResult]) -> bool:
+    def judge(self, *trials: DemoResult) -> bool:
         """Have the node validate every trial; return whether all verdicts are as expected."""
         self._line.step("recomputing, to judge")
         threshold = f"the network's threshold of {StatTest().dist_threshold}"
         self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares by {threshold}:")
-        table = Table(box=None, pad_edge=True)
-        for heading in ("", "differ", "p-value", "verdict"):
-            table.add_column(heading, justify="right" if heading == "differ" else "left")
+        table = Table("", Column("differ", justify="right"), "p-value", "verdict", box=None)
         right = True
         for trial in trials:
             verdict = self._node.validate(self.work, trial.claims)
@@ -134,16 +127,14 @@ class _Tour:
         return replies
 
     def _say(self, label: str, text: str) -> None:
-        self._console.print(
-            f"[bold]{label:9}[/bold] {escape(text)}", highlight=False, soft_wrap=True
-        )
+        text = f"[bold]{label:9}[/bold] {escape(text)}"
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def _show(self, claims: Sequence[Claim]) -> None:
         for nonce, vector in vectors_of(claims, self.work.k_dim).items():
             numbers = " ".join(f"{value:+.2f}" for value in vector)
-            self._console.print(
-                f"          nonce {nonce}: {numbers}", highlight=False, soft_wrap=True
-            )
+            text = f"          nonce {nonce}: {numbers}"
+            self._console.print(text, highlight=False, soft_wrap=True)
 
 
 def _latency(replies: Sequence[Reply]) -> str:

@@ -17,7 +17,7 @@ ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
 # qwen, llama would be qwen without its query norms, and a check of llama would show nothing new.
 SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2}
 
-app = typer.Typer(help="Make small, seeded checkpoints that load like any other.")
+app = typer.Typer()
 
 
 @app.callback()
@@ -64,12 +64,10 @@ class SmallModel:
 
     @property
     def family(self) -> str:
-        """The exact name of the architecture."""
         return ALIASES.get(self.arch, self.arch)
 
     @property
     def name(self) -> str:
-        """The name to serve it under."""
         return f"{self.size}-{self.family}"
 
 
@@ -123,7 +121,6 @@ def checkpoint(model: SmallModel) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder of all checkpoints."""
     return Path.home() / ".cache" / "proofserve" / "models"
 
 

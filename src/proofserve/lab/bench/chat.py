@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from proofserve.lab.bench.chat_latency import Answers, measure_answers
-from proofserve.lab.bench.saturation import Load, Saturation, measure_saturation
-from proofserve.lab.bench.stalls import TOLERATED
+from proofserve.lab.bench.saturation import TOLERATED, Load, Saturation, measure_saturation
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import Work

@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from statistics import mean
+from itertools import pairwise
+from statistics import mean, median
 
-from proofserve.lab.bench.stalls import longest_silence, stall_s
 from proofserve.lab.client.chats import reading_chat
 from proofserve.lab.client.load import Call, Reply, closed_loop, rate_of_completions
 from proofserve.lab.client.node_client import NodeClient, wait_until
@@ -16,6 +16,11 @@ from proofserve.lab.client.records import NodeStatus, Work
 # By then every client has a request in a running batch.
 SETTLE_S = 2.0
 AFTERWARDS_S = 30.0
+# A proof between two steps of chat about doubles the longest silence of its window. Three times the
+# usual silence is more than that: a node that gives way to chat at all did not cause it.
+STALL = 3.0
+# The share of windows that may be left out; with more of them the others say too little.
+TOLERATED = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,10 @@ class Load:
 class Saturation:
     """Chat tokens per second of each window; proofs stored in the windows, and after chat.
 
-    Windows in which the machine stood still are left out of every figure and counted as
-    ``stalled``; the proofs of such windows count as ``proofs_in_stalls``.
+    A machine that is short of memory or shared with other work stops now and then for up to half a
+    second: no client sends, no server answers, and the engine is idle. A proof may rightly run
+    then. Such windows are left out of every figure and counted as ``stalled``, their proofs as
+    ``proofs_in_stalls``.
 
     ``chat_share`` is the fraction of each window beside a round in which chat held the engine. Far
     below 1, the engine was idle at times (because the API process was too slow, for example), and
@@ -156,3 +163,19 @@ def _resumed(node: NodeClient) -> int:
 
 def _deferred_s(status: NodeStatus) -> float:
     return status.engine.deferred_s if status.engine else 0.0
+
+
+def longest_silence(replies: Sequence[Reply], began: float, ended: float) -> float:
+    """Seconds of the longest time without a reply in a window.
+
+    A silence across the window's beginning counts from the reply before it: the engine may have
+    computed a proof in a stall just before the window, which is stored inside the window.
+    """
+    last_before = max((reply.ended for reply in replies if reply.ended <= began), default=began)
+    inside = sorted(reply.ended for reply in replies if began < reply.ended < ended)
+    return max(later - earlier for earlier, later in pairwise([last_before, *inside, ended]))
+
+
+def stall_s(usual: Sequence[float]) -> float:
+    """Seconds above which a silence is a stall, from the silences of ordinary windows."""
+    return STALL * median(usual)

@@ -6,10 +6,12 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from anyio.from_thread import start_blocking_portal
 
 TIMEOUT_S = 300.0
 # vLLM's server keeps an idle connection for 5 s.
@@ -83,14 +85,14 @@ class ClosedLoop:
         self._at_once = at_once
         self._closing = threading.Event()
         self._answered = threading.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="closed-loop", daemon=True)
-        self._failure: BaseException | None = None
+        self._thread = contextlib.ExitStack()
+        self._ended: Future[None] = Future()
         self.replies: list[Reply] = []
 
     def start(self) -> None:
-        self._thread.start()
+        portal = self._thread.enter_context(start_blocking_portal())
+        self._ended = portal.start_task_soon(self._clients)
+        self._ended.add_done_callback(lambda _: self._answered.set())
 
     def settle(self, seconds: float) -> None:
         """Wait for the first answer (every client has sent a call by then), then ``seconds``.
@@ -98,8 +100,8 @@ class ClosedLoop:
         Raises the error that ended the loop early, if one did.
         """
         self._answered.wait()
-        if self._failure is not None:
-            raise self._failure
+        if self._ended.done():
+            self._ended.result()
         time.sleep(seconds)
 
     def finish(self) -> None:
@@ -108,34 +110,13 @@ class ClosedLoop:
         Raises the error that ended the loop early; a refused or broken call ends no loop.
         """
         self._closing.set()
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        with self._thread:
+            self._ended.result()
 
     def abandon(self) -> None:
         """Cancel the calls in flight without waiting for their answers."""
-        self._closing.set()
-        # A loop that has already ended is closed and raises RuntimeError.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._cancel)
-        self._thread.join()
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._task = self._loop.create_task(self._clients())
-            self._loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
-            return
-        except Exception as error:  # noqa: BLE001 - handed to the thread that waits for us
-            self._failure = error
-        finally:
-            self._answered.set()
-            self._loop.close()
+        with self._thread:
+            self._ended.cancel()
 
     async def _clients(self) -> None:
         async with _http(self._url) as http, asyncio.TaskGroup() as group:

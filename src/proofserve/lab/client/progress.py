@@ -16,10 +16,8 @@ class Progress(Protocol):
 
 
 class NoProgress:
-    """Shows nothing."""
-
     def step(self, text: str, total: int | None = None) -> None:
-        """Ignored."""
+        """Show nothing."""
 
     def advance(self) -> None:
-        """Ignored."""
+        """Show nothing."""
