@@ -4,7 +4,8 @@ import pytest
 
 from proofserve.cli import model
 from proofserve.cli.model import SmallModel, checkpoint
-from proofserve.models import DirectoryInUseError, UnknownModelError
+from proofserve.models.architectures import UnknownModelError
+from proofserve.models.writer import DirectoryInUseError
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_a_faster_process_is_no_accident(error: Exception, monkeypatch: pytest.M
         folder.mkdir(parents=True)
         raise error
 
-    monkeypatch.setattr("proofserve.models.write_model", overtaken)
+    monkeypatch.setattr("proofserve.models.writer.write_model", overtaken)
     assert checkpoint(SmallModel()).is_dir()
 
 
@@ -46,7 +47,7 @@ def test_a_disk_that_is_full_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: object) -> None:
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr("proofserve.models.write_model", full)
+    monkeypatch.setattr("proofserve.models.writer.write_model", full)
     with pytest.raises(OSError, match="no space left"):
         checkpoint(SmallModel())
 

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.models import ARCHITECTURES, ModelSummary, write_model
+from proofserve.models.architectures import ARCHITECTURES
+from proofserve.models.writer import ModelSummary, write_model
 
 
 @pytest.fixture(scope="session", params=sorted(ARCHITECTURES))

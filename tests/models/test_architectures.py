@@ -2,8 +2,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from proofserve.models import ARCHITECTURES, SHAPES, UnknownModelError
-from proofserve.models.architectures import architecture, shape
+from proofserve.models.architectures import (
+    ARCHITECTURES,
+    SHAPES,
+    UnknownModelError,
+    architecture,
+    shape,
+)
 
 # Copied from CPUAttentionBackend.get_supported_head_sizes of vLLM 0.32.
 CPU_HEAD_SIZES = {32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512}

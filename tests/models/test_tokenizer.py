@@ -1,8 +1,8 @@
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from proofserve.models import ModelSummary
 from proofserve.models.tokenizer import SPECIALS, VOCABULARY, build_tokenizer, corpus
+from proofserve.models.writer import ModelSummary
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from proofserve.models import ModelSummary
 from proofserve.models.architectures import architecture, shape
 from proofserve.models.weights import seeded_weights
+from proofserve.models.writer import ModelSummary
 from proofserve.protocol.schemes import scheme
 
 CPU = torch.device("cpu")

@@ -5,14 +5,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from proofserve.models import (
-    DirectoryInUseError,
-    ModelSummary,
-    UnknownModelError,
-    architectures,
-    write_model,
-    writer,
-)
+from proofserve.models import architectures, writer
+from proofserve.models.architectures import UnknownModelError
+from proofserve.models.writer import DirectoryInUseError, ModelSummary, write_model
 
 
 def _contents(directory: Path) -> dict[str, bytes]:

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from proofserve.models import write_model
 from proofserve.models.architectures import architecture, shape
+from proofserve.models.writer import write_model
 
 # Measured: proofserve calibrate noise qwen --size tiny --one reference:float32
 # --other reference:bfloat16 --nonces 3688 --rate 0.001 --seq-len 32.

@@ -39,7 +39,7 @@ def new(
     proofserve serve ./tiny --enable-poc --enforce-eager --max-model-len 2048
     """
     # This import takes seconds and needs the extra `models`; the other commands need neither.
-    from proofserve.models import write_model  # noqa: PLC0415
+    from proofserve.models.writer import write_model  # noqa: PLC0415
 
     console = Console()
     try:
@@ -90,7 +90,7 @@ class Checkpoint:
 def checkpoint_named(name: str, size: str) -> Checkpoint:
     """The small model of an architecture, written if need be, or the checkpoint in a folder.
 
-    Raises LabError for a name that is neither, and ModelError as ``checkpoint`` does.
+    Raises LabError for a name that is neither, and UnknownModelError as ``checkpoint`` does.
     """
     if name in {*ALIASES, *SEEDS}:
         small = independent(SmallModel(name, size))
@@ -103,10 +103,10 @@ def checkpoint_named(name: str, size: str) -> Checkpoint:
 def checkpoint(model: SmallModel) -> Path:
     """The folder of ``model``, written if it is not there yet.
 
-    Raises ModelError for an architecture or a size that is not on offer.
+    Raises UnknownModelError for an architecture or a size that is not on offer.
     """
     # transformers takes seconds to import, and --help must not wait for it.
-    from proofserve.models import write_model  # noqa: PLC0415
+    from proofserve.models.writer import write_model  # noqa: PLC0415
 
     folder = cache_folder() / f"{model.family}-{model.size}-{model.seed}-{_recipe()}"
     if folder.exists():

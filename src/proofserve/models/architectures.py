@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from proofserve.models.errors import UnknownModelError
 from proofserve.models.tokenizer import BOS, EOS_IDS, PAD, VOCABULARY
 
 # Two sliding layers, then one with full attention. Half of the smallest model, which is what one
@@ -28,10 +26,10 @@ class Shape:
     layers: int
     heads: int
     kv_heads: int
-    head_dim: int
     intermediate: int
-    context: int
-    sliding_window: int
+    head_dim: int = 64
+    context: int = 8192
+    sliding_window: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +70,6 @@ def _common(shape: Shape) -> dict[str, int | float | bool | list[int]]:
     }
 
 
-def _llama(shape: Shape) -> PreTrainedConfig:
-    return LlamaConfig(**_common(shape))
-
-
-def _qwen3(shape: Shape) -> PreTrainedConfig:
-    return Qwen3Config(**_common(shape))
-
-
 def _gemma3(shape: Shape) -> PreTrainedConfig:
     return Gemma3TextConfig(
         **_common(shape),
@@ -89,51 +79,28 @@ def _gemma3(shape: Shape) -> PreTrainedConfig:
     )
 
 
-ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
-    {
-        "qwen3": Architecture("Qwen3ForCausalLM", _qwen3, norms_queries=True),
-        "llama": Architecture("LlamaForCausalLM", _llama),
-        "gemma3": Architecture(
-            "Gemma3ForCausalLM", _gemma3, norm_offset=1.0, norms_queries=True, scales_tokens=True
-        ),
-    }
-)
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "qwen3": Architecture(
+        "Qwen3ForCausalLM", lambda shape: Qwen3Config(**_common(shape)), norms_queries=True
+    ),
+    "llama": Architecture("LlamaForCausalLM", lambda shape: LlamaConfig(**_common(shape))),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM", _gemma3, norm_offset=1.0, norms_queries=True, scales_tokens=True
+    ),
+}
 
-SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
-    {
-        "tiny": Shape(
-            hidden=256,
-            layers=6,
-            heads=4,
-            kv_heads=2,
-            head_dim=64,
-            intermediate=512,
-            context=4096,
-            sliding_window=64,
-        ),
-        "small": Shape(
-            hidden=768,
-            layers=12,
-            heads=12,
-            kv_heads=4,
-            head_dim=64,
-            intermediate=3072,
-            context=8192,
-            sliding_window=128,
-        ),
-        # The layers of Qwen3-0.6B. The vocabulary is smaller: a proof uses no tokens and no head.
-        "0.6b": Shape(
-            hidden=1024,
-            layers=28,
-            heads=16,
-            kv_heads=8,
-            head_dim=128,
-            intermediate=3072,
-            context=8192,
-            sliding_window=128,
-        ),
-    }
-)
+SHAPES: Final[Mapping[str, Shape]] = {
+    "tiny": Shape(
+        hidden=256, layers=6, heads=4, kv_heads=2, intermediate=512, context=4096, sliding_window=64
+    ),
+    "small": Shape(hidden=768, layers=12, heads=12, kv_heads=4, intermediate=3072),
+    # The layers of Qwen3-0.6B. The vocabulary is smaller: a proof uses no tokens and no head.
+    "0.6b": Shape(hidden=1024, layers=28, heads=16, kv_heads=8, intermediate=3072, head_dim=128),
+}
+
+
+class UnknownModelError(ValueError):
+    """An architecture, size or dtype that is not on offer; the text lists those that are."""
 
 
 def architecture(name: str) -> Architecture:

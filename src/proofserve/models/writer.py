@@ -2,26 +2,26 @@
 
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig
 
-from proofserve.models.architectures import architecture, shape
-from proofserve.models.errors import DirectoryInUseError, UnknownModelError
+from proofserve.models.architectures import UnknownModelError, architecture, shape
 from proofserve.models.tokenizer import build_tokenizer
 from proofserve.models.weights import seeded_weights
 
-DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
-    {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-)
+DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+TOKEN_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+class DirectoryInUseError(FileExistsError):
+    """The target exists and is not an empty directory. It was not touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +61,6 @@ def _appearing_at_once(directory: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write_weights(tensors: dict[str, Tensor], directory: Path) -> None:
-    # Not by safetensors' own writer: only the owner can read its files. transformers reads from
-    # the metadata which framework's layout the tensors have.
-    blob = save(tensors, metadata={"format": "pt"})
-    (directory / "model.safetensors").write_bytes(blob)
-
-
-def _write_configs(config: PreTrainedConfig, directory: Path) -> None:
-    config.save_pretrained(directory)
-    GenerationConfig(
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
-    ).save_pretrained(directory)
-
-
 def write_model(
     directory: Path, arch: str, size: str, seed: int = 0, dtype: str = "bfloat16"
 ) -> ModelSummary:
@@ -99,8 +83,13 @@ def write_model(
     config.dtype = DTYPES[dtype]
     with _appearing_at_once(directory) as staging:
         tensors = dict(seeded_weights(family, config, seed, DTYPES[dtype]))
-        _write_weights(tensors, staging)
-        _write_configs(config, staging)
+        # Not by safetensors' own writer: only the owner can read its files. transformers reads
+        # from the metadata which framework's layout the tensors have.
+        blob = save(tensors, metadata={"format": "pt"})
+        (staging / "model.safetensors").write_bytes(blob)
+        config.save_pretrained(staging)
+        tokens = {name: getattr(config, name) for name in TOKEN_IDS}
+        GenerationConfig(**tokens).save_pretrained(staging)
         build_tokenizer(dimensions.context).save_pretrained(staging)
         written = sum(file.stat().st_size for file in staging.iterdir())
     parameters = sum(tensor.numel() for tensor in tensors.values())
