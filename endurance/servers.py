@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import psutil
 
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.servers import ServerOptions, small_server
-from proofserve.settings.process import environment, python
+from proofserve.settings.process import environment
 from proofserve.wiring.launch import (
     Server,
     ServerCommand,
@@ -103,7 +104,7 @@ class Receiver(Killable):
 
     def command(self) -> ServerCommand:
         """Without the live summary."""
-        argv = (python(), "-m", "proofserve", "receive", "--quiet")
+        argv = (sys.executable, "-m", "proofserve", "receive", "--quiet")
         return ServerCommand((*argv, "--database", str(self.database)), environment({}))
 
 
@@ -146,6 +147,6 @@ class Gateway(Killable):
 
     def command(self) -> ServerCommand:
         """With nothing set but the backend."""
-        argv = (python(), "-m", "proofserve", "gateway")
+        argv = (sys.executable, "-m", "proofserve", "gateway")
         env = environment({"VLLM_BACKEND_URL": self._backend_url})
         return ServerCommand(argv, env)

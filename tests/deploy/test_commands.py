@@ -3,13 +3,14 @@
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deploy.test_units import Unit
-from proofserve.settings.process import environment, python
+from proofserve.settings.process import environment
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KEY = "a-key-for-tests"
@@ -40,7 +41,7 @@ def checked(
     command = [re.sub(r"^/.*(?=/outbox\.sqlite$)", str(folder), word) for word in command]
     clean = {k: v for k, v in environment({}).items() if not k.startswith("POC_")}
     return subprocess.run(
-        [python(), "-m", "proofserve", *command, "--port", "0"],
+        [sys.executable, "-m", "proofserve", *command, "--port", "0"],
         env={**clean, **variables, "HF_HUB_OFFLINE": "1"},
         cwd=folder,
         capture_output=True,

@@ -5,11 +5,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from proofserve.settings.process import environment, python
+from proofserve.settings.process import environment
 from support.gateway import END_S, Users, embedded, gateway_process, until
 from support.gateway_requests import chat
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 def ending(**variables: str) -> "subprocess.CompletedProcess[str]":
     """A gateway that should not start."""
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **variables}
-    command = [python(), "-m", "proofserve", "gateway"]
+    command = [sys.executable, "-m", "proofserve", "gateway"]
     return subprocess.run(
         command,
         env=environment(env),

@@ -12,7 +12,6 @@ from fastapi.responses import StreamingResponse
 from starlette.datastructures import State
 
 from proofserve.plugin.endpoint import ProofEndpoints
-from proofserve.wiring.access import AccessUndefined
 from proofserve.wiring.launch import free_port
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +49,7 @@ async def test_a_server_without_an_access_rule_does_not_start(
 ) -> None:
     monkeypatch.setenv("POC_ENABLED", "1")
     monkeypatch.delenv("POC_API_KEY", raising=False)
-    with pytest.raises(AccessUndefined, match="--poc-api-key"):
+    with pytest.raises(ValueError, match="--poc-api-key"):
         await ProofEndpoints().init_state(None, State(), Namespace(host=None, uds=None))
 
 

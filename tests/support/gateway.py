@@ -4,6 +4,7 @@ import asyncio
 import json
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ import httpx
 import psutil
 
 from proofserve.cli.servers import ServerOptions, small_server
-from proofserve.settings.process import environment, python
+from proofserve.settings.process import environment
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server
 from support.gateway_requests import CHAT, chat
 from support.node import NAME
@@ -95,7 +96,7 @@ def metric_in(text: str, name: str) -> float:
 def gateway_process(folder: Path, env: Mapping[str, str], **variables: object) -> Iterator[Server]:
     """``proofserve gateway`` with these VLLM_ variables."""
     ours = {f"VLLM_{name.upper()}": str(value) for name, value in variables.items()}
-    argv = (python(), "-m", "proofserve", "gateway")
+    argv = (sys.executable, "-m", "proofserve", "gateway")
     log = folder / f"gateway-{free_port()}.log"
     command = ServerCommand(argv, {**env, "VLLM_PROBE_INTERVAL_SECONDS": "0.5", **ours})
     with running_server(command, free_port(), log) as server:

@@ -7,12 +7,7 @@ from pydantic import ValidationError
 
 from proofserve.api.access import Access
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.access import (
-    AccessUndefined,
-    access_of,
-    description,
-    require_access_rule,
-)
+from proofserve.wiring.access import access_of, description, require_access_rule
 
 FILE = """
 [[key]]
@@ -100,7 +95,7 @@ def test_no_key_is_shown_by_the_settings_or_their_errors(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("host", [None, "", "0.0.0.0", "::", "10.0.0.1", "node.example"])  # noqa: S104
 def test_a_server_for_other_machines_needs_a_key(host: str | None) -> None:
-    with pytest.raises(AccessUndefined, match="--poc-api-key"):
+    with pytest.raises(ValueError, match="--poc-api-key"):
         require_access_rule(Access(), host)
     require_access_rule(access_of(NodeSettings(api_key="k")), host)
     require_access_rule(Access(open_to_all=True), host)

@@ -3,12 +3,13 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from proofserve.settings.process import environment, python
+from proofserve.settings.process import environment
 
 # Stands for vLLM's server: says that it runs, with its process id, and then does as it is told.
 STARTING = "import os, time; print(os.getpid(), flush=True); "
@@ -38,7 +39,7 @@ def started(folder: Path, code: str) -> "tuple[subprocess.Popen[str], int]":
     """The parent of a server that runs ``code``, and the server's process id."""
     (folder / "toy_server.py").write_text(code.replace("; ", "\n"))
     process = subprocess.Popen(
-        [python(), "-m", "proofserve.wiring.server_process", "toy_server"],
+        [sys.executable, "-m", "proofserve.wiring.server_process", "toy_server"],
         env=environment({"PYTHONPATH": str(folder)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

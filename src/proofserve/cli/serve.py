@@ -74,12 +74,7 @@ class SettingOptions(Generic[S]):
         elif SecretStr in get_args(annotation):
             annotation = str | None
         option = typer.Option(self.flag(name), envvar=variable, help=text)
-        return inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[annotation, option],
-        )
+        return _parameter(name, default, Annotated[annotation, option])
 
 
 NODE_OPTIONS = SettingOptions(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ class FakeEngine:
     """
 
     def __init__(self, engine_info: EngineInfo = TOY_ENGINE_INFO) -> None:
-        self._engine_info = engine_info
+        self.engine_info = engine_info
         self.latency_s = 0.0
         """How long a call takes, in seconds."""
         self.deferrals = 0
@@ -49,14 +49,15 @@ class FakeEngine:
         self._one_call = asyncio.Lock()
         self._blocks: dict[tuple[Scheme, str], BlockScheme] = {}
 
-    @property
-    def engine_info(self) -> EngineInfo:
-        """What is deployed."""
-        return self._engine_info
-
-    def session(self, work: Workload) -> AbstractAsyncContextManager["FakeSession"]:
+    @asynccontextmanager
+    async def session(self, work: Workload) -> AsyncIterator["FakeSession"]:
         """A session that ``leases`` counts while it is open."""
-        return self._session(work)
+        self._require_alive()
+        self.leases += 1
+        try:
+            yield FakeSession(self, work)
+        finally:
+            self.leases -= 1
 
     async def gauges(self) -> EngineGauges:
         """Mostly zeros. Raises EngineGone."""
@@ -102,25 +103,16 @@ class FakeEngine:
             return ProofBatch((), np.empty((0, width), dtype=np.float32), failed)
         challenge = Challenge(work.block_hash, work.public_key)
         seeds = [seed(f"{challenge.input_string(n)} of {work.seq_len}") for n in kept]
-        hidden = normal(seeds, self._engine_info.hidden_size, _CPU)
+        hidden = normal(seeds, self.engine_info.hidden_size, _CPU)
         values = self._block(work).finish(work.public_key, kept, hidden).numpy()
         return ProofBatch(kept, values, failed)
 
     def _block(self, work: Workload) -> BlockScheme:
         key = work.scheme, work.block_hash
         if key not in self._blocks:
-            size = self._engine_info.hidden_size
+            size = self.engine_info.hidden_size
             self._blocks[key] = work.scheme.for_block(work.block_hash, size, _CPU)
         return self._blocks[key]
-
-    @asynccontextmanager
-    async def _session(self, work: Workload) -> AsyncIterator["FakeSession"]:
-        self._require_alive()
-        self.leases += 1
-        try:
-            yield FakeSession(self, work)
-        finally:
-            self.leases -= 1
 
 
 class FakeSession:

@@ -20,6 +20,7 @@ from proofserve.rounds.ports import MeasurableEngine, ProofEngine
 from proofserve.rounds.records import EngineInfo
 from proofserve.settings.node import NodeSettings
 from proofserve.settings.process import has_variable
+from proofserve.wire.paths import PROOFS
 from proofserve.wiring.access import access_of, description, require_access_rule
 from proofserve.wiring.node import running_node, versions
 
@@ -73,7 +74,7 @@ class ProofEndpoints:
         """
         log_as("vllm")
         if not self._settings.enabled:
-            _logger.info("proofs are off; start with --enable-poc to open /api/v1/pow")
+            _logger.info("proofs are off; start with --enable-poc to open %s", PROOFS)
             return
         access = access_of(self._settings)
         require_access_rule(access, args.host, args.uds is not None)
@@ -91,14 +92,15 @@ class ProofEndpoints:
                 "%s is set, so /metrics cannot show the node: unset it for one server", MULTIPROCESS
             )
         _logger.info(
-            "proofs are on: %s under /api/v1/pow, outbox %s",
+            "proofs are on: %s under %s, outbox %s",
             self._settings.scheme,
+            PROOFS,
             self._settings.outbox.absolute(),
         )
         _logger.info("proof endpoints: %s", description(access))
 
     def _engine_of(self, engine_client: Any, args: Namespace) -> ProofEngine:
-        """The adapter of the engine that vLLM started. Raises UnsupportedEngine."""
+        """Raises UnsupportedEngine."""
         version = vetting.require_vetted_version()
         config = engine_client.vllm_config
         vetting.require_one_owner(config)
@@ -112,12 +114,8 @@ class ProofEndpoints:
             max_seq_len=config.model_config.max_model_len,
             versions=versions(vllm=version),
         )
-        return VllmEngine(
-            engine_client,
-            engine_info,
-            self._settings.defer_sec,
-            self._settings.rpc_timeout_ms / 1e3,
-        )
+        timeout_s = self._settings.rpc_timeout_ms / 1e3
+        return VllmEngine(engine_client, engine_info, self._settings.defer_sec, timeout_s)
 
 
 def _limit_wait_for_clients(application: FastAPI) -> None:

@@ -1,7 +1,6 @@
-"""This process: its environment, the plugins that vLLM loads, and the Python interpreter."""
+"""This process: its environment, and the plugins that vLLM loads."""
 
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 
@@ -44,8 +43,3 @@ def plugin_list() -> str:
     else:
         names = [p.name for group in PLUGIN_GROUPS for p in entry_points(group=group)]
     return ",".join(dict.fromkeys([*names, PLUGIN]))
-
-
-def python() -> str:
-    """Path of the Python interpreter that runs this process."""
-    return sys.executable

@@ -3,19 +3,13 @@
 It imports little, because `serve` uses it before vLLM starts.
 """
 
-from collections.abc import Sequence
-
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.outbox.allowlist import Allowlist
-from proofserve.settings.node import BearerKeys, NodeKey, NodeSettings, node_keys
+from proofserve.settings.node import NodeSettings, node_keys
 from proofserve.web.this_machine import is_loopback
 
 # Where vLLM listens without --host.
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - refused below
-
-
-class AccessUndefined(ValueError):
-    """The server would listen to other machines, and its settings do not say who may call."""
 
 
 def access_of(chosen: NodeSettings) -> Access:
@@ -25,16 +19,18 @@ def access_of(chosen: NodeSettings) -> Access:
         ValueError: the file cannot be read, or the settings contradict each other.
     """
     keys = [
-        *_unnamed(chosen.api_key, Role.OPERATOR),
-        *_unnamed(chosen.viewer_key, Role.VIEWER),
+        ApiKey(key.get_secret_value(), Caller(f"{role}-{number}", role))
+        for role, given in ((Role.OPERATOR, chosen.api_key), (Role.VIEWER, chosen.viewer_key))
+        for number, key in enumerate(given, 1)
     ]
-    if chosen.api_keys_file is not None:
-        keys += [_named(each) for each in node_keys(chosen.api_keys_file)]
+    for each in node_keys(chosen.api_keys_file) if chosen.api_keys_file else ():
+        caller = Caller(each.name, Role(each.role), each.requests_per_minute)
+        keys.append(ApiKey(each.key.get_secret_value(), caller))
     return Access(keys, chosen.allow_anonymous)
 
 
 def require_access_rule(access: Access, host: str | None, is_unix_socket: bool = False) -> None:
-    """Raise AccessUndefined for a server that other machines reach, without keys.
+    """Raise ValueError for a server that other machines reach, without keys.
 
     Such a server would answer 403 to all of them; the operator learns it here, at the start.
     ``host`` None means all addresses, as in vLLM.
@@ -43,7 +39,7 @@ def require_access_rule(access: Access, host: str | None, is_unix_socket: bool =
         return
     listens_on = host or ALL_ADDRESSES
     if listens_on != "localhost" and not is_loopback(listens_on):
-        raise AccessUndefined(
+        raise ValueError(
             f"the proof endpoints would listen on {listens_on} and have no key: set POC_API_KEY"
             " (or --poc-api-key, POC_API_KEYS_FILE), or listen with --host 127.0.0.1, or allow"
             " every client with --poc-allow-anonymous"
@@ -65,15 +61,3 @@ def description(access: Access) -> str:
     if access.open_to_all:
         return "open to every client that reaches this server (--poc-allow-anonymous)"
     return "no key, so only clients on this machine may call"
-
-
-def _named(key: NodeKey) -> ApiKey:
-    caller = Caller(key.name, Role(key.role), key.requests_per_minute)
-    return ApiKey(key.key.get_secret_value(), caller)
-
-
-def _unnamed(keys: BearerKeys, role: Role) -> Sequence[ApiKey]:
-    return [
-        ApiKey(key.get_secret_value(), Caller(f"{role}-{number}", role))
-        for number, key in enumerate(keys, 1)
-    ]

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from proofserve.settings.process import environment, has_variable, plugin_list, python
+from proofserve.settings.process import environment, has_variable, plugin_list
 
 # How long a stopped server's helpers may take to end, seconds.
 HELPERS_S = 5.0
@@ -40,7 +41,7 @@ def server_command(
     if not has_variable("VLLM_USE_V2_MODEL_RUNNER"):
         # Proof forwards were verified on the first model runner only.
         env["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    argv = (python(), "-m", VLLM_SERVER, "--model", model, *vllm_options)
+    argv = (sys.executable, "-m", VLLM_SERVER, "--model", model, *vllm_options)
     return ServerCommand(argv, environment(env))
 
 

@@ -43,7 +43,7 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
     access, outward = access_of(settings), _outward(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
         sender = CallbackSender(outbox, _policy(settings), outward=outward)
-        manager = RoundManager(engine, outbox, _limits(settings))
+        manager = RoundManager(engine, outbox, Limits(jobs=_job_limits(settings)))
         deployment = _deployment(engine.engine_info, settings, outward)
         pruning = _prune_for_ever(outbox, settings.outbox_keep_days * DAY_S)
         async with _beside("callbacks", sender.run()), _beside("pruning", pruning):
@@ -104,18 +104,14 @@ async def _continue_round(
     if spec is None:
         return
     known = {"round_id": spec.round_id}
-    if not resume:
-        await outbox.close_round(spec.round_id)
-        _logger.warning(
-            "round %s was interrupted and is closed (no --resume)", spec.round_id, extra=known
-        )
-    elif reason := _mismatch(spec, deployment):
-        await outbox.close_round(spec.round_id)
-        text = "round %s cannot continue and is closed: %s"
-        _logger.error(text, spec.round_id, reason, extra=known)
-    else:
+    reason = _mismatch(spec, deployment) if resume else "the server was started without --resume"
+    if reason is None:
         await manager.start(spec)
         _logger.info("round %s continues", spec.round_id, extra=known)
+    else:
+        await outbox.close_round(spec.round_id)
+        text = "round %s cannot continue and is closed: %s"
+        _logger.warning(text, spec.round_id, reason, extra=known)
 
 
 def _mismatch(spec: RoundSpec, deployment: Deployment) -> str | None:
@@ -148,13 +144,12 @@ def _deployment(engine_info: EngineInfo, settings: NodeSettings, outward: Outwar
     )
 
 
-def _limits(settings: NodeSettings) -> Limits:
-    jobs = JobLimits(
+def _job_limits(settings: NodeSettings) -> JobLimits:
+    return JobLimits(
         max_queued_nonces=settings.max_queued_nonces,
         chunk_timeout_s=settings.generate_chunk_timeout_sec,
         result_ttl_s=settings.generate_result_ttl_sec,
     )
-    return Limits(jobs=jobs)
 
 
 def _policy(settings: NodeSettings) -> CallbackPolicy:

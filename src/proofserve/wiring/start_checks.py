@@ -14,10 +14,6 @@ from proofserve.wiring.access import access_of, allowlist_of, description, requi
 PORT = 8000
 
 
-class CannotStart(ValueError):
-    """The server would fail later, when its model is loaded. The text says what to change."""
-
-
 # Returns what was found; raises ValueError or OutboxUnavailable.
 Check = Callable[[], str]
 
@@ -51,7 +47,7 @@ def _model(model: str) -> str:
     path = Path(model)
     is_path = model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
     if is_path and not path.exists():
-        raise CannotStart(f"the model folder {model} does not exist")
+        raise ValueError(f"the model folder {model} does not exist")
     return f"{model} is {'on disk' if path.exists() else 'a name'}"
 
 
@@ -78,7 +74,7 @@ def _address(listening: Namespace) -> str:
             probe.bind((host, int(port)))
     except (OSError, OverflowError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no valid port"
-        raise CannotStart(
+        raise ValueError(
             f"cannot listen on {shown}: {reason}; choose another --host or --port"
         ) from error
     return f"{shown} is free"
@@ -96,7 +92,7 @@ def _outbox(chosen: NodeSettings) -> str:
         return "not used"
     hold_lock(path).close()
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        raise CannotStart(f"this user cannot read and write the outbox {path.absolute()}")
+        raise ValueError(f"this user cannot read and write the outbox {path.absolute()}")
     return f"{path.absolute()} {'can be used' if path.exists() else 'can be created'}"
 
 
@@ -104,11 +100,11 @@ def _version() -> str:
     try:
         from proofserve.engines.vllm import vetting  # noqa: PLC0415 - imports vLLM
     except ImportError as error:
-        raise CannotStart(f"vLLM cannot be imported: {error}") from error
+        raise ValueError(f"vLLM cannot be imported: {error}") from error
     try:
         return f"version {vetting.require_vetted_version()} was vetted"
     except vetting.UnsupportedEngine as error:
-        raise CannotStart(str(error)) from error
+        raise ValueError(str(error)) from error
 
 
 def _vllm_options(model: str, vllm_options: Sequence[str]) -> str:
@@ -117,5 +113,5 @@ def _vllm_options(model: str, vllm_options: Sequence[str]) -> str:
     try:
         compat_server.server_arguments(model, vllm_options)
     except (SystemExit, KeyError, TypeError) as error:
-        raise CannotStart(f"vLLM refuses its options: {error}") from error
+        raise ValueError(f"vLLM refuses its options: {error}") from error
     return f"{len(vllm_options)} words, which vLLM accepts"
