@@ -8,7 +8,7 @@ import torch
 import typer
 
 from proofserve.cli.model import SmallModel, checkpoint, checkpoint_named
-from proofserve.cli.options import ApiKey, Json, Name, Protocol, SeqLen, Url, order
+from proofserve.cli.options import ApiKey, Json, Name, Protocol, SeqLen, Size, Url, order
 from proofserve.cli.servers import ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.bench.chat import ChatPlan, bench_chat
@@ -36,7 +36,6 @@ DEFAULTS = {"tiny": (32, 0.95), "small": (8, 0.99)}
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
 Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
-Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
 BatchSize = Annotated[
     int | None,
     typer.Option(help="Nonces per engine call; 32 on tiny, 8 on small.", min=3, max=1024),

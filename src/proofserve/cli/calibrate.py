@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,18 @@ import typer
 
 from proofserve.cli.model import SmallModel, checkpoint, independent
 from proofserve.cli.noise import noise
-from proofserve.cli.options import SEVERAL, ApiKey, Json, Models, Name, Png, SeqLen, Url, chosen
+from proofserve.cli.options import (
+    SEVERAL,
+    ApiKey,
+    Json,
+    Models,
+    Name,
+    Png,
+    SeqLen,
+    Size,
+    Url,
+    chosen,
+)
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.calibrate.distances import METHODS, Sample, collect
@@ -33,16 +43,8 @@ NONCES = 2016
 SEQ_LEN = 8
 
 
-@dataclass(frozen=True, slots=True)
-class TargetResult:
-    """The distances of one method, and their figures."""
-
-    outcome: Outcome
-    report: Report
-
-
-# By model.
-Results = Mapping[str, Sequence[TargetResult]]
+# By model: the distances of each method, and their figures.
+Results = Mapping[str, Sequence[tuple[Outcome, Report]]]
 
 
 app.command("noise")(noise)
@@ -53,9 +55,7 @@ def r_target(
     ctx: typer.Context,
     *,
     models: Models = None,
-    size: Annotated[
-        str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")
-    ] = "small",
+    size: Size = "small",
     url: Url = None,
     api_key: ApiKey = None,
     model: Name = None,
@@ -111,7 +111,7 @@ def _small_models(models: Sequence[SmallModel], session: CommandSession) -> list
 
 def _measure(
     model: ServedModel, sample: Sample, rate: float, session: CommandSession
-) -> list[TargetResult]:
+) -> list[tuple[Outcome, Report]]:
     """Measure one model by each method, and show what was found."""
     results = []
     with model.start() as node:
@@ -121,10 +121,10 @@ def _measure(
             distances = collect(node, model.name, method, sample, session.line)
             seconds = time.monotonic() - began
             outcome = Outcome(model.name, method, sample, rate, calibrate(distances, rate), seconds)
-            results.append(TargetResult(outcome, report_of(outcome, where)))
-    for result in results:
-        session.console.print(result.report.table())
-    session.console.print(rates_table([result.outcome for result in results]))
+            results.append((outcome, report_of(outcome, where)))
+    for _, report in results:
+        session.console.print(report.table())
+    session.console.print(rates_table([outcome for outcome, _ in results]))
     return results
 
 
@@ -132,14 +132,14 @@ def _write(results: Results, json: Path | None, png: Path | None, session: Comma
     """Write the files that were asked for, each about every model."""
     if json is not None:
         models = {
-            model: {each.outcome.method: each.report.json() for each in found}
+            model: {outcome.method: report.json() for outcome, report in found}
             for model, found in results.items()
         }
         write_json(json, {"passed": _passed(results), "models": models})
         session.console.print(f"figures written to {json}")
     if png is not None:
         panels = {
-            model: {each.outcome.title: each.outcome.found for each in found}
+            model: {outcome.title: outcome.found for outcome, _ in found}
             for model, found in results.items()
         }
         write_histograms(panels, png)
@@ -147,4 +147,4 @@ def _write(results: Results, json: Path | None, png: Path | None, session: Comma
 
 
 def _passed(results: Results) -> bool:
-    return all(each.report.passed for found in results.values() for each in found)
+    return all(report.passed for found in results.values() for _, report in found)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from proofserve.cli.model import Checkpoint, checkpoint_named
-from proofserve.cli.options import ApiKey, Device, ForwardBatch, Json, Png, StrongerRng
+from proofserve.cli.options import ApiKey, Device, ForwardBatch, Json, Png, Size, StrongerRng
 from proofserve.cli.recompute import ComparedEngine, ComparisonTask, engine_named
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.calibrate.calibration_file import FORMAT, CalibrationFile, checkpoint_shape
@@ -57,9 +57,7 @@ def noise(
     out: Annotated[
         Path | None, typer.Option(help="Write the threshold, as `verify` and `audit` read it.")
     ] = None,
-    size: Annotated[
-        str, typer.Option(help="Of our models: tiny (a few MB) or small (about 100M parameters).")
-    ] = "small",
+    size: Size = "small",
     rate: Annotated[
         float, typer.Option(help="Share of honest nonces beyond the threshold.", min=1e-6, max=0.1)
     ] = 0.01,

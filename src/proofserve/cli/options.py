@@ -30,6 +30,7 @@ Models = Annotated[
     list[str] | None,
     typer.Option("--models", help="Small models to serve: qwen llama gemma, one or several."),
 ]
+Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 Png = Annotated[Path | None, typer.Option("--png", help="Draw histograms to this file.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]

@@ -68,7 +68,6 @@ class CheckpointDeployment:
         return self._answers(self._network)
 
     def rounded(self, precision: int | str) -> Recompute:
-        """The checkpoint with rounded matrices, multiplied in the prover's dtype."""
         change = to_fp8 if precision == FP8 else partial(to_bits, bits=int(precision))
         return self._answers(with_matrices(self._network, change))
 
@@ -80,7 +79,6 @@ class CheckpointDeployment:
         return self._answers(last_tokens_only(self._network, count))
 
     def other_checkpoint(self) -> Recompute:
-        """The other checkpoint, or the audited one with matrices drawn at random."""
         setup = self._setup
         if setup.other is not None:
             other = load(setup.other, setup.dtype, setup.device)
@@ -96,8 +94,7 @@ class CheckpointDeployment:
         return self._answers(self._network, replace(self._work, block_hash=OTHER_BLOCK))
 
     def _answers(self, network: Network, work: Workload | None = None) -> Recompute:
-        setup = self._setup
-        engine = ReferenceEngine(network, setup.forward_batch)
+        engine = ReferenceEngine(network, self._setup.forward_batch)
         work = work or self._work
 
         def answer(nonces: Sequence[int]) -> Vectors:

@@ -19,8 +19,6 @@ SIGN_FLIPS: Final = "sign_flips"
 LAYER_HOOKS: Final = "layer_hooks"
 # The two ways to randomise hidden states that the requirements compare; never both at once.
 METHODS: Final = (SIGN_FLIPS, LAYER_HOOKS)
-# The largest distance on the unit sphere, so that every nonce wins.
-WHOLE_SPHERE = 2.0
 # A node recomputes only distances that are claimed; the claimed value does not matter.
 CLAIMED = 1.0
 
@@ -68,7 +66,6 @@ class Sample:
                 public_key=_key(0),
                 seq_len=self.seq_len,
                 batch_size=self.batch_size,
-                r_target=WHOLE_SPHERE,
                 sign_flips=method == SIGN_FLIPS,
                 layer_hooks=method == LAYER_HOOKS,
             )

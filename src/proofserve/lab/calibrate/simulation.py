@@ -66,12 +66,7 @@ def simulated_trials(
 
 
 def simulate(
-    pairs: Pairs,
-    rule: VerificationRule,
-    runs: int,
-    nonces: int,
-    progress: Progress,
-    seed: int = 0,
+    pairs: Pairs, rule: VerificationRule, runs: int, nonces: int, progress: Progress, seed: int = 0
 ) -> VerificationTrial:
     """Verify ``pairs.one``, claimed, against ``pairs.other``, recomputed, by ``verify`` itself.
 
