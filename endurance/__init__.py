@@ -1,1 +1,1 @@
-"""Long trials of a whole deployment on one machine: servers killed at random, hours of load."""
+"""Long trials of a whole deployment on one machine: random kills of servers, hours of load."""

@@ -48,7 +48,7 @@ def soak(
 
 
 def _run(trial: Callable[[Path, CommandSession], Report], json: Path | None) -> None:
-    """Show what came of a trial. Ends with exit code 1 if a limit is broken."""
+    """Print the report of a trial. Exit with code 1 if a limit is broken."""
     with open_session() as session:
         with scratch_folder() as folder, session.interrupts.allowed():
             report = trial(folder, session)

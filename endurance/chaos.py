@@ -1,4 +1,4 @@
-"""Servers killed at random moments of a round, and an account of every proof afterwards."""
+"""Kills servers at random moments of a round, and then checks that no proof is lost."""
 
 import random
 import time
@@ -20,19 +20,19 @@ from proofserve.lab.report.report import Report
 VICTIMS = ("api", "engine", "receiver")
 CHAT_CLIENTS = 2
 KILLS_PER_ROUND = 5
-# A kill comes this long after the round has shown that it gets on, seconds.
+# Seconds from the first new result of the round to the kill.
 SOONEST_S, LATEST_S = 0.1, 3.0
 RECEIVER_AWAY_S = 2.0
 PROGRESS_S = 60.0
 DELIVERY_S = 120.0
-# Starts without a kill before them tell the usual time; a restart may take half as long again.
+# The usual time is that of starts without a kill before them; a restart may take 1.5 times it.
 CLEAN_STARTS = 3
 USUAL = 1.5
 NODE = {
     "POC_RESUME": "1",
-    # The witness compares all that it saw with the file, so nothing may be deleted.
+    # The witness compares every result that it saw with the file, so nothing may be deleted.
     "POC_OUTBOX_KEEP_DAYS": "0",
-    # Proofs and callbacks at every moment, so that a kill finds some of each.
+    # The node always has proofs and callbacks to do, so that each kill interrupts both.
     "POC_SHARE": "0.3",
     "POC_CALLBACK_INTERVAL_SEC": "1",
 }
@@ -40,7 +40,7 @@ NODE = {
 
 @dataclass(slots=True)
 class Tally:
-    """What happened. Times in seconds; a chat that met a kill is in neither count."""
+    """The counts of a trial; times in seconds. A chat that met a kill is in neither count."""
 
     kills: Counter[str] = field(default_factory=Counter)
     clean_starts: list[float] = field(default_factory=list)
@@ -53,9 +53,9 @@ def chaos(folder: Path, kills: int, seed: int, progress: Progress) -> Report:
     """Kill a process ``kills`` times, then compare what was shown, stored and received.
 
     Raises:
-        LabError, ServerFailed: a server did not do what a trial needs to go on.
+        LabError, ServerFailed: a server did not start, end or answer as the trial needs.
     """
-    draw = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    draw = random.Random(seed)  # noqa: S311 - repeatable, not secret
     with Receiver(folder) as receiver, Node(folder, **NODE) as node:
         trial = _Trial(node, receiver, draw, progress)
         with Witness(node.url) as witness:
@@ -67,7 +67,7 @@ def chaos(folder: Path, kills: int, seed: int, progress: Progress) -> Report:
 
 
 class _Trial:
-    """One run; ``tally`` says how it went."""
+    """One run; ``tally`` has its counts."""
 
     def __init__(
         self, node: Node, receiver: Receiver, draw: random.Random, progress: Progress
@@ -115,7 +115,7 @@ class _Trial:
         self.tally.kills[victim] += 1
         if victim == "receiver":
             self._receiver.kill(victim)
-            self._receiver.bury()
+            self._receiver.clear_up()
             time.sleep(self._draw.uniform(0.0, RECEIVER_AWAY_S))
             self._receiver.start()
             return
@@ -123,7 +123,7 @@ class _Trial:
         self._node.kill(victim)
         self._chats.abandon()
         self._count(killed)
-        self._node.bury()
+        self._node.clear_up()
         self.tally.restarts.append(self._node.start())
         self._chats = self._chat()
 
@@ -133,7 +133,7 @@ class _Trial:
         return loop
 
     def _count(self, killed: float) -> None:
-        """Count the chats of a node's life, which ended when it was ``killed``."""
+        """Count the chats from a node's start until the time ``killed``."""
         for reply in self._chats.replies:
             if reply.error is None:
                 self.tally.answered += 1

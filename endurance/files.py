@@ -1,4 +1,4 @@
-"""What the files of a deployment hold in the end, read without the code that wrote them."""
+"""Reads the files of a deployment after a trial, without the code that wrote them."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from proofserve.rounds.records import StoredResult
 
-# Nothing may refer to what is not there, be left undelivered or still be open.
+# No row may refer to a missing row, be undelivered or still be open.
 _STRAYS = """
     SELECT (SELECT count(*) FROM results WHERE round NOT IN (SELECT number FROM rounds))
          + (SELECT count(*) FROM deliveries
@@ -35,7 +35,7 @@ Proof = tuple[str, int, str | float]
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The files of node and receiver compared; a proof is (block, nonce, value).
+    """The comparison of the node's and the receiver's file; a proof is (block, nonce, value).
 
     ``produced`` proofs are still in the outbox, ``missing`` of these are not at the receiver.
     ``foreign`` proofs are at the receiver only: as many as were deleted from the outbox after their
@@ -59,7 +59,7 @@ class Account:
 
 
 def compare(outbox: Path, received: Path, url: str) -> Account:
-    """What an outbox has for ``url``, and what arrived there; both servers must have ended."""
+    """Compare an outbox's results for ``url`` with the receiver's; both servers must have ended."""
     with closing(_open(outbox)) as ours, closing(_open(received)) as theirs:
         rows = ours.execute(_PRODUCED, (url,)).fetchall()
         produced = [(block, nonce, float(v) if winner else v) for block, nonce, v, winner in rows]
@@ -81,7 +81,7 @@ def compare(outbox: Path, received: Path, url: str) -> Account:
 
 
 def results(outbox: Path) -> list[StoredResult]:
-    """Every result in the order of its number."""
+    """Every result in the order of its sequence number."""
     with closing(_open(outbox)) as file:
         found = file.execute(
             "SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL"

@@ -1,4 +1,4 @@
-"""What the processes of a deployment hold on to while they have nothing to do."""
+"""The memory, descriptors, threads and gauges of a deployment's processes while they are idle."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from endurance.servers import Killable
 
-# At rest each of these must be back at its first value.
+# When the deployment is idle, each gauge must be back at its first value.
 IDLE_GAUGES = (
     "proofserve_tasks",
     "proofserve_leased_blocks",
@@ -33,12 +33,12 @@ class Footprint:
     held: Mapping[str, float]
 
     def growth(self, before: "Footprint") -> float:
-        """The largest growth of a process's resident memory, as a share of what it was."""
+        """The largest growth of a process's resident memory, as a share of its first value."""
         grown = (now / before.resident[name] - 1 for name, now in self.resident.items())
         return max(grown)
 
     def leaks(self, before: "Footprint") -> dict[str, float]:
-        """What is held beyond what was: descriptors and threads of a process, and gauges."""
+        """Each descriptor count, thread count and gauge that is above its first value."""
         pairs = {
             **{f"{k} descriptors": (v, before.descriptors[k]) for k, v in self.descriptors.items()},
             **{f"{k} threads": (v, before.threads[k]) for k, v in self.threads.items()},
@@ -48,14 +48,14 @@ class Footprint:
 
 
 def footprint(servers: Iterable[Killable], pages: Iterable[str]) -> Footprint:
-    """Of all processes of ``servers``, and of their ``pages`` of metrics (URLs)."""
+    """The footprint of all processes of ``servers`` and of their metrics ``pages`` (URLs)."""
     family = {name: p for server in servers for name, p in server.processes().items()}
     gauges = {name: value for page in pages for name, value in _read(page).items()}
     return Footprint(
         resident={name: _resident(process) for name, process in family.items()},
         descriptors={name: process.num_fds() for name, process in family.items()},
         threads={name: process.num_threads() for name, process in family.items()},
-        # A block that is not free is held: fewer free blocks are a leak.
+        # A block that is not free is leased, so fewer free blocks are a leak.
         held={
             **{name: gauges[name] for name in IDLE_GAUGES},
             "KV blocks": -gauges[FREE_BLOCKS],
@@ -64,7 +64,7 @@ def footprint(servers: Iterable[Killable], pages: Iterable[str]) -> Footprint:
 
 
 def counted(page: str, name: str) -> float:
-    """The sum of a metric's series."""
+    """The sum of all series of a metric."""
     return _read(page)[name]
 
 

@@ -1,4 +1,4 @@
-"""What the servers of a trial have to do: chat, and rounds of both protocols in turn."""
+"""The load of a trial: chat, and rounds of both protocols in turn."""
 
 from collections.abc import Callable
 
@@ -12,12 +12,12 @@ BATCH = 16
 
 
 def endless_chat(model: str) -> Callable[[int], Call]:
-    """Short chats, all different."""
+    """Yield short chat requests that all differ."""
     return lambda number: chat(model, prompt(number), ANSWER_TOKENS)
 
 
 def order(number: int, model: str, callback_url: str) -> AnyWork:
-    """Round ``number``; every nonce of it is a result."""
+    """The order of round ``number``; every nonce of it gives a result."""
     block = f"block-{number}"
     kind = DistanceWork if number % 2 else Work
     return kind(model, block, seq_len=SEQ_LEN, batch_size=BATCH, callback_url=callback_url)

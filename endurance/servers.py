@@ -1,4 +1,4 @@
-"""The servers of a trial, each a process that may be killed and started again where it was."""
+"""The servers of a trial: each can be killed and started again with the same port and files."""
 
 import signal
 import subprocess
@@ -24,12 +24,12 @@ from proofserve.wiring.launch import (
 
 MODEL = SmallModel("qwen3", "tiny")
 FORWARD_BATCH = 8
-# A supervisor sees the end of a server when its first process has ended. Seconds.
+# Seconds. A supervisor sees the end of a server when its first process has ended.
 END_S = 60.0
 
 
 class Killable(ABC):
-    """A server on one port, with one set of files, in as many lives as it takes."""
+    """A server on one port with one set of files, which can be killed and started repeatedly."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._log = folder / f"{name}.log"
@@ -40,33 +40,33 @@ class Killable(ABC):
 
     @property
     def url(self) -> str:
-        """Where it listens, in every life."""
+        """The URL, which stays the same after a restart."""
         return f"http://127.0.0.1:{self._port}"
 
     @abstractmethod
     def command(self) -> ServerCommand:
-        """How it is started."""
+        """The command line that starts the server."""
 
     def start(self) -> float:
-        """Begin a life; the seconds until it serves. Raises ServerFailed."""
+        """Start the server; return the seconds until it serves. Raises ServerFailed."""
         began = time.monotonic()
         running = running_server(self.command(), self._port, self._log)
         self._server = self._life.enter_context(running)
         return time.monotonic() - began
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Its processes of now, by what they are."""
+        """The running processes of the server, by role."""
         return {self._log.stem: psutil.Process(self._running().process.pid)}
 
     def kill(self, which: str) -> None:
-        """Kill one of its processes, and do not wait for what comes of it."""
+        """Kill one process of the server, without waiting for the end of the others."""
         self.processes()[which].send_signal(signal.SIGKILL)
 
-    def bury(self) -> None:
-        """Wait until a server has ended of what was killed, and clear up after it.
+    def clear_up(self) -> None:
+        """Wait until the server has ended after a kill, and end its remaining processes.
 
         Raises:
-            ServerFailed: it lived on for a minute.
+            ServerFailed: the server still ran after a minute.
         """
         try:
             self._running().process.wait(END_S)
@@ -77,7 +77,7 @@ class Killable(ABC):
             self.stop()
 
     def stop(self) -> None:
-        """End a life in order."""
+        """Stop the server in order."""
         self._life.close()
         if self._server is not None:
             self.logs.append(self._log.read_text(errors="replace"))
@@ -103,7 +103,7 @@ class Receiver(Killable):
         self.database = folder / "received.sqlite"
 
     def command(self) -> ServerCommand:
-        """Without the live summary."""
+        """The command line of a receiver without the live summary."""
         argv = (sys.executable, "-m", "proofserve", "receive", "--quiet")
         return ServerCommand((*argv, "--database", str(self.database)), environment({}))
 
@@ -120,13 +120,13 @@ class Node(Killable):
         self._command = ServerCommand(served.argv, {**served.env, **poc})
 
     def command(self) -> ServerCommand:
-        """As every small server, with the variables of this trial."""
+        """The command line of a small server, with the variables of this trial."""
         return self._command
 
     def processes(self) -> dict[str, psutil.Process]:
-        """The API server, the engine core that it started, and the worker that this started.
+        """The API server, the engine core that it started, and the worker that the core started.
 
-        A worker is a process of its own on vLLM's CPU build, and part of the core on one GPU.
+        A worker is a separate process in vLLM's CPU build, and part of the core on one GPU.
         """
         family = super().processes()
         titles = {" ".join(p.cmdline()).strip(): p for p in family["api"].children(recursive=True)}
@@ -146,7 +146,7 @@ class Gateway(Killable):
         self._backend_url = backend_url
 
     def command(self) -> ServerCommand:
-        """With nothing set but the backend."""
+        """The command line of a gateway with default settings."""
         argv = (sys.executable, "-m", "proofserve", "gateway")
         env = environment({"VLLM_BACKEND_URL": self._backend_url})
         return ServerCommand(argv, env)

@@ -1,4 +1,4 @@
-"""Chat without a pause and rounds that come and go, for as long as one likes to wait."""
+"""Runs chat without a pause and short rounds for a given time, and looks for leaks."""
 
 import random
 import time
@@ -19,13 +19,13 @@ from proofserve.lab.report.report import Report
 
 CHAT_CLIENTS = 4
 WARM_S = 60.0
-# A round lasts this long, and what follows it comes after as long a pause at the most. Seconds.
+# Seconds. The length of a round, and the longest pause after it.
 SHORTEST_S, LONGEST_S, PAUSE_S = 2.0, 5.0, 1.0
 DELIVERY_S = 60.0
-# By then idle connections have been closed by either end and leases are back in the pool.
+# Seconds after which idle connections are closed and leases are back in the pool.
 REST_S = 15.0
 GROWTH = 0.05
-# Delivered results are deleted after this, so that the trial sees the outbox shrink. Seconds.
+# Seconds after which delivered results are deleted, so that the outbox shrinks in the trial.
 KEEP_S = 30.0
 NODE = {
     "POC_SHARE": "0.2",
@@ -37,19 +37,19 @@ NODE = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What became of a span of load."""
+    """The outcome of a span of load."""
 
     rounds: int
     replies: Sequence[Reply]
 
 
 def soak(folder: Path, minutes: float, seed: int, progress: Progress) -> Report:
-    """Warm up for a minute, rest, look; the same load until the end, rest, look again.
+    """Load for a minute, rest, measure; the same load until the end, rest, measure again.
 
     Raises:
-        LabError, ServerFailed: a server did not do what the trial needs to go on.
+        LabError, ServerFailed: a server did not start, end or answer as the trial needs.
     """
-    draw = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    draw = random.Random(seed)  # noqa: S311 - repeatable, not secret
     receiver, node = Receiver(folder), Node(folder, **NODE)
     with receiver, node, Gateway(folder, node.url) as gateway:
         progress.step("starting receiver, vLLM and gateway, about half a minute")
@@ -68,7 +68,7 @@ def soak(folder: Path, minutes: float, seed: int, progress: Progress) -> Report:
 
 
 class _Deployment:
-    """A receiver, a node and the gateway in front of it, all running."""
+    """A running receiver, a node and the gateway in front of the node."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _Deployment:
         self._progress = progress
 
     def load(self, what: str, seconds: float, first: int) -> Span:
-        """Chat through the gateway, and rounds from number ``first`` on."""
+        """Run chat through the gateway, and rounds from number ``first`` on."""
         self._progress.step(f"{what}, {seconds:.0f} s")
         calls, until, number = endless_chat(self._node.model), time.monotonic() + seconds, first
         with (
@@ -100,7 +100,7 @@ class _Deployment:
         return Span(number - first, loop.replies)
 
     def at_rest(self) -> Footprint:
-        """What is held after some time without requests."""
+        """The footprint after some time without requests."""
         self._progress.step("letting everything come to rest")
         with NodeClient(self._node.url) as client:
             wait_until(
@@ -122,7 +122,7 @@ def _report(
     replies = [reply for span in spans for reply in span.replies]
     errors = [reply.error for reply in replies if reply.error is not None]
     proofs = account.produced + account.pruned
-    # A deleted proof must be at the receiver, which then is the only one that has it.
+    # A deleted proof must be at the receiver, which then has the only copy.
     missing = account.missing + max(0, account.pruned - account.foreign)
     all_rounds = account.rounds + account.pruned_rounds
     rounds, leaks, none = sum(span.rounds for span in spans), after.leaks(before), Limit(0, True)

@@ -1,4 +1,4 @@
-"""Polls a node's results all the time and remembers every result that the node ever showed."""
+"""Polls a node's results without a pause and keeps every result that the node ever showed."""
 
 import threading
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the witness saw, against what is there in the end.
+    """The results that the witness saw, compared with the final results.
 
-    ``lost`` were shown once and are gone or different; ``overstated`` rounds once counted more
-    than they have. (A round that judges counts that, too: do not let one in.)
+    ``lost`` results were shown once and are now missing or different. ``overstated`` rounds once
+    counted more results than they have. (A round that judges counts verdicts too: leave it out.)
     """
 
     seen: int
@@ -26,7 +26,7 @@ class Comparison:
 
 
 class Witness:
-    """Polls a node from a thread of its own; a node that is down is asked again."""
+    """Polls a node from its own thread; if the node is down, it tries again."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -44,7 +44,7 @@ class Witness:
         self._thread.join()
 
     def compare(self, final: list[StoredResult]) -> Comparison:
-        """Once the context has ended: ``final`` are all results that there are."""
+        """Compare with ``final``, all results at the end. Call it after the context has ended."""
         by_seq = {row.seq: row for row in final}
         lost = sum(by_seq.get(seq) != row for seq, row in self._seen.items())
         rows: dict[str, int] = {}
@@ -54,11 +54,11 @@ class Witness:
         return Comparison(len(self._seen), lost, overstated)
 
     def saw(self, round_id: str | None, counted: int, rows: list[StoredResult]) -> None:
-        """Remember a look: what the round counted, and results that were shown."""
+        """Keep one reading: the count of the round, and the results that the node showed."""
         if round_id is not None:
             self._counted[round_id] = max(self._counted.get(round_id, 0), counted)
         for row in rows:
-            # By its number: were one of them used twice, ``compare`` would see it.
+            # Kept by sequence number: if a number were used twice, ``compare`` would see it.
             self._seen.setdefault(row.seq, row)
 
     def _look(self) -> None:

@@ -1,1 +1,1 @@
-"""Measures proofserve's gateway beside its peers. See README.md in this folder."""
+"""Compares proofserve's gateway with other gateways. See README.md in this folder."""

@@ -49,10 +49,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--rounds", type=int, default=3, help="how often everybody runs (default 3)")
+    add("--rounds", type=int, default=3, help="how often each contestant runs (default 3)")
     add("--seconds", type=float, default=8.0, help="length of one measurement (default 8)")
     add("--only", type=_words, default=(), help="scenarios whose names begin with these words")
-    add("--contestants", type=_words, default=(), help="who takes part (default: everybody)")
+    add("--contestants", type=_words, default=(), help="the contestants to run (default: all)")
     add("--long", action="store_true", help="add the five minutes of streaming")
     add("--json", type=Path, metavar="FILE", help="write every figure there, too")
     add("--cores", type=_words, default=(), help="two cores: of the load, of the gateway")
@@ -88,13 +88,13 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _console() -> Console:
-    """A terminal as wide as it is; a log file as wide as the tables."""
+    """A console with the width of the terminal, or of the tables if the output is a file."""
     console = Console()
     return console if console.is_terminal else Console(width=LOG_WIDTH)
 
 
 def main() -> int:
-    """Run what the command line asks for. Gives the exit code."""
+    """Run the command line. Return the exit code."""
     options = _parser().parse_args()
     console = _console()
     try:

@@ -1,8 +1,8 @@
-"""The limits that the gateway must keep, and whether this run shows that it does.
+"""The limits of the gateway, and whether a run keeps them.
 
-Where the machine is slower than the one the limits in milliseconds were set on, the ratio to
-vllm-router in the same run counts instead. It is slower where vllm-router itself is: its figure
-exceeds the one it had there. The direct line would tell less, as it is measured by other tools.
+The limits in milliseconds were set on one machine. On a slower machine the ratio to vllm-router in
+the same run counts instead. A machine counts as slower if vllm-router's figure is above its figure
+on the first machine. The figure of `direct` says less, because other tools measure it.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ NOT_WORSE = Limit(1.0, at_most=True)
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A line of the acceptance, and how it went. An aim is reached or missed, and never fails."""
+    """A line of the acceptance with its verdict. An aim is reached or missed, and never fails."""
 
     text: str
     limit: str
@@ -30,7 +30,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Our figure over a peer's."""
+    """A limit on our figure divided by a peer's."""
 
     text: str
     scenario: str
@@ -48,7 +48,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A figure of ours. ``router`` is what vllm-router had where the limit was set."""
+    """A limit on our figure. ``router`` is vllm-router's figure where the limit was set."""
 
     text: str
     scenario: str
@@ -97,7 +97,7 @@ CRITERIA: tuple[Ratio | Value, ...] = (
 
 
 def judge(results: Results) -> Iterator[Judged]:
-    """Every line of the acceptance."""
+    """Judge every line of the acceptance."""
     for criterion in CRITERIA:
         yield criterion.judge(results)
     errors = results.all_errors(PROOFSERVE)

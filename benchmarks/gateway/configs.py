@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-# No limit may refuse a request: what is measured is the cost of keeping count.
+# No limit may refuse a request: the benchmark measures the cost of counting.
 NEVER_REACHED = 1_000_000_000
 UPSTREAM_IDLE = 1100
 
@@ -25,7 +25,7 @@ def nginx(backend: str, port: int) -> str:
     """A reverse proxy that keeps its upstream connections and buffers no answer.
 
     Files go to the working folder. ``user root`` lets the worker write there when root runs it,
-    and means nothing to anybody else.
+    and has no effect for other users.
     """
     return f"""\
 daemon off;
@@ -95,5 +95,5 @@ def litellm(backend: str) -> str:
             "api_key": "none",
         },
     }
-    anybody = {"dangerously_permit_weak_or_unset_master_key": True}
-    return json.dumps({"model_list": [model], "general_settings": anybody})
+    settings = {"dangerously_permit_weak_or_unset_master_key": True}
+    return json.dumps({"model_list": [model], "general_settings": settings})

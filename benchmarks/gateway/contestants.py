@@ -1,4 +1,4 @@
-"""Who takes part: where each gateway comes from, and the command that runs it with one worker."""
+"""The contestants: the source of each gateway, and the command that runs it with one worker."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ NGINX = "nginx"
 NAIVE = "naive"
 
 KEYS = tuple(f"bench-key-{number}" for number in range(4))
-# What one who reads the requirement would install, at our versions. Our own environment has more,
-# and among it what httpx looks for in vain in this one, at every request.
+# The packages that the requirement names, at our versions. Our own environment has more packages,
+# and some of them change what httpx does for every request.
 NAIVE_NEEDS = "fastapi==0.136.3 uvicorn[standard]==0.54.0 httpx==0.28.1"
 NO_LIMIT = "100000"
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a gateway runs: its program, its backend (host:port), its ports and its folder."""
+    """The program of a gateway, its backend (host:port), its ports and its folder."""
 
     program: Path
     backend: str
@@ -32,7 +32,7 @@ class Site:
     folder: Path
 
     def write(self, name: str, text: str) -> str:
-        """Put a file into the folder. Gives its path."""
+        """Write a file into the folder. Return its path."""
         file = self.folder / name
         file.write_text(text)
         return str(file)
@@ -40,17 +40,17 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A gateway. Without a source there is none: clients talk to the backend."""
+    """A gateway. Without a source there is no gateway: clients connect to the backend."""
 
     name: str
     source: Source | None = None
     command: Callable[[Site], list[str]] = lambda _: []
-    # Streams that it can have open; None: as many as are asked for.
+    # The most streams that it can hold open; None: no limit.
     most_streams: int | None = None
 
 
 def _proofserve(site: Site) -> list[str]:
-    """With everything on: keys with limits, admission, metrics and counting of usage."""
+    """Runs with all features: keys with limits, admission, metrics and counting of usage."""
     return [
         *(str(site.program), "gateway"),
         *("--backend-url", f"http://{site.backend}"),
@@ -93,7 +93,7 @@ def _rust_router(*words: str) -> Callable[[Site], list[str]]:
 
 def _litellm(site: Site) -> list[str]:
     return [
-        # Its list of prices is not needed, and would be fetched from elsewhere.
+        # The benchmark does not need the list of prices, which would be fetched from the internet.
         *("env", "LITELLM_LOCAL_MODEL_COST_MAP=True", "LITELLM_LOG=ERROR"),
         str(site.program),
         *("--config", site.write("litellm.yaml", configs.litellm(site.backend))),
@@ -119,16 +119,16 @@ CONTESTANTS = (
     ),
     Contestant("smg", Index("smg==1.13.0", "smg"), _rust_router("launch")),
     Contestant("litellm", Index("litellm[proxy]==1.104.5", "litellm"), _litellm),
-    # Its semaphore and the pool of its client have a hundred places.
+    # Its semaphore and its client's pool have a hundred places.
     Contestant(NAIVE, Index(NAIVE_NEEDS, "python", folder=NAIVE), _naive, most_streams=100),
 )
 
 
 def chosen(names: Sequence[str]) -> tuple[Contestant, ...]:
-    """The named contestants; without names all.
+    """The named contestants, or all if there are no names.
 
     Raises:
-        Unusable: nobody has that name.
+        Unusable: no contestant has that name.
     """
     known = {contestant.name: contestant for contestant in CONTESTANTS}
     for name in names:

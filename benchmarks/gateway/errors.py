@@ -1,9 +1,9 @@
-"""The two ways in which a run cannot go as asked."""
+"""The two errors of a run."""
 
 
 class Unusable(RuntimeError):
-    """Nothing can be measured here: the text says what is missing or wrong."""
+    """Nothing can be measured on this machine: the text says what is missing or wrong."""
 
 
 class Skipped(RuntimeError):
-    """One contestant cannot take part: the text says why. The others still can."""
+    """One contestant cannot run: the text says why. The others still run."""

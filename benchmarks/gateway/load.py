@@ -1,4 +1,4 @@
-"""Drives the load generator, and waits until there is something to drive it against."""
+"""Runs the load generator, and waits until a gateway relays requests."""
 
 import json
 import subprocess
@@ -14,28 +14,28 @@ from benchmarks.gateway.errors import Skipped, Unusable
 from benchmarks.gateway.processes import Service, Usage, pinned
 from benchmarks.gateway.scenarios import Scenario
 
-# Seconds. LiteLLM imports for a while, and everybody shares the machine.
+# Seconds. LiteLLM takes long to import, and all contestants share the machine.
 START_LIMIT_S = 90.0
 POLL_S = 0.1
-# What warming up and finishing may take beyond the measured time.
+# Seconds for the warm-up and the end, beside the measured time.
 EXTRA_S = 150.0
-# Held streams have had a few events before memory is read.
+# Seconds before memory is read, so that each held stream has had a few events.
 SETTLE_S = 3.0
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Are you there?"}]}
 
-# The load generator's line.
+# A line that the load generator prints.
 Outcome = dict[str, Any]
 
 
 class Load:
-    """The load generator on its core. Its requests carry the clients' keys in turn."""
+    """The load generator on its core. Its requests use the clients' keys in turn."""
 
     def __init__(self, program: Path, core: int) -> None:
         self._program = program
         self._core = core
 
     def run(self, scenario: Scenario, port: int, seconds: float) -> Outcome:
-        """Put a gateway under the scenario's load for ``seconds``."""
+        """Send the scenario's load to a gateway for ``seconds``."""
         done = subprocess.run(
             self._argv(scenario, port, seconds),
             capture_output=True,
@@ -48,7 +48,7 @@ class Load:
     def hold(
         self, scenario: Scenario, port: int, usage: Callable[[], Usage | None]
     ) -> tuple[Outcome, Usage | None]:
-        """Open the scenario's streams, and read what the gateway uses while all are open."""
+        """Open the scenario's streams, and read the gateway's usage while all are open."""
         argv = self._argv(scenario, port, 0.0)
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             try:

@@ -1,8 +1,8 @@
-"""The requirement read naively: FastAPI in front, httpx behind, a semaphore between them.
+"""A naive gateway: FastAPI for clients, httpx for the backend, a semaphore between them.
 
     python naive.py BACKEND_URL PORT
 
-This is the yardstick that the gateway is compared with, so nothing here is tuned.
+The benchmark compares our gateway with this one, so nothing here is tuned.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ REQUEST_S = 120.0
 
 
 def create_app(backend: str) -> FastAPI:
-    """The gateway before ``backend``."""
+    """The gateway in front of ``backend``."""
     permits = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
     client = httpx.AsyncClient(base_url=backend, timeout=REQUEST_S)
 

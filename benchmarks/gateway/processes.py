@@ -1,4 +1,4 @@
-"""Processes that are pinned to a core, watched through /proc, and gone when their context ends."""
+"""Processes pinned to a core and measured through /proc; they end with their context."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 # Seconds that a process may take to end when it is asked to.
 PATIENCE_S = 5.0
-# What command lines draw around their complaints.
+# The characters that command lines draw around error messages.
 FRAME = " ╭╮╰╯│─"
 # Fields of /proc/PID/stat, counted after the command's name.
 SESSION, USER_TICKS, SYSTEM_TICKS, RESIDENT_PAGES = 3, 11, 12, 21
@@ -26,14 +26,14 @@ def pinned(argv: Sequence[str], core: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and all it started use: CPU seconds so far, and resident megabytes now."""
+    """CPU seconds so far and resident megabytes now, of a process and all its descendants."""
 
     cpu_s: float
     rss_mb: float
 
 
 class Service:
-    """A running server. It leads a session of its own, so that whatever it starts is found."""
+    """A running server. It leads its own session, so that every process that it starts is found."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
@@ -41,11 +41,11 @@ class Service:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the server still runs."""
         return self._process.poll() is None
 
     def usage(self) -> Usage:
-        """What the whole session uses."""
+        """The usage of the whole session."""
         ticks = pages = 0
         for fields in _sessions(self._process.pid):
             ticks += int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
@@ -53,13 +53,13 @@ class Service:
         return Usage(ticks / TICKS, pages * PAGE_MB)
 
     def last_words(self) -> str:
-        """The last line of its log that says anything."""
+        """The last line of its log that is not empty."""
         text = self._log.read_text(errors="replace")
         lines = [plain for line in text.splitlines() if (plain := line.strip(FRAME))]
         return lines[-1][:200] if lines else "it said nothing"
 
     def stop(self) -> None:
-        """End it and everything it started."""
+        """End the server and every process that it started."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + PATIENCE_S
         while self._is_there() and time.monotonic() < deadline:
@@ -78,7 +78,7 @@ class Service:
 
 @contextmanager
 def running(argv: Sequence[str], core: int, folder: Path) -> Iterator[Service]:
-    """A server on ``core`` that works and logs in ``folder`` for as long as the context lasts."""
+    """A server on ``core`` until the context ends; its working folder and log are ``folder``."""
     log = folder / "server.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(

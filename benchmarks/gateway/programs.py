@@ -18,14 +18,14 @@ OPTIONS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Where the two programs are."""
+    """The paths of the two programs."""
 
     mock: Path
     load: Path
 
 
 def build(folder: Path) -> Programs:
-    """Compile what is older than its sources into ``folder``.
+    """Compile each program that is older than its sources into ``folder``.
 
     Raises:
         Unusable: there is no C compiler, or it refused the sources.

@@ -1,4 +1,4 @@
-"""What the load generator and /proc say about one contestant in one scenario of one round."""
+"""The figures of one contestant in one scenario of one round, and their medians."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 
 from benchmarks.gateway.processes import Usage
 
-# How the load generator's objects are named in figures.
+# The names of the load generator's objects in figures.
 DURATIONS = {"latency_ms": "latency", "first_event_ms": "first", "delay_ms": "delay"}
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One run. Durations are milliseconds, ``cpu_us`` is per request or, of streams, per chunk."""
+    """One run. Durations are milliseconds; ``cpu_us`` is per request, for streams per chunk."""
 
     round: int
     contestant: str
@@ -26,7 +26,7 @@ class Reading:
 def figures(
     result: Mapping[str, Any], before: Usage | None, after: Usage | None
 ) -> dict[str, float]:
-    """The numbers of a run: the load generator's ``result``, and what a gateway used for it."""
+    """The figures of a run: the load generator's ``result``, and the gateway's usage."""
     streamed = result["mode"] != "plain"
     found: dict[str, float] = {
         "per_second": result["chunks_per_second" if streamed else "answers_per_second"],
@@ -44,37 +44,37 @@ def figures(
 
 
 class Results:
-    """All readings, and what they come to."""
+    """All readings, with their medians, ratios and errors."""
 
     def __init__(self) -> None:
         self.readings: list[Reading] = []
         self.skipped: dict[str, str] = {}
 
     def contestants(self, scenario: str) -> list[str]:
-        """Who was read in a scenario, in the order of the first reading."""
+        """The contestants of a scenario, in the order of their first reading."""
         return list(dict.fromkeys(r.contestant for r in self._of(scenario)))
 
     def scenarios(self) -> list[str]:
-        """What was read, in order."""
+        """The scenarios in the order of their first reading."""
         return list(dict.fromkeys(reading.scenario for reading in self.readings))
 
     def median(self, scenario: str, contestant: str, figure: str) -> float | None:
-        """The median over the rounds; None of nothing."""
+        """The median over the rounds; None without readings."""
         return _median(self._by_round(scenario, contestant, figure).values())
 
     def ratio(self, scenario: str, figure: str, ours: str, peer: str) -> float | None:
-        """The median of ours over the peer's in the same round, so that drift moves neither."""
+        """The median of (ours / the peer's) per round, so that the machine's drift cancels."""
         mine = self._by_round(scenario, ours, figure)
         theirs = self._by_round(scenario, peer, figure)
         common = mine.keys() & theirs.keys()
         return _median(mine[number] / theirs[number] for number in common if theirs[number])
 
     def errors(self, scenario: str, contestant: str) -> int:
-        """Requests that were not answered as they should, over all rounds."""
+        """The number of wrong or missing answers over all rounds."""
         return sum(r.errors for r in self._of(scenario) if r.contestant == contestant)
 
     def all_errors(self, contestant: str) -> int | None:
-        """The same over all scenarios; None if the contestant was not read."""
+        """The errors over all scenarios; None if the contestant has no reading."""
         mine = [r.errors for r in self.readings if r.contestant == contestant]
         return sum(mine) if mine else None
 

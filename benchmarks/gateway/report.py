@@ -14,7 +14,7 @@ from benchmarks.gateway.scenarios import Mode, Scenario
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import readable
 
-# Figure and heading. Durations are milliseconds, CPU is microseconds per request or chunk.
+# (figure, heading). Durations are milliseconds, CPU is microseconds per request or chunk.
 COLUMNS: dict[Mode, Sequence[tuple[str, str]]] = {
     "plain": (
         ("per_second", "requests/s"),
@@ -47,7 +47,7 @@ COLOURS = {"PASS": "green", "FAIL": "red", "reached": "green", "missed": "yellow
 
 
 def tables(results: Results, plan: Plan, judged: Sequence[Judged]) -> Iterator[Table]:
-    """All there is to show."""
+    """All tables of the report."""
     read = [s for s in plan.scenarios if results.contestants(s.name)]
     for scenario in read:
         yield _scenario(results, scenario)
@@ -59,7 +59,7 @@ def tables(results: Results, plan: Plan, judged: Sequence[Judged]) -> Iterator[T
 
 
 def document(results: Results, plan: Plan, judged: Sequence[Judged]) -> dict[str, Any]:
-    """Everything that was read, and what it comes to."""
+    """All readings and the figures computed from them, as JSON values."""
     return {
         "passed": all(line.verdict != "FAIL" for line in judged),
         "acceptance": [asdict(line) for line in judged],

@@ -1,4 +1,4 @@
-"""Runs the rounds: every contestant in turn, on every scenario, each time started anew."""
+"""Runs the rounds: every contestant in turn, restarted for every scenario."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ SELF_CHECK_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, how long (seconds), and where: backend and clients share ``load_core``."""
+    """The contestants, scenarios, seconds and cores; backend and clients share ``load_core``."""
 
     contestants: Sequence[Contestant]
     scenarios: Sequence[Scenario]
@@ -41,7 +41,7 @@ class Entrant:
 
 
 class Bench:
-    """Carries out a plan."""
+    """Runs a plan."""
 
     def __init__(self, plan: Plan, programs: Programs, line: ProgressLine) -> None:
         self._plan = plan
@@ -51,7 +51,7 @@ class Bench:
         self._results = Results()
 
     def run(self) -> Results:
-        """Everything that was planned.
+        """Run the whole plan.
 
         Raises:
             Unusable: the mock backend or the load generator does not work by itself.
@@ -59,7 +59,7 @@ class Bench:
         self._check_ourselves()
         entrants = self._entrants()
         for number in range(self._plan.rounds):
-            # The other way round every second time: nobody always follows the same peer.
+            # Every second round reverses the order: no contestant always follows the same one.
             for entrant in entrants if number % 2 == 0 else reversed(entrants):
                 if entrant.contestant.name not in self._results.skipped:
                     self._take_turn(entrant, number)
@@ -150,7 +150,7 @@ class Bench:
 
 
 def starts_missing(results: Results, plan: Plan) -> bool:
-    """Whether proofserve was asked for and did not take part."""
+    """Whether the plan has proofserve and proofserve did not run."""
     asked = any(contestant.name == PROOFSERVE for contestant in plan.contestants)
     return asked and PROOFSERVE in results.skipped
 

@@ -1,4 +1,4 @@
-"""What every contestant is put through."""
+"""The loads that every contestant gets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Scenario:
     chunks: int = 64
     gap_us: int = 0
     seconds: float | None = None
-    # Empty: everybody.
+    # Empty: all contestants.
     contestants: tuple[str, ...] = ()
     once: bool = False
 
@@ -39,7 +39,7 @@ class Scenario:
         ]
 
     def includes(self, contestant: str) -> bool:
-        """Whether the contestant takes part."""
+        """Whether the contestant runs this scenario."""
         return not self.contestants or contestant in self.contestants
 
 
@@ -75,10 +75,10 @@ LONG = Scenario(
 
 
 def chosen(prefixes: Sequence[str], long: bool) -> tuple[Scenario, ...]:
-    """The scenarios that ``prefixes`` name, or whose names begin with one; without prefixes all.
+    """The scenarios whose names equal or begin with one of ``prefixes``; without prefixes all.
 
     Raises:
-        Unusable: a prefix fits none.
+        Unusable: a prefix fits no scenario.
     """
     every = (*SCENARIOS, LONG) if long else SCENARIOS
     for prefix in prefixes:
@@ -89,7 +89,7 @@ def chosen(prefixes: Sequence[str], long: bool) -> tuple[Scenario, ...]:
 
 
 def _fits(scenario: Scenario, prefix: str, every: Sequence[Scenario]) -> bool:
-    """Whether the prefix means the scenario: plain-1 is one of them, and not plain-100."""
+    """Whether the prefix fits the scenario: plain-1 fits only itself, not plain-100."""
     if any(other.name == prefix for other in every):
         return scenario.name == prefix
     return scenario.name.startswith(prefix)

@@ -1,4 +1,4 @@
-"""Where contestants come from: this checkout, the system, or the package index."""
+"""The sources of contestants: this checkout, the system, or the package index."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ from benchmarks.gateway.errors import Skipped
 
 # Seconds: LiteLLM brings more than a hundred packages.
 INSTALL_LIMIT_S = 900.0
-# Where distributions put servers, which is not on everybody's PATH.
+# Distributions install servers here, and many users do not have these folders on their PATH.
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 
 
@@ -19,7 +19,7 @@ class Source(Protocol):
     """Finds a program, or makes it available."""
 
     def program(self, cache: Path) -> Path:
-        """Where the program is. What is installed for it goes below ``cache``. Raises Skipped."""
+        """The path of the program, which may be installed below ``cache``. Raises Skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Packages of the index, installed once into an environment of their own.
+    """Packages of the index, installed once into their own environment.
 
     ``requirements`` are what pip takes, separated by blanks.
     """
@@ -62,9 +62,9 @@ class Index:
     folder: str | None = None
 
     def program(self, cache: Path) -> Path:
-        """The program in its environment, which is made if need be."""
+        """The program in its environment, which is created if it does not exist."""
         home = cache / (self.folder or self.name)
-        # The stamp names the requirements, so that another version is installed anew.
+        # The stamp names the requirements, so that a changed version is installed again.
         stamp = home / "installed.txt"
         if not stamp.exists() or stamp.read_text() != self.requirements:
             shutil.rmtree(home, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A small server: our router in an application that has error handlers of its own."""
+"""A small server: our router in an application with its own error handlers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ ANSWERS: dict[str, type[response_models.ResponseModel]] = {
     "/health/deep": response_models.DeepAnswer,
 }
 NODES_OWN = {"access", "rates", "waits"}
-# Sent as text: the JSON of Python knows these, the JSON of the standard does not.
+# Sent as text: Python's JSON module accepts these, the JSON standard does not.
 RAW = {"content-type": "application/json"}
 
 
@@ -59,14 +59,14 @@ def changed(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def said(response: httpx.Response) -> str:
-    """Where and what, of every reported fault."""
+    """The location and message of every reported fault."""
     details = response.json()["detail"]
     assert all(set(detail) == {"type", "loc", "msg"} for detail in details)
     return " ".join(f"{'.'.join(map(str, d['loc']))}: {d['msg']}" for d in details)
 
 
 def as_documented(path: str, response: httpx.Response) -> httpx.Response:
-    """The response, which is what the OpenAPI pages say."""
+    """The response; assert that it matches the OpenAPI page."""
     path, _, _ = path.partition("?")
     model = ANSWERS.get("/generate" if path.startswith("/generate") else path)
     if model is not None and response.status_code == 200:
@@ -79,7 +79,7 @@ async def _foreign(request: Request, error: Exception) -> JSONResponse:
 
 
 class Server:
-    """The application with its doubles, and a client for it."""
+    """The application with its test doubles, and a client for it."""
 
     def __init__(self, limits: Limits = QUICK, **deployed: Any) -> None:
         """``deployed`` are values of the deployment, or of the node itself."""

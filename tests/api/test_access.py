@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 OPERATORS_KEY, VIEWERS_KEY = "operators-secret", "viewers-secret"
 ACCESS = Access(
     [
-        ApiKey(OPERATORS_KEY, Caller("desk", Role.OPERATOR)),
+        ApiKey(OPERATORS_KEY, Caller("operator", Role.OPERATOR)),
         ApiKey(VIEWERS_KEY, Caller("screen", Role.VIEWER)),
     ]
 )
@@ -53,7 +53,7 @@ HEADERS = {
 
 
 def whole(**deployed: Any) -> Server:
-    """A server with all routes, the measuring one among them."""
+    """A server with all routes, including /measure."""
     made = Server(**deployed)
 
     def no_engine(_request: Request) -> Any:
@@ -64,7 +64,7 @@ def whole(**deployed: Any) -> Server:
 
 
 def at(server: Server, host: str | None = "127.0.0.1") -> httpx.AsyncClient:
-    """A client of the server on a machine of this address; None for one on a unix socket."""
+    """A client with this address; None is a client on a unix socket."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if host is None:
@@ -75,9 +75,9 @@ def at(server: Server, host: str | None = "127.0.0.1") -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url=f"http://node{PROOFS}")
 
 
-def test_the_lists_name_every_route_there_is() -> None:
+def test_the_lists_name_every_route() -> None:
     server = whole()
-    # What FastAPI itself adds is not below our prefix.
+    # FastAPI's own routes are not below our prefix.
     paths = server.app.openapi()["paths"].items()
     found = {
         (method.upper(), path.removeprefix(PROOFS)) for path, methods in paths for method in methods
@@ -103,7 +103,7 @@ async def test_every_route_by_every_caller(who: str) -> None:
                 assert "operator" in response.json()["detail"]
             else:
                 assert response.status_code not in (401, 403), path
-    # Only an operator's /stop has changed anything.
+    # Only an operator's /stop has changed the state.
     state = server.node.manager.status().state
     assert state == ("STOPPED" if who == "operator" else "IDLE")
     await server.node.manager.aclose()
@@ -127,13 +127,13 @@ async def test_a_malformed_authorization_header_is_401(header: str) -> None:
         assert (await server.client.get("/status", headers=headers)).status_code == 401
 
 
-async def test_two_keys_at_once_are_none() -> None:
+async def test_a_request_with_two_keys_is_refused() -> None:
     async with serving(access=ACCESS) as server:
         twice = [("authorization", f"Bearer {OPERATORS_KEY}")] * 2
         assert (await server.client.get("/status", headers=twice)).status_code == 401
 
 
-async def test_a_refused_caller_learns_nothing_about_the_body() -> None:
+async def test_a_refusal_of_access_says_nothing_about_the_body() -> None:
     async with serving(access=ACCESS) as server:
         for body in (b"{", b"x" * 1000, json.dumps(JOB).encode()):
             response = await server.client.post("/generate", content=body)
@@ -141,14 +141,14 @@ async def test_a_refused_caller_learns_nothing_about_the_body() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", None])
-async def test_without_keys_this_machine_may_do_everything(host: str | None) -> None:
+async def test_without_keys_this_machine_has_operator_access(host: str | None) -> None:
     async with serving() as server, at(server, host) as client:
         assert (await client.get("/status")).status_code == 200
         assert (await client.post("/init/generate", json=ORDER)).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "8.8.8.8", "::ffff:8.8.8.8", "fe80::1", "::", "node"])
-async def test_without_keys_other_machines_may_nothing(host: str) -> None:
+async def test_without_keys_other_machines_have_no_access(host: str) -> None:
     async with serving() as server, at(server, host) as client:
         for method, path in (("GET", "/status"), ("POST", "/stop")):
             for headers in HEADERS.values():
@@ -171,7 +171,9 @@ async def test_without_keys_other_machines_may_nothing(host: str) -> None:
         {"Origin": "null"},
     ],
 )
-async def test_neither_a_proxy_nor_a_web_page_is_this_machine(headers: dict[str, str]) -> None:
+async def test_requests_of_proxies_and_web_pages_do_not_count_as_this_machine(
+    headers: dict[str, str],
+) -> None:
     async with serving() as server:
         for host in ("127.0.0.1", None):
             async with at(server, host) as client:
@@ -179,12 +181,12 @@ async def test_neither_a_proxy_nor_a_web_page_is_this_machine(headers: dict[str,
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:8000", "http://127.0.0.1", "http://[::1]:8"])
-async def test_a_page_of_this_machine_may(origin: str) -> None:
+async def test_a_web_page_of_this_machine_has_access(origin: str) -> None:
     async with serving() as server, at(server) as client:
         assert (await client.post("/stop", headers={"Origin": origin})).status_code == 200
 
 
-async def test_a_caller_without_any_address_is_a_stranger() -> None:
+async def test_a_client_without_an_address_has_no_access() -> None:
     scope = {"type": "http", "headers": [], "client": None, "server": ("node", 80)}
     with pytest.raises(NotAllowed):
         Access().admit(Request(scope), Role.VIEWER)
@@ -192,17 +194,17 @@ async def test_a_caller_without_any_address_is_a_stranger() -> None:
         Access().admit(Request({**scope, "server": None}), Role.VIEWER)
 
 
-async def test_open_to_all_is_open_to_all() -> None:
+async def test_open_access_accepts_every_client() -> None:
     async with serving(access=Access(open_to_all=True)) as server, at(server, "8.8.8.8") as client:
         assert (await client.post("/stop", headers={"X-Forwarded-For": "9.9.9.9"})).is_success
 
 
-async def test_with_keys_this_machine_needs_one_too() -> None:
+async def test_with_keys_this_machine_needs_a_key_too() -> None:
     async with serving(access=ACCESS) as server, at(server, None) as client:
         assert (await client.get("/status")).status_code == 401
 
 
-def test_keys_that_cannot_be_meant_are_refused() -> None:
+def test_invalid_keys_are_refused() -> None:
     twins = [ApiKey("same", Caller("a", Role.VIEWER)), ApiKey("same", Caller("b", Role.OPERATOR))]
     with pytest.raises(ValueError, match="equal"):
         Access(twins)
@@ -210,13 +212,13 @@ def test_keys_that_cannot_be_meant_are_refused() -> None:
         Access(twins[:1], open_to_all=True)
 
 
-def test_no_key_is_shown() -> None:
-    keys = [ApiKey(OPERATORS_KEY, Caller("desk", Role.OPERATOR))]
+def test_a_key_is_never_shown() -> None:
+    keys = [ApiKey(OPERATORS_KEY, Caller("operator", Role.OPERATOR))]
     access = Access(keys)
     assert OPERATORS_KEY not in f"{keys} {access!r} {vars(access)} {access.names}"
 
 
-def test_the_pages_declare_authorization_where_there_are_keys() -> None:
+def test_the_openapi_page_declares_authorization_if_there_are_keys() -> None:
     for path, methods in whole().app.openapi()["paths"].items():
         for method, operation in methods.items():
             if (method.upper(), path.removeprefix(PROOFS)) in FOR_ALL:
@@ -228,7 +230,7 @@ def test_the_pages_declare_authorization_where_there_are_keys() -> None:
                 assert {"401", "403"} <= operation["responses"].keys()
 
 
-def test_the_pages_declare_no_authorization_where_there_are_no_keys() -> None:
+def test_the_openapi_page_declares_no_authorization_without_keys() -> None:
     app = FastAPI()
     app.include_router(routes.router(lambda _: Server().node, has_keys=False))
     page = app.openapi()
@@ -237,7 +239,7 @@ def test_the_pages_declare_no_authorization_where_there_are_no_keys() -> None:
         assert all("security" not in operation for operation in methods.values()), path
 
 
-async def test_readiness_without_a_key_tells_a_status_and_no_reason() -> None:
+async def test_readiness_without_a_key_shows_a_status_and_no_reason() -> None:
     async with serving(access=ACCESS) as server:
         server.engine.gone, server.outbox.full = True, "/secret/path is full"
         reply = await server.client.get("/health/ready")

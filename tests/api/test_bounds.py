@@ -1,4 +1,4 @@
-"""Limits: the size of a request, requests per minute, and calls that wait."""
+"""Limits: the size of a request, requests per minute, and waiting calls."""
 
 import asyncio
 import gzip
@@ -19,7 +19,7 @@ from proofserve.api.node import Rates, Waits
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_body_above_the_limit_is_413_announced_or_not() -> None:
+async def test_a_body_above_the_limit_is_413_with_and_without_a_content_length() -> None:
     text = json.dumps(ORDER).encode()
 
     async def pieces(body: bytes) -> Any:
@@ -41,7 +41,7 @@ async def test_a_body_above_the_limit_is_413_announced_or_not() -> None:
         assert response.status_code == 200
 
 
-async def test_of_a_body_above_the_limit_no_more_is_read() -> None:
+async def test_the_server_stops_reading_a_body_above_the_limit() -> None:
     read = 0
 
     async def endless() -> Any:
@@ -87,7 +87,7 @@ async def test_a_list_above_the_limit_is_422(
 
 
 @pytest.mark.parametrize("item", ["7", '"x"', "[]", '{"a":1}', "[[[[]]]]"])
-async def test_a_body_of_more_values_than_nonces_need_is_not_parsed(
+async def test_a_body_with_more_values_than_the_nonces_need_is_not_parsed(
     server: Server, item: str
 ) -> None:
     order = json.dumps({**JOB, "nonces": ["@"]}).replace('"@"', ",".join([item] * 2000))
@@ -98,14 +98,14 @@ async def test_a_body_of_more_values_than_nonces_need_is_not_parsed(
     }
 
 
-async def test_a_call_without_a_list_takes_few_values(server: Server) -> None:
+async def test_a_call_without_a_list_accepts_few_values(server: Server) -> None:
     for path in (START, "/init", "/init/validate", "/stop"):
         response = await server.post(path, {"nonces": [0] * 1100})
         assert response.status_code == 413
         assert response.json() == {"detail": "the body has more values than this call takes"}
 
 
-async def test_a_call_without_a_list_takes_few_bytes(server: Server) -> None:
+async def test_a_call_without_a_list_accepts_few_bytes(server: Server) -> None:
     for path in (START, "/init", "/init/validate", "/stop"):
         response = await server.client.post(path, content=b" " * (2**18 + 1), headers=RAW)
         assert response.status_code == 413
@@ -132,7 +132,7 @@ def test_values_are_counted_without_parsing(value: Any) -> None:
 
 
 def separators(value: Any) -> int:
-    """Commas, and brackets and braces that open."""
+    """The number of commas and of opening brackets and braces."""
     if isinstance(value, dict):
         inner = sum(map(separators, value.values()))
         return 1 + max(0, len(value) - 1) + inner
@@ -164,13 +164,13 @@ async def test_a_body_of_very_many_keys_is_refused_without_naming_them(server: S
 
 
 @pytest.mark.parametrize("field", ["nonces", "dist"])
-async def test_of_wrong_claims_the_first_is_named(server: Server, field: str) -> None:
+async def test_the_error_names_the_first_wrong_claim(server: Server, field: str) -> None:
     response = await server.post("/validate", {**CLAIMS, field: ["x"] * 40})
     assert response.status_code == 422
     assert said(response).count(f"body.{field}") == 1
 
 
-async def test_no_more_calls_wait_than_may() -> None:
+async def test_the_number_of_waiting_calls_is_limited() -> None:
     async with serving(waits=Waits(2)) as server:
         server.engine.latency_s = 0.2
         await server.post("/init/validate", DISTANCE)
@@ -184,13 +184,13 @@ async def test_no_more_calls_wait_than_may() -> None:
             assert response.status_code == 429
             assert response.headers["retry-after"] == "5"
             assert "limit is 2 (POC_MAX_OPEN_WAITS)" in response.json()["detail"]
-        # What does not wait is none of them.
+        # A call that does not wait does not count.
         assert (await server.post(GENERATE, JOB)).status_code == 200
         assert [each.status_code for each in await asyncio.gather(*waiting)] == [200, 200]
         assert (await server.post(GENERATE, {**JOB, "wait": True})).status_code == 200
 
 
-async def test_a_wait_that_its_client_leaves_is_over() -> None:
+async def test_a_wait_ends_when_its_client_disconnects() -> None:
     async with serving(waits=Waits(1)) as server:
         server.engine.latency_s = 0.2
         leaving = asyncio.create_task(server.post(GENERATE, {**JOB, "wait": True}))
@@ -201,7 +201,7 @@ async def test_a_wait_that_its_client_leaves_is_over() -> None:
         assert (await server.post(GENERATE, {**JOB, "wait": True})).status_code == 200
 
 
-async def test_each_key_has_its_own_requests() -> None:
+async def test_each_key_has_its_own_limit_of_requests() -> None:
     keys = [
         ApiKey("one", Caller("first", Role.OPERATOR)),
         ApiKey("two", Caller("second", Role.VIEWER, requests_per_minute=5)),
@@ -217,7 +217,7 @@ async def test_each_key_has_its_own_requests() -> None:
 
         assert await statuses("one", 4) == [200, 200, 200, 429]
         assert await statuses("two", 6) == [200, 200, 200, 200, 200, 429]
-        # Who has no key counts for nobody.
+        # A request without a key counts for no key.
         assert await statuses("three", 10) == [401] * 10
         refused = await server.client.get("/status", headers={"Authorization": "Bearer one"})
         assert 1 <= int(refused.headers["retry-after"]) <= 60
@@ -225,7 +225,7 @@ async def test_each_key_has_its_own_requests() -> None:
         assert "POC_REQUESTS_PER_MINUTE" in refused.json()["detail"]
 
 
-async def test_a_full_queue_says_when_to_come_again() -> None:
+async def test_a_full_queue_answers_with_retry_after() -> None:
     async with serving() as server:
         await server.post(START, ORDER)
         for _ in range(2):

@@ -39,7 +39,7 @@ def queued(server: Server) -> int:
     return server.node.manager.status().queue.queued_nonces
 
 
-async def test_a_client_that_leaves_while_its_job_runs() -> None:
+async def test_a_running_job_is_cancelled_when_its_client_disconnects() -> None:
     async with serving() as server, listening(server) as client:
         server.engine.latency_s = 60
         with pytest.raises(httpx.ReadTimeout):
@@ -50,7 +50,7 @@ async def test_a_client_that_leaves_while_its_job_runs() -> None:
         assert (await client.post(GENERATE, json=WAIT)).status_code == 200
 
 
-async def test_a_client_that_leaves_while_its_job_waits_for_a_round() -> None:
+async def test_a_waiting_job_is_cancelled_when_its_client_disconnects() -> None:
     async with serving() as server, listening(server) as client:
         await client.post(START, json=ORDER)
         with pytest.raises(httpx.ReadTimeout):
@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_while_its_job_waits_for_a_round() -> None:
         assert (10**6,) not in server.engine.calls
 
 
-async def test_a_client_that_stays_gets_its_answer() -> None:
+async def test_a_client_that_stays_connected_gets_its_answer() -> None:
     async with serving() as server, listening(server) as client:
         server.engine.latency_s = 0.1
         response = await client.post(GENERATE, json=WAIT)

@@ -35,7 +35,7 @@ FIELDS = {
 
 
 async def computed(server: Server, nonces: list[int], **changes: Any) -> dict[str, Any]:
-    """The answer to honest looking claims about ``nonces``."""
+    """The answer to claims about ``nonces`` that look honest."""
     body = {**CLAIMS, "nonces": nonces, "dist": [1.0] * len(nonces), **changes}
     response = await server.post(VALIDATE, body)
     assert response.status_code == 200, response.text
@@ -44,7 +44,7 @@ async def computed(server: Server, nonces: list[int], **changes: Any) -> dict[st
 
 
 async def winners(server: Server, at_least: int, **changes: Any) -> list[dict[str, Any]]:
-    """The rows of a round that ran until it had some."""
+    """The rows of a round that ran until it had winners."""
     assert (await server.post(START, {**ROUND, **changes})).status_code == 200
     await until(lambda: len(server.outbox.rows) >= at_least)
     assert (await server.post(STOP)).status_code == 200
@@ -74,7 +74,7 @@ async def test_a_round_stores_the_winners_and_counts_the_rest(server: Server) ->
     assert checked % ROUND["batch_size"] == 0
     assert status["valid_nonces"] == [row["nonce"] for row in rows]
     assert status["valid_distances"] == [row["dist"] for row in rows]
-    # Every nonce of the lane was looked at: those that are not there do not win.
+    # The round computed every nonce of the lane: a nonce without a row does not win.
     looked_at = LANE.batch(0, min(checked, 48))
     answer = await computed(server, list(looked_at))
     pairs = zip(looked_at, answer["computed_distances"], strict=True)
@@ -90,7 +90,7 @@ async def test_status_shows_the_newest_winners_only(server: Server) -> None:
     assert status["total_valid"] == len(rows)
 
 
-async def test_a_stopped_round_goes_on_where_it_was(server: Server) -> None:
+async def test_a_stopped_round_continues_at_its_next_nonce(server: Server) -> None:
     before = await winners(server, 10, r_target=2.0)
     checked = (await server.status())["total_checked"]
     assert (await server.post(PHASE_GENERATE)).status_code == 200
@@ -102,7 +102,7 @@ async def test_a_stopped_round_goes_on_where_it_was(server: Server) -> None:
     assert status["total_checked"] == len(nonces) > checked
 
 
-async def test_a_new_round_begins_anew(server: Server) -> None:
+async def test_a_new_round_begins_at_the_first_nonce(server: Server) -> None:
     await winners(server, 10, r_target=2.0)
     response = await server.post(INIT, ROUND)
     status = response.json()["pow_status"]
@@ -132,7 +132,7 @@ async def test_validation_gives_the_statistics_of_the_batch(server: Server) -> N
 
 
 async def test_the_fraud_threshold_of_the_round_is_used(server: Server) -> None:
-    # One invalid claim of one is as likely as an honest node's error: 5e-4.
+    # One invalid claim out of one has the probability of an honest node's error: 5e-4.
     for threshold, fraud in ((0.01, True), (1e-4, False)):
         await server.post(INIT, {**ROUND, "fraud_threshold": threshold, "r_target": 0.5})
         answer = await computed(server, [1], dist=[0.4])
@@ -141,7 +141,7 @@ async def test_the_fraud_threshold_of_the_round_is_used(server: Server) -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
-async def test_a_distance_that_is_no_number_is_invalid(server: Server, value: str) -> None:
+async def test_a_distance_that_is_not_a_number_is_invalid(server: Server, value: str) -> None:
     await server.post(INIT_VALIDATE, {**ALL_WIN, "callback_url": "http://x"})
     text = (
         '{"public_key":"key","block_hash":"block","block_height":7,"node_id":0,'
@@ -182,7 +182,7 @@ async def test_a_verdict_is_pushed_while_validating_only(server: Server) -> None
     }
 
 
-async def test_a_verdict_that_cannot_be_pushed_is_no_verdict(server: Server) -> None:
+async def test_a_verdict_that_cannot_be_pushed_gives_an_error(server: Server) -> None:
     await server.post(INIT_VALIDATE, {**ROUND, "callback_url": "http://x"})
     server.outbox.full = "disk full"
     response = await server.post(VALIDATE, CLAIMS)
@@ -191,7 +191,7 @@ async def test_a_verdict_that_cannot_be_pushed_is_no_verdict(server: Server) -> 
     assert (await server.status())["total_checked"] == 0
 
 
-async def test_any_number_of_nonces_is_cut_into_calls(server: Server) -> None:
+async def test_any_number_of_nonces_is_split_into_calls(server: Server) -> None:
     await server.post(INIT, {**ROUND, "batch_size": 8})
     answer = await computed(server, list(range(50)))
     assert len(answer["computed_distances"]) == 50
@@ -225,7 +225,7 @@ async def test_claims_about_another_block_are_409(server: Server, field: str, va
 
 
 @pytest.mark.parametrize("numbers", [{}, {"node_id": 0}, {"node_count": 3}])
-async def test_a_round_without_a_lane_judges_and_does_not_generate(numbers: Any) -> None:
+async def test_a_round_without_a_lane_validates_and_does_not_generate(numbers: Any) -> None:
     body = {k: v for k, v in ROUND.items() if k not in ("node_id", "node_count")} | numbers
     async with serving() as server:
         response = await server.post(START, body)
@@ -270,7 +270,7 @@ BAD_ROUNDS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("field", "value"), BAD_ROUNDS)
 @pytest.mark.parametrize("path", [INIT, START, INIT_VALIDATE])
-async def test_a_bad_number_is_422_and_named(path: str, field: str, value: Any) -> None:
+async def test_an_invalid_number_is_422_and_named(path: str, field: str, value: Any) -> None:
     async with serving() as server:
         response = await server.post(path, changed(ROUND, field, value))
         assert response.status_code == 422, response.text
@@ -295,7 +295,7 @@ BAD_CLAIMS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD_CLAIMS)
-async def test_bad_claims_are_422_and_named(changes: dict[str, Any], message: str) -> None:
+async def test_invalid_claims_are_422_and_named(changes: dict[str, Any], message: str) -> None:
     async with serving() as server:
         await server.post(INIT, ROUND)
         response = await server.post(VALIDATE, {**CLAIMS, **changes})
@@ -322,7 +322,7 @@ async def test_the_body_selects_the_protocol(server: Server) -> None:
     assert "no such call" in said(response)
 
 
-async def test_another_seq_len_than_the_deployed_is_409() -> None:
+async def test_a_seq_len_other_than_the_deployed_one_is_409() -> None:
     async with serving(seq_len=64) as server:
         for path in (INIT, START, INIT_VALIDATE):
             response = await server.post(path, ROUND)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 LIVE, READY, DEEP = "/health/live", "/health/ready", "/health/deep"
 
 
-async def test_a_healthy_node_is_all_three(server: Server) -> None:
+async def test_a_healthy_node_passes_all_three_checks(server: Server) -> None:
     for path in (LIVE, READY):
         response = await server.get(path)
         assert (response.status_code, response.json()) == (200, {"status": "ok"})
@@ -24,7 +24,7 @@ async def test_a_healthy_node_is_all_three(server: Server) -> None:
     assert server.engine.calls == [NONCES]
 
 
-async def test_without_proofs_it_lives_and_is_not_ready() -> None:
+async def test_a_node_without_proofs_is_alive_and_not_ready() -> None:
     async with serving(enabled=False) as server:
         assert (await server.get(LIVE)).status_code == 200
         for path in (READY, DEEP):
@@ -41,7 +41,7 @@ async def test_a_dead_engine_is_named(server: Server) -> None:
     assert (await server.get(DEEP)).status_code == 503
 
 
-async def test_an_outbox_that_takes_nothing_is_named(server: Server) -> None:
+async def test_an_outbox_that_cannot_write_is_named(server: Server) -> None:
     server.outbox.full = "no disk"
     response = await server.get(READY)
     assert response.status_code == 503
@@ -59,7 +59,7 @@ async def test_an_outbox_that_hangs_is_named(
     assert response.json()["detail"]["outbox"] == "the outbox did not answer within 0.05 s"
 
 
-async def test_chat_goes_before_the_deep_check(server: Server) -> None:
+async def test_chat_has_priority_over_the_deep_check(server: Server) -> None:
     server.engine.deferrals = 1
     response = await server.get(DEEP)
     assert response.status_code == 503
@@ -87,7 +87,7 @@ async def test_deep_checks_take_turns_and_a_round_goes_on(server: Server) -> Non
     await until(lambda: len(server.outbox.rows) > stored)
 
 
-async def test_a_node_on_its_way_down_is_not_ready_and_begins_nothing(server: Server) -> None:
+async def test_a_node_that_shuts_down_is_not_ready_and_starts_nothing(server: Server) -> None:
     await server.node.manager.aclose()
     assert (await server.get(LIVE)).status_code == 200
     for response in (await server.get(READY), await server.get(DEEP)):

@@ -29,17 +29,17 @@ def claiming(artifacts: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     return {**WAIT, "nonces": nonces, "validation": {"artifacts": artifacts}, **more}
 
 
-async def test_awaited_artifacts(server: Server) -> None:
+async def test_a_job_with_wait_answers_with_its_artifacts(server: Server) -> None:
     body = (await server.post(GENERATE, {**WAIT, "url": "http://x"})).json()
     assert set(body) == {"status", "request_id", "artifacts", "encoding"}
     assert (body["status"], body["encoding"]) == ("completed", ENCODING)
     assert [a["nonce"] for a in body["artifacts"]] == JOB["nonces"]
     assert all(len(decode(a["vector_b64"], 12)) == 12 for a in body["artifacts"])
-    # Who waits is not called back.
+    # A job with ``wait`` sends no callback.
     assert server.outbox.callbacks == []
 
 
-async def test_queued_artifacts(server: Server) -> None:
+async def test_a_queued_job_gives_its_artifacts_later(server: Server) -> None:
     answer = (await server.post(GENERATE, {**JOB, "url": "http://x/cb"})).json()
     assert answer == {"status": "queued", "request_id": answer["request_id"], "queued_count": 4}
     body = await server.ended(answer["request_id"])
@@ -67,7 +67,7 @@ async def test_queued_artifacts(server: Server) -> None:
     ]
 
 
-async def test_a_round_and_a_job_agree_about_a_nonce(server: Server) -> None:
+async def test_a_round_and_a_job_compute_the_same_vector_for_a_nonce(server: Server) -> None:
     await server.post(START, ORDER)
     await until(lambda: len(server.outbox.rows) >= 8)
     await server.post(STOP)
@@ -76,7 +76,7 @@ async def test_a_round_and_a_job_agree_about_a_nonce(server: Server) -> None:
     assert [a["vector_b64"] for a in artifacts] == [row.value for row in rows]
 
 
-async def test_honest_claims(server: Server) -> None:
+async def test_honest_claims_get_an_honest_verdict(server: Server) -> None:
     artifacts = await proofs(server, 1, 2, 3)
     body = (await server.post(GENERATE, claiming(artifacts))).json()
     assert body == {
@@ -92,7 +92,7 @@ async def test_honest_claims(server: Server) -> None:
 
 @pytest.mark.parametrize("text", ["", "AAAA", "A" * 31, "A" * 64, "?" * 32, "AH4A" * 8, "A" * 32])
 @pytest.mark.parametrize("wait", [True, False])
-async def test_a_claim_that_is_no_proof_is_a_mismatch(
+async def test_a_claim_that_is_not_a_vector_is_a_mismatch(
     server: Server, text: str, wait: bool
 ) -> None:
     artifacts = await proofs(server, 1, 2, 3)
@@ -104,7 +104,7 @@ async def test_a_claim_that_is_no_proof_is_a_mismatch(
     assert body["fraud_detected"] is True
 
 
-async def test_claiming_twice_is_a_mismatch(server: Server) -> None:
+async def test_two_claims_about_one_nonce_are_a_mismatch(server: Server) -> None:
     artifacts = await proofs(server, 1, 2)
     body = (await server.post(GENERATE, claiming([*artifacts, artifacts[0]]))).json()
     assert body["mismatch_nonces"] == [1]
@@ -131,7 +131,7 @@ async def test_the_thresholds_of_the_request_are_used(
     assert body["fraud_detected"] is fraud
 
 
-async def test_while_a_round_runs_jobs_wait_and_none_is_refused(server: Server) -> None:
+async def test_during_a_round_jobs_wait_and_are_not_refused(server: Server) -> None:
     await server.post(START, ORDER)
     awaited = asyncio.create_task(server.post(GENERATE, {**WAIT, "nonces": [10**6]}))
     queued = (await server.post(GENERATE, JOB)).json()
@@ -144,7 +144,7 @@ async def test_while_a_round_runs_jobs_wait_and_none_is_refused(server: Server) 
     response = await awaited
     assert response.status_code == 200
     assert [a["nonce"] for a in response.json()["artifacts"]] == [10**6]
-    # Stopping cancels what was queued, and says so.
+    # A stop cancels the queued jobs and reports them.
     assert (await server.ended(queued["request_id"]))["status"] == "cancelled"
 
 
@@ -218,14 +218,14 @@ async def test_a_nonce_without_an_artifact_is_named(server: Server) -> None:
     assert body["failed"] == [{"nonce": 2, "error": NOT_FINITE}]
 
 
-async def test_chat_that_does_not_end_is_503(server: Server) -> None:
+async def test_a_job_is_503_if_chat_does_not_end(server: Server) -> None:
     server.engine.deferrals, server.engine.deferral_s = 10**9, 0.1
     response = await server.post(GENERATE, WAIT)
     assert response.status_code == 503
     assert response.json()["detail"].startswith("skipped")
 
 
-async def test_an_engine_that_dies_meanwhile_is_503(server: Server) -> None:
+async def test_a_job_is_503_if_the_engine_dies_meanwhile(server: Server) -> None:
     server.engine.latency_s = 0.05
     waiting = asyncio.create_task(server.post(GENERATE, WAIT))
     await until(lambda: server.engine.calls)
@@ -234,12 +234,12 @@ async def test_an_engine_that_dies_meanwhile_is_503(server: Server) -> None:
     assert (response.status_code, response.json()) == (503, {"detail": "Engine not available"})
 
 
-async def test_without_claims_the_thresholds_judge_nothing(server: Server) -> None:
+async def test_without_claims_the_thresholds_have_no_effect(server: Server) -> None:
     response = await server.post(GENERATE, {**WAIT, "stat_test": {"dist_threshold": 0.1}})
     assert "artifacts" in response.json()
 
 
-async def test_a_full_callback_queue_takes_no_more_callbacks() -> None:
+async def test_a_full_callback_queue_refuses_more_callbacks() -> None:
     async with serving(max_callbacks=1) as server:
         first = (await server.post(GENERATE, {**JOB, "url": "http://x"})).json()
         await server.ended(first["request_id"])

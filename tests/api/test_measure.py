@@ -24,7 +24,7 @@ DISTANCE = {**{k: v for k, v in ARTIFACT.items() if k != "params"}, "seq_len": 1
 
 
 class Stopwatch:
-    """An engine that takes two seconds for whatever it is asked."""
+    """An engine that takes two seconds for every measurement."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Workload, tuple[int, ...], int]] = []
@@ -46,7 +46,7 @@ def engine(server: Server) -> Stopwatch:
     [(ARTIFACT, scheme("artifact-v1", k_dim=12)), (DISTANCE, DistanceScheme())],
     ids=["artifact", "distance"],
 )
-async def test_bare_forwards_of_either_protocol(
+async def test_measure_runs_bare_forwards_of_both_protocols(
     server: Server, engine: Stopwatch, order: dict[str, Any], made_by: Any
 ) -> None:
     response = await server.post("/measure", order)
@@ -67,7 +67,7 @@ async def test_bare_forwards_of_either_protocol(
         ({**DISTANCE, "batch_size": 1025}, "body.batch_size: "),
     ],
 )
-async def test_wrong_measurements_are_refused(
+async def test_invalid_measurements_are_refused(
     server: Server, engine: Stopwatch, order: dict[str, Any], message: str
 ) -> None:
     response = await server.post("/measure", order)

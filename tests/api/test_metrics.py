@@ -28,7 +28,7 @@ async def registry(server: Server) -> AsyncIterator[CollectorRegistry]:
 
 
 async def scrape(registry: CollectorRegistry) -> Samples:
-    """Values by name and by labels, in the order of the labels' names, in one string."""
+    """Values by one string of the name and the labels, which are sorted by name."""
     text = (await asyncio.to_thread(generate_latest, registry)).decode()
     return {
         (sample.name.removeprefix("proofserve_"), ",".join(sample.labels.values())): sample.value
@@ -46,14 +46,14 @@ async def test_a_fresh_node_shows_zeros(registry: CollectorRegistry) -> None:
     assert (seen["up", "engine"], seen["up", "outbox"]) == (1, 1)
 
 
-async def test_a_task_that_is_never_done_shows(registry: CollectorRegistry) -> None:
+async def test_a_task_that_never_ends_is_shown(registry: CollectorRegistry) -> None:
     before = (await scrape(registry))["tasks", ""]
     leaked = asyncio.create_task(asyncio.Event().wait())
     assert (await scrape(registry))["tasks", ""] == before + 1
     leaked.cancel()
 
 
-async def test_nonces_count_on_over_rounds_and_jobs(
+async def test_the_count_of_nonces_continues_over_rounds_and_jobs(
     server: Server, registry: CollectorRegistry
 ) -> None:
     server.engine.not_finite = frozenset({4})
@@ -89,7 +89,7 @@ async def test_validations_count_by_verdict(server: Server, registry: CollectorR
     assert seen["refusals_total", "engine_fault,503"] == 1
 
 
-async def test_judged_winners_count_and_a_refusal_is_no_error(
+async def test_judged_winners_count_and_a_refusal_does_not_count_as_an_error(
     server: Server, registry: CollectorRegistry
 ) -> None:
     await server.post("/init/validate", ROUND)
@@ -118,7 +118,7 @@ async def test_refusals_count_by_status_and_reason(
     }
 
 
-async def test_a_part_that_does_not_answer_is_down_and_shows_nothing(
+async def test_a_part_that_does_not_answer_is_down_and_has_no_values(
     server: Server, registry: CollectorRegistry
 ) -> None:
     server.engine.gone = True
@@ -141,7 +141,7 @@ async def test_revived_callbacks_stay_counted_as_expired(
     assert (await scrape(registry))["callbacks_total", "expired"] == 5
 
 
-async def test_a_pause_shows(server: Server, registry: CollectorRegistry) -> None:
+async def test_a_pause_of_the_round_is_shown(server: Server, registry: CollectorRegistry) -> None:
     await server.post(START, ORDER)
     assert (await scrape(registry))["round_paused", ""] == 0
     server.outbox.full = "no disk"
@@ -167,12 +167,12 @@ async def test_forwards_are_a_histogram(
     assert seen["forward_seconds_sum", ""] == seen["busy_seconds_total", ""] == 60.0
 
 
-async def test_a_scrape_on_the_loop_itself_gives_nothing_of_the_node(server: Server) -> None:
+async def test_a_scrape_on_the_loop_itself_has_no_values_of_the_node(server: Server) -> None:
     collector = NodeCollector(server.node, asyncio.get_running_loop())
     assert list(collector.collect()) == []
 
 
-async def test_the_registry_forgets_the_node_with_its_end(server: Server) -> None:
+async def test_the_registry_drops_the_node_when_it_ends(server: Server) -> None:
     registry = CollectorRegistry(auto_describe=True)
     for _ in range(2):
         with exposed(server.node, registry):

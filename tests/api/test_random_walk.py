@@ -1,4 +1,4 @@
-"""Random calls in random order: never a 500, and the status is always true."""
+"""Random calls in random order: no answer is 500, and the status is always correct."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 STEPS = 500
 LANE = NonceLane(1, 3)
 DISTANCE = {**ROUND, "callback_url": "http://x"}
-# What may be asked, with which bodies, and which answers it may get besides 200.
+# The calls, their bodies, and their allowed statuses besides 200.
 CALLS: list[tuple[str, list[Any], set[int]]] = [
     (START, [ORDER, DISTANCE, {**DISTANCE, "use_layer_hooks": True}], {409, 503}),
     (INIT, [DISTANCE, {**DISTANCE, "block_hash": "other"}], {409, 503}),
@@ -39,7 +39,7 @@ CALLS: list[tuple[str, list[Any], set[int]]] = [
 
 
 class Walker:
-    """Makes random calls and random trouble on one server."""
+    """Makes random calls and random faults on one server."""
 
     def __init__(self, server: Server, seed: int) -> None:
         self.server = server
@@ -89,14 +89,14 @@ class Walker:
         await self.check()
 
     def leave_behind(self, path: str, body: Any, refusals: set[int]) -> None:
-        """Calls of others, which run while the next steps are taken."""
+        """Start calls of other clients, which run during the next steps."""
         self.background.append((asyncio.create_task(self.call(path, body)), refusals))
 
     async def check(self) -> None:
-        """The state that is shown, the loop and the outbox agree."""
+        """Assert that the shown state, the loop and the outbox agree."""
         body = await self.server.status()
         manager, outbox = self.server.node.manager, self.server.outbox
-        # No await between the two looks, or somebody's call could come in between.
+        # No await between the two reads: another call could run in between.
         state, current = manager.status().state, manager._round
         task = current.task if current else None
         assert (state is State.GENERATING) == (task is not None and not task.done())

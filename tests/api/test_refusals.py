@@ -1,4 +1,4 @@
-"""The other refusals: their status, and a message that names the fault."""
+"""Other refusals: their status, and a message that names the fault."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"x"', '{"a":}', "\xff"])
 @pytest.mark.parametrize("path", [START, GENERATE])
-async def test_a_body_that_is_no_order_is_422(server: Server, path: str, text: str) -> None:
+async def test_a_body_that_is_not_an_order_is_422(server: Server, path: str, text: str) -> None:
     response = await server.client.post(path, content=text.encode("latin-1"), headers=RAW)
     assert response.status_code in (400, 422)
     assert "detail" in response.json()
@@ -48,7 +48,7 @@ async def test_a_body_that_is_no_order_is_422(server: Server, path: str, text: s
         gzip.compress(json.dumps(ORDER).encode()),
     ],
 )
-async def test_a_body_that_is_no_json_of_the_standard_is_422(server: Server, body: bytes) -> None:
+async def test_a_body_that_is_not_standard_json_is_422(server: Server, body: bytes) -> None:
     response = await server.client.post(START, content=body, headers=RAW)
     assert response.status_code == 422
     assert "body.0: JSON decode error: " in said(response)
@@ -79,12 +79,12 @@ async def test_a_refusal_does_not_echo_the_input(server: Server) -> None:
         ({}, {"model": "other", "seq_len": 16, "k_dim": 12}),
         ({"seq_len": 64}, {"model": "toy", "seq_len": 16, "k_dim": 12}),
         ({"k_dim": 8, "seq_len": 16}, {"model": "toy", "seq_len": 16, "k_dim": 12}),
-        # The model's own limits come second to the deployment.
+        # The deployment is checked before the model's own limits.
         ({"seq_len": 64}, {"model": "toy", "seq_len": 5000, "k_dim": 12}),
     ],
 )
 @pytest.mark.parametrize("path", [START, GENERATE])
-async def test_other_params_than_the_deployed_are_409(
+async def test_params_other_than_the_deployed_ones_are_409(
     path: str, deployed: dict[str, Any], params: dict[str, Any]
 ) -> None:
     async with serving(**deployed) as server:
@@ -106,7 +106,7 @@ async def test_other_params_than_the_deployed_are_409(
 
 
 @pytest.mark.parametrize("scheme", ["artifact-v1-layers", "distance-v1", "no-such-scheme"])
-async def test_another_scheme_than_the_deployed_is_409(server: Server, scheme: str) -> None:
+async def test_a_scheme_other_than_the_deployed_one_is_409(server: Server, scheme: str) -> None:
     response = await server.post(START, {**ORDER, "scheme": scheme})
     assert response.status_code == 409
     assert response.json()["detail"] == {
@@ -116,7 +116,7 @@ async def test_another_scheme_than_the_deployed_is_409(server: Server, scheme: s
     }
 
 
-async def test_a_lane_without_one_batch_is_422(server: Server) -> None:
+async def test_a_lane_shorter_than_one_batch_is_422(server: Server) -> None:
     order = {**ORDER, "node_count": 2**31 - 1, "n_groups": 2**31 - 1, "batch_size": 4}
     response = await server.post(START, order)
     assert response.status_code == 422
@@ -141,9 +141,7 @@ async def test_claims_about_other_nonces_are_400(server: Server, nonces: list[in
         ("/init/validate", DISTANCE, "callback_url"),
     ],
 )
-async def test_a_url_where_callbacks_may_not_go_is_422(
-    path: str, body: dict[str, Any], field: str
-) -> None:
+async def test_a_forbidden_callback_url_is_422(path: str, body: dict[str, Any], field: str) -> None:
     async with serving(check_url=UrlCheck(Allowlist(["loopback"]))) as server:
         for url, words in (
             ("http://10.0.0.1:9000", "--poc-callback-allow"),
@@ -224,14 +222,14 @@ async def test_a_dead_engine_is_503_after_the_params_were_checked(
     assert (await server.status())["status"] == "IDLE"
 
 
-async def test_a_round_that_the_outbox_cannot_write_down_is_503(server: Server) -> None:
+async def test_a_round_that_the_outbox_cannot_store_is_503(server: Server) -> None:
     server.outbox.full = "disk full"
     for response in (await server.post(START, ORDER), await server.get("/results")):
         assert response.status_code == 503
         assert response.json() == {"detail": "disk full"}
 
 
-async def test_the_deployed_scheme_may_have_the_stronger_rng() -> None:
+async def test_the_deployed_scheme_can_have_the_stronger_rng() -> None:
     async with serving(scheme="artifact-v1-layers") as server:
         order = {**ORDER, "poc_stronger_rng": True, "scheme": "artifact-v1-layers"}
         assert (await server.post(START, order)).status_code == 200

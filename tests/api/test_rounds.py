@@ -16,7 +16,7 @@ STARTED = {"status": "OK", "pow_status": {"status": "GENERATING"}}
 STOPPED = {"status": "OK", "pow_status": {"status": "STOPPED"}}
 
 
-async def test_an_idle_node_says_so(server: Server) -> None:
+async def test_an_idle_node_shows_that_it_is_idle(server: Server) -> None:
     body = await server.status()
     assert (body["status"], body["config"], body["stats"]) == ("IDLE", None, None)
     assert body["scheme"] == "artifact-v1"
@@ -56,7 +56,7 @@ async def test_a_round_from_start_to_stop(server: Server) -> None:
     assert all(len(call) == 8 for call in server.engine.calls)
 
 
-async def test_stop_is_always_answered_alike(server: Server) -> None:
+async def test_stop_always_has_the_same_answer(server: Server) -> None:
     for _ in range(2):
         response = await server.post(STOP)
         assert response.status_code == 200
@@ -64,7 +64,7 @@ async def test_stop_is_always_answered_alike(server: Server) -> None:
     assert (await server.status())["status"] == "STOPPED"
 
 
-async def test_the_default_batch_size_is_the_deployment_s() -> None:
+async def test_the_default_batch_size_is_that_of_the_deployment() -> None:
     async with serving(default_batch_size=5) as server:
         await server.post(START, ORDER)
         await server.post(GENERATE, JOB)
@@ -109,7 +109,7 @@ async def test_the_status_of_a_paused_round(server: Server) -> None:
     assert server.outbox.nonces == [1 + 3 * x for x in range(len(server.outbox.rows))]
 
 
-async def test_the_status_tells_that_the_engine_is_dead(server: Server) -> None:
+async def test_the_status_shows_that_the_engine_is_dead(server: Server) -> None:
     await server.post(START, ORDER)
     server.engine.gone = True
     await until(lambda: server.node.manager.status().error)
@@ -122,7 +122,7 @@ async def test_the_status_tells_that_the_engine_is_dead(server: Server) -> None:
     assert server.outbox.closed == server.outbox.open
 
 
-async def test_the_status_tells_why_a_faulty_round_ended(server: Server) -> None:
+async def test_the_status_shows_why_a_faulty_round_ended(server: Server) -> None:
     server.engine.faults = 10**9
     await server.post(START, ORDER)
     await until(lambda: server.node.manager.status().error)

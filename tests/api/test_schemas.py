@@ -1,4 +1,4 @@
-"""Every field of every body: the values that it refuses, with its name in the message."""
+"""Every field of every body: invalid values are refused with the field's name in the message."""
 
 import json
 from typing import Any
@@ -113,7 +113,7 @@ async def test_jobs_are_of_the_artifact_protocol(
     assert message in said(response)
 
 
-async def test_two_thresholds_that_differ_are_422(server: Server) -> None:
+async def test_two_different_thresholds_are_422(server: Server) -> None:
     test = {"fraud_threshold": 0.01, "p_value_threshold": 0.05}
     response = await server.post(GENERATE, {**JOB, "stat_test": test})
     assert response.status_code == 422

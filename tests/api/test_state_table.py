@@ -1,4 +1,4 @@
-"""Every (state, call) pair over HTTP: a legal call moves, a refused one changes nothing."""
+"""Every (state, call) pair over HTTP: a legal call changes the state, a refused one does not."""
 
 import itertools
 from typing import Any
@@ -19,7 +19,7 @@ from api.support import ORDER, START, STOP, Server, serving
 pytestmark = pytest.mark.anyio
 
 OTHER = {**ROUND, "block_hash": "another block"}
-# What the call is, what it carries, and the state that it leads to; None for where it was.
+# The call, its body, and the next state; None if the state stays.
 CALLS: dict[str, tuple[str, Any, str | None]] = {
     "init": (INIT, OTHER, "IDLE"),
     "init/generate": (START, OTHER, "GENERATING"),
@@ -32,7 +32,7 @@ CALLS: dict[str, tuple[str, Any, str | None]] = {
 }
 NEEDS_ROUND = {"phase/generate", "phase/validate", "validate"}
 CONFIGURES = {"init", "init/generate", "init/generate artifact", "init/validate"}
-# How to get there: calls made one after the other.
+# The calls that lead to each state, in order.
 STATES: dict[str, tuple[str, list[tuple[str, Any]]]] = {
     "fresh": ("IDLE", []),
     "initialised": ("IDLE", [(INIT, ROUND)]),
@@ -55,7 +55,7 @@ def refusal(state: str, call: str) -> int | None:
 
 
 async def picture(server: Server) -> tuple[Any, ...]:
-    """What no refused call may change."""
+    """The state that a refused call must not change."""
     body = await server.status()
     loop_runs = not server.node.manager._no_round.is_set()
     return body["state"], body["config"], body["round_id"], body["r_target"], loop_runs

@@ -34,7 +34,7 @@ async def listening(server: Server, parser: str) -> AsyncIterator[int]:
 
 
 async def exchange(port: int, *parts: bytes) -> bytes:
-    """Everything that the server answers until it closes the connection or is silent."""
+    """All bytes of the server until it closes the connection or sends nothing more."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = b""
     try:

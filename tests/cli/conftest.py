@@ -15,7 +15,7 @@ from . import outbox_files
 
 @pytest.fixture
 def deployments(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
-    """What would have been started; a stub answers instead."""
+    """The servers that a command would start; a stub answers instead."""
     started: list[ServerOptions] = []
 
     @contextmanager
@@ -31,7 +31,7 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """An outbox as a server left it that was stopped."""
+    """An outbox as a stopped server leaves it."""
     made = tmp_path / "outbox.sqlite"
     outbox_files.fill(made)
     return made

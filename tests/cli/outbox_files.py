@@ -1,4 +1,4 @@
-"""An outbox with something of everything, and how its commands are run."""
+"""An outbox with rows of every kind, and functions that run the outbox commands."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from proofserve.cli.main import app
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 
-SECRET = "http://user:s3cret@hook:9000/t0ken?key=s3cret"  # noqa: S105 - that is the test
+SECRET = "http://user:s3cret@hook:9000/t0ken?key=s3cret"  # noqa: S105 - a test value
 OTHER = "https://other"
 COMMANDS = [("status",), ("status", "--json"), ("retry", "--expired"), ("export",)]
 
@@ -22,8 +22,8 @@ def run(*args: str | Path) -> Result:
     return CliRunner().invoke(app, ["outbox", *map(str, args)])
 
 
-def told(result: Result) -> dict[str, Any]:
-    """What `status --json` says."""
+def status_json(result: Result) -> dict[str, Any]:
+    """The output of `status --json`."""
     assert result.exit_code == 0, result.output
     read: dict[str, Any] = json.loads(result.stdout)
     return read
@@ -33,18 +33,18 @@ def counts(path: Path) -> dict[str, tuple[int, int, int, int]]:
     """Pending, failing, delivered and expired of each target."""
     return {
         one["origin"]: (one["pending"], one["failing"], one["delivered"], one["expired"])
-        for one in told(run("status", "--json", "--outbox", path))["targets"]
+        for one in status_json(run("status", "--json", "--outbox", path))["targets"]
     }
 
 
 def lines(result: Result) -> list[dict[str, Any]]:
-    """What `export` wrote."""
+    """The lines that `export` wrote."""
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def files_of(path: Path) -> dict[str, bytes]:
-    """What lies beside a file and itself."""
+    """The names of the file and of the files beside it."""
     return {each.name: each.read_bytes() for each in path.parent.iterdir()}
 
 
@@ -70,7 +70,7 @@ async def _fill(path: Path) -> None:
 
 
 async def _attempt(store: SqliteOutbox, round_id: str, first: int, failure: str | None) -> None:
-    """Two results, and one attempt to deliver them."""
+    """Store two results, and try once to deliver them."""
     await store.record(round_id, first, artifacts(first, first + 1), {})
     (due,) = (await store.plan(CallbackPolicy(), flushing=True)).due
     if failure is None:

@@ -52,7 +52,7 @@ def test_a_model_that_can_be_skipped(small_models: SmallModels, tmp_path: Path) 
     assert attacks["random unit vectors"]["caught"] is True
 
 
-def test_a_threshold_that_suits_catches_it_after_all(small_models: SmallModels) -> None:
+def test_a_strict_threshold_catches_a_skipped_model(small_models: SmallModels) -> None:
     strict = run(small_models.flat(), *FEW, "--dist-threshold", "0.02")
     assert "model skipped" not in strict.output.splitlines()[-1]
 
@@ -106,7 +106,7 @@ def test_a_threshold_below_the_noise_is_unfit(tiny: Path) -> None:
         (("--other", "/nowhere"), "/nowhere is no checkpoint"),
     ],
 )
-def test_what_cannot_be_audited_is_no_verdict(
+def test_a_model_that_cannot_be_audited_gives_no_verdict(
     tiny: Path, options: tuple[str, ...], message: str
 ) -> None:
     result = run(tiny, *CLOSE, "--nonces", "1", "--seq-len", "4", *options)
@@ -114,7 +114,7 @@ def test_what_cannot_be_audited_is_no_verdict(
     assert message in result.output
 
 
-def test_help_teaches_with_an_example() -> None:
+def test_the_help_has_an_example() -> None:
     result = run("--help")
     assert result.exit_code == 0
     assert "proofserve audit ./model --calibration" in result.output

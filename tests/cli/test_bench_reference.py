@@ -32,7 +32,7 @@ def test_figures_of_a_real_engine(tiny: Path, tmp_path: Path) -> None:
     assert "the best" in result.output
 
 
-def test_a_batch_beyond_the_memory_is_left_out(
+def test_a_batch_too_large_for_the_memory_is_skipped(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Network.values
@@ -58,13 +58,13 @@ def test_a_batch_beyond_the_memory_is_left_out(
         (("qwen", "--batch", "0"), "--batch"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(args: tuple[str, ...], message: str) -> None:
+def test_invalid_options_are_refused(args: tuple[str, ...], message: str) -> None:
     result = run(*args)
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_a_length_beyond_the_models_is_named(tiny: Path) -> None:
+def test_a_length_above_the_models_limit_is_named(tiny: Path) -> None:
     result = run(tiny, "--seq-len", "100000", "--batch", "1")
     assert result.exit_code == 2
     assert "seq_len 100000 exceeds the model's" in result.output

@@ -37,7 +37,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
 def deployments(
     deployments: list[ServerOptions], monkeypatch: pytest.MonkeyPatch
 ) -> list[ServerOptions]:
-    """Of checkpoints that nobody writes."""
+    """Deployments of checkpoints that the test never writes."""
 
     def checkpoint(model: SmallModel) -> Path:
         return Path(f"/models/{model.family}-{model.size}-{model.seed}")
@@ -46,7 +46,7 @@ def deployments(
     return deployments
 
 
-def test_help_teaches_with_an_example() -> None:
+def test_the_help_has_an_example() -> None:
     result = run("--help")
     assert result.exit_code == 0
     assert "proofserve calibrate r-target --json" in result.output
@@ -102,7 +102,7 @@ def test_no_two_models_share_their_weights(deployments: list[ServerOptions]) -> 
     assert len({each.checkpoint.name.rpartition("-")[2] for each in deployments}) == 3
 
 
-def test_models_and_size_may_be_chosen(deployments: list[ServerOptions]) -> None:
+def test_a_user_can_choose_models_and_size(deployments: list[ServerOptions]) -> None:
     result = run(*FEW, "--models", "gemma", "--size", "tiny")
     assert result.exit_code == 0, result.output
     assert [each.name for each in deployments] == ["tiny-gemma3"]
@@ -115,7 +115,7 @@ def test_the_default_nonces_fill_whole_forwards() -> None:
     assert calibrate.NONCES > 2000
 
 
-def test_a_node_that_generates_is_left_alone_and_says_so() -> None:
+def test_a_node_that_generates_is_not_disturbed_and_the_command_reports_it() -> None:
     with stub_node() as (stub, url):
         with NodeClient(url) as node:
             node.start_round(DistanceWork("stub"))
@@ -145,7 +145,7 @@ def test_too_few_nonces_are_refused_before_a_server_starts(
         (("llama",), "llama"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(args: tuple[str, ...], complaint: str) -> None:
+def test_invalid_options_are_refused(args: tuple[str, ...], complaint: str) -> None:
     result = run(*args)
     assert result.exit_code == 2
     assert complaint in result.output

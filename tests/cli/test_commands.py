@@ -1,4 +1,4 @@
-"""The commands as a person runs them, against a node that is a stub."""
+"""The commands as a user runs them, against a stub node."""
 
 import json
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def run(*args: str) -> Result:
         "verify",
     ],
 )
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_has_a_help_text(command: str) -> None:
     result = run(*command.split(), "--help")
     assert result.exit_code == 0
     assert "Usage" in result.output
@@ -63,7 +63,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (("--models", "qwen", "llama", "--seq-len", "64"), ["qwen", "llama"]),
     ],
 )
-def test_several_models_may_be_named_either_way(
+def test_several_models_can_be_named_in_both_ways(
     args: tuple[str, ...], models: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
@@ -91,20 +91,20 @@ def test_contradictory_options_are_refused(args: tuple[str, ...], complaint: str
     assert complaint in result.output
 
 
-def test_an_unknown_model_is_refused_in_words() -> None:
+def test_an_unknown_model_is_refused_with_a_message() -> None:
     result = run("check", "smoke", "--models", "gpt5")
     assert result.exit_code == 2
     assert "gpt5" in result.output
     assert "Traceback" not in result.output
 
 
-def test_a_server_that_is_not_there_is_exit_code_2() -> None:
+def test_a_server_that_does_not_run_is_exit_code_2() -> None:
     result = run("check", "smoke", "--url", "http://127.0.0.1:9")
     assert result.exit_code == 2
     assert "http://127.0.0.1:9" in result.output
 
 
-def test_checks_that_hold_are_exit_code_0() -> None:
+def test_checks_that_pass_are_exit_code_0() -> None:
     with stub_node() as (stub, url):
         result = run("check", "smoke", "--url", url)
     assert result.exit_code == 0, result.output
@@ -117,7 +117,7 @@ def test_checks_that_hold_are_exit_code_0() -> None:
     "command",
     [("check", "smoke", "--protocol", "artifact"), ("check", "e2e"), ("bench", "generation")],
 )
-def test_a_node_that_asks_for_a_key_gets_it(
+def test_a_node_that_requires_a_key_gets_it(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POC_API_KEY", raising=False)
@@ -134,8 +134,8 @@ def test_a_node_that_asks_for_a_key_gets_it(
         assert stub.rounds > 0
 
 
-def test_a_key_may_come_from_the_servers_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Which may list several.
+def test_a_command_reads_a_key_from_the_servers_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The variable may list several keys.
     monkeypatch.setenv("POC_API_KEY", "s3cret,another")
     with stub_node(Habits(api_key="s3cret")) as (_, url):
         assert run("check", "smoke", "--url", url, "--protocol", "artifact").exit_code == 0
@@ -145,7 +145,7 @@ def test_a_key_may_come_from_the_servers_own_variable(monkeypatch: pytest.Monkey
     ("protocol", "seen", "unseen"),
     [("artifact", "vectors are valid", "winner"), ("distance", "every winner", "vectors")],
 )
-def test_one_protocol_alone_may_be_checked(protocol: str, seen: str, unseen: str) -> None:
+def test_a_user_can_check_one_protocol_alone(protocol: str, seen: str, unseen: str) -> None:
     with stub_node() as (_, url):
         result = run("check", "smoke", "--url", url, "--protocol", protocol)
     assert result.exit_code == 0, result.output

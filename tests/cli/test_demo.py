@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it: a real server, and nothing left of it whatever happens."""
+"""The demo as a new user runs it: a real server, and no process or file left after any end."""
 
 import os
 import re
@@ -18,12 +18,12 @@ import pytest
 pytestmark = pytest.mark.engine
 
 MARK = "PROOFSERVE_TEST_MARK"
-# torch makes this folder for its caches whenever it is imported; it is nobody's leftover.
+# torch makes this folder for its caches at every import; the demo need not remove it.
 TORCH_CACHE = re.compile(r"torchinductor_\w+")
 
 
 class Demo:
-    """``proofserve demo`` in a process; what it starts is known by a mark in its environment."""
+    """``proofserve demo`` in a process; its children have a mark in their environment."""
 
     def __init__(self, folder: Path) -> None:
         self.temp = folder / "tmp"
@@ -52,7 +52,7 @@ class Demo:
             time.sleep(0.05)
 
     def processes(self) -> list[str]:
-        """The command lines of everything alive that inherited our mark."""
+        """The command lines of all running processes that inherited the mark."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -87,7 +87,7 @@ def running_demo(folder: Path) -> Iterator[Demo]:
     try:
         yield demo
     finally:
-        # After a failed test; one that passed has ended its demo.
+        # Only after a failed test: a test that passed has ended its demo.
         if demo.process.poll() is None:
             demo.process.send_signal(signal.SIGTERM)
             demo.process.wait(60)
@@ -98,7 +98,7 @@ def is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_the_demo_tells_honest_from_forged_and_leaves_nothing(folder: Path) -> None:
+def test_the_demo_distinguishes_honest_from_forged_and_leaves_nothing(folder: Path) -> None:
     with running_demo(folder) as demo:
         assert demo.process.wait(400) == 0, demo.output
         lines = demo.output.splitlines()

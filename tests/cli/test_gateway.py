@@ -1,4 +1,4 @@
-"""``proofserve gateway`` as a person runs it."""
+"""``proofserve gateway`` as an operator runs it."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ FIELDS = GatewaySettings.model_fields
 
 @pytest.fixture(autouse=True)
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[GatewaySettings]:
-    """What would have been served."""
+    """The settings that the gateway would serve with."""
     for name in FIELDS:
         monkeypatch.delenv(f"{PREFIX}{name.upper()}", raising=False)
     seen: list[GatewaySettings] = []
@@ -25,7 +25,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[GatewaySettings]:
 
 @pytest.fixture
 def real(monkeypatch: pytest.MonkeyPatch, seen: list[GatewaySettings]) -> None:
-    """The settings are checked as in life, and then not served."""
+    """The real check of the settings, without the server."""
     from proofserve.wiring.gateway import plan_of
 
     def check(chosen: GatewaySettings) -> None:
@@ -40,7 +40,7 @@ def run(*args: str, **variables: str) -> Result:
 
 
 def said(result: Result) -> str:
-    """Its words on one line, without the frame around them."""
+    """The message on one line, without the frame around it."""
     return " ".join(result.output.replace("│", " ").split())
 
 
@@ -65,11 +65,11 @@ def test_help_shows_the_required_defaults() -> None:
         assert f"[env var: VLLM_{variable}; default: {default}]" in text
 
 
-def test_every_option_says_what_it_does() -> None:
+def test_every_option_has_a_help_text() -> None:
     assert [name for name, field in FIELDS.items() if not (field.description or "").strip()] == []
 
 
-def test_without_anything_the_defaults_are_served(seen: list[GatewaySettings]) -> None:
+def test_without_options_the_gateway_uses_the_defaults(seen: list[GatewaySettings]) -> None:
     assert run().exit_code == 0
     assert seen == [GatewaySettings()]
 
@@ -82,7 +82,7 @@ def test_variables_are_read_and_options_win(seen: list[GatewaySettings]) -> None
     assert chosen.backend_url == "http://b"
 
 
-def test_switches_and_files(seen: list[GatewaySettings], tmp_path: Path) -> None:
+def test_the_gateway_reads_switches_and_files(seen: list[GatewaySettings], tmp_path: Path) -> None:
     file = str(tmp_path / "keys.toml")
     switches = ("--prefix-affinity", "--use-embedded-engine", "--model", "tiny")
     assert run(*switches, "--client-keys-file", file).exit_code == 0
@@ -118,7 +118,7 @@ def test_a_bad_value_names_its_option_and_its_variable(
 
 
 @pytest.mark.usefixtures("real")
-def test_backends_that_cannot_be_meant_are_refused_in_words(seen: list[GatewaySettings]) -> None:
+def test_invalid_backends_are_refused_with_a_message(seen: list[GatewaySettings]) -> None:
     for args, words in [
         (["http://a:8001/v1"], "'http://a:8001/v1' is not a URL like http://127.0.0.1:8001"),
         (["http://a*none"], "'none' is not a weight of http://a"),
@@ -142,7 +142,7 @@ def test_backends_that_cannot_be_meant_are_refused_in_words(seen: list[GatewaySe
         ("anna", "is no TOML"),
     ],
 )
-def test_a_file_of_keys_that_cannot_be_meant_is_refused_in_words(
+def test_an_invalid_file_of_keys_is_refused_with_a_message(
     text: str | None, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -152,5 +152,5 @@ def test_a_file_of_keys_that_cannot_be_meant_is_refused_in_words(
     assert result.exit_code == 2
     assert "keys.toml" in said(result)
     assert words in said(result)
-    # It is no fault of an option called --client.
+    # The message does not name an option --client, which does not exist.
     assert "VLLM_CLIENT " not in said(result)

@@ -33,7 +33,9 @@ def test_another_recipe_is_another_checkpoint(cache: Path, monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("error", [DirectoryInUseError("in use"), OSError(39, "not empty")])
-def test_a_faster_process_is_no_accident(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_another_process_wrote_first_is_used(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def overtaken(folder: Path, *_: object) -> None:
         folder.mkdir(parents=True)
         raise error
@@ -43,7 +45,7 @@ def test_a_faster_process_is_no_accident(error: Exception, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_disk_that_is_full_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "no space left")
 
@@ -53,11 +55,11 @@ def test_a_disk_that_is_full_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("cache")
-def test_what_is_not_on_offer_is_refused() -> None:
+def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(UnknownModelError, match="gpt5"):
         checkpoint(SmallModel("gpt5"))
 
 
 @pytest.mark.parametrize(("said", "name"), [("qwen", "tiny-qwen3"), ("llama", "tiny-llama")])
-def test_a_family_may_be_called_by_its_short_name(said: str, name: str) -> None:
+def test_a_family_can_be_named_by_its_short_name(said: str, name: str) -> None:
     assert SmallModel(said).name == name

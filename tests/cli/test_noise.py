@@ -12,7 +12,7 @@ from proofserve.lab.calibrate.calibration_file import read
 from proofserve.lab.verify.claimed import Selection, from_file
 from support.four_bits import one_thread
 
-# As few as can tell the rate.
+# The fewest nonces that can measure the rate.
 FEW = ("--nonces", "48", "--rate", "0.08", "--seq-len", "8")
 REFERENCES = ("--one", "reference:float32", "--other", "reference:bfloat16")
 
@@ -22,7 +22,7 @@ def run(*args: str | Path) -> Result:
         return CliRunner().invoke(app, ["calibrate", "noise", *map(str, args)])
 
 
-def test_help_teaches_with_an_example() -> None:
+def test_the_help_has_an_example() -> None:
     result = run("--help")
     assert result.exit_code == 0
     assert "proofserve calibrate noise --json" in result.output
@@ -40,7 +40,7 @@ def test_two_dtypes_of_one_model(tiny: Path, tmp_path: Path) -> None:
     assert len(distances) == 48
     assert found["maximum"] == max(distances) <= found["dist_threshold"] < 0.1
     assert 0 < found["median"] < found["quantile"] <= found["windows"]["interval"][1]
-    # Some mismatch at the quantile, and nobody is convicted for it.
+    # At the quantile some nonces mismatch, and this convicts no honest node.
     assert found["convicted_sequential"] == found["convicted_fixed"] == 0
     assert found["cleared_sequential"] > 990
     assert found["setup"]["scheme"]["name"] == "artifact-v1"
@@ -56,7 +56,7 @@ def test_another_machines_artifacts_are_saved_and_compared(tiny: Path, tmp_path:
     claimed = from_file(there, Selection())
     assert claimed.nonces == tuple(range(48))
     assert (claimed.seq_len, claimed.k_dim, claimed.scheme) == (8, 8, "artifact-v1-layers")
-    # The file says what to compute.
+    # The file names the block, key and nonces to compute.
     figures = tmp_path / "noise.json"
     compared = run(tiny, "--other", there, "--rate", "0.08", "--json", figures)
     assert compared.exit_code == 0, compared.output
@@ -68,7 +68,7 @@ def test_another_machines_artifacts_are_saved_and_compared(tiny: Path, tmp_path:
     assert (found["maximum"], found["dist_threshold"]) == (0.0, 0.0)
 
 
-def test_running_nodes_are_asked(tmp_path: Path) -> None:
+def test_the_command_measures_running_nodes(tmp_path: Path) -> None:
     figures = tmp_path / "noise.json"
     with stub_node() as (stub, url), stub_node() as (_, other):
         result = run("--one", url, "--other", other, *FEW, "--json", figures)
@@ -96,7 +96,7 @@ def test_a_calibration_is_a_file_that_is_read_strictly(tiny: Path, tmp_path: Pat
     assert 0 < calibration.quantiles["0.5"] < calibration.quantiles["1"]
     assert calibration.quantiles["1"] <= calibration.dist_threshold < 0.1
     assert calibration.p_mismatch_interval[0] == 0.0 < calibration.p_mismatch_interval[1] < 0.08
-    # Two files do not say their model, and equal vectors measure no noise.
+    # Two files do not name their model, and equal vectors measure no noise.
     run(tiny, "--one", "reference:float32", "--save", there, *FEW)
     files = ("--one", there, "--other", there, "--rate", "0.08", "--out", tmp_path / "none.json")
     unnamed = run(*files)
@@ -109,7 +109,7 @@ def test_a_calibration_is_a_file_that_is_read_strictly(tiny: Path, tmp_path: Pat
     assert not (tmp_path / "none.json").exists()
 
 
-def test_servers_are_started_as_they_were_named(
+def test_the_command_starts_the_named_servers(
     deployments: list[ServerOptions], tiny: Path, tmp_path: Path
 ) -> None:
     result = run(tiny, "--one", "vllm", "--other", "vllm:tp2", *FEW, "--forward-batch", "4")
@@ -139,7 +139,7 @@ def test_servers_are_started_as_they_were_named(
         (("--rate", "0.5"), "--rate"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_computed(
+def test_invalid_options_are_refused_before_any_computation(
     args: tuple[str, ...], message: str
 ) -> None:
     result = run(*args)

@@ -1,4 +1,4 @@
-"""What an operator sees and does in the file of an outbox, beside its server and without."""
+"""The outbox commands of an operator, with and without a running server."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from outbox.support import a_spec, artifacts
 from outbox.test_quarantine import head, middle, tail
 from proofserve.outbox.store import SqliteOutbox
 
-from .outbox_files import COMMANDS, OTHER, counts, files_of, lines, run, told
+from .outbox_files import COMMANDS, OTHER, counts, files_of, lines, run, status_json
 
 
 @contextmanager
@@ -36,8 +36,8 @@ def live_writer(path: Path) -> Iterator["subprocess.Popen[str]"]:
             child.kill()
 
 
-def test_status_counts_by_target_and_tells_no_secret(path: Path) -> None:
-    read = told(run("status", "--json", "--outbox", path))
+def test_status_counts_by_target_and_shows_no_secret(path: Path) -> None:
+    read = status_json(run("status", "--json", "--outbox", path))
     assert (read["schema_version"], read["rounds"], read["results"]) == (4, 3, 13)
     assert read["uncut_rounds"] == 1
     assert read["bytes"] == path.stat().st_size
@@ -82,18 +82,20 @@ def test_prune_beside_a_server(path: Path) -> None:
         done = run("prune", "--older-than-days", "0", "--outbox", path)
         assert done.exit_code == 0, done.output
         assert "deleted 5 results" in done.stdout
-        # The server goes on to store.
+        # The server continues to store.
         assert child.stdout.readline()
         assert child.poll() is None
 
 
-def test_the_file_is_the_servers_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_read_the_outbox_of_the_servers_settings(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POC_OUTBOX", str(path))
-    assert told(run("status", "--json"))["rounds"] == 3
+    assert status_json(run("status", "--json"))["rounds"] == 3
     monkeypatch.setenv("POC_OUTBOX", "")
     monkeypatch.chdir(path.parent)
     path.rename("proofserve-outbox.sqlite")
-    assert told(run("status", "--json"))["rounds"] == 3
+    assert status_json(run("status", "--json"))["rounds"] == 3
 
 
 def test_reading_leaves_the_folder_as_it_was(path: Path) -> None:
@@ -134,7 +136,7 @@ def test_reading_leaves_the_folder_as_it_was(path: Path) -> None:
         ),
     ],
 )
-def test_retry_makes_due_what_was_chosen(
+def test_retry_makes_the_chosen_callbacks_due(
     path: Path, options: tuple[str, ...], pending: int, revived: int, after: Any
 ) -> None:
     result = run("retry", *options, "--outbox", path)
@@ -145,7 +147,7 @@ def test_retry_makes_due_what_was_chosen(
     assert sorted(files_of(path)) == [path.name, f"{path.name}.lock"]
 
 
-def test_what_was_retried_is_due_with_all_its_attempts_and_its_old_key(path: Path) -> None:
+def test_a_retried_callback_has_all_its_attempts_and_its_old_key(path: Path) -> None:
     def rows() -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(path)) as file:
             return file.execute(
@@ -194,9 +196,9 @@ def test_every_command_works_beside_a_server_that_stores(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("damage", [head, middle, tail])
-def test_a_damaged_file_is_told_and_left_as_it_is(
-    tmp_path: Path, damage: Callable[[bytes], bytes], command: tuple[str, ...]
+@pytest.mark.parametrize("corrupt", [head, middle, tail])
+def test_a_command_reports_a_damaged_file_and_does_not_change_it(
+    tmp_path: Path, corrupt: Callable[[bytes], bytes], command: tuple[str, ...]
 ) -> None:
     path = tmp_path / "outbox.sqlite"
 
@@ -206,7 +208,7 @@ def test_a_damaged_file_is_told_and_left_as_it_is(
             await store.record("r1", 2000, artifacts(*range(4000)), {})
 
     asyncio.run(fill())
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(corrupt(path.read_bytes()))
     before = files_of(path)
     result = run(*command, "--outbox", path)
     assert result.exit_code == 2
@@ -244,7 +246,7 @@ def _recipes(path: Path) -> None:
     ],
     ids=["missing", "empty", "newer", "older", "of something else", "no database"],
 )
-def test_a_file_that_is_no_outbox_of_ours_is_refused_untouched(
+def test_a_file_that_is_not_an_outbox_is_refused_and_not_changed(
     path: Path, change: Callable[[Path], object], complaint: str, command: tuple[str, ...]
 ) -> None:
     change(path)
@@ -259,7 +261,7 @@ def test_a_file_that_is_no_outbox_of_ours_is_refused_untouched(
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (("retry", "--target", "http://nobody"), "targets of the outbox: http://hook:9000, https"),
+        (("retry", "--target", "http://unknown"), "targets of the outbox: http://hook:9000, https"),
         (("retry", "--target", "hook"), "--target"),
         (("retry", "--round", "r9"), "no round 'r9' in the outbox: `proofserve outbox status`"),
         (("export", "--round", "r9"), "no round 'r9' in the outbox"),
@@ -271,7 +273,7 @@ def test_a_file_that_is_no_outbox_of_ours_is_refused_untouched(
         (("export", "--round", "r9", "--output", "{outbox}.new"), "no round 'r9'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_changes_nothing(
+def test_invalid_options_are_refused_and_change_nothing(
     path: Path, args: tuple[str, ...], complaint: str
 ) -> None:
     before = files_of(path)

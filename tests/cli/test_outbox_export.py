@@ -1,4 +1,4 @@
-"""Results that are taken out of the file of an outbox."""
+"""``proofserve outbox export``: the results of an outbox file."""
 
 import asyncio
 import json
@@ -21,7 +21,9 @@ from proofserve.outbox.store import SqliteOutbox
 from .outbox_files import lines, run
 
 
-def test_export_gives_every_result_in_the_words_of_the_api(path: Path, tmp_path: Path) -> None:
+def test_export_writes_every_result_with_the_field_names_of_the_api(
+    path: Path, tmp_path: Path
+) -> None:
     everything = lines(run("export", "--outbox", path))
     assert [row["seq"] for row in everything] == list(range(1, 14))
     assert everything[0] == {"seq": 1, "round_id": "first", "nonce": 0, "vector_b64": "vector0"}
@@ -58,7 +60,7 @@ def test_a_round_of_many_pages_is_exported_whole(tmp_path: Path) -> None:
     assert len(lines(run("export", "--outbox", path))) == 15_000
 
 
-def test_what_is_exported_for_verify_is_verified(tmp_path: Path) -> None:
+def test_verify_reads_what_export_writes(tmp_path: Path) -> None:
     path = tmp_path / "outbox.sqlite"
 
     async def fill(node: NodeClient) -> None:
@@ -69,7 +71,7 @@ def test_what_is_exported_for_verify_is_verified(tmp_path: Path) -> None:
         async with await SqliteOutbox.open(path) as store:
             await store.open_round(replace(spec, work=order))
             await store.record("honest", 12, claims, {})
-            # The same vectors as if they were of another key; and one is missing.
+            # The same vectors under another key, with one missing.
             await store.open_round(a_spec("forged"))
             await store.record("forged", 13, claims, {12: "not finite"})
 
@@ -89,7 +91,7 @@ def test_what_is_exported_for_verify_is_verified(tmp_path: Path) -> None:
     assert forged.exit_code == 1, forged.output
 
 
-def test_a_reader_that_has_seen_enough_ends_the_export(tmp_path: Path) -> None:
+def test_the_export_ends_when_its_reader_closes_the_pipe(tmp_path: Path) -> None:
     path = tmp_path / "outbox.sqlite"
 
     async def fill() -> None:

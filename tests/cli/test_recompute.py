@@ -1,4 +1,4 @@
-"""The prover without a server: it must compute what any other engine of the checkpoint does."""
+"""The prover without a server computes the same vectors as other engines of the checkpoint."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from support.reference import reference_vectors
 WORK = Work("tiny", seq_len=64)
 
 
-def test_it_agrees_with_a_reference_of_the_same_checkpoint(tiny: Path) -> None:
+def test_the_prover_agrees_with_a_reference_of_the_same_checkpoint(tiny: Path) -> None:
     ours = claims_of_model(tiny, WORK, range(5), forward_batch=2)
     workload = Workload(scheme("artifact-v1", k_dim=12), WORK.block_hash, WORK.public_key, 64)
     vectors = reference_vectors(tiny, workload, range(5), torch.float32)
@@ -35,13 +35,13 @@ def test_another_checkpoint_gives_other_vectors(tiny: Path, small_models: SmallM
     assert min(distances(ours, theirs, 12)) > 0.2
 
 
-def test_it_says_nothing(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_prover_prints_nothing(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     claims_of_model(tiny, WORK, range(1))
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
 
 
-def test_redrawn_matrices_are_another_model_and_the_same_each_time(tiny: Path) -> None:
+def test_redrawn_matrices_give_another_model_that_is_always_the_same(tiny: Path) -> None:
     ours = claims_of_model(tiny, WORK, range(4))
     redrawn = claims_of_model(tiny, WORK, range(4), redrawn=True)
     assert min(distances(ours, redrawn, 12)) > 0.2

@@ -15,14 +15,14 @@ from proofserve.settings.node import NodeSettings
 from proofserve.wiring.launch import ServerCommand
 
 KEY, OTHER, VIEWERS = "first-secret", "second-secret", "third-secret"
-# So that no path is cut in two.
+# A terminal wide enough for every path on one line.
 WIDE = {"COLUMNS": "400", "TERMINAL_WIDTH": "400"}
 OPEN = ("--host", "0.0.0.0")  # noqa: S104
 
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ServerCommand]:
-    """What would have been started, in an empty folder."""
+    """The server that the command would start, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("POC_API_KEY", "POC_VIEWER_KEY", "POC_API_KEYS_FILE", "POC_ALLOW_ANONYMOUS"):
         monkeypatch.delenv(name, raising=False)
@@ -126,7 +126,7 @@ def test_keys_reach_the_server_and_only_by_its_environment(started: list[ServerC
     assert command.argv[-2:] == OPEN
 
 
-def test_a_key_in_the_environment_is_as_good(started: list[ServerCommand]) -> None:
+def test_a_key_in_the_environment_is_accepted(started: list[ServerCommand]) -> None:
     assert run(*OPEN, POC_API_KEY=KEY).exit_code == 0
     assert started[0].env["POC_API_KEY"] == KEY
 
@@ -140,12 +140,14 @@ def test_the_options_of_callbacks_reach_the_server(started: list[ServerCommand])
     assert "secret" not in " ".join(started[0].argv)
 
 
-def test_without_a_key_it_may_listen_to_this_machine(started: list[ServerCommand]) -> None:
+def test_without_a_key_the_server_may_listen_on_loopback(started: list[ServerCommand]) -> None:
     assert run("--host", "127.0.0.1").exit_code == 0
     assert "POC_API_KEY" not in started[0].env
 
 
-def test_without_a_key_it_may_not_listen_to_others(started: list[ServerCommand]) -> None:
+def test_without_a_key_the_server_may_not_listen_on_other_addresses(
+    started: list[ServerCommand],
+) -> None:
     for options in ((), OPEN):
         result = run(*options)
         assert result.exit_code == 2
@@ -154,7 +156,9 @@ def test_without_a_key_it_may_not_listen_to_others(started: list[ServerCommand])
     assert started == []
 
 
-def test_unless_every_client_may_operate(started: list[ServerCommand]) -> None:
+def test_with_allow_anonymous_the_server_may_listen_without_a_key(
+    started: list[ServerCommand],
+) -> None:
     assert run("--poc-allow-anonymous").exit_code == 0
     assert started[0].env["POC_ALLOW_ANONYMOUS"] == "1"
 
@@ -194,7 +198,7 @@ def test_an_outbox_of_another_server_is_refused_before_vllm_starts(
     assert len(started) == 2
 
 
-def test_an_outbox_in_a_folder_that_is_not_there_is_refused(started: list[ServerCommand]) -> None:
+def test_an_outbox_in_a_missing_folder_is_refused(started: list[ServerCommand]) -> None:
     result = run("--host", "127.0.0.1", "--poc-outbox", "nowhere/outbox.sqlite")
     assert result.exit_code == 2
     assert "No such file or directory" in said(result)

@@ -38,17 +38,19 @@ def test_ranks_and_scheme_are_the_servers(tmp_path: Path, monkeypatch: pytest.Mo
     command = small_server(replace(DEPLOYMENT, ranks=2, scheme="artifact-v1-layers"), tmp_path)
     assert command.argv[command.argv.index("--tensor-parallel-size") + 1] == "2"
     assert command.env["POC_SCHEME"] == "artifact-v1-layers"
-    # Each with a core of its own.
+    # Each rank has its own core.
     assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in small_server(DEPLOYMENT, tmp_path).env
 
 
-def test_the_users_own_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_settings_override_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     assert small_server(DEPLOYMENT, tmp_path).env["VLLM_CPU_KVCACHE_SPACE"] == "7"
 
 
-def test_keys_of_the_users_node_are_no_keys_of_ours(
+def test_keys_of_the_users_node_do_not_reach_our_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ACCESS_VARIABLES:
@@ -65,7 +67,7 @@ def open_session() -> Iterator[CommandSession]:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders go, and a command that is no vLLM."""
+    """The folder for temporary files, and a command that replaces vLLM."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 

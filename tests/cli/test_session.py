@@ -12,7 +12,7 @@ def strike(number: int = signal.SIGINT) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_program_where_it_is_allowed(number: int, code: int) -> None:
+def test_a_signal_ends_the_program_at_a_safe_point(number: int, code: int) -> None:
     def body() -> None:
         with Interrupts() as interrupts, interrupts.allowed():
             strike(number)
@@ -28,7 +28,9 @@ def test_a_signal_ends_the_program_where_it_is_allowed(number: int, code: int) -
     [lambda i: i.check(), lambda i: i.allowed().__enter__()],
     ids=["check", "allowed"],
 )
-def test_elsewhere_it_waits_for_a_safe_point(safe_point: Callable[[Interrupts], None]) -> None:
+def test_elsewhere_a_signal_waits_for_a_safe_point(
+    safe_point: Callable[[Interrupts], None],
+) -> None:
     went_on = []
 
     def body() -> None:
@@ -79,7 +81,7 @@ def test_an_error_is_not_hidden_by_a_signal() -> None:
         body()
 
 
-def test_the_handlers_of_before_are_put_back() -> None:
+def test_the_earlier_signal_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Interrupts():
         assert signal.getsignal(signal.SIGTERM) not in before

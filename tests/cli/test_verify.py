@@ -30,7 +30,7 @@ def run(*args: str | Path) -> Result:
 
 @pytest.fixture(scope="module")
 def published(tiny: Path) -> Body:
-    """What an honest node of the tiny model published."""
+    """The artifacts that an honest node of the tiny model published."""
     claims = claims_of_model(tiny, WORK, range(24))
     return {
         "public_key": WORK.public_key,
@@ -87,7 +87,7 @@ def test_without_a_threshold_one_line_says_how_to_measure_it(tiny: Path) -> None
     assert result.output.count("\n") == 1
 
 
-def test_a_calibration_says_the_threshold_the_rate_and_the_dtype(
+def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
     tiny: Path,
     measured: tuple[str | Path, ...],
     published: Body,
@@ -121,7 +121,7 @@ def test_a_calibration_says_the_threshold_the_rate_and_the_dtype(
         ({}, CLOSE, "two thresholds: give --calibration or --dist-threshold"),
     ],
 )
-def test_a_calibration_of_something_else_is_no_verdict(
+def test_a_calibration_of_another_deployment_gives_no_verdict(
     measured: tuple[str | Path, ...],
     published: Body,
     write: Callable[[Body], Path],
@@ -134,7 +134,7 @@ def test_a_calibration_of_something_else_is_no_verdict(
     assert message in result.output
 
 
-def test_a_calibration_of_another_model_or_a_broken_one_is_no_verdict(
+def test_a_calibration_of_another_model_or_a_broken_one_gives_no_verdict(
     small_models: SmallModels,
     measured: tuple[str | Path, ...],
     published: Body,
@@ -171,7 +171,7 @@ def test_another_model_is_fraud(
     assert min(m["distance"] for m in outcome["mismatches"]) > 0.1
 
 
-def test_a_fixed_test_recomputes_all_and_may_not_be_enough(
+def test_a_fixed_test_recomputes_all_nonces_and_may_be_undecided(
     tiny: Path, published: Body, write: Callable[[Body], Path]
 ) -> None:
     path = write(published)
@@ -223,7 +223,7 @@ def test_missing_artifacts_convict(
         ({}, ("--json", "/nowhere/outcome.json"), "No such file or directory: '/nowhere"),
     ],
 )
-def test_what_cannot_be_judged_is_no_verdict(
+def test_artifacts_that_cannot_be_judged_give_no_verdict(
     tiny: Path,
     published: Body,
     write: Callable[[Body], Path],
@@ -246,14 +246,16 @@ def test_what_cannot_be_judged_is_no_verdict(
         (("a.json", "b.json", *CLOSE), "b.json"),
     ],
 )
-def test_a_usage_error_is_no_verdict_and_keeps_its_words(args: tuple[str, ...], named: str) -> None:
+def test_a_usage_error_gives_no_verdict_and_keeps_its_message(
+    args: tuple[str, ...], named: str
+) -> None:
     result = run(*args)
     assert result.exit_code == 3, result.output
     assert "Usage: " in result.output
     assert named in result.output
 
 
-def test_a_crash_does_not_pass_for_fraud(
+def test_a_crash_is_not_reported_as_fraud(
     tiny: Path, published: Body, write: Callable[[Body], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_args: object) -> None:
@@ -265,7 +267,7 @@ def test_a_crash_does_not_pass_for_fraud(
     assert "KeyError: 'a bug of ours'" in result.output
 
 
-def test_the_source_says_its_scheme(
+def test_verify_reads_the_scheme_from_the_source(
     tiny: Path, published: Body, write: Callable[[Body], Path]
 ) -> None:
     layers = published | {"scheme": "artifact-v1-layers"}
@@ -313,7 +315,7 @@ def test_two_nodes_need_no_checkpoint(write: Callable[[Body], Path]) -> None:
     assert url in gone.output
 
 
-def test_help_teaches_with_an_example() -> None:
+def test_the_help_has_an_example() -> None:
     result = run("--help")
     assert result.exit_code == 0
     assert "proofserve verify artifacts.json --model" in result.output

@@ -1,4 +1,4 @@
-"""A clock that runs fast, a target that can misbehave, and small records to store."""
+"""A fast clock, a callback target whose answers a test sets, and small records."""
 
 import asyncio
 import json
@@ -39,12 +39,12 @@ def a_distance_spec(round_id: str = "d1", url: str | None = None) -> RoundSpec:
 
 
 def winners(*nonces: int) -> list[Winner]:
-    """Winners with distances as the engine gives them: float32, widened."""
+    """Winners whose distances are float32 values in a float, as the engine gives them."""
     return [Winner(nonce, float(np.float32(1.4 - 1 / (nonce + 3)))) for nonce in nonces]
 
 
 class FastClock:
-    """Wall-clock seconds that pass ``speed`` times faster than they should."""
+    """A wall clock that runs ``speed`` times faster than real time."""
 
     def __init__(self, speed: float = 100.0) -> None:
         self._speed = speed
@@ -98,12 +98,12 @@ class Target:
         return Response("so says the target", status, {"location": self.location})
 
     def nonces(self) -> list[int]:
-        """What was accepted, in the order of arrival."""
+        """The nonces of accepted callbacks, in the order of arrival."""
         return [nonce for one in self.accepted for nonce in nonces_of(one.body)]
 
 
 def nonces_of(body: Mapping[str, Any]) -> list[int]:
-    """What a body of either protocol is about."""
+    """The nonces in a body of either protocol."""
     if "artifacts" in body:
         return [artifact["nonce"] for artifact in body["artifacts"]]
     nonces: list[int] = body["nonces"]
@@ -149,7 +149,7 @@ async def sending(sender: CallbackSender) -> AsyncIterator[None]:
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait for something that another thread does."""
+    """Wait until ``condition``, which another thread changes, is true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - a thread cannot set an asyncio.Event
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Where callbacks may go, told from the URL alone and from the addresses it leads to."""
+"""The allowlist of callbacks: by the URL alone, and by the addresses of its host."""
 
 from ipaddress import ip_address
 
@@ -7,7 +7,7 @@ import pytest
 
 from proofserve.outbox.allowlist import Allowlist, ForbiddenTarget
 
-# Spellings of 127.0.0.1 and its like.
+# Spellings of loopback addresses.
 DISGUISES = [
     "http://127.0.0.1:9",
     "http://127.8.8.8",
@@ -24,7 +24,7 @@ DISGUISES = [
 
 
 @pytest.mark.parametrize("url", DISGUISES)
-def test_this_machine_is_the_default_however_it_is_spelled(url: str) -> None:
+def test_the_default_allows_every_spelling_of_this_machine(url: str) -> None:
     assert Allowlist().refusal(url) is None
 
 
@@ -32,7 +32,7 @@ def test_this_machine_is_the_default_however_it_is_spelled(url: str) -> None:
 @pytest.mark.parametrize(
     "entry", ["https://validator.example", "10.0.0.0/8", "2001:db8::/32", "http://127.0.0.1:80"]
 )
-def test_this_machine_is_not_in_another_list_however_it_is_spelled(url: str, entry: str) -> None:
+def test_another_list_forbids_every_spelling_of_this_machine(url: str, entry: str) -> None:
     assert "--poc-callback-allow" in str(Allowlist([entry]).refusal(url))
 
 
@@ -58,11 +58,11 @@ def test_this_machine_is_not_in_another_list_however_it_is_spelled(url: str, ent
         "",
     ],
 )
-def test_by_default_nothing_else_is_allowed(url: str) -> None:
+def test_the_default_allows_only_this_machine(url: str) -> None:
     assert Allowlist().refusal(url)
 
 
-def test_a_name_is_judged_by_where_it_leads() -> None:
+def test_a_host_name_is_judged_by_its_addresses() -> None:
     allowlist, url = Allowlist(), httpx.URL("http://name.example:9000")
     assert allowlist.refusal(str(url)) is None
     allowlist.require(url, [ip_address("127.0.0.1"), ip_address("::1")])
@@ -71,7 +71,7 @@ def test_a_name_is_judged_by_where_it_leads() -> None:
             allowlist.require(url, [ip_address("127.0.0.1"), ip_address(outside)])
 
 
-def test_where_no_network_is_allowed_a_strange_name_needs_no_look_up() -> None:
+def test_without_allowed_networks_an_unlisted_name_is_not_looked_up() -> None:
     allowlist = Allowlist(["https://validator.example"])
     assert allowlist.refusal("https://other.example")
     assert allowlist.refusal("https://validator.example.other.example")
@@ -92,7 +92,7 @@ def test_where_no_network_is_allowed_a_strange_name_needs_no_look_up() -> None:
 def test_an_origin_is_scheme_host_and_port(url: str, same: bool) -> None:
     allowlist = Allowlist(["https://validator.example"])
     assert (allowlist.refusal(url) is None) == same
-    # Whoever wrote the name down trusts it, wherever it leads.
+    # The operator trusts a listed name, whatever its addresses are.
     if same:
         allowlist.require(httpx.URL(url), [ip_address("10.0.0.1")])
 
@@ -120,6 +120,6 @@ def test_entries_add_up() -> None:
         "",
     ],
 )
-def test_an_entry_that_cannot_be_meant_is_refused(entry: str) -> None:
+def test_an_invalid_entry_is_refused(entry: str) -> None:
     with pytest.raises(ValueError, match=r"origin"):
         Allowlist([entry])

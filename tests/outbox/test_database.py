@@ -12,7 +12,7 @@ from proofserve.rounds.errors import OutboxUnavailable
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_new_file_is_as_safe_as_asked(path: Path) -> None:
+async def test_a_new_file_has_the_required_safety_settings(path: Path) -> None:
     database = await Database.open(path)
     settings = await database.read(
         lambda c: [
@@ -25,7 +25,7 @@ async def test_a_new_file_is_as_safe_as_asked(path: Path) -> None:
     assert settings == ["wal", 2, 1, 4]
 
 
-async def test_a_newer_database_is_refused_untouched(path: Path) -> None:
+async def test_a_newer_database_is_refused_and_not_changed(path: Path) -> None:
     with closing(sqlite3.connect(path)) as newer:
         newer.execute("PRAGMA user_version = 5")
     with pytest.raises(NotAnOutbox, match="has version 5, this proofserve knows up to 4"):
@@ -42,7 +42,7 @@ async def test_a_database_of_something_else_is_refused(path: Path) -> None:
         await Database.open(path)
 
 
-async def test_what_is_no_database_is_unavailable(path: Path, tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_unavailable(path: Path, tmp_path: Path) -> None:
     shutil.copyfile(__file__, path)
     with pytest.raises(OutboxUnavailable, match=r"\.sqlite failed: file is not a database"):
         await Database.open(path)
@@ -79,7 +79,7 @@ async def test_a_slow_disk_does_not_stop_the_event_loop(path: Path) -> None:
     assert ticks == 20
 
 
-async def test_a_closed_outbox_says_so(path: Path) -> None:
+async def test_a_closed_outbox_raises_an_error_that_names_it(path: Path) -> None:
     database = await Database.open(path)
     await database.close()
     with pytest.raises(OutboxUnavailable, match="is closed"):

@@ -1,4 +1,4 @@
-"""No trick reaches a listener that the allowlist does not allow: real sockets, scripted names."""
+"""No URL reaches a listener that the allowlist forbids: real sockets, scripted names."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -25,7 +25,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
 class Names:
-    """Answers look-ups from a script, its last line for ever; no machine's DNS can do that."""
+    """Answers look-ups from a script and repeats its last entry, which a real DNS cannot do."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self._answers = [[ip_address(text) for text in answer] for answer in answers]
@@ -37,7 +37,7 @@ class Names:
 
 
 class Listener:
-    """A target that counts who connects, and answers in one way."""
+    """A target that counts connections and always gives the same answer."""
 
     def __init__(self, answer: bytes = OK) -> None:
         self.answer = answer
@@ -93,7 +93,7 @@ async def send(url: str, outward: Outward) -> str | None:
         f"{FORBIDDEN}.",
     ],
 )
-async def test_no_spelling_of_an_address_gets_through(host: str) -> None:
+async def test_no_spelling_of_a_forbidden_address_is_reached(host: str) -> None:
     async with both() as (allowed, forbidden):
         url = f"http://{host}:{allowed.port}"
         error = await send(url, Outward(ONLY_ALLOWED))
@@ -102,7 +102,7 @@ async def test_no_spelling_of_an_address_gets_through(host: str) -> None:
         assert (allowed.connections, forbidden.connections) == (0, 0)
 
 
-async def test_what_is_allowed_does_get_through() -> None:
+async def test_an_allowed_target_is_reached() -> None:
     async with both() as (allowed, forbidden):
         for host in (ALLOWED, "2130706434", "[::ffff:127.0.0.2]"):
             assert await send(f"http://{host}:{allowed.port}", Outward(ONLY_ALLOWED)) is None
@@ -122,7 +122,7 @@ async def test_the_default_allows_the_other_loopback() -> None:
         assert f"host: [::1]:{target.port}".encode() in target.heads[0].lower()
 
 
-async def test_a_name_is_looked_up_once_and_dialled_where_it_was_checked() -> None:
+async def test_a_name_is_looked_up_once_and_the_checked_address_is_connected() -> None:
     names = Names([ALLOWED], [FORBIDDEN])
     async with both() as (allowed, forbidden):
         url = f"http://rebinding.example:{allowed.port}"
@@ -136,8 +136,8 @@ async def test_a_name_is_looked_up_once_and_dialled_where_it_was_checked() -> No
         assert (allowed.connections, forbidden.connections) == (1, 0)
 
 
-async def test_a_certificate_is_asked_for_by_the_name_and_not_by_the_address() -> None:
-    """The name stands in clear in the first bytes of TLS; no certificate is needed to see it."""
+async def test_tls_asks_for_the_certificate_of_the_name_and_not_of_the_address() -> None:
+    """The first bytes of TLS contain the name as plain text, so the test needs no certificate."""
     first_bytes: list[bytes] = []
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,7 +152,7 @@ async def test_a_certificate_is_asked_for_by_the_name_and_not_by_the_address() -
 
 
 async def test_a_connection_is_not_kept_for_another_name() -> None:
-    """Two names at one address: the second must not use what was the first one's certificate."""
+    """Two names at one address: the second must not use the connection of the first."""
     connections = 0
 
     async def hospitable(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,7 +188,7 @@ async def test_a_name_with_one_forbidden_address_is_forbidden(answer: list[str])
         assert (allowed.connections, forbidden.connections) == (0, 0)
 
 
-async def test_an_address_that_refuses_is_followed_by_the_next() -> None:
+async def test_after_an_address_that_refuses_the_next_one_is_tried() -> None:
     outward = Outward(Allowlist(), resolve=Names(["127.0.0.9", ALLOWED]))
     async with listening(ALLOWED) as target:
         assert await send(f"http://two.example:{target.port}", outward) is None
@@ -196,7 +196,7 @@ async def test_an_address_that_refuses_is_followed_by_the_next() -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_leads_nowhere(status: int) -> None:
+async def test_a_redirect_is_not_followed(status: int) -> None:
     async with listening(FORBIDDEN) as forbidden:
         location = f"http://{FORBIDDEN}:{forbidden.port}/"
         answer = f"HTTP/1.1 {status} Go\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n"
@@ -205,7 +205,7 @@ async def test_a_redirect_leads_nowhere(status: int) -> None:
             assert (allowed.connections, forbidden.connections) == (1, 0)
 
 
-async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async with both() as (allowed, forbidden):
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://{FORBIDDEN}:{forbidden.port}")
@@ -213,14 +213,14 @@ async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.Monke
         assert forbidden.connections == 0
 
 
-async def test_a_name_that_nobody_knows_is_an_error_like_any_other() -> None:
+async def test_an_unknown_name_is_an_ordinary_error() -> None:
     async def unknown(host: str, port: int) -> Sequence[Address]:
         raise OSError("Name or service not known")
 
-    error = await send("http://nobody.example", Outward(resolve=unknown))
-    assert error == "ConnectError: nobody.example cannot be looked up: Name or service not known"
-    error = await send("http://nobody.example", Outward(resolve=Names([])))
-    assert error == "ConnectError: nobody.example has no address"
+    error = await send("http://unknown.example", Outward(resolve=unknown))
+    assert error == "ConnectError: unknown.example cannot be looked up: Name or service not known"
+    error = await send("http://unknown.example", Outward(resolve=Names([])))
+    assert error == "ConnectError: unknown.example has no address"
 
 
 async def test_a_forbidden_target_shows_in_the_status_and_expires(
@@ -234,12 +234,12 @@ async def test_a_forbidden_target_shows_in_the_status_and_expires(
         policy = CallbackPolicy(max_retries=2)
         sender = CallbackSender(store, policy, clock.sleep, outward)
         async with sending(sender):
-            # A try each: what has failed is not waited for.
+            # One attempt each: the sender does not wait for a failed one.
             while not (await store.gauges()).expired:
                 await sender.drain(5.0)
         gauges = await store.gauges()
         assert (gauges.pending, gauges.expired) == (0, 1)
         assert str(gauges.last_error).startswith("ForbiddenTarget: leads to rebinding.example")
-        # What nobody was sent can still be read.
+        # Results that were never sent can still be read.
         assert [row.nonce for row in await store.results(0, 10)] == [3]
         assert (allowed.connections, forbidden.connections) == (0, 0)

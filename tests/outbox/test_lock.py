@@ -1,4 +1,4 @@
-"""An outbox belongs to one server, until that one has closed it or is dead."""
+"""An outbox belongs to one server until this server closes it or dies."""
 
 import asyncio
 import sqlite3
@@ -32,7 +32,7 @@ async def test_a_second_server_is_refused_until_the_first_has_closed(path: Path)
     first = await Database.open(path)
     with pytest.raises(OutboxInUse, match=r"another running server uses the outbox .* POC_OUTBOX"):
         await Database.open(path)
-    # The refusal has taken nothing from the first.
+    # The refusal does not disturb the first server.
     await first.write(lambda c: c.execute("PRAGMA user_version = 4"))
     with pytest.raises(OutboxInUse):
         hold_lock(path)
@@ -66,7 +66,7 @@ async def test_a_folder_is_refused_and_gets_no_lock_beside_it(tmp_path: Path) ->
     assert files_beside(folder) == {folder}
 
 
-async def test_a_file_that_is_no_outbox_gets_no_lock_beside_it(path: Path) -> None:
+async def test_a_file_that_is_not_an_outbox_gets_no_lock_file(path: Path) -> None:
     with path.open("w") as file:
         file.write("dear diary" * 100)
     with pytest.raises(OutboxUnavailable, match="not a database"):
@@ -84,6 +84,6 @@ async def test_a_database_of_something_else_gets_no_lock_beside_it(path: Path, m
     assert files_beside(path) == {path}
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutboxUnavailable, match="No such file or directory"):
         hold_lock(tmp_path / "nowhere" / "outbox.sqlite")

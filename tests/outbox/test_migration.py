@@ -49,7 +49,7 @@ def old(path: Path) -> Path:
     return path
 
 
-async def test_its_rows_and_progress_are_kept_and_its_rounds_are_closed(old: Path) -> None:
+async def test_a_migration_keeps_rows_and_progress_and_closes_rounds(old: Path) -> None:
     async with await SqliteOutbox.open(old) as store:
         assert await store.results(0, 10) == [
             StoredResult(1, "r0", 3, "vector3"),
@@ -65,7 +65,7 @@ async def test_its_rows_and_progress_are_kept_and_its_rounds_are_closed(old: Pat
         assert file.execute("PRAGMA user_version").fetchone() == (4,)
 
 
-async def test_its_deliveries_go_on_and_what_was_uncut_is_due(old: Path) -> None:
+async def test_after_a_migration_deliveries_continue_and_uncut_results_are_due(old: Path) -> None:
     async with await SqliteOutbox.open(old) as store:
         waiting = await _due(store)
         assert waiting == ("k2", 2, 4, [3])
@@ -77,14 +77,14 @@ async def test_its_deliveries_go_on_and_what_was_uncut_is_due(old: Path) -> None
 
 
 async def _due(store: SqliteOutbox) -> tuple[str, int, int, list[int]]:
-    """Acknowledge the one delivery that is due; what it was."""
+    """Acknowledge the one delivery that is due, and return it."""
     (one,) = (await store.plan(CallbackPolicy())).due
     nonces = nonces_of(json.loads(await store.body(one)))
     await store.acknowledge(one)
     return one.key, one.sequence, one.attempts, nonces
 
 
-async def test_it_takes_distance_rounds_beside_its_own(old: Path) -> None:
+async def test_a_migrated_file_stores_distance_rounds(old: Path) -> None:
     async with await SqliteOutbox.open(old) as store:
         await store.open_round(a_distance_spec(url="http://b"))
         await store.record("d1", 32, winners(3, 7), {})
@@ -97,7 +97,7 @@ async def test_it_takes_distance_rounds_beside_its_own(old: Path) -> None:
 
 async def test_a_migration_that_fails_leaves_the_old_version(old: Path) -> None:
     with closing(sqlite3.connect(old)) as file:
-        # The second statement of the script stumbles over this.
+        # The second statement of the script fails because of this.
         file.execute("ALTER TABLE rounds ADD COLUMN fraud_threshold REAL")
     with pytest.raises(OutboxUnavailable, match="duplicate column name: fraud_threshold"):
         await SqliteOutbox.open(old)

@@ -1,4 +1,4 @@
-"""The file as others than its server open it; what the commands show of it is in tests/cli."""
+"""The outbox file opened by a process other than its server; tests/cli tests the commands."""
 
 import asyncio
 import sqlite3
@@ -39,14 +39,14 @@ def count_while_a_server_comes(path: Path) -> None:
         asyncio.run(add(path, 15))
 
 
-def test_a_server_that_comes_to_a_file_at_rest_is_told(filled: Path) -> None:
+def test_a_reader_notices_a_server_that_opens_the_file(filled: Path) -> None:
     with pytest.raises(OutboxUnavailable, match=r"a server opened .* run this again$"):
         count_while_a_server_comes(filled)
     with reading(filled) as connection:
         assert connection.execute(COUNT).fetchone() == (4,)
 
 
-def test_a_file_in_use_is_read_as_it_is_by_now(filled: Path) -> None:
+def test_a_reader_sees_the_current_state_of_a_file_in_use(filled: Path) -> None:
     async def beside() -> None:
         async with await SqliteOutbox.open(filled) as store:
             with reading(filled) as connection:
@@ -57,9 +57,9 @@ def test_a_file_in_use_is_read_as_it_is_by_now(filled: Path) -> None:
     asyncio.run(beside())
 
 
-def test_what_a_killed_server_left_in_its_log_is_read(filled: Path, tmp_path: Path) -> None:
+def test_a_reader_sees_the_log_of_a_killed_server(filled: Path, tmp_path: Path) -> None:
     async def copied(to: Path) -> None:
-        # What is on disk while a server is open is what a kill leaves.
+        # The files of an open server are the files that a kill leaves.
         async with await SqliteOutbox.open(filled) as store:
             await store.record("r1", 4, artifacts(15), {})
             for part in ("", "-wal"):
@@ -89,7 +89,7 @@ def delete_and_fail(path: Path) -> None:
         raise ValueError("no")
 
 
-def test_what_is_not_finished_is_not_written(filled: Path) -> None:
+def test_an_unfinished_change_is_not_written(filled: Path) -> None:
     with pytest.raises(ValueError, match="no"):
         delete_and_fail(filled)
     with writing(filled) as connection:
@@ -111,5 +111,5 @@ def test_what_is_not_finished_is_not_written(filled: Path) -> None:
         ("http://hook:port", None),
     ],
 )
-def test_an_origin_is_all_that_is_told_of_an_address(url: str, origin: str | None) -> None:
+def test_only_the_origin_of_a_url_is_shown(url: str, origin: str | None) -> None:
     assert origin_of(url) == origin

@@ -182,7 +182,7 @@ void exchange_continue(struct connection *connection, uint32_t events) {
         }
         connection->received_at = now_ns();
         if (!connection->in_flight) {
-            exchange_fail(connection, "bytes that nobody asked for");
+            exchange_fail(connection, "bytes without a request");
             return;
         }
         /* Less than we asked for was all there is, unless the end of the answer follows. After an

@@ -93,7 +93,7 @@ static void begin_measuring(struct load *load, int64_t now) {
     load->phase = MEASURING;
     load->measured_from = now;
     load->phase_ends = now + (int64_t)(load->options.seconds * 1e9);
-    /* Whoever holds streams reads the line while they are open. */
+    /* The benchmark reads this line while the streams are open. */
     if (load->options.mode == HOLD) print_result(load);
 }
 
