@@ -100,13 +100,11 @@ class ProgressLine:
             self._console.print(f"{text} ...")
 
     def advance(self) -> None:
-        """Count one part of the step."""
         self._done += 1
         of = f" of {self._total}" if self._total is not None else ""
         self._status.update(f"{self._text} ({self._done}{of}) ...")
 
     def seconds(self, elapsed: float) -> None:
-        """Show how long the step has taken so far."""
         self._status.update(f"{self._text} ({elapsed:.0f} s) ...")
 
 

@@ -107,40 +107,31 @@ def _engine_figures(engine: EngineGauges) -> tuple[Figure, ...]:
     )
 
 
-def _saturation_figures(saturation: Saturation) -> tuple[Figure, ...]:
-    windows = len(saturation.beside_round) + saturation.stalled_beside_round
+def _saturation_figures(seen: Saturation) -> tuple[Figure, ...]:
+    windows = len(seen.beside_round) + seen.stalled_beside_round
     few, left_out = at_most(TOLERATED * windows), "left out because the machine stood still"
-    without, beside = saturation.stalled_plain, saturation.stalled_beside_round
+    without, beside = seen.stalled_plain, seen.stalled_beside_round
     return (
         Figure("stalled_windows_plain", without, f"of {windows} without a round, {left_out}", few),
         Figure("stalled_windows_round", beside, f"of {windows} beside a round, {left_out}", few),
-        Figure("tokens_per_second", median(saturation.plain), "saturating chat, no proofs"),
+        Figure("tokens_per_second", median(seen.plain), "saturating chat, no proofs"),
         Figure(
             "throughput_ratio",
-            saturation.throughput_ratio,
+            seen.throughput_ratio,
             "saturating chat with a round active, over without",
             Limit(THROUGHPUT),
         ),
         Figure(
             "chat_share",
-            median(saturation.chat_share),
-            "share of the time with a round in which saturating chat had the engine",
+            median(seen.chat_share),
+            "share of the time beside a round in which chat had the engine",
         ),
         Figure(
             "proofs_while_saturated",
-            saturation.proofs_while_saturated,
+            seen.proofs_while_saturated,
             "nonces stored beside saturating chat, in the windows that count",
             at_most(0),
         ),
-        Figure(
-            "proofs_in_stalls",
-            saturation.proofs_in_stalls,
-            "nonces stored in the windows left out, in which the engine was idle",
-        ),
-        Figure(
-            "proofs_afterwards",
-            saturation.proofs_afterwards,
-            "nonces stored after chat had ended",
-            Limit(1),
-        ),
+        Figure("proofs_in_stalls", seen.proofs_in_stalls, "nonces stored in the windows left out"),
+        Figure("proofs_afterwards", seen.proofs_afterwards, "nonces stored after chat", Limit(1)),
     )

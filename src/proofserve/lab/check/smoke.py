@@ -12,6 +12,7 @@ from proofserve.lab.client.load import ask_all
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 from proofserve.lab.client.vectors import claims_of, distances, vectors_of
+from proofserve.protocol.comparison import Claim
 from proofserve.protocol.errors import MalformedVector
 
 NONCES = range(12)
@@ -36,10 +37,19 @@ def smoke(node: NodeClient, works: Sequence[AnyWork], report: Reporter) -> None:
 
 
 def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
-    report(_vectors_are_valid(node, work))
-    report(_same_again(node, work))
-    report(_other_values("another key", node, work, replace(work, public_key="another key")))
-    report(_other_values("another block", node, work, replace(work, block_hash="another block")))
+    ours = claims_of(node.artifacts(work, NONCES))
+    report(_vectors_are_valid(ours, work.k_dim))
+    # Order and batch size must not change a single bit.
+    again = node.artifacts(replace(work, batch_size=5), tuple(reversed(NONCES)))
+    detail = "computed again in reverse order and in other batches"
+    report(Check("the same nonce gives the same bits", claims_of(again[::-1]) == ours, detail))
+    for what, other in (
+        ("another key", replace(work, public_key="another key")),
+        ("another block", replace(work, block_hash="another block")),
+    ):
+        nearest = min(distances(ours, claims_of(node.artifacts(other, NONCES)), work.k_dim))
+        detail = f"nearest pair {nearest:.2f} apart"
+        report(Check(f"{what} gives other values", nearest > UNRELATED, detail))
     _round_counts(node, work, report)
 
 
@@ -49,35 +59,17 @@ def _chat_answers(node: NodeClient, model: str) -> Check:
     return Check("chat answers", reply.error is None, detail)
 
 
-def _vectors_are_valid(node: NodeClient, work: Work) -> Check:
+def _vectors_are_valid(claims: Sequence[Claim], k_dim: int) -> Check:
     name = "vectors are valid"
-    claims = claims_of(node.artifacts(work, NONCES))
     if [claim.nonce for claim in claims] != list(NONCES):
         return Check(name, False, f"asked for {list(NONCES)}, got {[c.nonce for c in claims]}")
     try:
-        vectors = vectors_of(claims, work.k_dim)
+        vectors = vectors_of(claims, k_dim)
     except MalformedVector as error:
         return Check(name, False, str(error))
     off = max(abs(float(np.linalg.norm(vector)) - 1.0) for vector in vectors.values())
-    detail = f"{len(vectors)} of {work.k_dim} finite numbers, length 1 within {off:.1e}"
+    detail = f"{len(vectors)} of {k_dim} finite numbers, length 1 within {off:.1e}"
     return Check(name, off < NORM_TOLERANCE, detail)
-
-
-def _same_again(node: NodeClient, work: Work) -> Check:
-    """Order and batch size must not change a single bit."""
-    once = node.artifacts(work, NONCES)
-    again = node.artifacts(replace(work, batch_size=5), tuple(reversed(NONCES)))
-    same = {a.nonce: a.vector_b64 for a in once} == {a.nonce: a.vector_b64 for a in again}
-    detail = "computed again in reverse order and in other batches"
-    return Check("the same nonce gives the same bits", same, detail)
-
-
-def _other_values(what: str, node: NodeClient, work: Work, other: Work) -> Check:
-    ours = claims_of(node.artifacts(work, NONCES))
-    theirs = claims_of(node.artifacts(other, NONCES))
-    nearest = min(distances(ours, theirs, work.k_dim))
-    detail = f"nearest pair {nearest:.2f} apart"
-    return Check(f"{what} gives other values", nearest > UNRELATED, detail)
 
 
 def _round_counts(node: NodeClient, work: Work, report: Reporter) -> None:

@@ -37,7 +37,6 @@ def prompt(seed: int) -> str:
 
 
 def chats(model: str, seeds: range, max_tokens: int, salt: str) -> list[Call]:
-    """A chat with the prompt of each seed."""
     return [chat(model, prompt(seed), max_tokens, salt) for seed in seeds]
 
 
