@@ -19,7 +19,7 @@ from proofserve.cli.options import (
 )
 from proofserve.cli.session import EXIT_FAILED, EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.lab.audit.audit import audit
-from proofserve.lab.audit.audit_page import write_page
+from proofserve.lab.audit.audit_page import page
 from proofserve.lab.audit.audit_report import AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
@@ -124,7 +124,7 @@ def command(
         if json is not None:
             write_json(json, report.json())
         if html is not None:
-            write_page(report, html)
+            html.write_text(page(report), encoding="utf-8")
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
 
 

@@ -112,7 +112,6 @@ def _small_models(models: Sequence[SmallModel], session: CommandSession) -> list
 def _measure(
     model: ServedModel, sample: Sample, rate: float, session: CommandSession
 ) -> list[tuple[Outcome, Report]]:
-    """Measure one model by each method, and show what was found."""
     results = []
     with model.start() as node:
         where = {**machine(), **node.versions()}
@@ -129,7 +128,6 @@ def _measure(
 
 
 def _write(results: Results, json: Path | None, png: Path | None, session: CommandSession) -> None:
-    """Write the files that were asked for, each about every model."""
     if json is not None:
         models = {
             model: {outcome.method: report.json() for outcome, report in found}

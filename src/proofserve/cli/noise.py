@@ -235,7 +235,6 @@ def _measure(
 def _write(
     results: Sequence[NoiseResult], json: Path | None, png: Path | None, session: CommandSession
 ) -> None:
-    """Write the files that were asked for, each about every model."""
     if json is not None:
         reports = {result.title: result.report.json() for result in results}
         passed = all(result.report.passed for result in results)

@@ -34,7 +34,6 @@ class Network:
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The decoder layers in their order."""
         return cast("nn.ModuleList", self.decoder.layers)
 
     @property

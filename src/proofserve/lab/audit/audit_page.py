@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,11 +42,6 @@ def page(report: AuditReport) -> str:
     )
 
 
-def write_page(report: AuditReport, file: Path) -> None:
-    """Write the page to ``file``. Raises OSError."""
-    file.write_text(page(report), encoding="utf-8")
-
-
 def distances_plot(audit: Audit) -> str:
     """A row for each attack that has distances, honest vectors at the top, and the threshold."""
     seen = [audit.honest, *(found.measurement for found in audit.results)]
@@ -83,7 +77,6 @@ def power_plot(audit: Audit) -> str:
 
 
 def _svg(draw: Callable[["Axes"], None], height: float) -> str:
-    """The ``svg`` element, to be put into a page."""
     # Only commands that draw wait for this import.
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -68,8 +68,6 @@ class Conviction:
 
 
 class PowerAnalysis:
-    """Works out, for one rule, which tests convict at a rate of mismatches."""
-
     def __init__(self, rule: ConvictionRule) -> None:
         self.rule = rule
         self._known: dict[float, Conviction] = {}

@@ -36,7 +36,6 @@ class VerificationTrial:
 
     @property
     def name(self) -> str:
-        """The kind of test."""
         return "sequential" if self.rule.sequential else "fixed"
 
     @property
@@ -45,7 +44,6 @@ class VerificationTrial:
         return float(np.median(self.nonces_used))
 
     def count(self, finding: SequentialResult) -> int:
-        """How many verifications had this verdict."""
         return self.findings.count(finding)
 
 

@@ -90,9 +90,15 @@ def verify(
     for claim in claimed.claims:
         claims[claim.nonce].append(claim)
     mismatches: list[Mismatch] = []
+    k_dim = claimed.k_dim or 0
     for start in range(0, len(sample), rule.at_once):
         chunk = sample[start : start + rule.at_once]
-        found = _compared(chunk, claims, recompute, rule, claimed.k_dim or 0)
+        about = [claim for nonce in chunk for claim in claims.get(nonce, ())]
+        try:
+            compared = compare(chunk, recompute(chunk), about, rule.dist_threshold, k_dim)
+        except IncompleteRecomputation as error:
+            raise LabError(f"no verdict is possible: {error}") from error
+        found = {mismatch.nonce: mismatch for mismatch in compared.mismatches}
         for position, nonce in enumerate(chunk, start + 1):
             progress.advance()
             if nonce in found:
@@ -103,21 +109,6 @@ def verify(
     if rule.sequential:
         return _sequential(rule, SequentialResult.UNDECIDED, mismatches, len(sample))
     return _fixed(rule, mismatches, len(sample))
-
-
-def _compared(
-    chunk: Sequence[int],
-    claims: Mapping[int, list[Claim]],
-    recompute: Recompute,
-    rule: VerificationRule,
-    k_dim: int,
-) -> dict[int, Mismatch]:
-    about = [claim for nonce in chunk for claim in claims.get(nonce, ())]
-    try:
-        found = compare(chunk, recompute(chunk), about, rule.dist_threshold, k_dim)
-    except IncompleteRecomputation as error:
-        raise LabError(f"no verdict is possible: {error}") from error
-    return {mismatch.nonce: mismatch for mismatch in found.mismatches}
 
 
 def _sequential(
