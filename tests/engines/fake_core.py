@@ -124,13 +124,13 @@ class FakeCore:
 
     def run_forward(self, forward: Forward) -> dict[str, Any]:
         number = len(self.forwards)
-        self.forwards.append(forward.nonces)
+        self.forwards.append(tuple(forward.call.nonces))
         self.events.append("forward")
         self.pass_time(FORWARD_S)
         if number in self.broken_forwards:
             raise self.broken_forwards[number]
-        rows = np.array([[nonce] * WIDTH for nonce in forward.nonces], dtype=np.float32)
-        return proved(rows, [], len(forward.nonces))
+        rows = np.array([[nonce] * WIDTH for nonce in forward.call.nonces], dtype=np.float32)
+        return proved(rows, [], len(forward.call.nonces))
 
     def max_sequences(self, seq_len: int) -> int:
         return 4096 // seq_len

@@ -5,7 +5,10 @@ methods need happen in their first call, which only comes in the engine core.
 """
 
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proofserve.engines.vllm.core_gate import ProofGate
 
 # The EngineCore method that a posted wakeup names.
 WAKEUP = "proofserve_wakeup"
@@ -29,7 +32,7 @@ def install() -> None:
     setattr(EngineCore, WAKEUP, _wakeup)
 
 
-def _gate(engine: Any) -> Any:
+def _gate(engine: Any) -> "ProofGate":
     """The gate of ``engine``, built by its first proof call."""
     if not hasattr(engine, "proofserve_gate"):
         from proofserve.engines.vllm.compat_core import VllmCore
@@ -42,14 +45,14 @@ def _gate(engine: Any) -> Any:
         engine.proofserve_gate = ProofGate(core, options)
         if core.has_own_loop():
             start_wakeups(engine.proofserve_gate)
-    return engine.proofserve_gate
+    gate: ProofGate = engine.proofserve_gate
+    return gate
 
 
 def _prove(engine: Any, call: dict[str, Any]) -> "Future[dict[str, Any]]":
     from proofserve.engines.vllm.core_messages import ProveCall
 
-    future: Future[dict[str, Any]] = _gate(engine).prove(ProveCall.unpack(call))
-    return future
+    return _gate(engine).prove(ProveCall(**call))
 
 
 def _release(engine: Any, lease: str) -> None:
@@ -57,17 +60,14 @@ def _release(engine: Any, lease: str) -> None:
 
 
 def _gauges(engine: Any) -> dict[str, Any]:
-    read: dict[str, Any] = _gate(engine).gauges()
-    return read
+    return _gate(engine).gauges()
 
 
 def _measure(engine: Any, call: dict[str, Any], forwards: int) -> "Future[dict[str, Any]]":
     from proofserve.engines.vllm.core_messages import ProveCall
 
-    future: Future[dict[str, Any]] = _gate(engine).measure(ProveCall.unpack(call), forwards)
-    return future
+    return _gate(engine).measure(ProveCall(**call), forwards)
 
 
 def _wakeup(engine: Any) -> "Future[None]":
-    future: Future[None] = _gate(engine).wake_up()
-    return future
+    return _gate(engine).wake_up()

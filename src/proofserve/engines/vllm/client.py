@@ -3,7 +3,8 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -31,22 +32,14 @@ class VllmEngine:
     def __init__(
         self, engine_client: Any, engine_info: EngineInfo, defer_s: float, timeout_s: float
     ) -> None:
+        self.engine_info = engine_info
         self._client = engine_client
-        self._engine_info = engine_info
         self._defer_s = defer_s
         self._timeout_s = timeout_s
 
-    @property
-    def engine_info(self) -> EngineInfo:
-        """What is deployed."""
-        return self._engine_info
-
-    def session(self, work: Workload) -> AbstractAsyncContextManager["VllmSession"]:
-        """A lease; it is taken by the first call and returned at the context's end."""
-        return self._session(work)
-
     @asynccontextmanager
-    async def _session(self, work: Workload) -> AsyncIterator["VllmSession"]:
+    async def session(self, work: Workload) -> AsyncIterator["VllmSession"]:
+        """A lease; it is taken by the first call and returned at the context's end."""
         session = VllmSession(self, work)
         try:
             yield session
@@ -63,23 +56,18 @@ class VllmEngine:
     async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
         """See ``rounds.ports.MeasurableEngine.measure``. It has no time limit."""
         call = call_for(work, uuid.uuid4().hex, nonces, self._defer_s)
-        return Measurement(**await self.call(MEASURE, call.pack(), forwards))
+        return Measurement(**await self.call(MEASURE, asdict(call), forwards))
 
     async def call(self, method: str, *args: Any) -> Any:
-        """An EngineCore method. Raises EngineGone, or EngineFault with the engine's own text."""
-        try:
-            return await compat_client.call_engine(self._client, method, *args)
-        except Exception as error:
-            if compat_client.is_engine_dead(error):
-                raise EngineGone("the engine process has died; restart the server") from error
-            raise EngineFault(str(error)) from error
+        """Call an EngineCore method. Raises EngineFault or EngineGone."""
+        return await compat_client.call_engine(self._client, method, *args)
 
     async def prove(self, work: Workload, lease: str, nonces: Sequence[int]) -> dict[str, Any]:
         """One ``prove`` call and its reply. Raises EngineFault, also when none came in time."""
         call = call_for(work, lease, nonces, self._defer_s)
         try:
             async with asyncio.timeout(self._defer_s + self._timeout_s):
-                return dict(await self.call(PROVE, call.pack()))
+                return dict(await self.call(PROVE, asdict(call)))
         except TimeoutError:
             raise EngineFault(
                 f"the engine did not answer within {self._timeout_s:g} s; raise "
@@ -131,7 +119,7 @@ def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) 
 def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | Deferred:
     """The outcome of ``nonces``, or of the first of them.
 
-    Raises EngineFault for a fault, and for a lease that was returned before the call ran.
+    Raises EngineFault.
     """
     if reply["kind"] == core_messages.PROVED:
         failed = frozenset(reply["failed"])
@@ -139,8 +127,6 @@ def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | 
         return ProofBatch(proved, core_messages.values_of(reply), tuple(reply["failed"]))
     if reply["kind"] == core_messages.DEFERRED:
         return Deferred(reply["reason"], reply["seconds"])
-    if reply["kind"] == core_messages.RELEASED:
-        raise EngineFault("the lease was returned before the call ran")
     raise EngineFault(reply["error"])
 
 

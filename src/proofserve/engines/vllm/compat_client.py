@@ -3,7 +3,8 @@
 Nothing but the ``compat_*`` modules looks inside a vLLM object: ``compat_client``,
 ``compat_core``, ``compat_worker`` and ``compat_server``, by the process that they run in. Each
 function names what it relies on; ``tests/contract`` pins those names for the vetted versions, so
-that an upgrade fails in a test that says which caller breaks, not in a running node.
+that an upgrade fails in a test that says which caller breaks, not in a running node. vLLM's
+objects are ``Any`` on purpose: their annotations move with every release.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from typing import Any
 
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError
 from vllm.v1.engine.exceptions import EngineDeadError
+
+from proofserve.rounds.errors import EngineFault, EngineGone
 
 _logger = logging.getLogger(__name__)
 
@@ -73,9 +76,16 @@ def _wait_for(step: "Future[None]", seconds: float) -> None:
 async def call_engine(engine_client: Any, method: str, *args: Any) -> Any:
     """Run an EngineCore method between two engine steps and await its result.
 
+    Raises EngineGone, or EngineFault with the engine's own text.
+
     Relies on: AsyncLLM.engine_core.call_utility_async.
     """
-    return await engine_client.engine_core.call_utility_async(method, *args)
+    try:
+        return await engine_client.engine_core.call_utility_async(method, *args)
+    except EngineDeadError as error:
+        raise EngineGone("the engine process has died; restart the server") from error
+    except Exception as error:
+        raise EngineFault(str(error)) from error
 
 
 def call_engine_sync(llm_engine: Any, method: str, *args: Any) -> Any:
@@ -89,8 +99,3 @@ def call_engine_sync(llm_engine: Any, method: str, *args: Any) -> Any:
         return client.call_utility(method, *args)
     result = getattr(client.engine_core, method)(*args)
     return result.result() if isinstance(result, Future) else result
-
-
-def is_engine_dead(error: BaseException) -> bool:
-    """Whether a failed engine call means that there is no engine any more."""
-    return isinstance(error, EngineDeadError)

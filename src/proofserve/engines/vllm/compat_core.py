@@ -1,8 +1,4 @@
-"""vLLM's private names inside the engine core: its loop, its message queue, its KV blocks.
-
-vLLM's objects are ``Any`` here on purpose: their annotations move with every release. Each method
-names what it relies on; ``tests/contract`` pins those names for the vetted versions.
-"""
+"""vLLM's private names inside the engine core: its loop, its message queue, its KV blocks."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +13,7 @@ from proofserve.engines.vllm.worker import prove
 
 
 class VllmCore:
-    """A ``vllm.v1.engine.core.EngineCore`` as a ``core_port.CorePort``.
+    """A ``vllm.v1.engine.core.EngineCore`` as a ``CorePort``, which describes the methods.
 
     ``wakeup``: name of the EngineCore method under which the plugin installs the gate's
     ``wake_up``.
@@ -27,24 +23,22 @@ class VllmCore:
         self._engine = engine
         self._wakeup = wakeup
 
-    # -- loop and message queue ----------------------------------------------------------------
-
     def has_own_loop(self) -> bool:
         """Whether it is an EngineCoreProc. Relies on: EngineCoreProc.input_queue."""
         return hasattr(self._engine, "input_queue")
 
     def is_busy(self) -> bool:
-        """See CorePort. Relies on: EngineCoreProc.has_work; scheduler.has_unfinished_requests."""
+        """Relies on: EngineCoreProc.has_work; scheduler.has_unfinished_requests."""
         if self.has_own_loop():
             return bool(self._engine.has_work()) or self.waiting_requests() != []
         return bool(self._engine.scheduler.has_unfinished_requests())
 
     def unfinished_requests(self) -> int:
-        """See CorePort. Relies on: scheduler.get_num_unfinished_requests."""
+        """Relies on: scheduler.get_num_unfinished_requests."""
         return int(self._engine.scheduler.get_num_unfinished_requests())
 
     def waiting_requests(self) -> list[str]:
-        """See CorePort. A core without a loop has no message queue, so none wait there.
+        """A core without a loop has no message queue, so none wait there.
 
         Relies on: input_queue items being ``(EngineCoreRequestType, (Request, wave))``.
         """
@@ -56,23 +50,19 @@ class VllmCore:
         return [body[0].request_id for kind, body in items if kind == EngineCoreRequestType.ADD]
 
     def call_when_idle(self, callback: Callable[[], None]) -> None:
-        """See CorePort.
-
-        Relies on: EngineCoreProc._idle_state_callbacks. The core pops them until none is left
+        """Relies on: EngineCoreProc._idle_state_callbacks. The core pops them until none is left
         before it looks at its queue, so a callback must not register itself again.
         """
         self._engine._idle_state_callbacks.append(lambda _engine: callback())
 
     def await_message(self, seconds: float) -> None:
-        """See CorePort. Relies on: input_queue being a ``queue.Queue`` (not_empty, queue)."""
+        """Relies on: input_queue being a ``queue.Queue`` (not_empty, queue)."""
         queue = self._engine.input_queue
         with queue.not_empty:
             queue.not_empty.wait_for(lambda: len(queue.queue) > 0, seconds)
 
     def post_wakeup(self) -> None:
-        """See CorePort.
-
-        Relies on: input_queue and the utility message ``(client, call id, method, args)``. The
+        """Relies on: input_queue and the utility message ``(client, call id, method, args)``. The
         method must return a Future that is never completed, so that no client is answered.
         """
         message = (EngineCoreRequestType.UTILITY, (0, 0, self._wakeup, ()))
@@ -81,9 +71,7 @@ class VllmCore:
     def watch(
         self, arrived: Callable[[str], None], stepped: Callable[[float, float], None]
     ) -> None:
-        """See CorePort.
-
-        Relies on: EngineCoreProc.preprocess_add_request being looked up on the instance by the
+        """Relies on: EngineCoreProc.preprocess_add_request being looked up on the instance by the
         thread that reads the core's sockets; EngineCore.step_fn being an attribute of the
         instance.
         """
@@ -102,12 +90,8 @@ class VllmCore:
         self._engine.preprocess_add_request = watched_preprocess
         self._engine.step_fn = watched_step
 
-    # -- workers -------------------------------------------------------------------------------
-
     def run_forward(self, forward: Forward) -> dict[str, Any]:
-        """See CorePort.
-
-        Relies on: EngineCore.collective_rpc taking a callable. It goes by reference, so it must
+        """Relies on: EngineCore.collective_rpc taking a callable. It goes by reference, so it must
         be importable in the workers.
         """
         replies: list[dict[str, Any] | None]
@@ -115,15 +99,13 @@ class VllmCore:
         return next(reply for reply in replies if reply is not None)
 
     def max_sequences(self, seq_len: int) -> int:
-        """See CorePort. Relies on: scheduler_config.max_num_batched_tokens, .max_num_seqs."""
+        """Relies on: scheduler_config.max_num_batched_tokens, .max_num_seqs."""
         scheduler = self._engine.vllm_config.scheduler_config
         fits = int(scheduler.max_num_batched_tokens) // seq_len
         return min(int(scheduler.max_num_seqs), fits)
 
-    # -- KV blocks -----------------------------------------------------------------------------
-
     def block_sizes(self) -> tuple[int, ...]:
-        """See CorePort. Raises UnsupportedEngine for a group that is not an attention cache.
+        """Raises UnsupportedEngine for a group that is not an attention cache.
 
         Relies on: scheduler.kv_cache_config.kv_cache_groups[i].kv_cache_spec.
         """
@@ -139,15 +121,15 @@ class VllmCore:
         return tuple(sizes)
 
     def take_blocks(self, count: int) -> list[Any]:
-        """See CorePort. Relies on: block_pool.get_new_blocks raising ValueError if too few."""
+        """Relies on: block_pool.get_new_blocks raising ValueError if too few."""
         return list(self._pool.get_new_blocks(count))
 
     def return_blocks(self, blocks: Sequence[Any]) -> None:
-        """See CorePort. Relies on: block_pool.free_blocks."""
+        """Relies on: block_pool.free_blocks."""
         self._pool.free_blocks(blocks)
 
     def free_blocks(self) -> int:
-        """See CorePort. Relies on: block_pool.get_num_free_blocks."""
+        """Relies on: block_pool.get_num_free_blocks."""
         return int(self._pool.get_num_free_blocks())
 
     @property

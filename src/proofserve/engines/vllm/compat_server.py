@@ -57,28 +57,17 @@ async def running_app(args: Namespace) -> AsyncIterator[FastAPI]:
     The start, until the model is loaded, and the stop block the event loop. Raises what the
     start raises, with nothing left running.
 
-    Relies on: its lifespan calling gc.freeze.
+    Relies on: build_async_engine_client; AsyncLLM.shutdown(timeout) being idempotent; the
+    application's lifespan calling gc.freeze.
     """
-    async with _running_engine(args) as client:
-        app = await _application(args, client)
+    async with build_async_engine_client(args) as client:
         try:
+            app = await _application(args, client)
             async with app.router.lifespan_context(app):
                 yield app
         finally:
             # The lifespan froze all objects of its time, and the engine's client is one of them.
             gc.unfreeze()
-
-
-@asynccontextmanager
-async def _running_engine(args: Namespace) -> AsyncIterator[Any]:
-    """An AsyncLLM in this process and its engine core beside it, until the context ends.
-
-    Relies on: build_async_engine_client; AsyncLLM.shutdown(timeout) being idempotent.
-    """
-    async with build_async_engine_client(args) as client:
-        try:
-            yield client
-        finally:
             # vLLM would kill the core at once, because its API process ends then too. This process
             # goes on, so it waits until the core has ended its workers and freed their shared
             # memory. Not in another thread: the client's tasks would report the end as a failure.

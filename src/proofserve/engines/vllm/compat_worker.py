@@ -1,8 +1,4 @@
-"""vLLM's private names in its workers: attention metadata, the model call, ranks, layers.
-
-vLLM's objects are ``Any`` here on purpose: their annotations move with every release. Each
-function names what it relies on; ``tests/contract`` pins those names for the vetted versions.
-"""
+"""vLLM's private names in its workers: attention metadata, the model call, ranks, layers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,20 +35,20 @@ def attention_metadata(runner: Any, common: Sequence[Any]) -> dict[str, Any]:
 
 
 def common_metadata(
-    seq_len: int, starts: torch.Tensor, positions: torch.Tensor, group: dict[str, torch.Tensor]
+    starts: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, slots: torch.Tensor
 ) -> Any:
-    """Metadata of a batch of equal, fresh sequences for one KV-cache group.
+    """Metadata of a batch of n equal, fresh sequences for one KV-cache group.
 
     Args:
-        seq_len: tokens per sequence.
         starts: int32 [n + 1], where each sequence starts among the tokens, on the CPU.
         positions: int64 [n * seq_len] on the device.
-        group: ``block_table`` int32 [n, blocks per sequence] and ``slots`` int64 [n * seq_len].
+        table: int32 [n, blocks per sequence] on the device.
+        slots: int64 [n * seq_len] on the device.
 
     Relies on: vllm.v1.attention.backend.CommonAttentionMetadata.
     """
-    device = positions.device
-    n = starts.numel() - 1
+    device, n = positions.device, starts.numel() - 1
+    seq_len = positions.numel() // n
     lengths = torch.full((n,), seq_len, dtype=torch.int32)
     return CommonAttentionMetadata(
         query_start_loc=starts.to(device),
@@ -63,8 +59,8 @@ def common_metadata(
         num_actual_tokens=n * seq_len,
         max_query_len=seq_len,
         max_seq_len=seq_len,
-        block_table_tensor=group["block_table"],
-        slot_mapping=group["slots"],
+        block_table_tensor=table,
+        slot_mapping=slots,
         causal=True,
         is_prefilling=torch.ones(n, dtype=torch.bool),
         positions=positions,
@@ -109,24 +105,19 @@ def receive_stage() -> Any:
     return IntermediateTensors(get_pp_group().recv_tensor_dict(all_gather_group=get_tp_group()))
 
 
-def send_stage(output: Any) -> None:
-    """Hand this rank's tensors to the next pipeline rank. Relies on: send_tensor_dict."""
-    get_pp_group().send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
+def send_stage(output: Any) -> torch.Tensor | None:
+    """Hand ``output`` to the next pipeline rank; its hidden rows on the rank that answers.
 
-
-def is_first_stage() -> bool:
-    """Whether this rank feeds the inputs to the model."""
-    return bool(get_pp_group().is_first_rank)
-
-
-def is_last_stage() -> bool:
-    """Whether this rank has the model's output."""
-    return bool(get_pp_group().is_last_rank)
-
-
-def speaks_for_stage() -> bool:
-    """Whether this rank answers for its tensor-parallel group: the first does."""
-    return bool(get_tp_group().is_first_rank)
+    Of the last pipeline rank's tensor-parallel group the first rank answers, for all of them.
+    Relies on: send_tensor_dict.
+    """
+    if not get_pp_group().is_last_rank:
+        get_pp_group().send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
+        return None
+    if not get_tp_group().is_first_rank:
+        return None
+    hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
 
 
 def last_mlp(model: torch.nn.Module) -> torch.nn.Module | None:

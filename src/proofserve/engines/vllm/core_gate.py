@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from proofserve.engines.vllm import core_messages
-from proofserve.engines.vllm.batch import BatchRunner
+from proofserve.engines.vllm.batch import Batch, run_batch
 from proofserve.engines.vllm.core_port import CorePort
 from proofserve.engines.vllm.core_times import CoreTimes
 from proofserve.engines.vllm.lease import LeaseTable
@@ -73,11 +73,8 @@ class ProofGate:
     def __init__(
         self, core: CorePort, options: GateOptions, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._core = core
-        self._options = options
-        self._now = now
+        self._core, self._options, self._now = core, options, now
         self._leases = LeaseTable(core, options.forward_batch)
-        self._batches = BatchRunner(core, self._leases, now)
         self._times = CoreTimes(now)
         self._queue: deque[QueuedCall] = deque()
         self._awaits_idle = False
@@ -99,10 +96,10 @@ class ProofGate:
         return queued.future
 
     def release(self, lease: str) -> None:
-        """Return a lease; its calls that still wait in the queue are answered ``released``."""
+        """Return a lease; its calls that still wait in the queue fail."""
         for queued in [q for q in self._queue if q.call.lease == lease]:
             self._queue.remove(queued)
-            queued.answer(core_messages.released())
+            queued.answer(core_messages.fault("the lease was returned before the call ran"))
         self._leases.release(lease)
 
     def measure(self, call: core_messages.ProveCall, forwards: int) -> "Future[dict[str, Any]]":
@@ -115,9 +112,9 @@ class ProofGate:
 
         def run() -> None:
             try:
-                self._batches.run(call, 0)  # the first one draws what its block needs
+                self._run_batch(call, 0)  # the first one draws what its block needs
                 start = self._now()
-                nonces = sum(self._batches.run(call, 0).count for _ in range(forwards))
+                nonces = sum(self._run_batch(call, 0).count for _ in range(forwards))
                 future.set_result({"seconds": self._now() - start, "nonces": nonces})
             except Exception as error:  # noqa: BLE001 - an error here would kill the engine
                 future.set_exception(error)
@@ -202,7 +199,7 @@ class ProofGate:
         queued = self._queue[0]
         try:
             with self._times.forward(self._core.waiting_requests):
-                batch = self._batches.run(queued.call, queued.done)
+                batch = self._run_batch(queued.call, queued.done)
         except Exception as error:  # noqa: BLE001 - an error here would kill the engine
             self._queue.popleft()
             self._leases.release(queued.call.lease)
@@ -214,6 +211,11 @@ class ProofGate:
         if queued.done >= len(queued.call.nonces):
             self._queue.popleft()
             queued.answer_with_rows()
+
+    def _run_batch(self, call: core_messages.ProveCall, start: int) -> Batch:
+        """Raises LeaseRefused, or the error that a worker raised."""
+        lease = self._leases.get(call.lease, call.seq_len, self._now())
+        return run_batch(self._core, lease, call, start)
 
     def _run_inline(self, queued: QueuedCall) -> None:
         """A core without a loop: its caller steps it, so the call runs whole or is deferred."""

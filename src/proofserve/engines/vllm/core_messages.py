@@ -1,10 +1,10 @@
 """The messages from the API process to the engine core, and from there to the workers.
 
-vLLM's utility calls carry msgpack, so each record is a plain dictionary in transit. Numbers of
+vLLM's utility calls carry msgpack, so a call travels as a dictionary of its fields. Numbers of
 a forward travel as raw float32 bytes; inputs never travel, the workers draw them from seeds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,48 +25,26 @@ class ProveCall:
     block_hash: str
     public_key: str
     seq_len: int
-    nonces: tuple[int, ...]
+    nonces: Sequence[int]
     defer_s: float
-
-    def pack(self) -> dict[str, Any]:
-        """As msgpack carries it."""
-        return {
-            "lease": self.lease,
-            "scheme": dict(self.scheme),
-            "block_hash": self.block_hash,
-            "public_key": self.public_key,
-            "seq_len": self.seq_len,
-            "nonces": list(self.nonces),
-            "defer_s": self.defer_s,
-        }
-
-    @classmethod
-    def unpack(cls, packed: Mapping[str, Any]) -> "ProveCall":
-        """Read what ``pack`` wrote."""
-        return cls(**{**packed, "nonces": tuple(packed["nonces"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One forward of the deployed shape: ``len(nonces)`` sequences of ``seq_len`` tokens.
+    """One forward of the deployed shape: a sequence for each nonce of ``call``.
 
     ``blocks[g][i]`` lists the KV blocks of sequence ``i`` in KV-cache group ``g``, each of
     ``block_sizes[g]`` tokens. Picklable, because an executor may send it to other processes.
     """
 
-    scheme: Mapping[str, str | int | bool]
-    block_hash: str
-    public_key: str
-    seq_len: int
-    nonces: tuple[int, ...]
+    call: ProveCall
     blocks: tuple[tuple[tuple[int, ...], ...], ...]
     block_sizes: tuple[int, ...]
 
 
-# The four ways a ProveCall ends.
+# The kinds of replies to a ProveCall.
 PROVED = "proved"
 DEFERRED = "deferred"
-RELEASED = "released"
 FAULT = "fault"
 
 
@@ -92,11 +70,6 @@ def deferred(reason: str, seconds: float) -> dict[str, Any]:
     return {"kind": DEFERRED, "reason": reason, "seconds": seconds}
 
 
-def released() -> dict[str, Any]:
-    """The lease was returned before the call ran; it never will."""
-    return {"kind": RELEASED}
-
-
 def fault(error: str) -> dict[str, Any]:
-    """The computation failed; the engine lives."""
+    """The call was not computed; the engine still runs."""
     return {"kind": FAULT, "error": error}

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from proofserve.engines.vllm import compat_client, vetting
@@ -31,7 +32,7 @@ class SyncProver:
         call = call_for(work, uuid.uuid4().hex, nonces, defer_s=0.0)
         try:
             return read_reply(
-                nonces, compat_client.call_engine_sync(self._engine, PROVE, call.pack())
+                nonces, compat_client.call_engine_sync(self._engine, PROVE, asdict(call))
             )
         finally:
             compat_client.call_engine_sync(self._engine, RELEASE, call.lease)

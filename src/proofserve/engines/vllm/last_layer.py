@@ -39,9 +39,5 @@ def published_rows_only(model: torch.nn.Module, sequences: int, seq_len: int) ->
         full.view(sequences, seq_len, -1)[:, -1] = output
         return full
 
-    hooks = (mlp.register_forward_pre_hook(narrow), mlp.register_forward_hook(widen))
-    try:
+    with mlp.register_forward_pre_hook(narrow), mlp.register_forward_hook(widen):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -1,8 +1,8 @@
 """One proof forward on one rank: draw the inputs, run the deployed model, finish the scheme."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -14,42 +14,30 @@ from proofserve.protocol.scheme import BlockScheme
 from proofserve.protocol.schemes import from_wire
 
 
-class BlockCache:
-    """Block-dependent parts of recent schemes; some are large and take a second to draw."""
-
-    def __init__(self, capacity: int = 4) -> None:
-        self._capacity = capacity
-        self._blocks: OrderedDict[tuple[object, str], BlockScheme] = OrderedDict()
-
-    def get(self, forward: Forward, hidden_size: int, device: torch.device) -> BlockScheme:
-        """The scheme of ``forward`` bound to its block, built once."""
-        key = (tuple(sorted(forward.scheme.items())), forward.block_hash)
-        block = self._blocks.pop(key, None)
-        if block is None:
-            scheme = from_wire(forward.scheme)
-            block = scheme.for_block(forward.block_hash, hidden_size, device)
-        self._blocks[key] = block
-        while len(self._blocks) > self._capacity:
-            self._blocks.popitem(last=False)
-        return block
-
-
 def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
     """Run ``forward`` on this rank; the rank that speaks for the output returns the values.
 
     The reply lists the nonces whose row was not finite; their rows are left out.
     """
-    runner = worker.model_runner
-    if not hasattr(worker, "proofserve_blocks"):
-        worker.proofserve_blocks = BlockCache()
-    hidden_size = runner.model_config.get_hidden_size()
-    block = worker.proofserve_blocks.get(forward, hidden_size, torch.device(runner.device))
+    runner, call = worker.model_runner, forward.call
+    if not hasattr(worker, "proofserve_block"):
+        # The parts of recent blocks: some are large and take a second to draw.
+        worker.proofserve_block = lru_cache(maxsize=4)(_block_scheme)
+    size, device = runner.model_config.get_hidden_size(), torch.device(runner.device)
+    scheme = tuple(sorted(call.scheme.items()))
+    block = worker.proofserve_block(scheme, call.block_hash, size, device)
     values = run_forward(runner, block, forward)
     if values is None:
         return None
     finite = torch.isfinite(values).all(dim=1)
-    failed = [n for n, good in zip(forward.nonces, finite.tolist(), strict=True) if not good]
-    return proved(values[finite].cpu().numpy(), failed, len(forward.nonces))
+    failed = [n for n, good in zip(call.nonces, finite.tolist(), strict=True) if not good]
+    return proved(values[finite].cpu().numpy(), failed, len(call.nonces))
+
+
+def _block_scheme(
+    scheme: tuple[tuple[str, Any], ...], block_hash: str, hidden_size: int, device: torch.device
+) -> BlockScheme:
+    return from_wire(dict(scheme)).for_block(block_hash, hidden_size, device)
 
 
 @torch.inference_mode()
@@ -59,38 +47,33 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     Collective: every rank must run the same forward. Keys and values go only into the blocks
     that ``forward`` names.
     """
-    device = torch.device(runner.device)
-    n, seq_len = len(forward.nonces), forward.seq_len
-    positions = torch.arange(seq_len, device=device).repeat(n)
+    call, seq_len, n = forward.call, forward.call.seq_len, len(forward.call.nonces)
+    positions = torch.arange(seq_len, device=torch.device(runner.device)).repeat(n)
     metadata, slots = _attention(runner, forward, positions)
-    embeds = None
-    if compat_worker.is_first_stage():
-        dtype = runner.model_config.dtype
-        embeds = block.inputs(forward.public_key, forward.nonces, seq_len, dtype)
+    received, embeds = compat_worker.receive_stage(), None
+    if received is None:
+        embeds = block.inputs(call.public_key, call.nonces, seq_len, runner.model_config.dtype)
         embeds = embeds.view(n * seq_len, -1)
     inputs = {
         "positions": positions,
-        "intermediate_tensors": compat_worker.receive_stage(),
+        "intermediate_tensors": received,
         "inputs_embeds": embeds,
     }
     model = runner.get_model()
     with _layer_transforms(model, block), published_rows_only(model, n, seq_len):
         output = compat_worker.call_model(runner, metadata, slots, inputs)
-    if not compat_worker.is_last_stage():
-        compat_worker.send_stage(output)
+    hidden = compat_worker.send_stage(output)
+    if hidden is None:
         return None
-    if not compat_worker.speaks_for_stage():
-        return None
-    hidden = output[0] if isinstance(output, tuple) else output
     last = hidden.view(n, seq_len, -1)[:, -1]
-    return block.finish(forward.public_key, forward.nonces, last)
+    return block.finish(call.public_key, call.nonces, last)
 
 
 def _attention(
     runner: Any, forward: Forward, positions: torch.Tensor
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Attention metadata and slot mapping by layer, addressing only the leased blocks."""
-    n, seq_len = len(forward.nonces), forward.seq_len
+    n, seq_len = len(forward.call.nonces), forward.call.seq_len
     starts = torch.arange(0, (n + 1) * seq_len, seq_len, dtype=torch.int32)
     common = []
     slots: dict[str, torch.Tensor] = {}
@@ -99,11 +82,7 @@ def _attention(
         size = forward.block_sizes[gid]
         token = positions[:seq_len]
         group_slots = (table.long()[:, token // size] * size + token % size).flatten()
-        common.append(
-            compat_worker.common_metadata(
-                seq_len, starts, positions, {"block_table": table, "slots": group_slots}
-            )
-        )
+        common.append(compat_worker.common_metadata(starts, positions, table, group_slots))
         slots.update(dict.fromkeys(names, group_slots))
     return compat_worker.attention_metadata(runner, common), slots
 
@@ -114,19 +93,15 @@ def _layer_transforms(model: torch.nn.Module, block: BlockScheme) -> Iterator[No
 
     Chat never runs inside this context, so chat needs no flag that switches the hooks off.
     """
-    hooks = []
-    if block.uses_layer_transforms:
-        for index, layer in compat_worker.decoder_layers(model):
-            hooks.append(layer.register_forward_hook(_transform(block, index)))
-    try:
+    with ExitStack() as hooks:
+        if block.uses_layer_transforms:
+            for index, layer in compat_worker.decoder_layers(model):
+                hook = partial(_transform, block, index)
+                hooks.enter_context(layer.register_forward_hook(hook))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
-def _transform(block: BlockScheme, index: int) -> Any:
-    def hook(_layer: torch.nn.Module, _args: Any, output: Any) -> Any:
-        return block.layer_transform(index, output)
-
-    return hook
+def _transform(
+    block: BlockScheme, index: int, _layer: torch.nn.Module, _args: Any, output: Any
+) -> Any:
+    return block.layer_transform(index, output)
