@@ -38,7 +38,6 @@ class SettingOptions(Generic[S]):
     flag: Callable[[str], str]
 
     def variable(self, name: str) -> str:
-        """The environment variable of a field."""
         return f"{self.settings.model_config['env_prefix']}{name.upper()}"
 
     def variables(self, given: dict[str, Any]) -> dict[str, str]:

@@ -116,8 +116,6 @@ class FakeEngine:
 
 
 class FakeSession:
-    """A lease of ``FakeEngine`` for one workload."""
-
     def __init__(self, engine: FakeEngine, work: Workload) -> None:
         self._engine = engine
         self._work = work

@@ -6,7 +6,7 @@ from typing import Final
 
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from proofserve.models.tokenizer import BOS, EOS_IDS, PAD, VOCABULARY
+from proofserve.models.tokenizer import BOS, EOS_IDS, PAD, SPECIALS, VOCABULARY
 
 # Two sliding layers, then one with full attention. Half of the smallest model, which is what one
 # of two pipeline stages holds, then has both kinds, and vLLM keeps several groups of KV blocks.
@@ -64,9 +64,9 @@ def _common(shape: Shape) -> dict[str, int | float | bool | list[int]]:
         # A tied head would make a random model repeat its last token: the residual stream still
         # holds that token's embedding, and nothing scores higher against the head.
         "tie_word_embeddings": False,
-        "bos_token_id": BOS.id,
+        "bos_token_id": SPECIALS.index(BOS),
         "eos_token_id": list(EOS_IDS),
-        "pad_token_id": PAD.id,
+        "pad_token_id": SPECIALS.index(PAD),
     }
 
 

@@ -1,30 +1,17 @@
 """The tokenizer of every model here: a byte-level BPE learned from the text in this package."""
 
-from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-
-@dataclass(frozen=True, slots=True)
-class Special:
-    """A token that marks a place in a conversation and never stands for text."""
-
-    text: str
-    id: int
-
-
-PAD: Final = Special("<|pad|>", 0)
-BOS: Final = Special("<|bos|>", 1)
-TURN_START: Final = Special("<|im_start|>", 2)
-TURN_END: Final = Special("<|im_end|>", 3)
-TEXT_END: Final = Special("<|endoftext|>", 4)
-# In the order of their ids, because the trainer numbers them so.
-SPECIALS: Final = (PAD, BOS, TURN_START, TURN_END, TEXT_END)
+# They mark places in a conversation and never stand for text. The id of each is its position
+# here: the trainer numbers them so.
+SPECIALS: Final = ("<|pad|>", "<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
+PAD, BOS, TURN_START, TURN_END, TEXT_END = SPECIALS
 # A turn ends a reply, the end of a text ends a plain completion.
-EOS_IDS: Final = (TURN_END.id, TEXT_END.id)
+EOS_IDS: Final = (SPECIALS.index(TURN_END), SPECIALS.index(TEXT_END))
 
 VOCABULARY: Final = 2048
 """Tokens, specials included: as many as the text can teach, and a multiple of 64 for kernels."""
@@ -40,7 +27,6 @@ CHAT_TEMPLATE: Final = (
 
 
 def corpus() -> str:
-    """Return the text that the merges are learned from."""
     return resources.files("proofserve.models").joinpath("corpus.txt").read_text("utf-8")
 
 
@@ -52,16 +38,16 @@ def _train(text: str) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         min_frequency=2,
-        special_tokens=[special.text for special in SPECIALS],
+        special_tokens=list(SPECIALS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     # A plain completion of an empty prompt still has a token to begin with.
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS.text} $A",
-        pair=f"{BOS.text} $A {BOS.text} $B:1",
-        special_tokens=[(BOS.text, BOS.id)],
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A {BOS} $B:1",
+        special_tokens=[(BOS, SPECIALS.index(BOS))],
     )
     return tokenizer
 
@@ -70,10 +56,10 @@ def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
     """Train the tokenizer, always to the same result, for a model of ``context`` positions."""
     return PreTrainedTokenizerFast(
         tokenizer_object=_train(corpus()),
-        bos_token=BOS.text,
-        eos_token=TURN_END.text,
-        pad_token=PAD.text,
-        additional_special_tokens=[TURN_START.text, TEXT_END.text],
+        bos_token=BOS,
+        eos_token=TURN_END,
+        pad_token=PAD,
+        additional_special_tokens=[TURN_START, TEXT_END],
         chat_template=CHAT_TEMPLATE,
         model_max_length=context,
         clean_up_tokenization_spaces=False,

@@ -27,8 +27,6 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """How to start a server: an argument list and the environment it runs in."""
-
     argv: tuple[str, ...]
     env: Mapping[str, str]
 
@@ -58,8 +56,6 @@ def exec_server(command: ServerCommand) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers: its address, its process and its log."""
-
     url: str
     process: "subprocess.Popen[bytes]"
     log: Path

@@ -58,8 +58,6 @@ async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIter
 
 @asynccontextmanager
 async def _beside(what: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run ``work`` as a task until the context ends."""
-
     def report(task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             _logger.critical("proofserve-%s has stopped; restart the server", what, exc_info=error)

@@ -76,8 +76,6 @@ class VllmEngine:
 
 
 class VllmSession:
-    """A lease of ``VllmEngine`` for one workload."""
-
     def __init__(self, engine: VllmEngine, work: Workload) -> None:
         self._engine = engine
         self._work = work
@@ -104,7 +102,6 @@ class VllmSession:
 
 
 def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) -> ProveCall:
-    """The message of one ``prove``."""
     return ProveCall(
         lease=lease,
         scheme=work.scheme.to_wire(),
@@ -131,7 +128,6 @@ def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | 
 
 
 def join(parts: Sequence[ProofBatch]) -> ProofBatch:
-    """Consecutive parts of one call as one batch."""
     return ProofBatch(
         nonces=tuple(nonce for part in parts for nonce in part.nonces),
         values=np.concatenate([part.values for part in parts]),

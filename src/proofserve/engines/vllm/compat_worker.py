@@ -68,7 +68,6 @@ def common_metadata(
 
 
 def group_layer_names(runner: Any) -> list[list[str]]:
-    """Names of the attention layers of each KV-cache group."""
     return [list(group.layer_names) for group in runner.kv_cache_config.kv_cache_groups]
 
 

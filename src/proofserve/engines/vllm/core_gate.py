@@ -125,7 +125,6 @@ class ProofGate:
         return future
 
     def gauges(self) -> dict[str, Any]:
-        """Counters of forwards and of the block pool."""
         return {
             **self._times.read(),
             "leased_blocks": self._leases.held_blocks,

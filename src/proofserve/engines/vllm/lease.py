@@ -49,7 +49,6 @@ class LeaseTable:
 
     @property
     def held_blocks(self) -> int:
-        """KV blocks out on lease."""
         return sum(len(lease.held) for lease in self._leases.values())
 
     def sequences(self, seq_len: int) -> int:
