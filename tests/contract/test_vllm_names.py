@@ -66,18 +66,18 @@ def config(data_parallel: int = 1, api_processes: int = 1) -> SimpleNamespace:
 
 
 def test_a_split_deployment_is_refused_with_the_way_out() -> None:
-    vetting.require_one_owner(config())
+    vetting.require_supported_options(config())
     with pytest.raises(vetting.UnsupportedEngine, match=r"data parallel size 2.*group_id"):
-        vetting.require_one_owner(config(data_parallel=2))
+        vetting.require_supported_options(config(data_parallel=2))
     with pytest.raises(vetting.UnsupportedEngine, match=r"3 API server.*--api-server-count 1"):
-        vetting.require_one_owner(config(api_processes=3))
+        vetting.require_supported_options(config(api_processes=3))
     fields = {field.name for field in dataclasses.fields(ParallelConfig)}
     assert {"data_parallel_size", "_api_process_count"} <= fields
 
 
 def test_the_second_model_runner_is_refused() -> None:
     with pytest.raises(vetting.UnsupportedEngine, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        vetting.require_model_runner(SimpleNamespace(use_v2_model_runner=True))
+        vetting.require_supported_options(SimpleNamespace(use_v2_model_runner=True))
     assert "use_v2_model_runner" in dir(VllmConfig)
 
 

@@ -103,8 +103,7 @@ class ProofEndpoints:
         """Raises UnsupportedEngine."""
         version = vetting.require_vetted_version()
         config = engine_client.vllm_config
-        vetting.require_one_owner(config)
-        vetting.require_model_runner(config)
+        vetting.require_supported_options(config)
         # After the version check: in another version this import may fail without advice.
         from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
 

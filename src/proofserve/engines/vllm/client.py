@@ -114,10 +114,7 @@ def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) 
 
 
 def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | Deferred:
-    """The outcome of ``nonces``, or of the first of them.
-
-    Raises EngineFault.
-    """
+    """The outcome of ``nonces``, or of the first of them. Raises EngineFault."""
     if reply["kind"] == core_messages.PROVED:
         failed = frozenset(reply["failed"])
         proved = tuple(nonce for nonce in nonces[: reply["done"]] if nonce not in failed)

@@ -19,8 +19,7 @@ class SyncProver:
 
     def __init__(self, llm_engine: Any) -> None:
         vetting.require_vetted_version()
-        vetting.require_one_owner(llm_engine.vllm_config)
-        vetting.require_model_runner(llm_engine.vllm_config)
+        vetting.require_supported_options(llm_engine.vllm_config)
         self._engine = llm_engine
 
     def prove(self, work: Workload, nonces: Sequence[int]) -> ProofBatch | Deferred:

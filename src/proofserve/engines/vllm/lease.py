@@ -61,10 +61,9 @@ class LeaseTable:
 
     def get(self, name: str, seq_len: int, now: float) -> Lease:
         """The lease ``name``, taken now if it is new. Raises LeaseRefused."""
-        lease = self._leases.get(name)
-        if lease is None:
-            lease = self._take(seq_len, now)
-            self._leases[name] = lease
+        if name not in self._leases:
+            self._leases[name] = self._take(seq_len, now)
+        lease = self._leases[name]
         lease.last_used = now
         return lease
 

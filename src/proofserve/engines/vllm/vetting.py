@@ -24,11 +24,18 @@ def require_vetted_version() -> str:
     return version
 
 
-def require_one_owner(vllm_config: Any) -> None:
-    """A round has one owner and one engine. Raises UnsupportedEngine for a split deployment.
+def require_supported_options(vllm_config: Any) -> None:
+    """Raise UnsupportedEngine for vLLM's second model runner and for a split deployment.
+
+    A round has one owner and one engine. Proof forwards work on the first model runner.
 
     Relies on: ParallelConfig._api_process_count, set by ``vllm serve --api-server-count``.
     """
+    if vllm_config.use_v2_model_runner:
+        raise UnsupportedEngine(
+            "vLLM's second model runner was not vetted. Set VLLM_USE_V2_MODEL_RUNNER=0 "
+            "(proofserve serve does)."
+        )
     parallel = vllm_config.parallel_config
     if parallel.data_parallel_size > 1:
         raise UnsupportedEngine(
@@ -39,13 +46,4 @@ def require_one_owner(vllm_config: Any) -> None:
         raise UnsupportedEngine(
             f"{parallel._api_process_count} API server processes: a round has one owner. "
             "Start vLLM with --api-server-count 1."
-        )
-
-
-def require_model_runner(vllm_config: Any) -> None:
-    """Proof forwards work on the first model runner. Raises UnsupportedEngine for the second."""
-    if vllm_config.use_v2_model_runner:
-        raise UnsupportedEngine(
-            "vLLM's second model runner was not vetted. Set VLLM_USE_V2_MODEL_RUNNER=0 "
-            "(proofserve serve does)."
         )
