@@ -111,11 +111,7 @@ def progress(connection: sqlite3.Connection, round_id: str) -> RoundProgress:
 
 
 def add(
-    connection: sqlite3.Connection,
-    round_id: str,
-    next_index: int,
-    rows: Sequence[_Row],
-    now: float,
+    connection: sqlite3.Connection, round_id: str, next_index: int, rows: Sequence[_Row], now: float
 ) -> bool:
     """Store ``rows`` and the progress.
 

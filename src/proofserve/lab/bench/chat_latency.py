@@ -91,6 +91,5 @@ def compare_answers(
 
 
 def differing(some: Sequence[Reply], others: Sequence[Reply]) -> int:
-    """The number of answers whose bytes differ between two runs of the same chats."""
     pairs = zip(some, others, strict=True)
     return sum(bool(a.error or b.error or a.texts != b.texts) for a, b in pairs)

@@ -59,7 +59,6 @@ def distance_smoke(node: NodeClient, work: DistanceWork, report: Reporter) -> No
 
 
 def observe_round(node: NodeClient, work: DistanceWork) -> ObservedRound:
-    """Take a round through all its states."""
     after = node.last_seq()
     states = []
     node.init(work)

@@ -54,7 +54,6 @@ def artifact_trial(
 
 
 def generate(node: NodeClient, work: Work) -> list[Claim]:
-    """The first ``NONCES`` results of a new round."""
     after = node.last_seq()
     with node.round(work):
         wait_until(lambda: node.status().processed >= NONCES, f"{NONCES} results", ROUND_S)

@@ -110,7 +110,6 @@ class NodeClient:
         self._post("init", work.body)
 
     def phase_generate(self) -> None:
-        """Make the configured round generate."""
         self._post("phase/generate")
 
     def phase_validate(self) -> None:
