@@ -57,7 +57,7 @@ def test_verify_needs_no_vllm_as_pip_installs_it(wheel: Path, tmp_path: Path) ->
     written = environment.run("-m", "proofserve", "model", "new", model, "--size", "tiny")
     assert written.returncode == 0, written.stderr
     judge(environment, model, tmp_path)
-    # A gigabyte that nobody looks at again.
+    # Removes a gigabyte that no other test needs.
     shutil.rmtree(tmp_path / "env")
 
 

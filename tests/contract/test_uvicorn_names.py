@@ -146,7 +146,7 @@ def test_flow_control() -> None:
 
 
 def test_what_uvicorn_reads_and_writes_of_a_cycle() -> None:
-    # An Exchange stands in for one: it has these, or the protocol sees to it that nobody asks.
+    # An Exchange replaces a cycle: it has these names, or the protocol never reads them.
     source = inspect.getsource(HttpToolsProtocol)
     names = {
         line.split(owner)[1].split()[0].strip(":,()").split("(")[0]

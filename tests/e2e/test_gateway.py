@@ -209,7 +209,7 @@ async def test_more_users_than_permits_all_finish_and_never_overrun(
     assert waited > 0.1
 
 
-async def test_who_comes_first_is_served_first(served: ServedGateway, tmp_path: Path) -> None:
+async def test_requests_are_served_in_order(served: ServedGateway, tmp_path: Path) -> None:
     with in_front_of(served, tmp_path, max_concurrent_requests=1) as narrow:
         finished: list[int] = []
 
@@ -240,20 +240,20 @@ async def late_replies(url: str) -> tuple[list[Reply], float]:
 
         await until(full, 30.0)
         asked = [group.create_task(ask_alone(url, chat(8))) for _ in range(50)]
-        # What the machine loses before the deadline nears delays nobody, unless it stands still
+        # A pause of the machine before the deadline delays no request, unless it pauses
         # between a request's way out and its arrival: see the repetition below.
         await asyncio.sleep(1.95)
         heart.lost = 0.0
         late = await asyncio.gather(*asked)
         lost = heart.lost
-        # What they waited for was no place: nobody had finished.
+        # They waited for a permit and got none: no request had finished.
         assert not any(task.done() for task in early)
         for task in early:
             task.cancel()
     return late, lost
 
 
-async def test_the_late_are_told_to_come_again_when_their_wait_is_over(
+async def test_requests_that_wait_too_long_get_retry_after(
     served: ServedGateway, tmp_path: Path
 ) -> None:
     settings = {"max_concurrent_requests": PERMITS, "queue_wait_timeout_seconds": 2}

@@ -1,4 +1,4 @@
-"""How a gateway's process ends when somebody else decides it: a terminal, a crash, a bad start."""
+"""How a gateway's process ends after a terminal's interrupt, a crash or a failed start."""
 
 import asyncio
 import os

@@ -100,7 +100,7 @@ def test_matrices_that_stay_give_the_same_vectors(network: Network) -> None:
 
 
 def spoils_unread(network: Network, modules: Callable[[nn.Module], list[nn.Module]]) -> Network:
-    """A network whose last layer computes no numbers at all at the positions nobody reads."""
+    """A network whose last layer computes only NaN at the positions that are never read."""
     twin = without_layers(network, [])
 
     def spoil(_module: nn.Module, _args: object, output: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from proofserve.gateway.http.app import build, running
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
 
-NOBODY = GatewayPlan((BackendSpec("http://127.0.0.1:1"),), probe_interval=60)
+UNREACHABLE = GatewayPlan((BackendSpec("http://127.0.0.1:1"),), probe_interval=60)
 
 
 @pytest.fixture
@@ -60,22 +60,22 @@ async def test_nothing_goes_on_after_the_end(stub: ProbeBackend) -> None:
 
 @pytest.mark.anyio
 async def test_the_collector_passes_over_what_lives_until_the_end() -> None:
-    async with running(NOBODY):
+    async with running(UNREACHABLE):
         assert gc.get_freeze_count() > 10_000
     assert gc.get_freeze_count() < 10_000
 
 
 @pytest.mark.anyio
 async def test_where_the_gateway_has_keys_the_clients_stay_here() -> None:
-    assert b"authorization" not in Gateway(NOBODY).held_back
-    assert Gateway(NOBODY).backend_lines == b""
-    keyed = replace(NOBODY, clients=(ClientSpec(name="anna", key="key"),))
+    assert b"authorization" not in Gateway(UNREACHABLE).held_back
+    assert Gateway(UNREACHABLE).backend_lines == b""
+    keyed = replace(UNREACHABLE, clients=(ClientSpec(name="anna", key="key"),))
     assert b"authorization" in Gateway(keyed).held_back
 
 
 @pytest.mark.anyio
 async def test_signals_are_the_gateways_while_it_lives() -> None:
-    app = build(NOBODY)
+    app = build(UNREACHABLE)
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     async with app.router.lifespan_context(app):
         assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
@@ -85,7 +85,7 @@ async def test_signals_are_the_gateways_while_it_lives() -> None:
 
 def test_another_thread_leaves_the_signals_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with TestClient(build(NOBODY)) as client:
+    with TestClient(build(UNREACHABLE)) as client:
         assert signal.getsignal(signal.SIGTERM) is before
         assert client.get("/v1/health").json() == {"status": "ok"}
 
@@ -107,7 +107,9 @@ def test_an_engine_in_this_process_answers_everything_else() -> None:
         yield BackendSpec("http://127.0.0.1:1"), engine_app
         ended.append(True)
 
-    with TestClient(build(replace(NOBODY, backends=()), engine), client=("127.0.0.1", 5)) as http:
+    with TestClient(
+        build(replace(UNREACHABLE, backends=()), engine), client=("127.0.0.1", 5)
+    ) as http:
         assert http.get("/api/v1/pow/status").json() == "the engine's"
         assert http.get("/v1/health").json() == {"status": "ok"}
         shown = http.get("/admin/backends").json()
@@ -120,7 +122,7 @@ PAGE = {"origin": "https://page"}
 
 
 def test_pages_may_read_answers_where_they_are_listed() -> None:
-    with TestClient(build(replace(NOBODY, cors_origins=("https://page",)))) as client:
+    with TestClient(build(replace(UNREACHABLE, cors_origins=("https://page",)))) as client:
         answer = client.get("/v1/health", headers=PAGE)
         assert answer.headers["access-control-allow-origin"] == "https://page"
         asks = {"access-control-request-method": "POST"}
@@ -133,6 +135,6 @@ def test_pages_may_read_answers_where_they_are_listed() -> None:
 
 
 def test_pages_may_not_read_answers_by_default() -> None:
-    with TestClient(build(NOBODY)) as client:
+    with TestClient(build(UNREACHABLE)) as client:
         answer = client.get("/v1/health", headers=PAGE)
         assert "access-control-allow-origin" not in answer.headers

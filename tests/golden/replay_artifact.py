@@ -113,7 +113,7 @@ def replay_validation_b(case: Case) -> None:
             compare(nonces, computed, claims, *rule)
         return
     if not {claim.nonce for claim in claims} <= computed.keys():
-        # The peer passes over claims that nobody asked for.
+        # The peer ignores claims about nonces that were not requested.
         with pytest.raises(ProtocolError, match="claims"):
             compare(nonces, computed, claims, *rule)
         return

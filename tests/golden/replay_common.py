@@ -141,7 +141,7 @@ def _is_share(share: dict[str, int]) -> bool:
 def replay_padding(case: Case) -> None:
     nonces, size = case.args["nonces"], case.args["pad_to"]
     if min(nonces, default=0) < 0 or len(set(nonces)) < len(nonces):
-        # The peer collides with its own dummies here; by P.2.6 nobody can ask for these nonces.
+        # The peer collides with its own dummies here; P.2.6 forbids these nonces.
         with pytest.raises(ProtocolError, match="nonces"):
             pad(nonces, size)
         return

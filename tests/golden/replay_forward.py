@@ -42,7 +42,7 @@ def replay_layer_hooks(case: Case) -> None:
         "plain": hidden,
     }[args["output_form"]]
     block = _LAYER_SCHEMES[args["protocol"]].for_block(args["block_hash"], hidden.shape[-1], DEVICE)
-    # Outside a proof forward nobody calls the transform: that is all "inactive" means here.
+    # "Inactive" means only that no code calls the transform outside a proof forward.
     result = block.layer_transform(args["layer_index"], output) if args["poc_active"] else output
     assert isinstance(result, tuple) == isinstance(output, tuple)
     parts = result if isinstance(result, tuple) else (result,)

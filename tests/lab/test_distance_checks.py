@@ -131,7 +131,7 @@ def test_honest_winners_pass_and_false_ones_are_caught(restarts: bool, where: st
         (Habits(other_block=500), ["winners of another block are refused"]),
         (Habits(hooks_matter=False), ["winners with layer hooks are fraud without them"]),
     ],
-    ids=["believes all", "believes nobody", "drifts", "any block", "breaks", "hooks do nothing"],
+    ids=["believes all", "believes no claim", "drifts", "any block", "breaks", "hooks do nothing"],
 )
 def test_end_to_end_finds(habits: Habits, names: list[str]) -> None:
     assert failed(end_to_end_on(habits)) == names
@@ -153,7 +153,7 @@ def test_a_forgery_is_honest_but_for_an_eighth() -> None:
     assert len(found.winners) == 64
     assert len(false) == 8
     assert all(distance >= 1.416 for distance in distances.values())
-    # It failed, so nobody knows whether it wins.
+    # This nonce failed, so it is unknown whether it wins.
     assert 3 not in found.losers
 
 

@@ -19,8 +19,8 @@ def completion(r: Reply) -> int:
 
 
 def test_a_queue_that_is_still_young_does_not_inflate_a_rate() -> None:
-    # Four sent at once and served one after the other, a second and 40 tokens each; whoever has
-    # an answer sends the next.
+    # Four sent at once and served one after the other, a second and 40 tokens each; a client
+    # with an answer sends the next.
     replies = [reply(max(0, end - 4), end, 40) for end in range(1, 30)]
     assert rate_of_completions(replies, 4, 12.5, completion) == pytest.approx(40)
 
@@ -129,6 +129,6 @@ def test_an_exit_that_strikes_inside_a_task_is_no_forgotten_error(
     monkeypatch.setattr(load, "_ask", struck)
     with pytest.raises(SystemExit):
         ask_all("http://127.0.0.1:9", [Call("/", {})] * 3, 1)
-    # A task that nobody asked for its exception complains when it is collected.
+    # A task whose exception was never read warns when it is collected.
     gc.collect()
     assert caplog.text == ""

@@ -82,7 +82,7 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
 
 
 @pytest.mark.parametrize("sequential", [True, False])
-def test_in_1000_verifications_nobody_is_misjudged(recorded: Recorded, sequential: bool) -> None:
+def test_1000_verifications_have_no_wrong_verdict(recorded: Recorded, sequential: bool) -> None:
     rule = VerificationRule(DEFAULTS, recorded.threshold, sequential)
     honest = simulate(recorded.truth, rule, RUNS, 18, NoProgress())
     forged = simulate(recorded.fraud, rule, RUNS, 18, NoProgress())

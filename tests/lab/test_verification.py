@@ -21,7 +21,7 @@ SEVERITY = {SequentialResult.HONEST: 0, SequentialResult.UNDECIDED: 1, Sequentia
 
 
 class Silent:
-    """Progress that nobody sees."""
+    """A progress display without output."""
 
     def step(self, text: str, total: int | None = None) -> None: ...
 

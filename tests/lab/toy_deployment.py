@@ -1,4 +1,4 @@
-"""A deployment without a model: every cheat is as far from the honest vector as it is told to."""
+"""A deployment without a model: a test sets the distance of every cheat from the honest vector."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,8 +14,8 @@ class ToyDeployment:
     """Notes what it is asked for in ``asked``.
 
     ``apart`` says how far the vectors of a cheat are from the validator's, by what it is asked
-    for: a fixed distance; 1 if it says nothing. Nonces ``missing`` get no vector from anybody, and
-    who is ``silent`` has none for any.
+    for: a fixed distance; 1 if it says nothing. Nonces ``missing`` get no vector from any
+    prover, and a prover in ``silent`` has no vector for any nonce.
     """
 
     def __init__(

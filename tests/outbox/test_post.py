@@ -19,7 +19,7 @@ async def _post(url: str, timeout_s: float = 5.0, body: bytes = b'{"n_total":3}'
         return await post(client, outward, delivery, body, timeout_s)
 
 
-async def test_the_request_is_as_promised(target: Target) -> None:
+async def test_the_request_is_as_documented(target: Target) -> None:
     assert await _post(f"{target.url}/base") is None
     (only,) = target.arrivals
     assert (only.path, only.body) == ("/base/validated", {"n_total": 3})
@@ -55,7 +55,7 @@ async def test_a_redirect_to_another_host_names_that_host(target: Target) -> Non
 
 
 @pytest.mark.parametrize("status", [300, 304, 399])
-async def test_a_3xx_status_that_is_no_redirect_is_a_failure(target: Target, status: int) -> None:
+async def test_a_3xx_status_without_a_redirect_is_a_failure(target: Target, status: int) -> None:
     target.answer = lambda _arrival: status
     error = await _post(target.url)
     assert error is not None
@@ -63,17 +63,17 @@ async def test_a_3xx_status_that_is_no_redirect_is_a_failure(target: Target, sta
 
 
 @pytest.mark.parametrize("status", [400, 422, 500, 503])
-async def test_any_other_is_told_with_its_text(target: Target, status: int) -> None:
+async def test_any_other_status_is_an_error_with_its_text(target: Target, status: int) -> None:
     target.answer = lambda _arrival: status
     assert await _post(target.url) == f"HTTP {status}: so says the target"
 
 
 @pytest.mark.parametrize("url", ["not a url", "http://[", "ftp://host", "http://\n"])
-async def test_a_url_that_cannot_work_is_an_error_like_any_other(url: str) -> None:
+async def test_an_impossible_url_is_an_ordinary_error(url: str) -> None:
     assert await _post(url)
 
 
-async def test_a_target_that_does_not_answer_has_its_time(target: Target) -> None:
+async def test_a_target_that_does_not_answer_runs_into_the_timeout(target: Target) -> None:
     target.delay_s = 0.3
     assert await _post(target.url, 0.1) == "no answer within 0.1 s"
 
@@ -88,7 +88,7 @@ Talk = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def _talker(talk: Talk) -> AsyncIterator[str]:
-    """A target that answers one connection in its own way; no HTTP library would help it."""
+    """A target that answers one connection with raw bytes."""
     ended = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,7 +105,7 @@ async def _talker(talk: Talk) -> AsyncIterator[str]:
         await ended.wait()
 
 
-async def test_an_answer_that_drips_in_is_no_answer() -> None:
+async def test_an_answer_that_arrives_too_slowly_is_an_error() -> None:
     async def drip(writer: asyncio.StreamWriter) -> None:
         for byte in b"HTTP/1.1 200 OK\r\n":
             writer.write(bytes([byte]))
@@ -116,7 +116,7 @@ async def test_an_answer_that_drips_in_is_no_answer() -> None:
         assert await _post(url, 0.2) == "no answer within 0.2 s"
 
 
-async def test_after_a_good_status_the_rest_does_not_matter() -> None:
+async def test_after_a_2xx_status_the_body_does_not_matter() -> None:
     answered = asyncio.Event()
 
     async def stall(writer: asyncio.StreamWriter) -> None:
@@ -129,15 +129,15 @@ async def test_after_a_good_status_the_rest_does_not_matter() -> None:
         answered.set()
 
 
-async def test_of_an_endless_refusal_only_the_beginning_is_read() -> None:
-    async def rant(writer: asyncio.StreamWriter) -> None:
+async def test_the_sender_reads_only_the_beginning_of_an_endless_refusal() -> None:
+    async def endless(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 500 No\r\n\r\n")
         while True:
             writer.write(b"no " * 1000)
             await writer.drain()
             await asyncio.sleep(0)
 
-    async with _talker(rant) as url:
+    async with _talker(endless) as url:
         error = await _post(url)
         assert error is not None
         assert error.startswith("HTTP 500: no no no")

@@ -1,4 +1,4 @@
-"""What was delivered long ago is deleted, and nothing else."""
+"""The server deletes results that were delivered long ago, and nothing else."""
 
 import asyncio
 import sqlite3
@@ -24,7 +24,7 @@ POLICY = CallbackPolicy(max_artifacts=10, interval_s=0.0)
 
 
 class SetClock:
-    """Wall-clock seconds that pass when a test says so."""
+    """A wall clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1e9
@@ -39,7 +39,7 @@ def clock() -> SetClock:
 
 
 async def deliver(store: SqliteOutbox, most: int = 1_000_000) -> int:
-    """Acknowledge what is due, ``most`` callbacks at most; how many there were."""
+    """Acknowledge at most ``most`` due callbacks; return their number."""
     count = 0
     while count < most and (due := (await store.plan(POLICY, flushing=True)).due):
         for delivery in due[: most - count]:
@@ -52,7 +52,7 @@ async def nonces(store: SqliteOutbox) -> list[int]:
     return [row.nonce for row in await store.results(0, 10_000)]
 
 
-async def test_delivered_results_and_their_callbacks_go_with_age(
+async def test_old_delivered_results_and_their_callbacks_are_deleted(
     store: SqliteOutbox, clock: SetClock
 ) -> None:
     await store.open_round(a_spec(url=URL))
@@ -68,7 +68,7 @@ async def test_delivered_results_and_their_callbacks_go_with_age(
     assert await store.prune(2 * DAY) == Pruned(0, 0, 0)
 
 
-async def test_what_is_undelivered_stays_however_old(store: SqliteOutbox, clock: SetClock) -> None:
+async def test_undelivered_results_stay_at_any_age(store: SqliteOutbox, clock: SetClock) -> None:
     await store.open_round(a_spec(url=URL))
     await store.record("r1", 1, artifacts(*range(30)), {})
     await store.enqueue("validated", "http://b", {"n": 1})
@@ -95,7 +95,7 @@ async def test_a_round_without_a_url_counts_as_delivered_when_it_has_ended(
     assert await store.prune(DAY) == Pruned(0, 0, 0)
     await store.close_round("r1")
     clock.now += 0.5 * DAY
-    # Closing it once more changes no age.
+    # A second close does not change the age.
     await store.close_round("r1")
     await store.open_round(a_spec("r2"))
     assert await store.prune(DAY) == Pruned(0, 0, 0)
@@ -105,7 +105,9 @@ async def test_a_round_without_a_url_counts_as_delivered_when_it_has_ended(
         await store.progress("r1")
 
 
-async def test_failures_go_with_their_ended_round(store: SqliteOutbox, clock: SetClock) -> None:
+async def test_failures_are_deleted_with_their_ended_round(
+    store: SqliteOutbox, clock: SetClock
+) -> None:
     await store.open_round(a_spec(url=URL))
     await store.record("r1", 1, [], {3: "not finite"})
     await store.record("r1", 2, artifacts(7), {11: "not finite"})
@@ -116,7 +118,7 @@ async def test_failures_go_with_their_ended_round(store: SqliteOutbox, clock: Se
     assert await store.prune(DAY) == Pruned(results=3, callbacks=1, rounds=1)
 
 
-async def test_the_newest_round_goes_on_after_its_results_went(
+async def test_the_newest_round_continues_after_its_results_were_deleted(
     store: SqliteOutbox, clock: SetClock
 ) -> None:
     await store.open_round(a_spec(url=URL))
@@ -130,7 +132,7 @@ async def test_the_newest_round_goes_on_after_its_results_went(
     assert await store.progress("r1") == RoundProgress(4, found=3, failed=1)
 
 
-async def test_winners_go_too(store: SqliteOutbox, clock: SetClock) -> None:
+async def test_old_winners_are_deleted_too(store: SqliteOutbox, clock: SetClock) -> None:
     await store.open_round(a_distance_spec(url=URL))
     await store.record("d1", 1, winners(3, 7), {})
     await deliver(store)
@@ -140,7 +142,9 @@ async def test_winners_go_too(store: SqliteOutbox, clock: SetClock) -> None:
     assert await store.winners("d1", 10) == winners(11)
 
 
-async def test_numbers_and_counts_go_on(path: Path, store: SqliteOutbox, clock: SetClock) -> None:
+async def test_sequence_numbers_and_counts_continue_after_pruning(
+    path: Path, store: SqliteOutbox, clock: SetClock
+) -> None:
     await store.open_round(a_spec(url=URL))
     await store.record("r1", 1, artifacts(3, 7), {})
     await store.enqueue("validated", f"{URL}/", {"n": 1})
@@ -156,7 +160,9 @@ async def test_numbers_and_counts_go_on(path: Path, store: SqliteOutbox, clock: 
     assert (gauges.delivered, gauges.pending, gauges.results) == (2, 1, 1)
 
 
-async def test_a_reader_of_results_goes_on_over_a_gap(store: SqliteOutbox, clock: SetClock) -> None:
+async def test_a_reader_of_results_continues_after_a_gap(
+    store: SqliteOutbox, clock: SetClock
+) -> None:
     await store.open_round(a_spec(url=URL))
     await store.record("r1", 1, artifacts(*range(10)), {})
     await deliver(store)
@@ -186,7 +192,7 @@ async def test_the_server_works_between_the_steps(store: SqliteOutbox, clock: Se
     assert len(await nonces(store)) == stored
 
 
-async def test_a_server_that_ends_in_the_middle_goes_on_at_the_next_start(
+async def test_pruning_continues_at_the_next_start_after_an_interruption(
     path: Path, clock: SetClock
 ) -> None:
     async with await SqliteOutbox.open(path, clock) as store:

@@ -1,4 +1,4 @@
-"""What becomes of an outbox file that a disk or a hand has damaged."""
+"""The server moves a damaged outbox file aside and starts with a new one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def files_of(path: Path) -> list[str]:
-    """What lies beside the outbox and itself, by name."""
+    """The names of the outbox file and of the files beside it."""
     return sorted(each.name for each in path.parent.iterdir())
 
 
@@ -38,28 +38,28 @@ async def filled(path: Path, clock: FastClock) -> bytes:
 
 
 def head(content: bytes) -> bytes:
-    """The list of tables is gone."""
+    """Overwrite the list of tables."""
     return content[:100] + b"\xff" * (PAGE - 100) + content[PAGE:]
 
 
 def middle(content: bytes) -> bytes:
-    """So is a page among the results."""
+    """Overwrite a page of results."""
     return content[: 20 * PAGE] + b"\xff" * PAGE + content[21 * PAGE :]
 
 
 def tail(content: bytes) -> bytes:
-    """Only the first half was written."""
+    """Cut the file at its half."""
     return content[: len(content) // 2 // PAGE * PAGE]
 
 
-@pytest.mark.parametrize("damage", [head, middle, tail])
-async def test_a_damaged_file_is_put_aside_as_it_was(
-    damage: Callable[[bytes], bytes],
+@pytest.mark.parametrize("corrupt", [head, middle, tail])
+async def test_a_damaged_file_is_moved_aside_unchanged(
+    corrupt: Callable[[bytes], bytes],
     path: Path,
     clock: FastClock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken = damage(await filled(path, clock))
+    broken = corrupt(await filled(path, clock))
     write(path, broken)
     async with await SqliteOutbox.open(path, clock) as store:
         assert await store.results(0, 10) == []
@@ -74,14 +74,14 @@ async def test_a_damaged_file_is_put_aside_as_it_was(
         assert [row.nonce for row in await store.results(0, 10)] == [3]
 
 
-async def test_what_a_killed_server_had_not_put_into_the_file_is_kept_beside_it(
+async def test_the_log_of_a_killed_server_is_kept_beside_the_damaged_file(
     path: Path, clock: FastClock
 ) -> None:
     killed = path.with_name("killed.sqlite")
     await filled(path, clock)
     async with await SqliteOutbox.open(path, clock) as store:
         await store.record("r1", 2001, artifacts(2000), {})
-        # What is on disk now is what is left when this process is killed now.
+        # The files on disk are now those that a kill of this process would leave.
         write(killed, middle(read(path)))
         write(killed.with_name("killed.sqlite-wal"), read(path.with_name(f"{path.name}-wal")))
     parts = [killed, killed.with_name("killed.sqlite-wal")]
@@ -91,7 +91,9 @@ async def test_what_a_killed_server_had_not_put_into_the_file_is_kept_beside_it(
     assert read(path.with_name("killed.sqlite.damaged-1-wal")) == changes
 
 
-async def test_a_second_one_does_not_overwrite_the_first(path: Path, clock: FastClock) -> None:
+async def test_a_second_damaged_file_does_not_overwrite_the_first(
+    path: Path, clock: FastClock
+) -> None:
     content = head(await filled(path, clock))
     for number in (1, 2):
         write(path, content + bytes(PAGE * number))
@@ -102,7 +104,7 @@ async def test_a_second_one_does_not_overwrite_the_first(path: Path, clock: Fast
     assert read(path.with_name("outbox.sqlite.damaged-1")) == content + bytes(PAGE)
 
 
-async def test_a_file_of_something_else_is_left_where_it_is(path: Path, clock: FastClock) -> None:
+async def test_a_file_that_is_not_an_outbox_is_not_moved(path: Path, clock: FastClock) -> None:
     write(path, b"a letter to a friend " * 500)
     with pytest.raises(OutboxUnavailable, match="file is not a database"):
         await SqliteOutbox.open(path, clock)
@@ -110,7 +112,7 @@ async def test_a_file_of_something_else_is_left_where_it_is(path: Path, clock: F
     assert files_of(path) == [path.name]
 
 
-async def test_a_sound_file_stays(path: Path, clock: FastClock) -> None:
+async def test_an_intact_file_is_not_moved(path: Path, clock: FastClock) -> None:
     await filled(path, clock)
     async with await SqliteOutbox.open(path, clock) as store:
         assert len(await store.results(0, 5000)) == 2000

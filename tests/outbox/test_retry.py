@@ -1,4 +1,4 @@
-"""Callbacks that an operator asks for again while the sender runs."""
+"""An operator makes expired callbacks due again while the sender runs."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from .support import FastClock, Target, a_spec, artifacts, sending, until
 
 pytestmark = pytest.mark.anyio
 
-# Whatever fails once is given up.
+# A callback expires after one failure.
 POLICY = CallbackPolicy(max_retries=1)
 
 
@@ -24,7 +24,7 @@ def retry_expired(path: Path, clock: FastClock) -> None:
         retry(connection, Choice(expired=True), clock())
 
 
-async def test_what_another_process_makes_due_is_noticed(
+async def test_the_sender_notices_callbacks_that_another_process_makes_due(
     path: Path, store: SqliteOutbox, clock: FastClock, target: Target
 ) -> None:
     target.answer = lambda _arrival: 500
@@ -37,7 +37,7 @@ async def test_what_another_process_makes_due_is_noticed(
         assert (await store.gauges()).expired == 3
         target.answer = lambda _arrival: 200
         await asyncio.to_thread(retry_expired, path, clock)
-        # Nobody tells the sender, and nothing else is due.
+        # The sender gets no signal, and nothing else is due.
         await until(lambda: len(target.accepted) == 3)
         assert await sender.drain(5.0)
     assert target.nonces() == [3, 7, 11]
@@ -47,7 +47,7 @@ async def test_what_another_process_makes_due_is_noticed(
     assert (gauges.delivered, gauges.expired, gauges.revived) == (3, 0, 3)
 
 
-async def test_what_was_revived_does_not_hold_up_its_round(
+async def test_a_revived_callback_does_not_delay_its_round(
     path: Path, store: SqliteOutbox, clock: FastClock, target: Target
 ) -> None:
     await store.open_round(a_spec(url=target.url))
@@ -56,11 +56,11 @@ async def test_what_was_revived_does_not_hold_up_its_round(
     await store.fail(given_up, "no", None)
     await store.record("r1", 2, artifacts(7), {})
     (waiting,) = (await store.plan(POLICY, flushing=True)).due
-    # Beside one of its round that waits already.
+    # The round already has a waiting callback.
     await asyncio.to_thread(retry_expired, path, clock)
     await store.acknowledge(waiting)
     await store.record("r1", 3, artifacts(11), {})
-    # The revived one is due first, and is not in the way of the next.
+    # The revived callback is due first and does not block the next one.
     (first,) = (await store.plan(POLICY, flushing=True)).due
     assert first.key == given_up.key
     await store.fail(first, "no", 1000.0)

@@ -1,4 +1,4 @@
-"""Which round is open, and what a restart learns of it."""
+"""The open round, and the order that a restart reads from the outbox."""
 
 import json
 from dataclasses import replace
@@ -35,14 +35,14 @@ SPECS = [
         LANE,
         3,
         "http://a/base",
-        # Neither is a short decimal number.
+        # Two numbers without a short decimal form.
         Target(1.4142135623730951, 1 / 3),
     ),
 ]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.round_id)
-async def test_a_restart_finds_the_order_of_the_open_round(path: Path, spec: RoundSpec) -> None:
+async def test_a_restart_reads_the_order_of_the_open_round(path: Path, spec: RoundSpec) -> None:
     async with await SqliteOutbox.open(path) as store:
         assert await store.interrupted() is None
         await store.open_round(spec)
@@ -86,7 +86,7 @@ async def test_a_refused_order_leaves_the_open_round_open(store: SqliteOutbox) -
     assert await store.interrupted() == a_spec()
 
 
-async def test_progress_counts_findings_and_failures_of_its_own_round(
+async def test_progress_counts_results_and_failures_of_its_own_round(
     store: SqliteOutbox,
 ) -> None:
     await store.open_round(a_spec())

@@ -74,9 +74,7 @@ class TestRounds:
         flushed = await store.plan(POLICY, flushing=True)
         assert [one.url for one in flushed.due] == [URL, f"{URL}/2"]
 
-    async def test_a_result_that_comes_after_the_close_is_due_too(
-        self, store: SqliteOutbox
-    ) -> None:
+    async def test_a_result_after_the_close_is_due_too(self, store: SqliteOutbox) -> None:
         await store.open_round(a_spec(url=URL))
         await store.record("r1", 1, artifacts(3), {})
         await store.close_round("r1")
@@ -85,7 +83,9 @@ class TestRounds:
         assert store.news.is_set()
         assert await _nonces(store, await store.plan(POLICY)) == [3, 7]
 
-    async def test_only_the_first_waiting_result_is_news(self, store: SqliteOutbox) -> None:
+    async def test_only_the_first_waiting_result_wakes_the_sender(
+        self, store: SqliteOutbox
+    ) -> None:
         await store.open_round(a_spec(url=URL))
         await store.record("r1", 1, artifacts(3), {})
         store.news.clear()
@@ -142,7 +142,7 @@ class TestRounds:
 
 @pytest.mark.anyio
 class TestTargets:
-    async def test_sequences_rise_for_each_target_and_are_never_reused(
+    async def test_sequence_numbers_rise_for_each_target_and_are_never_reused(
         self, store: SqliteOutbox
     ) -> None:
         for url in (URL, f"{URL}/", "http://b", f"{URL}//"):
@@ -162,7 +162,7 @@ class TestTargets:
         assert plan.wait_s is None
         assert not plan.idle
 
-    async def test_a_failed_delivery_lets_others_to_its_target_pass(
+    async def test_a_failed_delivery_does_not_block_others_to_its_target(
         self, store: SqliteOutbox, clock: HandClock
     ) -> None:
         await store.enqueue("validated", URL, {"job": 1})

@@ -48,7 +48,7 @@ async def test_a_target_that_refuses_for_a_minute_gets_everything_once_in_order(
     pauses = [later - earlier for earlier, later in pairwise(first)]
     assert len(pauses) >= 5
     for pause, planned in zip(pauses, (1, 2, 4, 8, 16, 30, 30), strict=False):
-        # A busy machine may be late by a fraction of a real second, never early.
+        # A busy machine may send late by a fraction of a real second, but never early.
         assert planned <= pause < planned + 30.0
     gauges = await store.gauges()
     assert (gauges.pending, gauges.expired) == (0, 0)
@@ -98,7 +98,7 @@ async def test_refused_connections_are_tried_again(store: SqliteOutbox, clock: F
             await until(lambda: len(target.accepted) == 1)
 
 
-async def test_a_target_that_answers_too_late_gets_it_again_under_the_same_key(
+async def test_a_target_that_answers_too_late_gets_the_callback_again_with_the_same_key(
     store: SqliteOutbox, clock: FastClock, target: Target
 ) -> None:
     target.delay_s = 0.3
@@ -113,7 +113,7 @@ async def test_a_target_that_answers_too_late_gets_it_again_under_the_same_key(
 
 
 async def _failure(store: SqliteOutbox) -> str:
-    """Wait for the first failure; what the gauges say of it."""
+    """Wait for the first failure; return the gauges."""
     async with asyncio.timeout(10):
         while True:
             error = (await store.gauges()).last_error
@@ -122,7 +122,7 @@ async def _failure(store: SqliteOutbox) -> str:
             await asyncio.sleep(0.005)
 
 
-async def test_expiry_keeps_the_rows_says_so_and_lets_the_round_go_on(
+async def test_an_expiry_is_logged_keeps_the_rows_and_the_round_continues(
     store: SqliteOutbox, clock: FastClock, target: Target, caplog: pytest.LogCaptureFixture
 ) -> None:
     target.answer = lambda arrival: 500 if arrival.sequence == 1 else 200
@@ -159,7 +159,7 @@ async def test_a_password_in_a_url_is_not_logged(
     assert "s3cret" not in record.getMessage()
 
 
-async def test_a_slow_target_delays_nobody_else(
+async def test_a_slow_target_delays_no_other_target(
     store: SqliteOutbox, clock: FastClock, target: Target
 ) -> None:
     let_go = threading.Event()
@@ -177,7 +177,9 @@ async def test_a_slow_target_delays_nobody_else(
                 let_go.set()
 
 
-async def test_no_more_posts_at_once_than_allowed(store: SqliteOutbox, clock: FastClock) -> None:
+async def test_the_number_of_parallel_posts_is_limited(
+    store: SqliteOutbox, clock: FastClock
+) -> None:
     running = highest = 0
     with ExitStack() as stack:
         several = [stack.enter_context(running_target(clock)) for _ in range(3)]
@@ -201,7 +203,7 @@ async def test_no_more_posts_at_once_than_allowed(store: SqliteOutbox, clock: Fa
     assert highest == 1
 
 
-async def test_a_restart_goes_on_where_it_stopped(
+async def test_a_restart_continues_with_the_undelivered_callbacks(
     path: Path, clock: FastClock, target: Target
 ) -> None:
     target.answer = lambda _arrival: 503
@@ -260,7 +262,7 @@ async def test_drain_flushes_open_rounds_and_gives_up_in_time(
 
 
 class SlowPlans(SqliteOutbox):
-    """Hands its plans out late, so that the outbox may have changed since."""
+    """Returns its plans late, after the outbox may have changed."""
 
     async def plan(
         self, policy: CallbackPolicy, busy: frozenset[str] = frozenset(), flushing: bool = False
@@ -270,7 +272,7 @@ class SlowPlans(SqliteOutbox):
         return plan
 
 
-async def test_drain_does_not_believe_a_plan_from_before(path: Path, target: Target) -> None:
+async def test_drain_does_not_use_an_outdated_plan(path: Path, target: Target) -> None:
     async with await SlowPlans.open(path) as store:
         sender = CallbackSender(store, POLICY)
         async with sending(sender):
@@ -281,7 +283,7 @@ async def test_drain_does_not_believe_a_plan_from_before(path: Path, target: Tar
 
 
 class ForgetfulOutbox(SqliteOutbox):
-    """Cannot store the first acknowledgements, as if the disk were full for a while."""
+    """Fails to store the first acknowledgements, like a disk that is full for a while."""
 
     refusals = 3
 

@@ -21,7 +21,7 @@ from .writer import BATCH
 pytestmark = pytest.mark.anyio
 
 
-async def test_results_failures_and_progress_come_back(store: SqliteOutbox) -> None:
+async def test_results_failures_and_progress_are_read_back(store: SqliteOutbox) -> None:
     assert await store.open_round(a_spec()) == RoundProgress()
     await store.record("r1", 3, artifacts(3, 2**63 - 1), {11: "not finite"})
     assert await store.results(0, 10) == [
@@ -51,7 +51,7 @@ async def test_results_are_paged_by_seq_across_rounds(store: SqliteOutbox) -> No
     assert await store.results(0, -1) == []
 
 
-async def test_everything_is_there_after_reopening(path: Path) -> None:
+async def test_all_rows_are_there_after_reopening(path: Path) -> None:
     async with await SqliteOutbox.open(path) as store:
         await store.open_round(a_spec())
         await store.record("r1", 2, artifacts(3, 7), {})
@@ -61,7 +61,7 @@ async def test_everything_is_there_after_reopening(path: Path) -> None:
         assert await store.progress("r1") == RoundProgress(2, found=2)
 
 
-async def test_the_same_call_again_stores_nothing_twice(store: SqliteOutbox) -> None:
+async def test_a_repeated_call_stores_nothing_twice(store: SqliteOutbox) -> None:
     await store.open_round(a_spec())
     await store.record("r1", 3, artifacts(3, 7), {11: "not finite"})
     await store.record("r1", 3, artifacts(3, 7), {11: "not finite"})
@@ -82,7 +82,7 @@ async def test_a_round_is_reopened_only_as_the_same_order(store: SqliteOutbox) -
     await store.open_round(replace(a_spec(url="http://b"), round_id="r2"))
 
 
-async def test_an_unknown_round_is_a_callers_mistake(store: SqliteOutbox) -> None:
+async def test_an_unknown_round_is_a_value_error(store: SqliteOutbox) -> None:
     for call in (
         store.record("r9", 1, artifacts(3), {}),
         store.close_round("r9"),
@@ -93,7 +93,7 @@ async def test_an_unknown_round_is_a_callers_mistake(store: SqliteOutbox) -> Non
     assert await store.results(0, 10) == []
 
 
-async def test_a_callback_no_receiver_would_take_is_refused(store: SqliteOutbox) -> None:
+async def test_a_callback_that_no_receiver_would_accept_is_refused(store: SqliteOutbox) -> None:
     with pytest.raises(ValueError, match="'finished' is none of generated, validated"):
         await store.enqueue("finished", "http://a", {})
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -125,7 +125,7 @@ async def test_recording_a_batch_is_cheap(store: SqliteOutbox) -> None:
     assert took[10] < 0.1
 
 
-def test_kill_9_loses_nothing_that_was_reported(path: Path) -> None:
+def test_sigkill_loses_no_reported_result(path: Path) -> None:
     writer = [sys.executable, str(Path(__file__).with_name("writer.py")), str(path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     reported = 0
@@ -135,7 +135,7 @@ def test_kill_9_loses_nothing_that_was_reported(path: Path) -> None:
             for _ in range(calls):
                 reported = int(child.stdout.readline())
             child.send_signal(signal.SIGKILL)
-            # What it still said before it died counts as well.
+            # Lines that the process printed before it died count too.
             reported = max([reported, *(int(line) for line in child.stdout)])
             assert child.wait() == -signal.SIGKILL
         asyncio.run(_check_after_kill(path, reported))
@@ -145,7 +145,7 @@ async def _check_after_kill(path: Path, reported: int) -> None:
     async with await SqliteOutbox.open(path) as store:
         rows = await store.results(0, 10**9)
         progress = await store.progress("r1")
-    # One call more may have been stored without a chance to say so; never half a call.
+    # One more call may be stored without a printed line, but never half a call.
     stored = progress.next_index
     assert stored in (reported, reported + BATCH)
     assert [row.nonce for row in rows] == list(range(stored))
@@ -156,7 +156,7 @@ async def _check_after_kill(path: Path, reported: int) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 1 MB: SQLite's own page limit would leave the WAL out of the test."""
+    """A real file system of 1 MB: SQLite's own page limit would not include the WAL."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -166,7 +166,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-async def test_a_full_disk_refuses_whole_and_takes_the_same_call_later(small_disk: Path) -> None:
+async def test_a_full_disk_refuses_the_whole_call_and_accepts_it_later(small_disk: Path) -> None:
     async with await SqliteOutbox.open(small_disk / "outbox.sqlite") as store:
         await store.open_round(a_spec())
         (small_disk / "ballast").write_bytes(b"x" * 600_000)
@@ -179,7 +179,7 @@ async def test_a_full_disk_refuses_whole_and_takes_the_same_call_later(small_dis
         await _check_whole(store, stored + 100)
 
 
-async def test_a_failing_write_refuses_whole_and_takes_the_same_call_later(path: Path) -> None:
+async def test_a_failing_write_refuses_the_whole_call_and_accepts_it_later(path: Path) -> None:
     # A limit on the size of files makes the kernel fail the write itself, as a bad disk does,
     # and needs no rights. Python ignores the signal that comes with it.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -198,7 +198,7 @@ async def test_a_failing_write_refuses_whole_and_takes_the_same_call_later(path:
 
 
 async def _fill(store: SqliteOutbox) -> int:
-    """Record until the disk refuses; how many results it took."""
+    """Record until the disk is full; return the number of stored results."""
     for stored in range(0, 100_000, 100):
         try:
             await store.record("r1", stored + 100, _batch(stored), {})

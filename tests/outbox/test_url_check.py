@@ -1,4 +1,4 @@
-"""What an order learns of its callback URL; a resolver from a script, since DNS cannot be."""
+"""The check of a callback URL when a round is ordered, with a scripted resolver."""
 
 import asyncio
 import time
@@ -41,13 +41,13 @@ async def test_only_forbidden_addresses_are_refused() -> None:
 
 
 async def test_one_forbidden_address_among_allowed_ones_is_a_warning() -> None:
-    """Each attempt needs all addresses to be allowed, but the name may change by then."""
+    """Each attempt needs all addresses to be allowed, but they may change before it."""
     warning = await UrlCheck(LAN, Names("10.0.0.1", "192.0.2.2"))(URL)
     assert warning is not None
     assert warning.startswith("callbacks fail while it leads to receiver.example at 192.0.2.2")
 
 
-async def test_an_origin_on_the_list_may_lead_anywhere() -> None:
+async def test_a_listed_origin_may_have_any_address() -> None:
     assert await UrlCheck(LAN, Names("192.0.2.1"))("https://trusted.example") is None
 
 
@@ -70,7 +70,7 @@ async def test_a_resolver_that_fails_is_a_warning(error: Exception) -> None:
         assert f"receiver.example could not be resolved ({error})" in warning
 
 
-async def test_a_slow_resolver_counts_as_unresolved_and_is_asked_once() -> None:
+async def test_a_slow_resolver_counts_as_unresolved_and_is_called_once() -> None:
     names = Names("192.0.2.1")
     names.gate.clear()
     check = UrlCheck(LAN, names, timeout_s=0.05)

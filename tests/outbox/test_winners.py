@@ -38,9 +38,11 @@ async def _body(store: SqliteOutbox, plan: SendPlan) -> dict[str, Any]:
 
 
 class TestReaders:
-    async def test_the_newest_come_in_the_order_of_their_storing(self, store: SqliteOutbox) -> None:
+    async def test_the_newest_winners_come_in_the_order_of_storing(
+        self, store: SqliteOutbox
+    ) -> None:
         await store.open_round(a_distance_spec())
-        # A lane's order, with a later batch that begins at a lower nonce.
+        # The order of a lane, with a later batch that begins at a lower nonce.
         for nonces in ((7, 3), (31, 23), (11,)):
             await store.record("d1", 1, winners(*nonces), {nonces[0] + 1: "not finite"})
         assert await store.winners("d1", 10) == winners(7, 3, 31, 23, 11)
@@ -55,7 +57,7 @@ class TestReaders:
         await store.record("d1", 1, winners(3), {})
         await store.open_round(a_distance_spec("d2"))
         await store.record("d2", 1, winners(5), {})
-        # What the rounds before still had in hand, and then one of them again.
+        # Late rows of the earlier rounds, and then an earlier round again.
         await store.record("d1", 2, winners(7), {})
         await store.record("r1", 2, artifacts(7), {})
         await store.open_round(a_distance_spec("d1"))
@@ -82,7 +84,7 @@ class TestReaders:
         assert np.array_equal(np.array(sent, dtype=np.float32), values)
         assert sent == [one.distance for one in stored]
 
-    async def test_result_rows_say_which_protocol_they_are_of(self, store: SqliteOutbox) -> None:
+    async def test_result_rows_name_their_protocol(self, store: SqliteOutbox) -> None:
         await store.open_round(a_spec())
         await store.record("r1", 1, artifacts(3), {})
         await store.open_round(a_distance_spec())
@@ -94,7 +96,7 @@ class TestReaders:
         ]
 
     @pytest.mark.parametrize("distance", [float("nan"), float("-inf")])
-    async def test_a_distance_that_no_body_can_say_is_refused_whole(
+    async def test_a_distance_without_a_json_value_is_refused_with_its_whole_batch(
         self, store: SqliteOutbox, distance: float
     ) -> None:
         await store.open_round(a_distance_spec())
@@ -148,7 +150,7 @@ class TestCallbacks:
             assert (await _body(store, plan))["nonces"] == list(nonces)
             await store.acknowledge(plan.due[0])
 
-    async def test_batches_that_came_while_the_target_was_behind_share_one(
+    async def test_batches_that_wait_for_a_slow_target_share_one_callback(
         self, store: SqliteOutbox
     ) -> None:
         await store.open_round(a_distance_spec(url=URL))
@@ -179,7 +181,7 @@ class TestCallbacks:
         (first,) = (await store.plan(SLOW)).due
         before = await store.results(0, 10)
         await store.acknowledge(first)
-        # The answer to the first call was lost, so the batch comes again, now with the next one.
+        # The answer to the first call was lost, so the batch is recorded again with the next one.
         await store.record("d1", 64, winners(3, 7, 131), {11: "not finite"})
         rows = await store.results(0, 10)
         assert rows[:3] == before

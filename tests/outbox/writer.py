@@ -1,4 +1,4 @@
-"""Records results in a loop and says so after each call, until it is killed."""
+"""Records results in a loop and prints a line after each call, until it is killed."""
 
 import asyncio
 import sys

@@ -90,7 +90,7 @@ def test_a_changed_body_is_401(client: httpx.Client) -> None:
     changed = BODY.replace(b"b10c", b"b11c")
     response = client.post("/generated", content=changed, headers=headers(BODY))
     assert response.status_code == 401
-    # Nor is anything else said about a body that nobody vouches for.
+    # The answer says nothing else about a body without a valid signature.
     assert client.post("/generated", content=b"{", headers=headers(BODY)).status_code == 401
 
 

@@ -64,7 +64,7 @@ def test_a_complete_batch_passes() -> None:
         pytest.param(batch((1, 2)), id="a nonce is missing"),
         pytest.param(batch((1, 3, 2)), id="another order"),
         pytest.param(batch((1, 2, 3, 4)), id="one too many"),
-        pytest.param(batch((1, 2, 3), failed=(4,)), id="a failure nobody asked for"),
+        pytest.param(batch((1, 2, 3), failed=(4,)), id="a failure of another nonce"),
         pytest.param(batch((1, 2, 3), failed=(3,)), id="both there and failed"),
         pytest.param(batch((1, 2, 3), width=3), id="another width"),
         pytest.param(

@@ -211,7 +211,7 @@ async def test_results_expire() -> None:
     await bench.assert_idle()
 
 
-async def test_expired_results_are_forgotten_although_nobody_asks() -> None:
+async def test_expired_results_are_deleted_without_a_request() -> None:
     bench = JobBench(replace(QUICK.jobs, result_ttl_s=0.01))
     request_id = bench.queue.submit(job(1))
     await until(lambda: bench.admission.gauges.queued_nonces == 0)
@@ -244,7 +244,7 @@ async def test_the_oldest_results_make_room_by_nonces() -> None:
     with pytest.raises(UnknownJob):
         bench.queue.result(first)
     assert bench.state(second) is JobState.COMPLETED
-    # The newest stays, however large: nobody has had the time to read it.
+    # The newest result stays at any size: its client had no time to read it.
     assert await bench.ended(large) is JobState.COMPLETED
     for gone in (second, third):
         with pytest.raises(UnknownJob):
@@ -276,7 +276,7 @@ def test_places_are_called_in_the_order_of_joining() -> None:
     assert not third.is_set()
 
 
-def test_leaving_from_the_middle_calls_nobody() -> None:
+def test_leaving_from_the_middle_of_the_queue_calls_no_place() -> None:
     line = WaitQueue()
     first, second, third = line.join(), line.join(), line.join()
     line.leave(second)

@@ -1,4 +1,4 @@
-"""An account of proofs that would not notice a lost one would be worth nothing."""
+"""The comparison of the sender's and the receiver's file finds every lost proof."""
 
 import asyncio
 import sqlite3
@@ -107,7 +107,7 @@ def test_a_nonce_that_came_under_two_keys_is_a_duplicate(sides: Sides) -> None:
 
 
 def test_what_is_left_to_deliver_is_a_stray(sides: Sides) -> None:
-    # Nobody has sent anything from this outbox.
+    # No callback of this outbox was sent.
     assert (before := sides.compared().strays) == 3
     sides.change(sides.outbox, "UPDATE rounds SET closed = 0 WHERE round_id = 'r2'")
     assert sides.compared().strays == before + 1

@@ -1,4 +1,4 @@
-"""Who may call, as the settings say it, and where a server may listen."""
+"""Access by the settings: which clients may call, and on which addresses a server may listen."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from proofserve.wiring.access import access_of, description, require_access_rule
 
 FILE = """
 [[key]]
-name = "desk"
-key = "secret-of-desk"
+name = "console"
+key = "secret-of-console"
 role = "operator"
 
 [[key]]
@@ -41,7 +41,7 @@ def test_keys_come_from_variables_and_a_file(
         "operator-1 (operator)",
         "operator-2 (operator)",
         "viewer-1 (viewer)",
-        "desk (operator)",
+        "console (operator)",
         "screen (viewer)",
     ]
 
@@ -58,9 +58,9 @@ def test_an_empty_variable_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
         ("[[key", "no TOML"),
         ("", "key: Field required"),
         (FILE.replace("viewer", "vieewer"), r"key\.1\.role"),
-        (FILE.replace("screen", "desk", 1), "share a name"),
-        (FILE.replace("secret-of-screen", "secret-of-desk"), "equal"),
-        (FILE.replace("secret-of-desk", "secret of desk"), r"key\.0\.key: .*letters, digits"),
+        (FILE.replace("screen", "console", 1), "share a name"),
+        (FILE.replace("secret-of-screen", "secret-of-console"), "equal"),
+        (FILE.replace("secret-of-console", "secret of console"), r"key\.0\.key: .*letters, digits"),
         (FILE.replace("name", "nmae", 1), r"key\.0\.name"),
     ],
 )

@@ -176,7 +176,7 @@ def test_the_server_has_our_protocol_and_leaves_signals_and_logs_alone(
     assert (config.host, config.port, config.workers) == ("127.0.0.1", 7001, 1)
     assert config.http is GatewayProtocol
     assert not config.access_log
-    # Without a lifespan there would be no gateway, and nobody would be told.
+    # Without a lifespan there would be no gateway, and no error message.
     assert config.lifespan == "on"
     assert config.timeout_keep_alive == 75
 
