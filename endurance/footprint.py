@@ -56,10 +56,7 @@ def footprint(servers: Iterable[Killable], pages: Iterable[str]) -> Footprint:
         descriptors={name: process.num_fds() for name, process in family.items()},
         threads={name: process.num_threads() for name, process in family.items()},
         # A block that is not free is leased, so fewer free blocks are a leak.
-        held={
-            **{name: gauges[name] for name in IDLE_GAUGES},
-            "KV blocks": -gauges[FREE_BLOCKS],
-        },
+        held={**{name: gauges[name] for name in IDLE_GAUGES}, "KV blocks": -gauges[FREE_BLOCKS]},
     )
 
 

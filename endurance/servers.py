@@ -14,13 +14,7 @@ import psutil
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.settings.process import environment
-from proofserve.wiring.launch import (
-    Server,
-    ServerCommand,
-    ServerFailed,
-    free_port,
-    running_server,
-)
+from proofserve.wiring.launch import Server, ServerCommand, ServerFailed, free_port, running_server
 
 MODEL = SmallModel("qwen3", "tiny")
 FORWARD_BATCH = 8

@@ -153,10 +153,5 @@ def _report(
         Figure("duplicates", account.duplicates, "nonces that count twice", none),
         Figure("damaged", len(account.damaged), "files that SQLite's check complains of", none),
     )
-    windows = {
-        "leaks": leaks,
-        "errors": errors,
-        "before": asdict(before),
-        "after": asdict(after),
-    }
+    windows = {"leaks": leaks, "errors": errors, "before": asdict(before), "after": asdict(after)}
     return Report("soak", figures, setup, windows, machine())

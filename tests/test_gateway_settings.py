@@ -21,11 +21,7 @@ REQUIRED = {
     "VLLM_PORT": 7000,
     "VLLM_USE_EMBEDDED_ENGINE": False,
 }
-OTHER = {
-    "VLLM_BACKEND_URL": "http://b:1",
-    "VLLM_HOST": "::1",
-    "VLLM_USE_EMBEDDED_ENGINE": True,
-}
+OTHER = {"VLLM_BACKEND_URL": "http://b:1", "VLLM_HOST": "::1", "VLLM_USE_EMBEDDED_ENGINE": True}
 
 
 def field(variable: str) -> str:
@@ -157,10 +153,7 @@ def test_a_file_that_cannot_be_meant_says_where(
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
-    for file, why in [
-        (tmp_path / "none.toml", "No such file"),
-        (tmp_path, "Is a directory"),
-    ]:
+    for file, why in [(tmp_path / "none.toml", "No such file"), (tmp_path, "Is a directory")]:
         with pytest.raises(ValueError, match=why) as caught:
             client_keys(file)
         assert str(file) in str(caught.value)

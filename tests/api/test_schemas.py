@@ -84,10 +84,7 @@ async def test_a_value_out_of_range_is_422_and_named(
 
 @pytest.mark.parametrize(
     ("path", "body", "field"),
-    [
-        *((START, ORDER, field) for field in ORDER),
-        *((GENERATE, JOB, field) for field in JOB),
-    ],
+    [*((START, ORDER, field) for field in ORDER), *((GENERATE, JOB, field) for field in JOB)],
 )
 async def test_a_field_that_is_missing_is_422_and_named(
     server: Server, path: str, body: dict[str, Any], field: str

@@ -24,9 +24,7 @@ def test_a_signal_ends_the_program_at_a_safe_point(number: int, code: int) -> No
 
 
 @pytest.mark.parametrize(
-    "safe_point",
-    [lambda i: i.check(), lambda i: i.allowed().__enter__()],
-    ids=["check", "allowed"],
+    "safe_point", [lambda i: i.check(), lambda i: i.allowed().__enter__()], ids=["check", "allowed"]
 )
 def test_elsewhere_a_signal_waits_for_a_safe_point(
     safe_point: Callable[[Interrupts], None],

@@ -22,12 +22,7 @@ def ending(**variables: str) -> "subprocess.CompletedProcess[str]":
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **variables}
     command = [sys.executable, "-m", "proofserve", "gateway"]
     return subprocess.run(
-        command,
-        env=environment(env),
-        capture_output=True,
-        text=True,
-        timeout=END_S,
-        check=False,
+        command, env=environment(env), capture_output=True, text=True, timeout=END_S, check=False
     )
 
 

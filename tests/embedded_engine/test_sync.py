@@ -26,10 +26,7 @@ def offline_example() -> str:
 
 
 def test_the_documented_offline_engine_defers_while_requests_are_unfinished(
-    tiny: Path,
-    tmp_path: Path,
-    vectors: NDArray[np.float32],
-    cpu_environment: pytest.MonkeyPatch,
+    tiny: Path, tmp_path: Path, vectors: NDArray[np.float32], cpu_environment: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "offline_example.py").write_text(offline_example())
     path = os.pathsep.join([str(TESTS), str(tmp_path)])

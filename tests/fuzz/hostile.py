@@ -164,12 +164,7 @@ NOT_FINITE = {
     "-1e999": b"-1e999",
     "1e-1 of a million digits": b"0." + b"1" * MILLION,
 }
-NOT_A_NUMBER = {
-    "half": b"0.5",
-    "a text": b'"x"',
-    "a list": b"[]",
-    "an object": b"{}",
-}
+NOT_A_NUMBER = {"half": b"0.5", "a text": b'"x"', "a list": b"[]", "an object": b"{}"}
 
 
 def numbers(form: Form) -> Iterator[Hostile]:

@@ -229,9 +229,7 @@ async def test_a_closed_socket_is_not_written_to(
         assert vectors == [(number_of(other), text) for text in both]
 
 
-async def test_a_broken_connection_is_reported_and_delays_no_other(
-    batch: WriteBatch,
-) -> None:
+async def test_a_broken_connection_is_reported_and_delays_no_other(batch: WriteBatch) -> None:
     async with line(batch) as broken, line(batch) as whole:
         broken.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
         broken.peer.close()

@@ -79,10 +79,7 @@ async def test_the_gateway_skips_a_backend_that_refuses_connections(loop: str) -
 @pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "429 Too Many Requests"])
 async def test_a_4xx_is_an_answer_and_is_not_retried(status: str) -> None:
     script = answer(status, b"theirs")
-    async with (
-        backends(script, script) as both,
-        serving(plan_for(*both)) as server,
-    ):
+    async with backends(script, script) as both, serving(plan_for(*both)) as server:
         got = [await once(server.port) for _ in range(8)]
         assert [each.raw for each in got] == [b"theirs"] * 8
         assert [len(each.calls) for each in both] == [4, 4]
@@ -92,10 +89,7 @@ async def test_a_4xx_is_an_answer_and_is_not_retried(status: str) -> None:
 
 async def test_the_client_gets_the_last_backends_error_if_all_fail() -> None:
     scripts = [answer(f"500 {name}", name.encode()) for name in ("a", "b", "c", "d")]
-    async with (
-        backends(*scripts) as four,
-        serving(plan_for(*four)) as server,
-    ):
+    async with backends(*scripts) as four, serving(plan_for(*four)) as server:
         got = await once(server.port)
         # Three attempts, and not one for each of twenty backends.
         assert sum(len(each.calls) for each in four) == 3
@@ -109,10 +103,7 @@ async def test_after_the_first_byte_the_gateway_does_not_retry() -> None:
         await call.send(SSE_HEAD, event("one"))
         await call.close()
 
-    async with (
-        backends(breaks, breaks) as both,
-        serving(plan_for(*both)) as server,
-    ):
+    async with backends(breaks, breaks) as both, serving(plan_for(*both)) as server:
         got = await once(server.port, post(order(stream=True)))
         assert got.last_code == "backend_broke"
         assert sum(len(each.calls) for each in both) == 1
@@ -184,10 +175,7 @@ async def test_a_death_under_load_breaks_only_what_had_begun(loop: str) -> None:
         await victim.die()
         return open_streams
 
-    async with (
-        backends(works, works, works) as three,
-        serving(plan_for(*three), loop) as server,
-    ):
+    async with backends(works, works, works) as three, serving(plan_for(*three), loop) as server:
         load = Load(server, 300, 30)
         _, open_streams = await asyncio.gather(load.run(), dies(three[0], load))
         assert load.done == 300
@@ -199,10 +187,7 @@ async def test_a_death_under_load_breaks_only_what_had_begun(loop: str) -> None:
 
 async def test_a_backend_that_comes_back_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proofserve.gateway.backends.fleet.REST_S", 0.2)
-    async with (
-        backends(answers, answers) as (one, two),
-        serving(plan_for(one, two)) as server,
-    ):
+    async with backends(answers, answers) as (one, two), serving(plan_for(one, two)) as server:
         await one.die()
         for _ in range(8):
             assert (await once(server.port)).status == 200

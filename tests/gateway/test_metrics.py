@@ -122,9 +122,7 @@ def test_a_bucket_counts_everything_up_to_its_bound(durations: list[float]) -> N
     assert samples["gateway_queue_wait_seconds_sum", ()] == pytest.approx(sum(durations))
 
 
-def test_counting_during_a_scrape_does_not_disturb_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_counting_during_a_scrape_does_not_disturb_it(monkeypatch: pytest.MonkeyPatch) -> None:
     totals = GatewayTotals()
     totals.outcomes["anna", "ok"] = totals.retries["backend_error"] = 1
     totals.series["http://a", "tiny"].prompt_tokens = 1

@@ -331,9 +331,7 @@ async def test_the_gateway_relays_only_post(pair: tuple[Backend, Server], method
     assert backend.calls == []
 
 
-async def test_the_gateway_reuses_backend_connections(
-    pair: tuple[Backend, Server],
-) -> None:
+async def test_the_gateway_reuses_backend_connections(pair: tuple[Backend, Server]) -> None:
     backend, server = pair
     await once(server.port)
     before = backend.accepted

@@ -35,9 +35,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     file = tmp_path_factory.mktemp("tls") / "backend.pem"
     private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     file.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
     return file

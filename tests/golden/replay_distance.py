@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.comparison import compare_distances
-from proofserve.protocol.distance import (
-    DistanceScheme,
-    is_winner,
-    projection,
-    target,
-)
+from proofserve.protocol.distance import DistanceScheme, is_winner, projection, target
 from proofserve.protocol.draws import unit_vectors
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
 from proofserve.protocol.identity import Challenge, seed

@@ -166,10 +166,7 @@ class StubNode:
         if not self.habits.truthful and self.state == "GENERATING":
             said += "!"
         choice = {"finish_reason": self.habits.finish_reason, "message": {"content": said}}
-        return {
-            "choices": [choice],
-            "usage": {"prompt_tokens": words, "completion_tokens": tokens},
-        }
+        return {"choices": [choice], "usage": {"prompt_tokens": words, "completion_tokens": tokens}}
 
     async def prefill(self, request: Request) -> dict[str, Any]:
         body = await request.json()

@@ -35,9 +35,7 @@ def readings(**windows: list[float]) -> GenerationReadings:
 
 def test_the_figures_are_ratios_of_windows_side_by_side() -> None:
     found = report(
-        PLAN,
-        readings(bare=[110, 90, 70], round=[95, 72], prefill=[10_000, 6_000]),
-        {"cores": 2},
+        PLAN, readings(bare=[110, 90, 70], round=[95, 72], prefill=[10_000, 6_000]), {"cores": 2}
     )
     assert value(found, "busy_ratio") == pytest.approx((95 / 100 + 72 / 80) / 2)
     assert value(found, "vs_prefill") == pytest.approx((9500 / 10_000 + 7200 / 6_000) / 2)

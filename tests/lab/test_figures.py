@@ -1,12 +1,6 @@
 import pytest
 
-from proofserve.lab.report.figures import (
-    Figure,
-    Limit,
-    median,
-    quantile,
-    ratios_to_neighbours,
-)
+from proofserve.lab.report.figures import Figure, Limit, median, quantile, ratios_to_neighbours
 from proofserve.lab.report.report import Report
 
 

@@ -63,10 +63,7 @@ async def listening(host: str, port: int = 0, answer: bytes = OK) -> AsyncIterat
 @asynccontextmanager
 async def both() -> AsyncIterator[tuple[Listener, Listener]]:
     """An allowed and a forbidden listener on the same port."""
-    async with (
-        listening(ALLOWED) as allowed,
-        listening(FORBIDDEN, allowed.port) as forbidden,
-    ):
+    async with listening(ALLOWED) as allowed, listening(FORBIDDEN, allowed.port) as forbidden:
         yield allowed, forbidden
 
 

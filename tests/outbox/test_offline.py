@@ -74,10 +74,7 @@ def test_a_reader_sees_the_log_of_a_killed_server(filled: Path, tmp_path: Path) 
 
 
 def test_a_reader_cannot_write(filled: Path) -> None:
-    with (
-        pytest.raises(OutboxUnavailable, match="readonly"),
-        reading(filled) as connection,
-    ):
+    with pytest.raises(OutboxUnavailable, match="readonly"), reading(filled) as connection:
         connection.execute("DELETE FROM results")
     with reading(filled) as connection:
         assert connection.execute(COUNT).fetchone() == (3,)

@@ -86,9 +86,7 @@ async def test_a_refused_order_leaves_the_open_round_open(store: SqliteOutbox) -
     assert await store.interrupted() == a_spec()
 
 
-async def test_progress_counts_results_and_failures_of_its_own_round(
-    store: SqliteOutbox,
-) -> None:
+async def test_progress_counts_results_and_failures_of_its_own_round(store: SqliteOutbox) -> None:
     await store.open_round(a_spec())
     await store.record("r1", 8, artifacts(3, 7, 11), {15: "not finite"})
     assert await store.open_round(a_distance_spec()) == RoundProgress()

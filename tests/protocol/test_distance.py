@@ -3,13 +3,7 @@ import math
 import pytest
 import torch
 
-from proofserve.protocol.distance import (
-    OUTPUT_DIM,
-    DistanceScheme,
-    is_winner,
-    projection,
-    target,
-)
+from proofserve.protocol.distance import OUTPUT_DIM, DistanceScheme, is_winner, projection, target
 from proofserve.protocol.draws import normal
 
 CPU = torch.device("cpu")

@@ -76,12 +76,7 @@ def test_the_course_is_what_a_simulation_shows(rate: float) -> None:
     assert course.expected_nonces == pytest.approx(float(np.mean(nonces)), abs=error)
 
 
-@given(
-    st.floats(1e-4, 0.2),
-    st.floats(0.21, 0.99),
-    st.floats(1e-6, 0.2),
-    st.floats(1e-4, 0.2),
-)
+@given(st.floats(1e-4, 0.2), st.floats(0.21, 0.99), st.floats(1e-6, 0.2), st.floats(1e-4, 0.2))
 def test_both_errors_keep_to_their_bounds(
     p_honest: float, p_fraud: float, alpha: float, beta: float
 ) -> None:

@@ -76,10 +76,7 @@ VECTOR = ["body", "artifacts", 1, "vector_b64"]
         ({"artifacts": _one(vector(7)[:-1])}, VECTOR),
         ({"artifacts": _one(vector(7, 5))}, VECTOR),
         ({"artifacts": _one(vector(10**9))}, VECTOR),
-        (
-            {"encoding": {"dtype": "f32", "k_dim": 4, "endian": "le"}},
-            ["body", "encoding", "dtype"],
-        ),
+        ({"encoding": {"dtype": "f32", "k_dim": 4, "endian": "le"}}, ["body", "encoding", "dtype"]),
     ],
 )
 def test_422_names_the_field_of_generated(

@@ -68,11 +68,7 @@ class MemoryOutbox:
         return None if last is None or last in self.closed else self.specs[last]
 
     async def record(
-        self,
-        round_id: str,
-        next_index: int,
-        findings: Sequence[Finding],
-        failed: Mapping[int, str],
+        self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
     ) -> None:
         await self._take()
         for one in findings:

@@ -28,10 +28,7 @@ from support.node import NAME
 SEATS = ("--max-num-seqs", "256")
 # An answer of so many tokens is at work for longer than any test, on the fastest machine too.
 ENDLESS = 15_000
-ROOM = (
-    *("--max-model-len", "16384"),
-    *("--hf-overrides", '{"max_position_embeddings": 16384}'),
-)
+ROOM = (*("--max-model-len", "16384"), *("--hf-overrides", '{"max_position_embeddings": 16384}'))
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 # Without this limit a small model writes blanks between two tokens of JSON until its token limit.
 DENSE_JSON = (

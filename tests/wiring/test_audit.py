@@ -71,9 +71,7 @@ def test_more_bits_are_nearer(deployment: CheckpointDeployment) -> None:
     assert eight < fp8 < four
 
 
-def test_cheats_are_far_and_leave_the_honest_prover_alone(
-    deployment: CheckpointDeployment,
-) -> None:
+def test_cheats_are_far_and_leave_the_honest_prover_alone(deployment: CheckpointDeployment) -> None:
     honest = deployment.honest()(NONCES)
     for prepare in (
         lambda: deployment.without_layers([0]),
@@ -98,9 +96,7 @@ def test_another_checkpoint_is_of_the_same_shape(
         CheckpointDeployment(replace(setup, other=small_models.flat())).other_checkpoint()
 
 
-def test_the_weights_drawn_are_the_same_each_time(
-    deployment: CheckpointDeployment,
-) -> None:
+def test_the_weights_drawn_are_the_same_each_time(deployment: CheckpointDeployment) -> None:
     some, others = (deployment.other_checkpoint()(NONCES) for _ in range(2))
     assert farthest(some, others) == 0.0
 

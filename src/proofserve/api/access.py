@@ -54,7 +54,6 @@ class Access:
 
     @property
     def names(self) -> list[str]:
-        """The clients that have a key, each with its role."""
         return [f"{caller.name} ({caller.role})" for _, caller in self._callers]
 
     def admit(self, connection: HTTPConnection, role: Role) -> Caller:

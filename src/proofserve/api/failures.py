@@ -142,7 +142,6 @@ def _detail(error: Exception) -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    """The label of an error: ``QueueFull`` is ``queue_full``."""
     return _WORD_BORDER.sub("_", type(error).__name__).lower().removesuffix("_error")
 
 

@@ -25,8 +25,6 @@ _WAIT_ENDS_S = 5.0
 
 
 class Rates:
-    """Counts the requests of each caller in windows of one minute."""
-
     def __init__(self, per_minute: int = 6000) -> None:
         self._per_minute = per_minute
         self._windows: dict[str, FixedWindow] = {}
@@ -44,8 +42,6 @@ class Rates:
 
 
 class Waits:
-    """Counts the calls that wait for the engine with their connection open."""
-
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
         self._open = 0

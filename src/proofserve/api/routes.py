@@ -55,7 +55,6 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
 
 
 def empty_router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRouter:
-    """A router whose routes admit permitted callers only."""
     # For the OpenAPI page alone: the route class reads the key itself, before the body.
     key = Security(HTTPBearer(auto_error=False, description="An operator's or a viewer's key."))
     return APIRouter(

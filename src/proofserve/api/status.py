@@ -22,7 +22,6 @@ _NOTHING = Stats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
 
 
 async def pow_status(node: Node) -> dict[str, Any]:
-    """The round in the distance protocol's form (A.7, P.2.8): counts and the newest winners."""
     return await _distance_fields(node, node.manager.status())
 
 

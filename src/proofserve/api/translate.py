@@ -34,7 +34,6 @@ from proofserve.rounds.records import (
 
 
 def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
-    """The round that ``body`` describes."""
     work = _workload(body, deployment)
     batch_size = body.batch_size or deployment.default_batch_size
     return RoundSpec(

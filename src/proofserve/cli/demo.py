@@ -35,8 +35,6 @@ OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Artifacts for the node to validate, and the verdict that we expect."""
-
     what: str
     claims: Sequence[Claim]
     fraud: bool
@@ -74,8 +72,6 @@ def demo() -> None:
 
 
 class _Tour:
-    """The steps of the demo, each of which prints a line about what it shows."""
-
     def __init__(self, node: NodeClient, session: CommandSession) -> None:
         self.work = Work(MODEL.name, block_hash="demo-block", public_key="demo-key")
         self._node = node
@@ -87,7 +83,6 @@ class _Tour:
         self._say("Server", f"vLLM {version}, unmodified, serves {MODEL.name} at {self._node.url}")
 
     def prove(self) -> list[Claim]:
-        """Chat without a round and beside one; return the first artifacts of the round."""
         after = self._node.last_seq()
         alone = self._chat("chatting without proofs")
         self._say("Chat", f"without proofs: {_latency(alone)} a chat")
@@ -105,7 +100,6 @@ class _Tour:
         return claims
 
     def judge(self, *trials: DemoResult) -> bool:
-        """Have the node validate every trial; return whether all verdicts are as expected."""
         self._line.step("recomputing, to judge")
         threshold = f"the network's threshold of {StatTest().dist_threshold}"
         self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares by {threshold}:")

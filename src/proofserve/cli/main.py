@@ -25,14 +25,10 @@ COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """Imports a command when it is asked for."""
-
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the group's signature
-        """The names of the commands, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Import the command ``cmd_name``; None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name]

@@ -56,8 +56,6 @@ def new(
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
-    """One of the seeded checkpoints of ``proofserve model new``."""
-
     arch: str = "qwen3"
     size: str = "tiny"
     seed: int = 0
@@ -81,8 +79,6 @@ def independent(model: SmallModel) -> SmallModel:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint on this machine and the name to serve it under."""
-
     name: str
     folder: Path
 

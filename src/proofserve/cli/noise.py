@@ -128,7 +128,6 @@ def noise(
 def _to_compute(
     engines: Sequence[ComparedEngine], nonces: int | None, seq_len: int | None, k_dim: int | None
 ) -> ClaimedArtifacts:
-    """The block, key and nonces to compute: those of the files, or our own."""
     saved = [engine.claimed for engine in engines if engine.claimed is not None]
     if not saved:
         numbers = tuple(range(nonces or NONCES))
@@ -209,7 +208,6 @@ def _measure(
     rate: float,
     session: CommandSession,
 ) -> NoiseResult:
-    """Find the threshold, simulate verifications of honest provers by it, and show both."""
     one, other = engines
     setup = {
         "model": task.model.name if task.model is not None else None,

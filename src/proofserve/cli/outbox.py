@@ -178,7 +178,6 @@ def export(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Errors that a person can act on become their text and an exit code."""
     try:
         yield
     except BrokenPipeError:
@@ -204,7 +203,6 @@ def _sink(output: Path | None) -> Iterator[TextIO]:
 
 
 def _render(found: OutboxStatistics) -> Iterator[RenderableType]:
-    """A line about the file, its targets, its newest rounds."""
     yield Text(
         f"{found.results:,} results of {found.rounds:,} rounds"
         f" ({found.bytes:,} bytes, schema version {found.schema_version})"

@@ -159,7 +159,6 @@ class ComparedEngine:
 
     @property
     def needs_model(self) -> bool:
-        """Whether it computes from a checkpoint on this machine."""
         return self.dtype is not None or self.ranks is not None
 
     def artifacts(self, task: ComparisonTask, session: CommandSession) -> list[Claim]:

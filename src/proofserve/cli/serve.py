@@ -60,7 +60,6 @@ class SettingOptions(Generic[S]):
             raise typer.BadParameter(text, param_hint=hint) from error
 
     def parameters(self) -> list[inspect.Parameter]:
-        """The options as the parameters of a function, which typer reads."""
         return [self._parameter(*item) for item in self.settings.model_fields.items()]
 
     def _parameter(self, name: str, field: FieldInfo) -> inspect.Parameter:
@@ -112,7 +111,6 @@ def serve(
 
 
 def _report(checks: dict[str, Check]) -> int:
-    """Print a line for each check, and return the exit code."""
     code = 0
     for name, check in checks.items():
         try:

@@ -52,7 +52,6 @@ class ServedModel:
 
 
 def own_model(deployment: ServerOptions, session: CommandSession) -> ServedModel:
-    """A model that each ``start`` serves in a new server."""
     start = partial(serving, deployment, session)
     return ServedModel(deployment.name, start, deployment.checkpoint)
 
@@ -60,7 +59,6 @@ def own_model(deployment: ServerOptions, session: CommandSession) -> ServedModel
 def running_model(
     url: str, api_key: str | None, name: str | None, session: CommandSession
 ) -> ServedModel:
-    """The model ``name`` of the server at ``url``, its first one if that is None."""
     with NodeClient(url, api_key) as node:
         name = name or node.models()[0]
     return ServedModel(name, partial(existing_server, url, api_key, session), None)
@@ -126,7 +124,6 @@ def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[Node
 
 @contextmanager
 def existing_server(url: str, api_key: str | None, session: CommandSession) -> Iterator[NodeClient]:
-    """A server that runs already and keeps running."""
     with NodeClient(url, api_key) as node, session.interrupts.allowed():
         yield node
 

@@ -52,7 +52,6 @@ class Interrupts:
             self.check()
 
     def check(self) -> None:
-        """Raise SystemExit if a signal has come."""
         if self._received is not None:
             raise SystemExit(128 + self._received)
 

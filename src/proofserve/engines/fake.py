@@ -121,5 +121,4 @@ class FakeSession:
         self._work = work
 
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
-        """See ``rounds.ports.ProofSession.prove``."""
         return await self._engine.answer(self._work, nonces)

@@ -104,7 +104,6 @@ class UnknownModelError(ValueError):
 
 
 def architecture(name: str) -> Architecture:
-    """Look an architecture up by name. Raises UnknownModelError."""
     if name not in ARCHITECTURES:
         raise UnknownModelError(
             f"unknown architecture {name!r}; choose from {', '.join(ARCHITECTURES)}"
@@ -113,7 +112,6 @@ def architecture(name: str) -> Architecture:
 
 
 def shape(size: str) -> Shape:
-    """Look a size up by name. Raises UnknownModelError."""
     if size not in SHAPES:
         raise UnknownModelError(f"unknown size {size!r}; choose from {', '.join(SHAPES)}")
     return SHAPES[size]

@@ -45,9 +45,7 @@ def _train(text: str) -> Tokenizer:
     tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     # A plain completion of an empty prompt still has a token to begin with.
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A",
-        pair=f"{BOS} $A {BOS} $B:1",
-        special_tokens=[(BOS, SPECIALS.index(BOS))],
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B:1", special_tokens=[(BOS, SPECIALS.index(BOS))]
     )
     return tokenizer
 

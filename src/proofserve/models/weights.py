@@ -33,7 +33,6 @@ NORM_SPREAD: Final = 0.05
 
 
 def _normal(seed: int, name: str, shape: torch.Size) -> Tensor:
-    """Draw float32 N(0, 1) from the tensor's own generator: the order of drawing is free."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
     return torch.randn(shape, generator=generator, dtype=torch.float32)

@@ -94,7 +94,6 @@ def add_span(connection: sqlite3.Connection, url: str, span: Span, now: float) -
 
 
 def targets(connection: sqlite3.Connection) -> list[tuple[str, float]]:
-    """Every URL with something pending and when its first attempt is due, in that order."""
     return connection.execute(
         "SELECT url, min(next_attempt_at) AS due"
         " FROM deliveries INDEXED BY deliveries_waiting"
@@ -103,7 +102,6 @@ def targets(connection: sqlite3.Connection) -> list[tuple[str, float]]:
 
 
 def first_of(connection: sqlite3.Connection, url: str) -> Delivery:
-    """The pending delivery to ``url`` whose attempt is due first; there must be one."""
     row = connection.execute(_FIRST, (url,)).fetchone()
     number, endpoint, url, key, sequence, attempts, round_id, *place = row
     span = None if round_id is None else Span(*place)

@@ -23,7 +23,6 @@ _ROWS = """
 
 
 async def body(database: Database, delivery: Delivery) -> bytes:
-    """The JSON to POST. Raises OutboxUnavailable."""
     span = delivery.span
     if span is None:
         return await database.read(_stored_body, delivery.id)

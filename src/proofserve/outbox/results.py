@@ -98,7 +98,6 @@ def close_round(connection: sqlite3.Connection, round_id: str, now: float) -> No
 
 
 def progress(connection: sqlite3.Connection, round_id: str) -> RoundProgress:
-    """How far a round got. Raises ValueError for an unknown one."""
     row = connection.execute(
         "SELECT next_index, count(value) + pruned_values, count(error) + pruned_errors"
         " FROM rounds LEFT JOIN results ON results.round = rounds.number"
@@ -142,7 +141,6 @@ def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row
 def after(
     connection: sqlite3.Connection, seq: int, limit: int, number: int | None = None
 ) -> list[StoredResult]:
-    """Rows above ``seq`` in order, at most ``limit``; only those of round ``number`` if given."""
     which = _AFTER if number is None else _AFTER_IN_ROUND
     found = connection.execute(which, {"seq": seq, "limit": limit, "number": number})
     return [_stored(*row) for row in found]
@@ -184,7 +182,6 @@ def _unknown(round_id: str) -> ValueError:
 
 
 def _spec_columns(spec: RoundSpec) -> tuple[str | int | float | None, ...]:
-    """The values of ``_SPEC_COLUMNS``."""
     work, lane, target = spec.work, spec.lane, spec.target
     if lane is None:
         raise ValueError(f"round {spec.round_id!r} has no nonces to generate")

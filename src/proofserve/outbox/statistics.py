@@ -97,7 +97,6 @@ class OutboxStatistics:
 
 
 def read_statistics(connection: sqlite3.Connection, now: float) -> OutboxStatistics:
-    """The statistics at ``now``, in wall-clock seconds."""
     connection.create_function("origin", 1, cache(lambda url: origin_of(url) or "not an address"))
     # ``HTTP 503``, ``ConnectError``, ...; what follows was said by the target, or about it.
     errors = {to: error.partition(":")[0] for to, error, _ in connection.execute(_ERRORS)}

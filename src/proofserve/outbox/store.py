@@ -91,7 +91,6 @@ class SqliteOutbox(Outbox):
         await self._announce(deliveries.add_job, endpoint, url, body, self._clock())
 
     async def results(self, after: int, limit: int) -> list[StoredResult]:
-        """Rows with ``seq > after`` in order, at most ``limit``, those of expired callbacks too."""
         # SQLite takes a negative limit for none at all.
         return await self._database.read(results.after, after, max(0, limit))
 

@@ -116,7 +116,6 @@ class CheckedTransport(httpx.AsyncBaseTransport):
 
 
 def _at(address: Address, request: httpx.Request) -> httpx.Request:
-    """The same request, dialled at ``address``; Host header and certificate stay the name's."""
     url = request.url.copy_with(host=str(address))
     extensions = {**request.extensions, "sni_hostname": request.url.host}
     return httpx.Request(

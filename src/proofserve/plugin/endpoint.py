@@ -44,7 +44,6 @@ class ProofEndpoints:
         self._running = AsyncExitStack()
 
     def attach_router(self, app: FastAPI) -> None:
-        """Add the routes, and our start and shutdown to the application's lifespan."""
         chosen = self._settings
         has_keys = bool(chosen.api_key or chosen.viewer_key or chosen.api_keys_file)
         app.include_router(routes.router(_node, has_keys))

@@ -33,7 +33,6 @@ def install() -> None:
 
 
 def _gate(engine: Any) -> "ProofGate":
-    """The gate of ``engine``, built by its first proof call."""
     if not hasattr(engine, "proofserve_gate"):
         from proofserve.engines.vllm.compat_core import VllmCore
         from proofserve.engines.vllm.core_gate import GateOptions, ProofGate, start_wakeups

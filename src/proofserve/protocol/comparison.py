@@ -119,7 +119,6 @@ def _texts_by_nonce(nonces: Sequence[int], claims: Sequence[Claim]) -> dict[int,
 def _wire_vector(
     nonce: int, computed: Mapping[int, NDArray[np.float32]], k_dim: int
 ) -> NDArray[np.float32]:
-    """Our vector as a receiver would decode it."""
     if nonce not in computed:
         raise IncompleteRecomputation("computed", f"nonce {nonce} is missing")
     vector = to_float16(computed[nonce]).astype(np.float32)

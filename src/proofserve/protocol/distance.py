@@ -70,7 +70,6 @@ class DistanceBlock(BlockScheme):
 
     @cached_property
     def target(self) -> Tensor:
-        """float32 [8192]."""
         return target(self.block_hash, OUTPUT_DIM, self.device)
 
     def finish(self, public_key: str, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ def normalise(x: Tensor) -> Tensor:
 
 
 def normalise_reflect(x: Tensor, v: Tensor) -> Tensor:
-    """The layer transform of the distance protocol (A.3)."""
     return reflect(normalise(x), v)
 
 

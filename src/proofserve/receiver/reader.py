@@ -18,7 +18,6 @@ Source = tuple[str, str]
 
 
 def is_database(path: Path) -> bool:
-    """Whether ``path`` is a file of SQLite. Raises OSError."""
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
@@ -30,11 +29,9 @@ class ReceivedArtifacts:
         self._connection = connection
 
     def counts(self) -> dict[Source, int]:
-        """How many artifacts each source has, in the order of block hash and public key."""
         return {(block, key): count for block, key, count in self._connection.execute(_SOURCES)}
 
     def of(self, source: Source) -> list[tuple[int, str]]:
-        """The (nonce, vector_b64) pairs of ``source``, ordered by nonce."""
         return self._connection.execute(_ARTIFACTS, source).fetchall()
 
 

@@ -103,7 +103,6 @@ class ReceiverStore:
             raise
 
     def close(self) -> None:
-        """Close the file, after the callback that is being stored."""
         with self._writing, self._reading:
             self._reader.close()
             self._writer.close()
@@ -132,7 +131,6 @@ class ReceiverStore:
             return True
 
     def add_validated(self, body: Validated | ValidatedDistances, stamp: Stamp) -> bool:
-        """Store a verdict; False when this callback came before and nothing was stored."""
         with self._writing, self._writer:
             callback = self._enter("validated", stamp)
             if callback is None:
@@ -155,7 +153,6 @@ class ReceiverStore:
         return Summary(callbacks, repeats, last_received, sources)
 
     def _enter(self, endpoint: str, stamp: Stamp) -> int | None:
-        """Begin a callback's transaction; its row number, None for one that came before."""
         self._writer.execute("BEGIN IMMEDIATE")
         row = self._writer.execute(
             "INSERT INTO callbacks (endpoint, idempotency_key, sequence, received_at)"
@@ -168,7 +165,6 @@ class ReceiverStore:
         return None if repeats else int(number)
 
     def _count(self, body: Callback, **added: int) -> None:
-        """Add to the counts of the body's source; counts that are not named stay."""
         names = ("received", "artifacts", "winners", "validations", "frauds")
         source = {"public_key": body.public_key, "block_hash": body.block_hash}
         self._writer.execute(

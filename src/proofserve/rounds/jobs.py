@@ -68,14 +68,12 @@ class JobQueue:
                 self._places_in_order.leave(place)
 
     def result(self, request_id: str) -> JobView:
-        """The present state of a submitted job. Raises UnknownJob, also for an expired one."""
         entry = self._entries.get(request_id)
         if entry is None or entry.expired(self._clock()):
             raise UnknownJob(f"Request {request_id} not found")
         return entry.view
 
     async def cancel(self, grace_s: float) -> None:
-        """Cancel the submitted jobs that wait or run. Results of ended jobs stay."""
         active = [entry for entry in self._entries.values() if not entry.task.done()]
         for entry in active:
             entry.cancel()

@@ -51,8 +51,6 @@ class Limits:
 
 
 class NonceLimit:
-    """Counts the nonces that wait for the engine or use it, outside of rounds."""
-
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._queued = 0

@@ -22,8 +22,6 @@ from proofserve.rounds.status import EngineGauges, OutboxGauges
 
 
 class ProofSession(Protocol):
-    """Access to an engine for one workload, for as long as its lease lasts."""
-
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
         """Compute the proofs of ``nonces``. Calls may overlap; the engine runs them in order.
 
@@ -33,8 +31,6 @@ class ProofSession(Protocol):
 
 
 class ProofEngine(Protocol):
-    """A deployed model that can prove its compute."""
-
     @property
     def engine_info(self) -> EngineInfo:
         """What is deployed; constant while the engine runs."""
@@ -48,8 +44,6 @@ class ProofEngine(Protocol):
 
 
 class MeasurableEngine(Protocol):
-    """An engine that can time forwards alone."""
-
     async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
         """Time ``forwards`` forwards of ``nonces`` back to back; chat waits for all of them.
 
@@ -59,8 +53,6 @@ class MeasurableEngine(Protocol):
 
 
 class Outbox(Protocol):
-    """Keeps results on disk for callbacks and for ``GET /results``."""
-
     async def open_round(self, spec: RoundSpec) -> RoundProgress:
         """Store a round, so that its results and callbacks survive a restart.
 
@@ -93,9 +85,7 @@ class Outbox(Protocol):
 
     async def results(self, after: int, limit: int) -> list[StoredResult]: ...
 
-    async def winners(self, round_id: str, limit: int) -> list[Winner]:
-        """The newest winners of a round, at most ``limit``, in the order of storing."""
-        ...
+    async def winners(self, round_id: str, limit: int) -> list[Winner]: ...
 
     async def probe(self) -> None:
         """Write and roll back. Raises OutboxUnavailable if that fails."""

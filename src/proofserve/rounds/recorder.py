@@ -62,7 +62,6 @@ class Recorder:
         await self._room.wait()
 
     def close(self) -> None:
-        """Announce the last batch: ``run`` ends when all are stored, or after one more failure."""
         self._closing.set()
         self._wake.set()
 

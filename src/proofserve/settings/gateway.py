@@ -65,7 +65,6 @@ class GatewaySettings(BaseSettings):
     """Options of vLLM for the embedded engine, in one string."""
 
     def variables(self) -> dict[str, str]:
-        """The environment that gives these settings again."""
         values = self.model_dump(exclude_none=True)
         return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
 

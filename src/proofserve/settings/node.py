@@ -42,8 +42,6 @@ Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class EngineSettings(BaseSettings):
-    """The settings that the engine core reads."""
-
     # An error that shows its input would show keys.
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,

@@ -22,7 +22,6 @@ def export(changes: Mapping[str, str], drop: Iterable[str] = ()) -> None:
 
 
 def environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with ``changes``, for a child process."""
     return {**os.environ, **changes}
 
 

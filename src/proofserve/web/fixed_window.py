@@ -27,7 +27,6 @@ class FixedWindow:
         return True
 
     def charge(self, amount: int) -> None:
-        """Use ``amount``, even beyond the limit."""
         self._use(amount, self._clock())
 
     def give_back(self, amount: int, end: float) -> None:
@@ -37,7 +36,6 @@ class FixedWindow:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the current window ends; 0 if none is open."""
         return max(0.0, self.end - self._clock())
 
     def _use(self, amount: int, now: float) -> None:

@@ -47,7 +47,6 @@ def require_access_rule(access: Access, host: str | None, is_unix_socket: bool =
 
 
 def allowlist_of(chosen: NodeSettings) -> Allowlist:
-    """Where callbacks may go. Raises ValueError for an entry that is not valid."""
     try:
         return Allowlist(chosen.callback_allow)
     except ValueError as error:
@@ -55,7 +54,6 @@ def allowlist_of(chosen: NodeSettings) -> Allowlist:
 
 
 def description(access: Access) -> str:
-    """Which clients may call, for the log."""
     if access.names:
         return f"keys of {', '.join(access.names)}"
     if access.open_to_all:

@@ -116,7 +116,6 @@ def application() -> FastAPI:
 
 @asynccontextmanager
 async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, ASGIApp]]:
-    """vLLM's own application in this process and loop, behind a private socket."""
     # A gateway without an embedded engine saves two seconds of imports.
     from proofserve.engines.vllm.embedded_app import vllm_app  # noqa: PLC0415
     from proofserve.wiring.unix_server import on_unix_socket  # noqa: PLC0415
@@ -206,7 +205,6 @@ class _Server(uvicorn.Server):
 
     @property
     def has_backend(self) -> bool:
-        """Whether any backend was healthy when it was last asked."""
         gateway: Gateway = self.lifespan.state["gateway"]
         return any(backend.healthy for backend in gateway.fleet.backends)
 

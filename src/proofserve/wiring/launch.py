@@ -34,7 +34,6 @@ class ServerCommand:
 def server_command(
     model: str, vllm_options: Sequence[str], poc: Mapping[str, str]
 ) -> ServerCommand:
-    """The vLLM server for ``model``; ``poc`` holds our own settings as POC_ variables."""
     env = {"VLLM_PLUGINS": plugin_list(), **poc}
     if not has_variable("VLLM_USE_V2_MODEL_RUNNER"):
         # Proof forwards were verified on the first model runner only.

@@ -40,7 +40,6 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    """``error`` in a sentence that says what to do."""
     hint = HINT if error.errno == errno.EADDRINUSE else ""
     return OSError(f"cannot listen on {host}, port {port}: {error.strerror}.{hint}")
 

@@ -29,7 +29,6 @@ PRUNE_EVERY_S = 3600.0
 
 
 def versions(**engine: str) -> dict[str, str]:
-    """The version of proofserve and those of ``engine``."""
     return {"proofserve": importlib.metadata.version("proofserve"), **engine}
 
 
@@ -86,7 +85,6 @@ async def _prune_for_ever(outbox: SqliteOutbox, keep_s: float) -> None:
 
 
 async def _flush(sender: CallbackSender, outbox: SqliteOutbox, seconds: float) -> None:
-    """Post the due callbacks, and log how many remain for the next start."""
     if await sender.drain(seconds):
         return
     with suppress(OutboxUnavailable):
@@ -97,7 +95,6 @@ async def _flush(sender: CallbackSender, outbox: SqliteOutbox, seconds: float) -
 async def _continue_round(
     manager: RoundManager, outbox: SqliteOutbox, deployment: Deployment, resume: bool
 ) -> None:
-    """Continue the round that ran when the last server ended, or close it."""
     spec = await outbox.interrupted()
     if spec is None:
         return

@@ -19,7 +19,6 @@ Check = Callable[[], str]
 
 
 def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) -> dict[str, Check]:
-    """The checks of a server of ``model``, by name."""
     listening = _listening(vllm_options)
     return {
         "model": lambda: _model(model),

@@ -91,7 +91,6 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """The caller shows its own progress line."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

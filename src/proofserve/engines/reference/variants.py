@@ -65,7 +65,6 @@ def with_redrawn_matrices(network: Network) -> Network:
 
 
 def _twin(network: Network) -> Network:
-    """New modules around the same weights."""
     shared = {id(weight): weight for weight in network.decoder.parameters()}
     return replace(network, decoder=copy.deepcopy(network.decoder, shared))
 

@@ -48,7 +48,6 @@ class VllmEngine:
             await asyncio.shield(session.release())
 
     async def gauges(self) -> EngineGauges:
-        """Read the counters inside the engine. Raises EngineGone."""
         read = await self.call(GAUGES)
         lists = {name: tuple(read[name]) for name in ("resume_ms", "forward_counts")}
         return EngineGauges(**{**read, **lists})
@@ -114,7 +113,6 @@ def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) 
 
 
 def read_reply(nonces: Sequence[int], reply: Mapping[str, Any]) -> ProofBatch | Deferred:
-    """The outcome of ``nonces``, or of the first of them. Raises EngineFault."""
     if reply["kind"] == core_messages.PROVED:
         failed = frozenset(reply["failed"])
         proved = tuple(nonce for nonce in nonces[: reply["done"]] if nonce not in failed)

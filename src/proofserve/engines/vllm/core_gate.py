@@ -58,7 +58,6 @@ class QueuedCall:
     failed: list[int] = field(default_factory=list)
 
     def answer(self, reply: dict[str, Any]) -> None:
-        """Complete the call, unless it already is."""
         if not self.future.done():
             self.future.set_result(reply)
 
@@ -96,7 +95,6 @@ class ProofGate:
         return queued.future
 
     def release(self, lease: str) -> None:
-        """Return a lease; its calls that still wait in the queue fail."""
         for queued in [q for q in self._queue if q.call.lease == lease]:
             self._queue.remove(queued)
             queued.answer(core_messages.fault("the lease was returned before the call ran"))

@@ -60,7 +60,6 @@ def proved(values: NDArray[np.float32], failed: list[int], done: int) -> dict[st
 
 
 def values_of(reply: Mapping[str, Any]) -> NDArray[np.float32]:
-    """The rows of a ``proved`` reply, float32 [n, width]."""
     flat = np.frombuffer(reply["values"], dtype=np.float32)
     return flat.reshape(-1, reply["width"])
 

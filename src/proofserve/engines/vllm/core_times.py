@@ -85,7 +85,6 @@ class CoreTimes:
             self._charge(start, end, waiting())
 
     def read(self) -> dict[str, Any]:
-        """The counters by name, as ``rounds.records.EngineGauges`` calls them."""
         return {
             "forwards": self._forwards,
             "forward_counts": list(self._forward_counts),

@@ -54,11 +54,7 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     if received is None:
         embeds = block.inputs(call.public_key, call.nonces, seq_len, runner.model_config.dtype)
         embeds = embeds.view(n * seq_len, -1)
-    inputs = {
-        "positions": positions,
-        "intermediate_tensors": received,
-        "inputs_embeds": embeds,
-    }
+    inputs = {"positions": positions, "intermediate_tensors": received, "inputs_embeds": embeds}
     model = runner.get_model()
     with _layer_transforms(model, block), published_rows_only(model, n, seq_len):
         output = compat_worker.call_model(runner, metadata, slots, inputs)

@@ -36,11 +36,9 @@ class WriteBatch:
         self._due = False
 
     def to_backend(self, transport: asyncio.Transport) -> asyncio.Transport:
-        """``transport``, to be written to before all clients."""
         return self._batched(transport, self._to_backends)
 
     def to_client(self, transport: asyncio.Transport) -> asyncio.Transport:
-        """``transport``, to be written to after all backends."""
         return self._batched(transport, self._to_clients)
 
     def _batched(

@@ -15,8 +15,6 @@ FAILURES = 2
 
 
 class Prober:
-    """Keeps ``healthy`` and ``models`` of one backend up to date."""
-
     def __init__(self, backend: Backend, interval_s: float, key: str | None) -> None:
         self._backend = backend
         self._interval_s = interval_s

@@ -189,7 +189,6 @@ class Upstream(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
-        """The answer is read, or an interim head before it."""
         if self._status < 200:
             self._messages -= 1
             self._interim += 1

@@ -90,7 +90,6 @@ class HeadAsGet:
 
 @asynccontextmanager
 async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
-    """A gateway that probes its backends, each once before the first request."""
     gateway = Gateway(plan)
     probers = [
         Prober(backend, plan.probe_interval, plan.backend_key) for backend in gateway.fleet.backends
@@ -112,7 +111,6 @@ async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
 
 @asynccontextmanager
 async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run ``work`` as tasks until the context ends."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield

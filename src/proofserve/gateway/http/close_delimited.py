@@ -25,7 +25,6 @@ class CloseDelimited:
             self._writer.write(b"".join(parts))
 
     def on_status(self, reason: bytes) -> None:
-        """Keep the reason, which may come in parts."""
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -33,7 +32,6 @@ class CloseDelimited:
             self._lines.append(b"%s: %s\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        """Pass the head on; an interim one is followed by another."""
         lines = b"".join(self._lines)
         status = b"%d %s" % (self._parser.get_status_code(), self._reason)
         self._parts.append(b"HTTP/1.1 %s\r\n%sconnection: close\r\n\r\n" % (status, lines))

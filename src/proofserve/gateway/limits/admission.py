@@ -9,8 +9,6 @@ LATEST_WEIGHT = 0.1
 
 
 class Waiter(Protocol):
-    """A request that waits for a permit."""
-
     def permit_granted(self) -> None: ...
 
 

@@ -85,7 +85,6 @@ class Clients:
         self._by_digest = {digest(s.key.encode()): Client(s, clock) for s in specs}
 
     def find(self, headers: Iterable[Header]) -> Client | None:
-        """The client of a request's key; None if no client has it, or if there are several."""
         if self.open:
             return self._anonymous
         return self._by_digest.get(digest(bearer_key(headers)))

@@ -83,7 +83,6 @@ class Attempts:
 
     @property
     def until_close(self) -> bool:
-        """Whether only the end of its connection ends the answer."""
         return self.upstream is not None and self.upstream.until_close
 
     def failed(self) -> None:

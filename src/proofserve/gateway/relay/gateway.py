@@ -100,7 +100,6 @@ class Gateway:
         return failure.after(self.expected_wait)
 
     def client_head(self, head: bytes, own: bytes, origin: bytes | None, keep_alive: bool) -> bytes:
-        """A backend's ``head`` as the client gets it, with ``own`` lines."""
         if self.cross_origin.configured:
             head = self.cross_origin.strip(head)
             own += self.cross_origin.lines(origin)

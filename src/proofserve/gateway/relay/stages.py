@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 
 class Stage(enum.IntEnum):
-    """What an exchange waits for."""
-
     RECEIVING = 0  # the body of the request
     PIPELINED = 1  # the answer to an earlier request of the same connection
     QUEUED = 2  # a permit
@@ -17,8 +15,6 @@ class Stage(enum.IntEnum):
 
 
 class StageMove(enum.IntEnum):
-    """What can happen to an exchange."""
-
     HOLD = 0  # an earlier request of the connection is not answered yet
     RESUME = 1  # all earlier requests of the connection are answered
     QUEUE = 2  # every permit is in use

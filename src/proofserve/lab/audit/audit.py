@@ -136,7 +136,6 @@ def audit(
 def measured(
     name: str, saving: float, distances: Distances, dist_threshold: float
 ) -> AttackMeasurement:
-    """The measurement of ``distances`` float64 [nonces]."""
     # The comparison of a validator (protocol B.4) is in float32.
     beyond = int((distances.astype(np.float32) > np.float32(dist_threshold)).sum())
     return AttackMeasurement(
@@ -175,7 +174,6 @@ def attack_result(
 
 
 def _named(missed: Sequence[AttackMeasurement]) -> str:
-    """The attacks that save the most, and how many more there are."""
     ranked = sorted(missed, key=lambda each: each.saving, reverse=True)
     names = [f"{each.name} (saves {each.saving:.0%})" for each in ranked[:NAMED]]
     more = len(ranked) - NAMED
@@ -228,7 +226,6 @@ def _lower_threshold(made: Distances, honest: Distances, analysis: PowerAnalysis
 def _vectors(
     title: str, prepare: Callable[[], Recompute], nonces: Sequence[int], progress: Progress
 ) -> Vectors:
-    """The prover's vectors, computed in small steps that show progress."""
     progress.step(f"{title}: {len(nonces)} nonces", len(nonces))
     answer = prepare()
     found: dict[int, NDArray[np.float32]] = {}

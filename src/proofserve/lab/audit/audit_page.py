@@ -25,7 +25,6 @@ POINTS = 60
 
 
 def page(report: AuditReport) -> str:
-    """The page as HTML, with the pictures inside; it loads nothing from anywhere."""
     # A model's name is the name of a folder, which may contain HTML.
     environment = Environment(
         loader=PackageLoader("proofserve.lab.audit", package_path=""),

@@ -30,8 +30,6 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """An audit, what was audited (``setup``) and where (``machine``)."""
-
     audit: Audit
     price: Price
     setup: Mapping[str, Any]
@@ -51,7 +49,6 @@ class AuditReport:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The cells of ``COLUMNS``, honest nodes first."""
         verdict = "UNFIT" if self.audit.convicts_honest else "honest"
         honest = (*_measured(self.audit.honest), "", "", "", "", verdict)
         return [honest, *map(_row, self.audit.results)]
@@ -69,7 +66,6 @@ class AuditReport:
 
     @property
     def rule(self) -> str:
-        """When an attack counts as caught, in sentences."""
         rule = self.audit.rule
         return (
             f"A vector is a mismatch if it is further than {rule.dist_threshold:g} from the"
@@ -98,7 +94,6 @@ class AuditReport:
         )
 
     def json(self) -> dict[str, Any]:
-        """Everything, with the distances of each attack that has any."""
         audit = self.audit
         return {
             "passed": audit.passed,

@@ -100,7 +100,6 @@ class PowerAnalysis:
         return next((k for k in counts if rate_interval(k, trials)[0] >= least), None)
 
     def _least_rate(self) -> float | None:
-        """The lowest rate of mismatches that ``max_nonces`` or fewer convict, else None."""
         if not self._some_size_convicts(1.0):
             return None
         low, high = 0.0, 1.0

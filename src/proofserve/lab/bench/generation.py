@@ -167,7 +167,6 @@ def _figures(
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The distance between the quartiles of ``values``."""
     low, high = quantile(values, 0.25), quantile(values, 0.75)
     return high - low if low is not None and high is not None else math.nan
 

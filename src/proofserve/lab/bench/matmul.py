@@ -27,7 +27,6 @@ class Matmul:
                 break
 
     def rate(self) -> float:
-        """Multiplications and additions per second, measured now."""
         return self._rate(self._size)
 
     @torch.inference_mode()

@@ -39,7 +39,6 @@ class StoredResults:
         return edge
 
     def rate(self, since: Edge, seconds: float) -> float:
-        """Results per second in a window of at least ``seconds`` that begins at ``since``."""
         while (remaining := since.at + seconds - time.monotonic()) > 0:
             time.sleep(remaining)
         self._seq = self._node.last_seq(self._seq)

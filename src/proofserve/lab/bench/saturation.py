@@ -155,7 +155,6 @@ def _tokens_per_s(replies: Sequence[Reply], window: _Window) -> float:
 
 
 def _resumed(node: NodeClient) -> int:
-    """The number of proofs that the round stores first after chat has ended."""
     before = node.status().processed
     wait_until(lambda: node.status().processed > before, "proofs after chat", AFTERWARDS_S)
     return node.status().processed - before

@@ -46,7 +46,6 @@ class Sample:
 
     @property
     def per_block(self) -> int:
-        """Nonces of one block, ``nonces`` or a few more."""
         return self.per_key * self.keys
 
     @property
@@ -58,7 +57,6 @@ class Sample:
         return self.blocks, self.keys, self.per_key
 
     def orders(self, model: str, method: str) -> Iterator[DistanceWork]:
-        """One order for each block, by its first key."""
         for block in range(self.blocks):
             yield DistanceWork(
                 model,

@@ -27,7 +27,6 @@ class Pairs:
 
     @property
     def distances(self) -> NDArray[np.float64]:
-        """L2 distances [n]."""
         apart: NDArray[np.float32] = np.linalg.norm(self.one - self.other, axis=1)
         return apart.astype(np.float64)
 
@@ -110,7 +109,6 @@ def distances_needed(rate: float) -> int:
 
 
 def _least_rate(count: int) -> str:
-    """The smallest rate for which ``count`` distances are enough."""
     return f"{_rounded_up(1.0 - _TAIL ** (1.0 / count), 2):g}"
 
 

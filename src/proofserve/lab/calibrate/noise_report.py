@@ -21,7 +21,6 @@ def noise_report(
     setup: Mapping[str, Any],
     where: Mapping[str, str | int],
 ) -> Report:
-    """The figures, in units of distance unless their meaning says otherwise."""
     distances = found.distances
     low, high = found.interval
     upper = "the upper end of the interval"

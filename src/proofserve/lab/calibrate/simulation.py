@@ -40,7 +40,6 @@ class VerificationTrial:
 
     @property
     def median_nonces(self) -> float:
-        """Of those that were recomputed."""
         return float(np.median(self.nonces_used))
 
     def count(self, finding: SequentialResult) -> int:
@@ -85,8 +84,6 @@ def simulate(
 def _verified(
     pairs: Pairs, texts: Sequence[str], rows: Sequence[int], rule: VerificationRule
 ) -> Verification:
-    """One verification, in which row ``rows[i]`` is recorded for nonce i."""
-
     def recorded(nonces: Sequence[int]) -> Vectors:
         return {nonce: pairs.other[rows[nonce]] for nonce in nonces}
 

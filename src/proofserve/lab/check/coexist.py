@@ -82,7 +82,6 @@ def _chat_has_priority(node: NodeClient, work: Work, report: Reporter) -> None:
 
 
 def _no_proofs(node: NodeClient, name: str) -> Check:
-    """Whether a round stores nothing while chat saturates the engine, if chat does."""
     before, began = node.status(), time.monotonic()
     time.sleep(LOAD_S)
     after, seconds = node.status(), time.monotonic() - began

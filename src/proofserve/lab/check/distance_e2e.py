@@ -42,7 +42,6 @@ def distance_trial(work: DistanceWork, node: NodeClient, report: Reporter) -> Ju
 
 
 def find(node: NodeClient, work: DistanceWork) -> Found:
-    """The first winners and losers of a new round, enough of both for a judgement."""
     after = node.last_seq()
     with node.round(work):
         wait_until(lambda: _has_enough(node.status()), f"{WINNERS} winners", ROUND_S)

@@ -91,7 +91,6 @@ def _judge_all(
 def judged(
     node: NodeClient, work: Work, claims: Sequence[Claim], name: str, fraud: bool = True
 ) -> Check:
-    """Have ``node`` judge ``claims`` and check that the verdict is the expected one."""
     verdict = node.validate(work, claims)
     called = "fraud" if verdict.fraud_detected else "honest"
     counts = f"{verdict.n_mismatch} of {verdict.n_total} differ"

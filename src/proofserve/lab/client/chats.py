@@ -31,7 +31,6 @@ def chat(model: str, prompt: str, max_tokens: int, salt: str | None = None) -> C
 
 
 def prompt(seed: int) -> str:
-    """Between 8 and 24 words, the same ones for the same ``seed``."""
     draw = random.Random(seed)  # noqa: S311 - a prompt, not a secret
     return " ".join(draw.choices(WORDS, k=draw.randint(8, 24)))
 

@@ -23,8 +23,6 @@ FAILURES = frozenset({"abort", "error"})
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One POST to an endpoint of vLLM."""
-
     path: str
     body: Mapping[str, Any]
 
@@ -45,7 +43,6 @@ class Reply:
 
     @property
     def seconds(self) -> float:
-        """Seconds from sending the request to receiving the whole answer."""
         return self.ended - self.began
 
 

@@ -50,7 +50,6 @@ class NodeClient:
         self._http.close()
 
     def models(self) -> list[str]:
-        """The names under which the server serves its model."""
         return [model["id"] for model in self._call("GET", "/v1/models")["data"]]
 
     def versions(self) -> dict[str, str]:
@@ -61,7 +60,6 @@ class NodeClient:
         return NodeStatus.read(self.describe())
 
     def describe(self) -> Mapping[str, Any]:
-        """The whole answer of ``GET /status``."""
         found: Mapping[str, Any] = self._call("GET", f"{PROOFS}/status")
         return found
 
@@ -76,12 +74,10 @@ class NodeClient:
         self._post("init/generate", work.body)
 
     def stop(self) -> None:
-        """End the round, if one runs."""
         self._post("stop")
 
     @contextmanager
     def round(self, work: AnyWork, path: str = "init/generate") -> Iterator[None]:
-        """A round that ends with the context, also after an error."""
         self._post(path, work.body)
         try:
             yield
@@ -106,7 +102,6 @@ class NodeClient:
         return record_of(Verdict, self._post("generate", body))
 
     def init(self, work: DistanceWork) -> None:
-        """Configure a round without starting it."""
         self._post("init", work.body)
 
     def phase_generate(self) -> None:
@@ -117,7 +112,6 @@ class NodeClient:
         self._post("phase/validate")
 
     def judging(self, work: DistanceWork) -> AbstractContextManager[None]:
-        """A round for ``judge`` that ends with the context, also after an error."""
         return self.round(work, "init/validate")
 
     def judge(self, work: DistanceWork, winners: Sequence[Winner]) -> Judgement:
@@ -140,12 +134,10 @@ class NodeClient:
         return judgement
 
     def results(self, after: int = 0, limit: int = 10_000) -> list[StoredResult]:
-        """Results with ``seq > after``, oldest first."""
         answer = self._call("GET", f"{PROOFS}/results?after={after}&limit={limit}")
         return [result_of(row) for row in answer["results"]]
 
     def last_seq(self, after: int = 0) -> int:
-        """The ``seq`` of the newest result, ``after`` if there is none behind it."""
         while rows := self.results(after):
             after = rows[-1].seq
         return after

@@ -4,15 +4,9 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Shows the current step."""
+    def step(self, text: str, total: int | None = None) -> None: ...
 
-    def step(self, text: str, total: int | None = None) -> None:
-        """Begin a step with ``total`` parts, None if that is not known."""
-        ...
-
-    def advance(self) -> None:
-        """Count one part of the current step as done."""
-        ...
+    def advance(self) -> None: ...
 
 
 class NoProgress:

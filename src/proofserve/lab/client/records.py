@@ -54,7 +54,6 @@ class Work(ProofOrder):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The request fields that must match the node's deployment."""
         return {"model": self.model, "seq_len": self.seq_len, "k_dim": self.k_dim}
 
     @property

@@ -11,7 +11,6 @@ from proofserve.rounds.records import Artifact
 
 
 def claims_of(artifacts: Sequence[Artifact]) -> list[Claim]:
-    """The artifacts as claims, as a prover publishes them."""
     return [Claim(artifact.nonce, artifact.vector_b64) for artifact in artifacts]
 
 
@@ -21,7 +20,6 @@ def vectors_of(claims: Sequence[Claim], k_dim: int) -> Mapping[int, NDArray[np.f
 
 
 def distances(some: Sequence[Claim], others: Sequence[Claim], k_dim: int) -> list[float]:
-    """L2 distance of the two vectors of each nonce, in the order of ``some``."""
     ours, theirs = vectors_of(some, k_dim), vectors_of(others, k_dim)
     return [float(np.linalg.norm(ours[nonce] - theirs[nonce])) for nonce in ours]
 

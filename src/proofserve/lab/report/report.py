@@ -25,7 +25,6 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no figure breaks its limit."""
         return all(figure.passed is not False for figure in self.figures)
 
     def table(self) -> Table:

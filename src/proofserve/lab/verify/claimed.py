@@ -157,7 +157,6 @@ def to_file(path: Path, claimed: ClaimedArtifacts, claims: Sequence[Claim]) -> N
 
 
 def from_node(node: NodeClient) -> ClaimedArtifacts:
-    """The artifacts of the node's current or last round. Raises LabError."""
     status = node.describe()
     config, round_id = status["config"], status["round_id"]
     if not config:

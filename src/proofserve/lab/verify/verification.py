@@ -37,7 +37,6 @@ class VerificationRule:
 
     @property
     def description(self) -> str:
-        """The rule in sentences, for the reader of the verdict."""
         test = self.test
         how = "one after the other, until the test decides" if self.sequential else "all at once"
         return (
