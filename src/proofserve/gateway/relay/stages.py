@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 
 class Stage(enum.IntEnum):
+    """What an exchange waits for."""
+
     RECEIVING = 0  # the body of the request
     PIPELINED = 1  # the answer to an earlier request of the same connection
     QUEUED = 2  # a permit
