@@ -39,7 +39,7 @@ def test_a_taken_port_is_a_failure_of_the_gateway() -> None:
         port = taken.getsockname()[1]
         ended = ending(VLLM_HOST="127.0.0.1", VLLM_PORT=str(port))
     assert ended.returncode == 3
-    assert "address already in use" in ended.stderr
+    assert "Address already in use" in ended.stderr
 
 
 def test_a_gateway_without_its_backends_starts_and_ends_well(tmp_path: Path) -> None:
