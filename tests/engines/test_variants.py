@@ -65,7 +65,7 @@ def test_the_last_tokens_of_all_are_all(network: Network) -> None:
     assert np.array_equal(vectors(last_tokens_only(network, SEQ_LEN)), vectors(network))
     for count in (1, SEQ_LEN // 2):
         assert apart(network, last_tokens_only(network, count)) > 0.05
-    with pytest.raises(ValueError, match="0 tokens have no last one"):
+    with pytest.raises(ValueError, match="count: 0 is below 1"):
         last_tokens_only(network, 0)
 
 

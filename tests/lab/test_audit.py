@@ -91,7 +91,7 @@ def test_a_skipped_model_that_is_not_missed_is_what_the_rest_is_forged_with() ->
     # A tenth is worth it, to the last bit.
     assert [each.escapes for each in found.results][-3:] == [True, False, False]
     assert next(e for e in found.results if e.measurement is mixed).needed == (
-        "what catches the forged nonces alone"
+        "a rule that catches the forged nonces alone"
     )
 
 

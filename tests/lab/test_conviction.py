@@ -55,7 +55,7 @@ def test_the_sequential_test_convicts_as_often_as_it_says(
         ends = (
             n
             for n, m in enumerate(mismatches, 1)
-            if test.finding(int(m), n) is SequentialResult.FRAUD
+            if test.result(int(m), n) is SequentialResult.FRAUD
         )
         took.append(next(ends, None))
     ended = [n for n in took if n is not None]

@@ -71,9 +71,9 @@ def test_pairs_are_of_one_nonce_each() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        (claims(range(5)), claims(range(1, 6)), "2 nonces are on one side only, nonce 0 for"),
-        (claims(range(5)), claims(range(4)), "1 nonces are on one side only, nonce 4 for"),
-        (claims(range(5)) * 2, claims(range(5)), "a nonce occurs twice"),
+        (claims(range(5)), claims(range(1, 6)), "only one engine has 2 of the nonces, nonce 0 for"),
+        (claims(range(5)), claims(range(4)), "only one engine has 1 of the nonces, nonce 4 for"),
+        (claims(range(5)) * 2, claims(range(5)), "one engine has a nonce twice"),
         ([], [], "no artifact to compare"),
     ],
 )

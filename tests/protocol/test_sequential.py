@@ -15,29 +15,29 @@ USUAL = SequentialTest(p_honest=0.001, p_fraud=0.5)
 def simulate(
     test: SequentialTest, rate: float, runs: int, most: int
 ) -> list[tuple[SequentialResult, int]]:
-    """Finding and nonces of ``runs`` tests of a node that mismatches at ``rate``."""
+    """Result and nonces of ``runs`` tests of a node that mismatches at ``rate``."""
     generator = np.random.default_rng(11)
     outcomes = []
     for _ in range(runs):
         mismatches = 0
         for n in range(1, most + 1):
             mismatches += int(generator.random() < rate)
-            finding = test.finding(mismatches, n)
-            if finding is not SequentialResult.UNDECIDED:
+            result = test.result(mismatches, n)
+            if result is not SequentialResult.UNDECIDED:
                 break
-        outcomes.append((finding, n))
+        outcomes.append((result, n))
     return outcomes
 
 
 def test_three_mismatches_convict_and_ten_matches_clear() -> None:
-    assert [USUAL.finding(n, n) for n in (1, 2, 3)] == ["undecided", "undecided", "fraud"]
-    assert USUAL.finding(0, 9) is SequentialResult.UNDECIDED
-    assert USUAL.finding(0, 10) is SequentialResult.HONEST
+    assert [USUAL.result(n, n) for n in (1, 2, 3)] == ["undecided", "undecided", "fraud"]
+    assert USUAL.result(0, 9) is SequentialResult.UNDECIDED
+    assert USUAL.result(0, 10) is SequentialResult.HONEST
 
 
 def test_nothing_seen_tells_nothing() -> None:
     assert USUAL.log_ratio(0, 0) == 0.0
-    assert USUAL.finding(0, 0) is SequentialResult.UNDECIDED
+    assert USUAL.result(0, 0) is SequentialResult.UNDECIDED
 
 
 @given(st.data(), st.integers(0, 300), st.floats(1e-4, 0.4), st.floats(0.41, 0.999))
@@ -60,16 +60,14 @@ def test_the_course_is_what_a_simulation_shows(rate: float) -> None:
     test = SequentialTest(0.05, 0.3, alpha=0.01, beta=0.02)
     course = test.course(rate, 60)
     outcomes = simulate(test, rate, 4000, 60)
-    findings = [finding for finding, _ in outcomes]
+    results = [result for result, _ in outcomes]
     # Four standard errors of a chance and of a mean over 4,000 runs.
     assert course.convicted == pytest.approx(
-        findings.count(SequentialResult.FRAUD) / 4000, abs=0.032
+        results.count(SequentialResult.FRAUD) / 4000, abs=0.032
     )
-    assert course.cleared == pytest.approx(
-        findings.count(SequentialResult.HONEST) / 4000, abs=0.032
-    )
+    assert course.cleared == pytest.approx(results.count(SequentialResult.HONEST) / 4000, abs=0.032)
     assert course.undecided == pytest.approx(
-        findings.count(SequentialResult.UNDECIDED) / 4000, abs=0.032
+        results.count(SequentialResult.UNDECIDED) / 4000, abs=0.032
     )
     nonces = [n for _, n in outcomes]
     error = 4 * float(np.std(nonces)) / math.sqrt(4000)
@@ -121,7 +119,7 @@ def test_a_test_that_cannot_be_is_refused(field: str, change: dict[str, float]) 
 
 def test_a_question_out_of_range_is_named() -> None:
     with pytest.raises(ProtocolError, match="n_mismatch"):
-        USUAL.finding(3, 2)
+        USUAL.result(3, 2)
     with pytest.raises(ProtocolError, match="rate"):
         USUAL.course(1.5, 10)
     with pytest.raises(ProtocolError, match="most"):

@@ -81,7 +81,7 @@ def generation(
 @app.command("chat-priority")
 def chat_priority(
     *,
-    chats: Annotated[int, typer.Option(help="Chats in each of five runs.", min=1)] = 200,
+    chats: Annotated[int, typer.Option(help="Chats in each of seven runs.", min=1)] = 200,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each of them.", min=1)] = 16,
     clients: Annotated[int, typer.Option(help="Chats in flight when saturating.", min=1)] = 64,
     seconds: Annotated[float, typer.Option(help="Of each saturated window.", min=1.0)] = 3.0,

@@ -1,1 +1,1 @@
-"""Measures a running node from outside, and checks that it keeps its promises."""
+"""Measures a running node from outside, and checks that it does what the documents say."""

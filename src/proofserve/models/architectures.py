@@ -34,13 +34,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One family of models: its class in transformers, its configuration, its properties.
+    """A family of models: its class in transformers, its configuration, its properties.
 
     ``norm_offset`` is what the family's RMSNorm adds to its weight. ``norms_queries`` says
     whether queries and keys are normalised per head, in which case only the gain of that norm,
     and not the scale of the projection, sets the spread of the attention scores. ``scales_tokens``
-    says whether the embeddings of tokens, but not those handed in, are multiplied by the square
-    root of the hidden size.
+    says whether the model multiplies the embeddings of tokens by the square root of the hidden
+    size; it never multiplies embeddings that are its input.
     """
 
     class_name: str
@@ -100,7 +100,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 class UnknownModelError(ValueError):
-    """An architecture, size or dtype that is not on offer; the text lists those that are."""
+    """An unknown architecture or size; the text lists the known ones."""
 
 
 def architecture(name: str) -> Architecture:

@@ -6,15 +6,15 @@ from typing import Final
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-# They mark places in a conversation and never stand for text. The id of each is its position
-# here: the trainer numbers them so.
+# They mark places in a conversation and never stand for text. The trainer numbers them in this
+# order from 0.
 SPECIALS: Final = ("<|pad|>", "<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 PAD, BOS, TURN_START, TURN_END, TEXT_END = SPECIALS
-# A turn ends a reply, the end of a text ends a plain completion.
+# TURN_END ends a reply, TEXT_END ends a plain completion.
 EOS_IDS: Final = (SPECIALS.index(TURN_END), SPECIALS.index(TEXT_END))
 
 VOCABULARY: Final = 2048
-"""Tokens, specials included: as many as the text can teach, and a multiple of 64 for kernels."""
+"""Tokens, specials included: as many as the text is enough for; kernels need a multiple of 64."""
 
 # Any role is accepted: these random models answer nonsense to a system prompt as to any other.
 CHAT_TEMPLATE: Final = (

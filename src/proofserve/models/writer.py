@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save
 from transformers import GenerationConfig
 
-from proofserve.models.architectures import UnknownModelError, architecture, shape
+from proofserve.models.architectures import architecture, shape
 from proofserve.models.tokenizer import build_tokenizer
 from proofserve.models.weights import seeded_weights
 
-DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPE: Final = torch.bfloat16
 TOKEN_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -61,28 +61,24 @@ def _appearing_at_once(directory: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def write_model(
-    directory: Path, arch: str, size: str, seed: int = 0, dtype: str = "bfloat16"
-) -> ModelSummary:
+def write_model(directory: Path, arch: str, size: str, seed: int = 0) -> ModelSummary:
     """Write a complete checkpoint, which transformers and vLLM load, to a new directory.
 
     The same arguments give the same bytes on the same versions of torch, transformers and
     tokenizers. The directory appears complete or not at all.
 
     Raises:
-        UnknownModelError: ``arch``, ``size`` or ``dtype`` is not on offer.
+        UnknownModelError: ``arch`` or ``size`` is unknown.
         DirectoryInUseError: ``directory`` exists and is not an empty directory.
     """
     family, dimensions = architecture(arch), shape(size)
-    if dtype not in DTYPES:
-        raise UnknownModelError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     directory = directory.absolute()
     _refuse_if_in_use(directory)
     config = family.config(dimensions)
     config.architectures = [family.class_name]
-    config.dtype = DTYPES[dtype]
+    config.dtype = DTYPE
     with _appearing_at_once(directory) as staging:
-        tensors = dict(seeded_weights(family, config, seed, DTYPES[dtype]))
+        tensors = dict(seeded_weights(family, config, seed, DTYPE))
         # Not by safetensors' own writer: only the owner can read its files. transformers reads
         # from the metadata which framework's layout the tensors have.
         blob = save(tensors, metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""The distance protocol: one float per nonce, how far its hidden state lands from a target."""
+"""The distance protocol: one float per nonce, from its projected hidden state to a target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Input embeddings: the normals a proof forward runs on (protocol 0.8 and 0.9)."""
+"""Input embeddings: normal random numbers, the input of a proof forward (protocol 0.8, 0.9)."""
 
 from collections.abc import Sequence
 

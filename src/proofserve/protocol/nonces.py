@@ -56,9 +56,9 @@ def check_nonces(field: str, nonces: Sequence[int]) -> None:
 
 
 def pad(nonces: Sequence[int], size: int) -> tuple[int, ...]:
-    """Fill up to ``size`` with the dummies -1, -2, ... (B.2); more than ``size`` stay as they are.
+    """Fill up to ``size`` with padding nonces -1, -2, ... (B.2); ``size`` or more stay as they are.
 
-    Raises ProtocolError for nonces that ``check_nonces`` refuses, so no dummy ever collides.
+    Raises ProtocolError for nonces that ``check_nonces`` refuses: no nonce is negative.
     """
     check_nonces("nonces", nonces)
     return (*nonces, *range(-1, len(nonces) - size - 1, -1))

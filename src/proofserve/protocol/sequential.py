@@ -71,7 +71,7 @@ class SequentialTest:
         matches = n_total - n_mismatch
         return n_mismatch * self._mismatch + matches * self._match
 
-    def finding(self, n_mismatch: int, n_total: int) -> SequentialResult:
+    def result(self, n_mismatch: int, n_total: int) -> SequentialResult:
         """The result for ``n_mismatch`` among ``n_total`` nonces. Raises as ``log_ratio``."""
         ratio = self.log_ratio(n_mismatch, n_total)
         if ratio >= self.convicts_at - _SLACK:

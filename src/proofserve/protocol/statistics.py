@@ -69,7 +69,7 @@ def binomial_tail(k: int, n: int, p: float) -> float:
 
 
 def rate_interval(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The Clopper-Pearson interval of a rate of which ``k`` of ``n`` trials were seen.
+    """The Clopper-Pearson interval of the rate of an event, seen in ``k`` of ``n`` trials.
 
     With a = 1 - ``confidence`` the lower end solves P(X >= k | p) = a/2, the upper end
     P(X <= k | p) = a/2, X ~ Binomial(n, p); at k = 0 and k = n an end is 0 or 1. It covers the true
@@ -130,8 +130,8 @@ def sample_size(
 ) -> int | None:
     """The fewest nonces, up to ``most``, whose ``power`` against ``rate`` is ``wanted`` or more.
 
-    None if ``most`` are not enough. Power is a saw-tooth in the number of nonces: a few more than
-    these may have a little less. Raises ProtocolError as ``power``.
+    None if ``most`` are not enough. Power can fall a little from one number of nonces to the next,
+    so a few more nonces may not be enough. Raises ProtocolError as ``power``.
     """
     _check_probability("wanted", wanted)
     sizes = range(1, most + 1)
@@ -139,7 +139,7 @@ def sample_size(
 
 
 def _mass(k: int, n: int, p: float) -> float:
-    """P(X = k). A log-gamma would lose 1e-9 at n = 10^6; summing its factors' logs does not."""
+    """P(X = k). Log-gamma is off by 1e-9 at n = 10^6; the sum of the factors' logs is not."""
     choose = (math.log((n - i) / (i + 1)) for i in range(min(k, n - k)))
     return math.exp(math.fsum((*choose, k * math.log(p), (n - k) * math.log1p(-p))))
 

@@ -37,9 +37,9 @@ def normalise_reflect(x: Tensor, v: Tensor) -> Tensor:
 
 
 def map_layer_output(output: LayerOutput, step: Callable[[Tensor], Tensor]) -> LayerOutput:
-    """Apply ``step`` to hidden state and residual, each by itself; the rest passes (A.3, B.1.2).
+    """Apply ``step`` to hidden state and to residual; the other elements stay (A.3, B.1.2).
 
-    A tuple has them as its elements 0 and 1, a 1-tuple and a bare tensor hold no residual.
+    They are elements 0 and 1 of a tuple. A 1-tuple and a bare tensor have no residual.
     """
     if isinstance(output, tuple):
         return (*map(step, output[:2]), *output[2:])

@@ -1,4 +1,4 @@
-"""A checkpoint as the deployment of an audit: the reference engine, honest and changed to cheat."""
+"""The audited deployment: the reference engine on a checkpoint, honest and changed to cheat."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -108,14 +108,14 @@ def shape_of(network: Network) -> ModelShape:
     """The dimensions of a decoder, from its configuration in transformers' names."""
     config: Any = network.decoder.config
     heads = config.num_attention_heads
-    # A mixture's tokens visit a few experts each, which some families give a width of their own.
+    # A token of a mixture uses a few experts. Some families give experts a width of their own.
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-    visited = getattr(config, "num_experts_per_tok", None) or 1
+    used = getattr(config, "num_experts_per_tok", None) or 1
     return ModelShape(
         hidden=config.hidden_size,
         layers=len(network.layers),
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        intermediate=width * visited,
+        intermediate=width * used,
     )

@@ -31,8 +31,8 @@ from proofserve.wiring.listen import bound_sockets, cannot_listen
 log = logging.getLogger("uvicorn.error")
 # Longest pause between two requests of a connection, seconds; nginx closes after 75 s as well.
 KEEP_ALIVE_S = 75
-# For the last connections to close after all answers, seconds.
-GOODBYE_S = 5
+# How long connections may take to close after the last answer, seconds.
+CLOSE_S = 5
 # A worker that is silent for so long counts as dead, seconds. A new worker is silent while it
 # imports, which on a busy machine takes longer than uvicorn's five seconds.
 WORKER_SILENCE_S = 60
@@ -127,7 +127,7 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
     export(changes, drop=chosen.variables())
     # Ctrl-C in a terminal reaches the engine core too, which must not end before the gateway.
     drain = ["--shutdown-timeout", str(math.ceil(chosen.drain_timeout_seconds))]
-    # vLLM does not listen there. Its plugins read which machines can reach its endpoints.
+    # vLLM does not listen on this host. Its plugins learn from it which machines can reach them.
     options = [*drain, *shlex.split(chosen.engine_options), "--host", chosen.host]
     async with vllm_app(chosen.model or "", options) as app, on_unix_socket(app) as socket:
         yield BackendSpec(f"unix:{socket}"), app
@@ -155,7 +155,7 @@ def run_gateway(chosen: GatewaySettings) -> None:
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GOODBYE_S,
+        timeout_graceful_shutdown=CLOSE_S,
         timeout_worker_healthcheck=WORKER_SILENCE_S,
     )
     _allow_open_files()
@@ -185,7 +185,7 @@ def _sockets_of(chosen: GatewaySettings) -> list[socket.socket]:
 
 
 def _allow_open_files() -> None:
-    """Raise the limit of open files as far as allowed: the usual 1024 may be too few."""
+    """Raise the limit of open files as far as allowed: the usual 1024 can be too few."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     if resource.RLIM_INFINITY != allowed < wanted:
@@ -194,7 +194,7 @@ def _allow_open_files() -> None:
 
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, or end with one line if the port is taken by now."""
+        """Start, or end with one line if another server has taken the port."""
         try:
             await super().startup(sockets)
         except OSError as error:

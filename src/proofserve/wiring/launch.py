@@ -15,8 +15,8 @@ import httpx
 
 from proofserve.settings.process import environment, has_variable, plugin_list
 
-# How long a stopped server's helpers may take to end, seconds.
-HELPERS_S = 5.0
+# How long the children of a stopped server may take to end, seconds.
+CHILDREN_S = 5.0
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 PARENT = "proofserve.wiring.server_process"
 
@@ -48,7 +48,7 @@ def exec_server(command: ServerCommand) -> None:
     The new process has no option of ours on its command line, so keys cannot be read there.
     """
     interpreter, *module = command.argv
-    os.execvpe(  # noqa: S606 - the point
+    os.execvpe(  # noqa: S606 - it replaces this process
         interpreter, [interpreter, "-m", PARENT, *module[1:]], dict(command.env)
     )
 
@@ -97,13 +97,13 @@ def running_server(
 
 
 def stop(process: "subprocess.Popen[bytes]", grace_s: float = 15.0) -> None:
-    """End a server and everything it started: politely, then surely. Seconds."""
+    """End a server and its children by SIGTERM, and by SIGKILL what runs after ``grace_s``."""
     group = process.pid
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(grace_s)
-    # What the server started ends after it and clears shared memory; killed, it could not.
-    deadline = time.monotonic() + HELPERS_S
+    # The children end after the server and free shared memory, which a killed child does not.
+    deadline = time.monotonic() + CHILDREN_S
     while _signal_group(group, 0) and time.monotonic() < deadline:
         time.sleep(0.05)
     _signal_group(group, signal.SIGKILL)

@@ -19,8 +19,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The exit code of a server that a signal ended before it was ready.
 INTERRUPTED = 128 + signal.SIGTERM
 # vLLM can lose a signal while it waits for its engine core to start, so the parent sends it again
-# after this, seconds. A server that is ending already ignores it.
-AGAIN_S = 2.0
+# after so many seconds. A server that is ending already ignores it.
+RESEND_S = 2.0
 # Of prctl(2): the signal for a process whose parent has ended.
 PR_SET_PDEATHSIG = 1
 
@@ -40,7 +40,7 @@ def main() -> None:
         received.append(number)
         with suppress(ProcessLookupError):
             os.kill(server, signal.SIGTERM)
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        signal.setitimer(signal.ITIMER_REAL, RESEND_S)
 
     for number in (*SIGNALS, signal.SIGALRM):
         signal.signal(number, pass_on)
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _exit_code(server: int) -> int:
-    """Wait for the server; other orphans come here too if this is the first process."""
+    """Wait for the server. As a container's first process it also gets the end of orphans."""
     while True:
         pid, status = os.wait()
         if pid == server:
@@ -71,7 +71,7 @@ def _serve() -> NoReturn:
     try:
         runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:
-        # The signal again would now strike Python's own end, which waits for the engine.
+        # A second SIGTERM would now interrupt Python's own exit, which waits for the engine.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(INTERRUPTED)
     sys.exit(0)

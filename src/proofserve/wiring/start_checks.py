@@ -42,7 +42,7 @@ def _listening(vllm_options: Sequence[str]) -> Namespace:
 
 
 def _model(model: str) -> str:
-    """Refuse a path without files; whether a name is known only its registry can say."""
+    """Refuse a path that does not exist. Only the registry knows whether a name exists."""
     path = Path(model)
     is_path = model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
     if is_path and not path.exists():
@@ -61,7 +61,7 @@ def _access(chosen: NodeSettings, listening: Namespace) -> str:
 
 
 def _address(listening: Namespace) -> str:
-    """Bind as vLLM will, and let go."""
+    """Bind the address as vLLM will, and close it again."""
     if listening.uds is not None or listening.config is not None:
         return "a unix socket" if listening.uds is not None else "as the file of options says"
     host, port = listening.host or "", listening.port or PORT

@@ -14,12 +14,12 @@ SOCKET = "http.sock"
 # The gateway is the only client and closes idle connections itself. A server that closes first
 # would race with the client's next request. Seconds.
 KEEP_ALIVE_S = 3600
-# For cancelled requests to end, seconds.
+# How long cancelled requests may take to end, seconds.
 CUT_OFF_S = 1.0
 
 
-class _GuestServer(uvicorn.Server):
-    """A server that leaves signals to its process."""
+class _ServerWithoutSignals(uvicorn.Server):
+    """A server that leaves the signals to its process."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -45,7 +45,7 @@ async def on_unix_socket(app: ASGIApp, grace_s: int = 5) -> AsyncIterator[Path]:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=grace_s,
         )
-        server = _GuestServer(config)
+        server = _ServerWithoutSignals(config)
         serving = asyncio.create_task(server.serve(), name="proofserve-unix-socket")
         try:
             await _accepting(server, serving)

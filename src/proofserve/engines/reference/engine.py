@@ -14,7 +14,7 @@ from proofserve.rounds.records import ProofBatch, Workload
 
 
 class ReferenceEngine:
-    """Recomputes proofs; ``forward_batch`` nonces per forward, filled up with dummies.
+    """Recomputes proofs; ``forward_batch`` nonces per forward, padding nonces included.
 
     The shape of a forward is always the same, so that a vector does not depend on the other
     nonces of its forward.
@@ -23,7 +23,7 @@ class ReferenceEngine:
     def __init__(self, network: Network, forward_batch: int) -> None:
         self._network = network
         self._forward_batch = forward_batch
-        # Only the last one: a block keeps 8192 rows in the distance protocol.
+        # Only the last one is kept: in the distance protocol it has a matrix of 8192 rows.
         self._block: tuple[Scheme, str, BlockScheme] | None = None
 
     def compute(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:

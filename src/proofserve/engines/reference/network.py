@@ -20,10 +20,10 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The decoder of a checkpoint, its head left out.
+    """The decoder of a checkpoint, without its head.
 
     ``decoder`` takes ``inputs_embeds`` [n, seq_len, hidden] and gives ``last_hidden_state`` of the
-    same shape, behind the final norm.
+    same shape, after the final norm.
     """
 
     decoder: nn.Module

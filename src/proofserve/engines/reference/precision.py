@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Weights that share a scale, as in the 4-bit formats in use: small groups are rounded best.
+# Weights that share a scale, as in the usual 4-bit formats. Small groups lose least by rounding.
 GROUP = 32
 
 
@@ -45,6 +45,6 @@ def redrawn(weight: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _largest(values: Tensor) -> Tensor:
-    """The largest magnitude of each last axis [..., 1], and a tiny number for a row of zeros."""
+    """The largest magnitude along the last axis [..., 1]; a tiny number for a row of zeros."""
     tiny = torch.finfo(torch.float32).tiny
     return values.abs().amax(dim=-1, keepdim=True).clamp_min(tiny)

@@ -35,7 +35,7 @@ def last_tokens_only(network: Network, count: int) -> Network:
     Raises ValueError for a ``count`` below 1.
     """
     if count < 1:
-        raise ValueError(f"{count} tokens have no last one")
+        raise ValueError(f"count: {count} is below 1")
     return replace(network, decoder=_LastTokens(network.decoder, count))
 
 
@@ -58,7 +58,7 @@ def with_matrices(network: Network, change: Callable[[Tensor], Tensor]) -> Netwo
 def with_redrawn_matrices(network: Network) -> Network:
     """The network with every matrix drawn at random, the same numbers in every call.
 
-    Each keeps its mean and deviation: a model of the same shape that was trained otherwise.
+    Each keeps its mean and deviation, so it is like a model of this shape with other training.
     """
     generator = torch.Generator().manual_seed(0)
     return with_matrices(network, lambda weight: redrawn(weight, generator))
@@ -70,7 +70,7 @@ def _twin(network: Network) -> Network:
 
 
 class _SkippedLayer(nn.Module):
-    """Returns its input. It keeps the place of a layer, so that the others keep theirs."""
+    """Returns its input. It replaces a layer, so that the other layers keep their indices."""
 
     def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:
         return hidden_states

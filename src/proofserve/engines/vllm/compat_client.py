@@ -1,8 +1,8 @@
 """vLLM's private names at its engine's client, in the process that serves or embeds the engine.
 
-Nothing but the ``compat_*`` modules looks inside a vLLM object: ``compat_client``,
-``compat_core``, ``compat_worker`` and ``compat_server``, by the process that they run in. Each
-function names what it relies on; ``tests/contract`` pins those names for the vetted versions, so
+Only ``compat_client``, ``compat_core``, ``compat_worker`` and ``compat_server`` (named by the
+process that they run in) and ``vetting`` use private names of vLLM. Each function names what it
+relies on; ``tests/contract`` pins those names for the vetted versions, so
 that an upgrade fails in a test that says which caller breaks, not in a running node. vLLM's
 objects are ``Any`` on purpose: their annotations move with every release.
 """
@@ -38,7 +38,7 @@ class ServerStopping(GracefulHTTPError, RetryableRequestError):  # type: ignore[
 def install_orderly_shutdown(
     engine_client: Any, first: Callable[[], Coroutine[Any, Any, None]], seconds: float
 ) -> None:
-    """Make the end of the engine orderly: ``first`` before it, the end of all requests after it.
+    """Run ``first`` before the engine ends, and end all unfinished requests after it.
 
     vLLM's server shuts its engine down as the first thing after SIGTERM, from another thread and
     while its loop still runs. ``first`` then runs on the present loop, for ``seconds`` at most.
@@ -50,15 +50,16 @@ def install_orderly_shutdown(
     Relies on: AsyncLLM.shutdown(timeout), called by the launcher in an executor;
     AsyncLLM.output_processor.propagate_error, looked up on the instance.
     """
-    loop, home, shutdown = asyncio.get_running_loop(), threading.get_ident(), engine_client.shutdown
+    loop, loop_thread = asyncio.get_running_loop(), threading.get_ident()
+    shutdown = engine_client.shutdown
 
     def orderly_shutdown(timeout: float | None = None) -> None:
-        if threading.get_ident() == home or not loop.is_running():
+        if threading.get_ident() == loop_thread or not loop.is_running():
             shutdown(timeout=timeout)
             return
         _wait_for(asyncio.run_coroutine_threadsafe(first(), loop), seconds)
         propagate = engine_client.output_processor.propagate_error
-        # vLLM's own task may see the end of the engine first, and then calls it a fault.
+        # vLLM's own task may notice the engine's end first, and would report it as a fault.
         engine_client.output_processor.propagate_error = lambda _: propagate(ServerStopping())
         shutdown(timeout=timeout)
         loop.call_soon_threadsafe(propagate, ServerStopping())
@@ -68,7 +69,7 @@ def install_orderly_shutdown(
 
 def _wait_for(step: "Future[None]", seconds: float) -> None:
     if not wait([step], seconds).done:
-        _logger.warning("the engine ends now: proofs took over %g s to stop", seconds)
+        _logger.warning("proofs did not stop within %g s; the engine ends now", seconds)
     elif error := step.exception():
         _logger.error("proofs failed to stop before the end of the engine", exc_info=error)
 

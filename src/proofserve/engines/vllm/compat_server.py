@@ -66,7 +66,7 @@ async def running_app(args: Namespace) -> AsyncIterator[FastAPI]:
             async with app.router.lifespan_context(app):
                 yield app
         finally:
-            # The lifespan froze all objects of its time, and the engine's client is one of them.
+            # The lifespan called gc.freeze, so the engine's client would never be collected.
             gc.unfreeze()
             # vLLM would kill the core at once, because its API process ends then too. This process
             # goes on, so it waits until the core has ended its workers and freed their shared

@@ -25,15 +25,15 @@ from proofserve.engines.vllm.core_port import CorePort
 from proofserve.engines.vllm.core_times import CoreTimes
 from proofserve.engines.vllm.lease import LeaseTable
 
-# Seconds between two wakeups of the loop while calls wait or leases are out.
+# Seconds between two wakeups of the loop while calls wait or leases are held.
 WAKEUP_S = 1.0
-# How long chat must have been quiet before a forward takes the engine, seconds (ADR 9).
+# Seconds without a chat step before a forward may start (ADR 9).
 CHAT_GRACE_S = 0.006
 
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
-    """What an operator chooses.
+    """The options that an operator sets.
 
     ``forward_batch``: sequences of one forward. ``share``: the fraction of engine time that
     proofs may take while chat never pauses; 0 leaves all of it to chat. ``lease_idle_s``: after so
@@ -110,7 +110,7 @@ class ProofGate:
 
         def run() -> None:
             try:
-                self._run_batch(call, 0)  # the first one draws what its block needs
+                self._run_batch(call, 0)  # the first one draws the block's tensors
                 start = self._now()
                 nonces = sum(self._run_batch(call, 0).count for _ in range(forwards))
                 future.set_result({"seconds": self._now() - start, "nonces": nonces})
@@ -144,9 +144,9 @@ class ProofGate:
         return Future()  # never completed: no client waits for the answer
 
     def wake_if_needed(self) -> None:
-        """Post a wakeup while calls wait or leases are out. Safe from another thread.
+        """Post a wakeup while calls wait or leases are held. Safe from another thread.
 
-        Under endless chat no message may come to make the loop look at its deadlines.
+        During endless chat no other message may come, and the loop would not check deadlines.
         """
         if self._queue or len(self._leases):
             self._core.post_wakeup()
@@ -166,7 +166,7 @@ class ProofGate:
             self._core.call_when_idle(self._on_idle)
 
     def _on_idle(self) -> None:
-        """The core ran out of work: run one forward, then let the core look at its messages."""
+        """The core has no work: run one forward, then let the core look at its messages."""
         self._awaits_idle = False
         self._times.idle()
         if self._queue and self._chat_is_over():
@@ -175,7 +175,7 @@ class ProofGate:
             self._core.post_wakeup()
 
     def _chat_is_over(self) -> bool:
-        """Whether chat has been quiet for the grace; it is waited for, unless a message comes.
+        """Wait for the grace to end or a message to come; return whether chat is over.
 
         Under steady chat the scheduler can run empty for a moment while the next requests are on
         their way through the API process. A forward in that moment would delay them all.
@@ -186,7 +186,7 @@ class ProofGate:
         return quiet and not self._core.waiting_requests()
 
     def _chat_stepped(self, start: float, end: float) -> None:
-        """Chat had a step. Under ``share`` a forward may follow it even if chat waits."""
+        """Chat had a step; while proofs are below ``share``, a forward may delay the next one."""
         self._times.stepped(start, end, deferring=bool(self._queue))
         if self._queue and self._times.proof_share() < self._options.share:
             self._run_next_forward()
@@ -215,7 +215,7 @@ class ProofGate:
         return run_batch(self._core, lease, call, start)
 
     def _run_inline(self, queued: QueuedCall) -> None:
-        """A core without a loop: its caller steps it, so the call runs whole or is deferred."""
+        """The core has no loop, its caller steps it: the call runs to its end, or is deferred."""
         if self._core.is_busy():
             queued.answer(self._deferral(queued))
             return
@@ -235,10 +235,10 @@ def wake_until_orphaned(
     parent_id: Callable[[], int] = os.getppid,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Call ``wake`` every ``WAKEUP_S`` seconds until this process has lost its parent.
+    """Call ``wake`` every ``WAKEUP_S`` seconds until the parent of this process has ended.
 
-    An engine core whose API process was killed can receive no request any more, but it would
-    hold its memory, and on a GPU the whole card, against the server that is started next.
+    An engine core whose API process was killed receives no more requests, but it would keep its
+    memory, on a GPU the whole card, so that the next server could not start.
     """
     parent = parent_id()
     while parent_id() == parent:

@@ -9,9 +9,9 @@ from typing import Any
 
 from proofserve.rounds.status import FORWARD_BOUNDS_S
 
-# How many resume times are kept for reading.
+# How many resume times (from chat's last step to the next forward) are kept.
 RECENT = 512
-# Arrivals are dropped oldest first beyond this: those requests were served long ago.
+# The most arrivals that are kept. The oldest are dropped first: their requests ended long ago.
 ARRIVALS = 4096
 
 
@@ -44,7 +44,7 @@ class CoreTimes:
             self._arrivals.popitem(last=False)
 
     def stepped(self, start: float, end: float, deferring: bool) -> None:
-        """Chat had the engine from ``start`` to ``end``; ``deferring`` if a proof waited for it."""
+        """A chat step ran from ``start`` to ``end``; ``deferring`` if a proof waited for it."""
         if self._chat_began is None:
             self._chat_began, self._busy_when_chat_began = start, self._busy_s
         self._chat_ended = end
@@ -64,7 +64,7 @@ class CoreTimes:
         return (self._busy_s - self._busy_when_chat_began) / elapsed if elapsed > 0 else 0.0
 
     def idle(self) -> None:
-        """Chat has run out of work: the next forwards do not count against chat's share."""
+        """Chat has no work: forwards from now on do not count against chat's share."""
         self._chat_began = None
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Skips work whose result is not published: the last MLP for all tokens but each sequence's last.
 
 A proof publishes the last position of each sequence. Every earlier layer needs all positions,
-because later tokens attend to them; behind the last attention nothing mixes positions any more.
+because later tokens attend to them; after the last attention nothing mixes positions.
 The published numbers are the same (ADR 8).
 """
 

@@ -1,4 +1,4 @@
-"""KV blocks on loan from vLLM's pool: the only cache memory that proof forwards write."""
+"""KV blocks that are borrowed from vLLM's pool: the only cache memory that proof forwards write."""
 
 from dataclasses import dataclass, field
 from math import ceil
@@ -54,8 +54,8 @@ class LeaseTable:
     def sequences(self, seq_len: int) -> int:
         """Sequences in a forward of ``seq_len`` tokens: one shape per deployment and length.
 
-        The option, cut to what the engine was built for; it never depends on the request, or a
-        vector would depend on its batch.
+        It is the option, or less if a step of the engine holds less. It never depends on the
+        request: otherwise a vector would depend on its batch.
         """
         return max(1, min(self._forward_batch, self._core.max_sequences(seq_len)))
 

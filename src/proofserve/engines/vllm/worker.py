@@ -21,7 +21,7 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
     """
     runner, call = worker.model_runner, forward.call
     if not hasattr(worker, "proofserve_block"):
-        # The parts of recent blocks: some are large and take a second to draw.
+        # The tensors of recent blocks: some are large and take a second to draw.
         worker.proofserve_block = lru_cache(maxsize=4)(_block_scheme)
     size, device = runner.model_config.get_hidden_size(), torch.device(runner.device)
     scheme = tuple(sorted(call.scheme.items()))

@@ -1,1 +1,1 @@
-"""Attacks on a deployment, and what it takes to convict them."""
+"""Attacks on a deployment, and how many nonces convict them."""

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from proofserve.lab.audit.compute_share import Price
 from proofserve.lab.verify.verification import Recompute, Vectors
 
-# Of weights that are integers.
+# Bits of weights that are rounded to integers.
 BITS: Final = (8, 6, 4)
 FP8: Final = "fp8"
-# Tokens; beside them a quarter and a half of the sequence.
+# Tokens; a quarter and a half of the sequence are added.
 CONTEXTS: Final = (1, 4, 16)
 # A prover that skips a quarter of the layers skips every fourth, beginning with the second.
 STRIDE: Final = 4
@@ -65,7 +65,7 @@ class Attack:
 
 
 def attacks(deployment: AuditedDeployment) -> Iterator[Attack]:
-    """Every attack that makes all its vectors in one way; those nearest to honest ones first."""
+    """Every attack that makes all its vectors in one way; the nearest to honest vectors first."""
     yield from _of_weights(deployment)
     yield from _of_layers(deployment)
     yield from _of_context(deployment)

@@ -59,7 +59,7 @@ class AttackResult:
 
     @property
     def caught(self) -> bool:
-        """Whether the fixed test convicts within the most nonces, at the lower end of the rate."""
+        """Whether ``max_nonces`` convict by the fixed test, at the lower end of ``interval``."""
         return self.conviction.fixed is not None
 
     @property
@@ -167,7 +167,7 @@ def mixtures(
 def attack_result(
     measurement: AttackMeasurement, honest: AttackMeasurement, analysis: PowerAnalysis
 ) -> AttackResult:
-    """Judged by the lower end of the interval, so that an attack called caught is caught."""
+    """Judged by the lower end of the interval: the true rate is rarely below it."""
     conviction = analysis.conviction(measurement.interval[0])
     needed = "" if conviction.fixed is not None else _needed(measurement, honest, analysis)
     return AttackResult(measurement, conviction, needed)
@@ -202,14 +202,14 @@ def _mixture(
 def _needed(
     measurement: AttackMeasurement, honest: AttackMeasurement, analysis: PowerAnalysis
 ) -> str:
-    """What would catch it: more nonces, or a lower threshold if honest vectors keep it."""
+    """What would catch it: more nonces, or a lower threshold that honest vectors do not exceed."""
     rate = measurement.interval[0]
     ways = []
     if rate > analysis.rule.p_mismatch and (more := analysis.nonces_beyond(rate)) is not None:
         ways.append(f"{more} nonces")
     if measurement.distances is not None and honest.distances is not None:
         ways.append(_lower_threshold(measurement.distances, honest.distances, analysis))
-    return ", or ".join(ways) or "what catches the forged nonces alone"
+    return ", or ".join(ways) or "a rule that catches the forged nonces alone"
 
 
 def _lower_threshold(made: Distances, honest: Distances, analysis: PowerAnalysis) -> str:

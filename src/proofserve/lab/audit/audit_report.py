@@ -24,7 +24,7 @@ ASSUMPTIONS = (
     "Weights are rounded to the nearest integer with one scale for each 32 values; weights in fp8"
     " with one scale for each row of a matrix. The attack computes everything else honestly.",
     "Honest vectors differ from the validator's because the prover computes in a dtype that rounds"
-    " more. Two machines that round alike but differently are about 1.4 times as far apart.",
+    " more. Two machines that both round, each in its own way, are about 1.4 times as far apart.",
 )
 
 
@@ -101,7 +101,7 @@ class AuditReport:
             "rule": asdict(audit.rule),
             "rule_in_words": self.rule,
             "honest": _measurement(audit.honest),
-            "attacks": [_finding(found) for found in audit.results],
+            "attacks": [_result(found) for found in audit.results],
             "exact_shortcuts": {
                 "unread_mlp": self.price.unread_mlp,
                 "unread_attention": self.price.unread_attention,
@@ -126,7 +126,7 @@ def _measured(measurement: AttackMeasurement) -> tuple[str, ...]:
     return measurement.name, f"{measurement.saving:.1%}", distance, f"{measurement.rate:.1%}"
 
 
-def _finding(found: AttackResult) -> dict[str, Any]:
+def _result(found: AttackResult) -> dict[str, Any]:
     return {
         **_measurement(found.measurement),
         "caught": found.caught,

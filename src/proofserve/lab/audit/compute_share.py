@@ -15,7 +15,7 @@ SERVED_BITS = 16
 class ModelShape:
     """The dimensions of a decoder with grouped queries and a gated MLP, of all layers alike.
 
-    ``intermediate`` is the width of the MLP, or of all experts together that one token visits.
+    ``intermediate`` is the width of the MLP, or of all experts together that one token uses.
     """
 
     hidden: int
@@ -70,7 +70,7 @@ class Price:
         return 1.0 - Price(self.shape, count).honest / self.honest
 
     def bits(self, bits: int) -> float:
-        """The share saved by matrices of ``bits`` instead of 16 bits, at the very most.
+        """The share saved by matrices of ``bits`` instead of 16 bits, at most.
 
         Multiplications count as cheaper in proportion to the bits, which the fastest hardware
         offers if activations are rounded too. Attention has no weights and costs the same.

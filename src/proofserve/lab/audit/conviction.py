@@ -1,4 +1,4 @@
-"""What it takes to convict a node that mismatches at a given rate."""
+"""How many nonces convict a node that mismatches at a given rate."""
 
 from dataclasses import dataclass
 
@@ -26,8 +26,8 @@ class ConvictionRule:
 
     A vector further than ``dist_threshold`` (L2) from the recomputed one is a mismatch; at most a
     share ``p_mismatch`` of an honest node's vectors are. ``alpha`` is the chance that an honest
-    node is convicted, ``power`` the chance that a fraud has to be convicted with, within
-    ``max_nonces``. Raises ProtocolError for a rate or chance that is not between 0 and 1.
+    node is convicted, ``power`` the least chance with which ``max_nonces`` have to convict a
+    fraud. Raises ProtocolError for a rate or chance that is not between 0 and 1.
     """
 
     dist_threshold: float

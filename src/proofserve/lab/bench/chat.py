@@ -20,7 +20,7 @@ THROUGHPUT = 0.98
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """``chats`` requests in each of five runs, then the saturating ``load``."""
+    """``chats`` requests in each of seven runs, then the saturating ``load``."""
 
     work: Work
     chats: int = 200

@@ -172,6 +172,6 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _forwards_per_window(node: NodeClient, plan: GenerationPlan) -> int:
-    """From the speed of a first call, which also warms the engine up and so is rather low."""
+    """From the speed of a first call, which also warms the engine up and is therefore slower."""
     speed = node.measure(plan.work, 2)
     return min(MAX_FORWARDS, max(2, math.ceil(plan.window_s / speed.seconds_per_forward)))

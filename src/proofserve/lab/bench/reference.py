@@ -98,7 +98,7 @@ def _of_length(seq_len: int, readings: Sequence[ReferenceReading]) -> list[Figur
         name, mark = f"{seq_len}_{each.batch}", ", the best" if each is best else ""
         figures += [
             Figure(f"nonces_per_second_{name}", each.speed, f"{each.batch} at a time{mark}"),
-            Figure(f"share_{name}", each.share, "of the multiplications beside it"),
+            Figure(f"share_{name}", each.share, "of the bare multiplications before and after it"),
         ]
     return figures
 

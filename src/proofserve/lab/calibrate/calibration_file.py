@@ -19,11 +19,11 @@ from proofserve.rounds.records import Workload
 FORMAT: Final = "proofserve-calibration"
 HOW_TO_CALIBRATE: Final = (
     "give --calibration FILE, which"
-    " `proofserve calibrate noise MODEL --seq-len N --out FILE` measures, or --dist-threshold"
+    " `proofserve calibrate noise MODEL --seq-len N --out FILE` writes, or --dist-threshold"
 )
-# What honest nodes are allowed with a threshold given by hand, as in the network's ``stat_test``.
+# An honest node's share of mismatches beside ``--dist-threshold``: the network's ``stat_test``.
 NETWORK_P_MISMATCH: Final = 0.001
-# What tells models apart in the configuration of a checkpoint.
+# The fields of a checkpoint's configuration in which models differ.
 SHAPE_FIELDS: Final = ("hidden_size", "num_hidden_layers", "intermediate_size")
 
 Shape = Mapping[str, int]
@@ -35,7 +35,7 @@ class CalibrationFile(BaseModel):
     """A threshold, and what it was measured with. Distances are L2 between vectors of length 1.
 
     ``dtype`` is the one in which the validator computes, None if both engines were nodes or files.
-    ``shape`` is None where no checkpoint was at hand. ``quantiles`` are honest distances by the
+    ``shape`` is None if there was no checkpoint. ``quantiles`` are honest distances by the
     share (0 to 1) of nonces at or below them. At most ``p_mismatch`` of the honest nonces are
     beyond ``dist_threshold``; ``p_mismatch_interval`` is the 95 % Clopper-Pearson interval of that
     share, from these ``nonces``.
@@ -147,4 +147,4 @@ def checkpoint_shape(folder: Path) -> dict[str, int] | None:
 
 
 def _misfit(field: str, ours: object, theirs: str) -> LabError:
-    return LabError(f"{field}: the calibration has {ours}, {theirs}; calibrate for what is judged")
+    return LabError(f"{field}: the calibration has {ours}, {theirs}; write one for what is judged")

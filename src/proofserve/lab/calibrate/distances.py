@@ -74,7 +74,7 @@ def collect(
 ) -> Distances:
     """The distances of ``sample``. The node stores none of them and ends up stopped.
 
-    Raises NodeError if the node refuses, a round that generates for instance, or leaves a gap.
+    Raises NodeError if the node refuses (it does while a round generates) or omits a distance.
     """
     ranges = chunks(range(sample.per_key), sample.batch_size)
     calls = list(itertools.product(range(sample.keys), ranges))

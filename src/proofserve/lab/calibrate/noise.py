@@ -14,7 +14,7 @@ from proofserve.lab.client.vectors import vectors_of
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.statistics import rate_interval
 
-# Beyond either end of an interval.
+# The chance of a value beyond one end of an interval.
 _TAIL = (1.0 - CONFIDENCE) / 2.0
 
 
@@ -39,10 +39,12 @@ def pairs_of(one: Sequence[Claim], other: Sequence[Claim], k_dim: int) -> Pairs:
     """
     for claims in (one, other):
         if len({claim.nonce for claim in claims}) != len(claims):
-            raise LabError("a nonce occurs twice on one side")
+            raise LabError("one engine has a nonce twice")
     ours, theirs = vectors_of(one, k_dim), vectors_of(other, k_dim)
     if alone := ours.keys() ^ theirs.keys():
-        raise LabError(f"{len(alone)} nonces are on one side only, nonce {min(alone)} for instance")
+        raise LabError(
+            f"only one engine has {len(alone)} of the nonces, nonce {min(alone)} for instance"
+        )
     if not ours:
         raise LabError("there is no artifact to compare")
     return Pairs(np.array(list(ours.values())), np.array([theirs[nonce] for nonce in ours]))
@@ -62,7 +64,7 @@ class Noise:
 
     @property
     def dist_threshold(self) -> float:
-        """The upper end of the interval, rounded up; 1 time in 40 more than ``rate`` is beyond."""
+        """The upper end of the interval, rounded up. The chance that it is too low is 1 in 40."""
         return _rounded_up(self.interval[1], 3)
 
     @property
@@ -93,15 +95,15 @@ def require_enough(count: int, rate: float) -> None:
     needed = distances_needed(rate)
     if count < needed:
         raise LabError(
-            f"{count} nonces are too few for a rate of {rate:g}: the largest distance is not"
-            f" beyond it with enough confidence. It takes {needed}, or --rate {_least_rate(count)}"
+            f"{count} nonces are too few for a rate of {rate:g}. It takes {needed} nonces, or"
+            f" --rate {_least_rate(count)}"
         )
 
 
 def distances_needed(rate: float) -> int:
-    """How many it takes until the largest is beyond the 1 - ``rate`` quantile, 97.5 % confident.
+    """The fewest distances whose largest exceeds the 1 - ``rate`` quantile, 97.5 % confident.
 
-    The chance that none of n does is (1 - rate)^n. Raises ValueError unless 0 < rate < 1.
+    The chance that none of n exceeds it is (1 - rate)^n. Raises ValueError unless 0 < rate < 1.
     """
     if not 0.0 < rate < 1.0:
         raise ValueError(f"rate: {rate} is not between 0 and 1")

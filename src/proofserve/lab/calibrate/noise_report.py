@@ -34,7 +34,7 @@ def noise_report(
         Figure("median", middle, "half of them lie below"),
         Figure("p90", high_up, "nine in ten"),
         Figure("p99", top, "99 in 100"),
-        Figure("maximum", most, "of these nonces, and of no others"),
+        Figure("maximum", most, "of these nonces; others may be further apart"),
         *(figure for trial in trials for figure in _figures_of(trial)),
     )
     windows = {
@@ -48,9 +48,9 @@ def noise_report(
 def _figures_of(trial: VerificationTrial) -> tuple[Figure, ...]:
     convicted = trial.count(SequentialResult.FRAUD)
     cleared = trial.count(SequentialResult.HONEST)
-    simulated = f"of {len(trial.findings)} verifications simulated at the quantile"
+    simulated = f"of {len(trial.verdicts)} verifications simulated at the quantile"
     chance = f"alpha {trial.rule.test.alpha:g}"
-    until = f"of them, by {trial.median_nonces:g} nonces (median)"
+    until = f"of them, after {trial.median_nonces:g} nonces (median)"
     return (
         Figure(f"convicted_{trial.name}", convicted, f"{simulated}, {chance}", NO_CONVICTION),
         Figure(f"cleared_{trial.name}", cleared, until),
@@ -59,11 +59,11 @@ def _figures_of(trial: VerificationTrial) -> tuple[Figure, ...]:
 
 def _record(trial: VerificationTrial) -> dict[str, Any]:
     return {
-        "runs": len(trial.findings),
+        "runs": len(trial.verdicts),
         "nonces": trial.nonces,
         "seed": trial.seed,
         "test": asdict(trial.rule.test),
         "rule": trial.rule.description,
-        **{str(finding): trial.count(finding) for finding in SequentialResult},
+        **{str(verdict): trial.count(verdict) for verdict in SequentialResult},
         "median_nonces": trial.median_nonces,
     }

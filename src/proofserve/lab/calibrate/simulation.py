@@ -31,7 +31,7 @@ class VerificationTrial:
     rule: VerificationRule
     nonces: int
     seed: int
-    findings: tuple[SequentialResult, ...]
+    verdicts: tuple[SequentialResult, ...]
     nonces_used: tuple[int, ...]
 
     @property
@@ -42,8 +42,8 @@ class VerificationTrial:
     def median_nonces(self) -> float:
         return float(np.median(self.nonces_used))
 
-    def count(self, finding: SequentialResult) -> int:
-        return self.findings.count(finding)
+    def count(self, verdict: SequentialResult) -> int:
+        return self.verdicts.count(verdict)
 
 
 def simulated_trials(
@@ -67,18 +67,18 @@ def simulate(
 ) -> VerificationTrial:
     """Verify ``pairs.one``, claimed, against ``pairs.other``, recomputed, by ``verify`` itself.
 
-    Each run draws recorded nonces anew, so that given these the runs are independent.
+    Each run draws its own sample of the recorded nonces, independently of the other runs.
     """
     texts = encode(pairs.one)
     draw = np.random.default_rng(seed)
-    findings, used = [], []
+    verdicts, used = [], []
     for _ in range(runs):
         rows = draw.integers(0, len(texts), nonces).tolist()
         outcome = _verified(pairs, texts, rows, rule)
-        findings.append(outcome.verdict)
+        verdicts.append(outcome.verdict)
         used.append(outcome.nonces_used)
         progress.advance()
-    return VerificationTrial(rule, nonces, seed, tuple(findings), tuple(used))
+    return VerificationTrial(rule, nonces, seed, tuple(verdicts), tuple(used))
 
 
 def _verified(

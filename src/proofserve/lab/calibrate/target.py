@@ -83,7 +83,7 @@ def interval_ranks(count: int, share: float) -> tuple[int, int]:
     between the values of rank l and u iff l <= X < u. The ranks are the innermost with at most
     2.5 % beyond either of them (David and Nagaraja, Order Statistics, 7.1).
 
-    Raises ValueError if not even the extremes are far enough out.
+    Raises ValueError if so few values cannot hold it with that confidence.
     """
     beyond = (1.0 - CONFIDENCE) / 2.0
 

@@ -14,9 +14,9 @@ from proofserve.rounds.records import Winner
 NONCES = range(12)
 # The diameter of a sphere of radius 1, and the rounding error of a float32.
 LARGEST = 2.0 + 1e-6
-# Distances are spread by 0.008, so unrelated ones differ by 0.007 in the middle pair.
+# Distances have a standard deviation of 0.008, so the median difference of unrelated ones is 0.007.
 UNRELATED = 5e-4
-# About a third of the nonces win: enough to see some, and to see the others left out.
+# About a third of the nonces win, so that a round has winners and others.
 R_TARGET = 1.41
 # How many of the round's nonces are computed again.
 RECOMPUTED = 64
@@ -103,7 +103,7 @@ def _valid(ours: Mapping[int, float]) -> Check:
 def _others(what: str, ours: Mapping[int, float], theirs: Mapping[int, float]) -> Check:
     # Two unrelated numbers may be close by chance; half of a dozen pairs are not.
     middle = median(abs(ours[nonce] - theirs[nonce]) for nonce in ours)
-    detail = f"{middle:.4f} apart in the middle pair"
+    detail = f"the median difference is {middle:.4f}"
     return Check(f"{what} gives other distances", middle > UNRELATED, detail)
 
 

@@ -28,9 +28,9 @@ Foreign = Callable[[Sequence[int]], Sequence[Claim]]
 
 
 def end_to_end(start: StartNode, restarts: bool, trials: Sequence[Trial], report: Reporter) -> None:
-    """Run every trial, restart the server once if we may, then judge proofs and forgeries.
+    """Run every trial, restart the server if ``restarts``, then judge proofs and forgeries.
 
-    ``start`` gives a running server; it is entered a second time if the check ``restarts`` it.
+    ``start`` gives a running server; its context is entered a second time for the restart.
     """
     with start() as node:
         judges = [trial(node, report) for trial in trials]

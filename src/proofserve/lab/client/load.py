@@ -104,7 +104,7 @@ class ClosedLoop:
     def finish(self) -> None:
         """Send no more calls and wait for the answers of those in flight.
 
-        Raises the error that ended the loop early; a refused or broken call ends no loop.
+        Raises the error that ended the loop early; a call that failed or was refused ends no loop.
         """
         self._closing.set()
         with self._thread:

@@ -1,1 +1,1 @@
-"""Published artifacts against our own recomputation."""
+"""Checks published artifacts by our own recomputation of them."""

@@ -102,29 +102,29 @@ def verify(
             progress.advance()
             if nonce in found:
                 mismatches.append(found[nonce])
-            finding = rule.test.finding(len(mismatches), position)
-            if rule.sequential and finding is not SequentialResult.UNDECIDED:
-                return _sequential(rule, finding, mismatches, position)
+            verdict = rule.test.result(len(mismatches), position)
+            if rule.sequential and verdict is not SequentialResult.UNDECIDED:
+                return _sequential(rule, verdict, mismatches, position)
     if rule.sequential:
         return _sequential(rule, SequentialResult.UNDECIDED, mismatches, len(sample))
     return _fixed(rule, mismatches, len(sample))
 
 
 def _sequential(
-    rule: VerificationRule, finding: SequentialResult, mismatches: Sequence[Mismatch], used: int
+    rule: VerificationRule, verdict: SequentialResult, mismatches: Sequence[Mismatch], used: int
 ) -> Verification:
     ratio = math.exp(rule.test.log_ratio(len(mismatches), used))
-    return Verification(finding, used, tuple(mismatches), ratio)
+    return Verification(verdict, used, tuple(mismatches), ratio)
 
 
 def _fixed(rule: VerificationRule, mismatches: Sequence[Mismatch], used: int) -> Verification:
     test = rule.test
-    verdict = judge(len(mismatches), used, test.p_honest, test.alpha)
-    if verdict.fraud_detected:
-        finding = SequentialResult.FRAUD
+    judged = judge(len(mismatches), used, test.p_honest, test.alpha)
+    if judged.fraud_detected:
+        verdict = SequentialResult.FRAUD
     elif power(used, test.p_honest, test.alpha, test.p_fraud) >= 1.0 - test.beta:
-        finding = SequentialResult.HONEST
+        verdict = SequentialResult.HONEST
     else:
-        # So few nonces would not have convicted a fraud with the wanted chance either.
-        finding = SequentialResult.UNDECIDED
-    return Verification(finding, used, tuple(mismatches), verdict.p_value)
+        # With so few nonces the test would also miss too many frauds.
+        verdict = SequentialResult.UNDECIDED
+    return Verification(verdict, used, tuple(mismatches), judged.p_value)
