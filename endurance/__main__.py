@@ -14,13 +14,15 @@ from proofserve.lab.report.report import Report
 
 app = typer.Typer(help="Long trials of node, receiver and gateway on this machine.")
 
-Json = Annotated[Path | None, typer.Option(help="Write every figure there, too.")]
+Json = Annotated[Path | None, typer.Option(help="Also write every figure to this file.")]
 
 
 @app.command()
 def chaos(
-    kills: Annotated[int, typer.Option(help="How many, in all.", min=1)] = 50,
-    seed: Annotated[int, typer.Option(help="Another one kills others at other moments.")] = 0,
+    kills: Annotated[int, typer.Option(help="How many kills in all.", min=1)] = 50,
+    seed: Annotated[
+        int, typer.Option(help="Another seed kills other processes at other moments.")
+    ] = 0,
     json: Json = None,
 ) -> None:
     """Kill API server, engine core and receiver at random during rounds with chat.
@@ -35,14 +37,15 @@ def chaos(
 
 @app.command()
 def soak(
-    minutes: Annotated[float, typer.Option(help="How long, in all.", min=1.5)] = 10.0,
-    seed: Annotated[int, typer.Option(help="Another one starts and stops at other moments.")] = 0,
+    minutes: Annotated[float, typer.Option(help="Minutes of load in all.", min=1.5)] = 10.0,
+    seed: Annotated[int, typer.Option(help="Another seed changes when rounds start and stop.")] = 0,
     json: Json = None,
 ) -> None:
     """Four clients chat without a pause, rounds start and stop every few seconds.
 
     \b
-    No chat may fail, and no process may hold more than after the first minute.
+    No chat may fail, and no process may hold more memory, files or threads
+    than after the first minute.
     """
     _run(lambda folder, session: soaking.soak(folder, minutes, seed, session.line), json)
 

@@ -17,7 +17,7 @@ from proofserve.lab.report.figures import Figure, Limit, median
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
 
-VICTIMS = ("api", "engine", "receiver")
+PROCESSES = ("api", "engine", "receiver")
 CHAT_CLIENTS = 2
 KILLS_PER_ROUND = 5
 # Seconds from the first new result of the round to the kill.
@@ -25,9 +25,9 @@ SOONEST_S, LATEST_S = 0.1, 3.0
 RECEIVER_AWAY_S = 2.0
 PROGRESS_S = 60.0
 DELIVERY_S = 120.0
-# The usual time is that of starts without a kill before them; a restart may take 1.5 times it.
+# Starts without a kill before them, and how much longer a restart after a kill may take.
 CLEAN_STARTS = 3
-USUAL = 1.5
+SLOWEST_RESTART = 1.5
 NODE = {
     "POC_RESUME": "1",
     # The witness compares every result that it saw with the file, so nothing may be deleted.
@@ -39,8 +39,8 @@ NODE = {
 
 
 @dataclass(slots=True)
-class Tally:
-    """The counts of a trial; times in seconds. A chat that met a kill is in neither count."""
+class Counts:
+    """The counts of a trial; times in seconds. A chat that a kill ended is in neither count."""
 
     kills: Counter[str] = field(default_factory=Counter)
     clean_starts: list[float] = field(default_factory=list)
@@ -62,12 +62,12 @@ def chaos(folder: Path, kills: int, seed: int, progress: Progress) -> Report:
             trial.run(kills)
     account = files.compare(node.outbox, receiver.database, receiver.url)
     seen = witness.compare(files.results(node.outbox))
-    setup = {"kills": kills, "seed": seed, "failed_chats": trial.tally.failed}
-    return _report(trial.tally, account, seen, setup)
+    setup = {"kills": kills, "seed": seed, "failed_chats": trial.counts.failed}
+    return _report(trial.counts, account, seen, setup)
 
 
 class _Trial:
-    """One run; ``tally`` has its counts."""
+    """One run; ``counts`` has its counts."""
 
     def __init__(
         self, node: Node, receiver: Receiver, draw: random.Random, progress: Progress
@@ -76,7 +76,7 @@ class _Trial:
         self._receiver = receiver
         self._draw = draw
         self._progress = progress
-        self.tally = Tally()
+        self.counts = Counts()
 
     def run(self, kills: int) -> None:
         self._start()
@@ -87,12 +87,12 @@ class _Trial:
                 for number in range(kills):
                     if number % KILLS_PER_ROUND == 0:
                         self._begin(client, number // KILLS_PER_ROUND)
-                    _gets_on(client)
+                    _wait_for_progress(client)
                     time.sleep(self._draw.uniform(SOONEST_S, LATEST_S))
-                    self._kill(self._draw.choice(VICTIMS))
+                    self._kill(self._draw.choice(PROCESSES))
                     self._progress.advance()
                 self._progress.step("delivering the last callbacks")
-                _gets_on(client)
+                _wait_for_progress(client)
                 client.stop()
                 wait_until(lambda: _pending(client) == 0, "the last callbacks", DELIVERY_S)
         finally:
@@ -104,27 +104,27 @@ class _Trial:
         self._receiver.start()
         for _ in range(CLEAN_STARTS):
             self._node.stop()
-            self.tally.clean_starts.append(self._node.start())
+            self.counts.clean_starts.append(self._node.start())
             self._progress.advance()
 
     def _begin(self, client: NodeClient, number: int) -> None:
         client.stop()
         client.start_round(order(number, self._node.model, self._receiver.url))
 
-    def _kill(self, victim: str) -> None:
-        self.tally.kills[victim] += 1
-        if victim == "receiver":
-            self._receiver.kill(victim)
-            self._receiver.clear_up()
+    def _kill(self, name: str) -> None:
+        self.counts.kills[name] += 1
+        if name == "receiver":
+            self._receiver.kill(name)
+            self._receiver.end_after_kill()
             time.sleep(self._draw.uniform(0.0, RECEIVER_AWAY_S))
             self._receiver.start()
             return
         killed = time.monotonic()
-        self._node.kill(victim)
+        self._node.kill(name)
         self._chats.abandon()
         self._count(killed)
-        self._node.clear_up()
-        self.tally.restarts.append(self._node.start())
+        self._node.end_after_kill()
+        self.counts.restarts.append(self._node.start())
         self._chats = self._chat()
 
     def _chat(self) -> ClosedLoop:
@@ -136,12 +136,12 @@ class _Trial:
         """Count the chats from a node's start until the time ``killed``."""
         for reply in self._chats.replies:
             if reply.error is None:
-                self.tally.answered += 1
+                self.counts.answered += 1
             elif reply.ended < killed:
-                self.tally.failed.append(reply.error)
+                self.counts.failed.append(reply.error)
 
 
-def _gets_on(client: NodeClient) -> None:
+def _wait_for_progress(client: NodeClient) -> None:
     before = client.status().processed
     wait_until(lambda: client.status().processed > before, "new proofs", PROGRESS_S)
 
@@ -151,28 +151,30 @@ def _pending(client: NodeClient) -> int:
 
 
 def _report(
-    tally: Tally, account: files.Account, seen: Comparison, setup: dict[str, object]
+    counts: Counts, account: files.Account, seen: Comparison, setup: dict[str, object]
 ) -> Report:
-    usual, none = median(tally.clean_starts), Limit(0, at_most=True)
-    slowest = max(tally.restarts, default=None)
+    usual, none = median(counts.clean_starts), Limit(0, at_most=True)
+    slowest = max(counts.restarts, default=None)
     ratio = slowest / usual if slowest is not None and usual else None
     figures = (
-        *(Figure(f"kills_{name}", tally.kills[name], "kill -9 of it") for name in VICTIMS),
+        *(Figure(f"kills_{name}", counts.kills[name], "kill -9 of it") for name in PROCESSES),
         Figure("proofs", account.produced, "artifacts and winners of all rounds"),
         Figure("shown", seen.seen, "of them seen under /results by the witness"),
-        Figure("lost", seen.lost, "shown once, and gone or different in the end", none),
+        Figure("lost", seen.lost, "shown once, and missing or different at the end", none),
         Figure("overstated", seen.overstated, "rounds that counted more than they had", none),
         Figure("not_received", account.missing, "proofs that the receiver has not", none),
         Figure("foreign", account.foreign, "proofs that only the receiver has", none),
         Figure("duplicates", account.duplicates, "nonces that count twice", none),
         Figure("repeats", account.repeats, "callbacks that came twice under one key"),
-        Figure("strays", account.strays, "rows undelivered, still open, or of nothing", none),
-        Figure("damaged", len(account.damaged), "files that SQLite's check complains of", none),
+        Figure("leftovers", account.leftovers, "rows undelivered, open or without a round", none),
+        Figure("damaged", len(account.damaged), "files in which SQLite's check finds faults", none),
         Figure("start_s", usual, "until it serves, without a kill before; the median"),
-        Figure("restart_s", median(tally.restarts), "the same after a kill; the median"),
-        Figure("slowest_restart", ratio, "longest restart / usual start", Limit(USUAL, True)),
-        Figure("chats", tally.answered, "answered"),
-        Figure("chats_failed", len(tally.failed), "while their server lived", none),
+        Figure("restart_s", median(counts.restarts), "the same after a kill; the median"),
+        Figure(
+            "slowest_restart", ratio, "longest restart / usual start", Limit(SLOWEST_RESTART, True)
+        ),
+        Figure("chats", counts.answered, "answered"),
+        Figure("chats_failed", len(counts.failed), "while their server lived", none),
     )
-    windows = {"clean_starts_s": tally.clean_starts, "restarts_s": tally.restarts}
+    windows = {"clean_starts_s": counts.clean_starts, "restarts_s": counts.restarts}
     return Report("chaos", figures, setup, windows, machine())

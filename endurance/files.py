@@ -9,7 +9,7 @@ from pathlib import Path
 from proofserve.rounds.records import StoredResult
 
 # No row may refer to a missing row, be undelivered or still be open.
-_STRAYS = """
+_LEFTOVERS = """
     SELECT (SELECT count(*) FROM results WHERE round NOT IN (SELECT number FROM rounds))
          + (SELECT count(*) FROM deliveries
             WHERE round IS NOT NULL AND round NOT IN (SELECT number FROM rounds))
@@ -41,7 +41,7 @@ class Account:
     ``foreign`` proofs are at the receiver only: as many as were deleted from the outbox after their
     delivery, if all is well. ``pruned`` counts deleted results of all callback URLs.
     ``duplicates`` are nonces that came in a callback of another key, or are twice in the outbox;
-    ``repeats`` callbacks that were sent again under their key. ``strays`` are rows of the outbox
+    ``repeats`` callbacks that were sent again under their key. ``leftovers`` are rows of the outbox
     that are undelivered, still open or belong to no round; ``damaged`` says what SQLite's own
     check found.
     """
@@ -54,7 +54,7 @@ class Account:
     rounds: int
     pruned: int
     pruned_rounds: int
-    strays: int
+    leftovers: int
     damaged: tuple[str, ...]
 
 
@@ -75,7 +75,7 @@ def compare(outbox: Path, received: Path, url: str) -> Account:
             rounds=_one(ours, "SELECT count(*) FROM rounds"),
             pruned=_one(ours, "SELECT results FROM pruned"),
             pruned_rounds=_one(ours, "SELECT rounds FROM pruned"),
-            strays=_one(ours, _STRAYS),
+            leftovers=_one(ours, _LEFTOVERS),
             damaged=(*_check(ours), *_check(theirs)),
         )
 

@@ -12,7 +12,7 @@ BATCH = 16
 
 
 def endless_chat(model: str) -> Callable[[int], Call]:
-    """Yield short chat requests that all differ."""
+    """A function that makes a short chat request of a number; each differs from all others."""
     return lambda number: chat(model, prompt(number), ANSWER_TOKENS)
 
 

@@ -18,7 +18,7 @@ from proofserve.wiring.launch import Server, ServerCommand, ServerFailed, free_p
 
 MODEL = SmallModel("qwen3", "tiny")
 FORWARD_BATCH = 8
-# Seconds. A supervisor sees the end of a server when its first process has ended.
+# How long a server may still run after a kill of one of its processes, seconds.
 END_S = 60.0
 
 
@@ -28,7 +28,7 @@ class Killable(ABC):
     def __init__(self, folder: Path, name: str) -> None:
         self._log = folder / f"{name}.log"
         self._port = free_port()
-        self._life = ExitStack()
+        self._context = ExitStack()
         self._server: Server | None = None
         self.logs: list[str] = []
 
@@ -45,7 +45,7 @@ class Killable(ABC):
         """Start the server; return the seconds until it serves. Raises ServerFailed."""
         began = time.monotonic()
         running = running_server(self.command(), self._port, self._log)
-        self._server = self._life.enter_context(running)
+        self._server = self._context.enter_context(running)
         return time.monotonic() - began
 
     def processes(self) -> dict[str, psutil.Process]:
@@ -56,7 +56,7 @@ class Killable(ABC):
         """Kill one process of the server, without waiting for the end of the others."""
         self.processes()[which].send_signal(signal.SIGKILL)
 
-    def clear_up(self) -> None:
+    def end_after_kill(self) -> None:
         """Wait until the server has ended after a kill, and end its remaining processes.
 
         Raises:
@@ -65,14 +65,16 @@ class Killable(ABC):
         try:
             self._running().process.wait(END_S)
         except subprocess.TimeoutExpired as error:
-            text = f"{self._log.stem} lives on, {END_S:.0f} s after a process of it was killed"
+            text = (
+                f"{self._log.stem} still runs {END_S:.0f} s after one of its processes was killed"
+            )
             raise ServerFailed(text) from error
         finally:
             self.stop()
 
     def stop(self) -> None:
         """Stop the server in order."""
-        self._life.close()
+        self._context.close()
         if self._server is not None:
             self.logs.append(self._log.read_text(errors="replace"))
             self._server = None

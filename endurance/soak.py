@@ -101,7 +101,7 @@ class _Deployment:
 
     def at_rest(self) -> Footprint:
         """The footprint after some time without requests."""
-        self._progress.step("letting everything come to rest")
+        self._progress.step("waiting until the processes are idle")
         with NodeClient(self._node.url) as client:
             wait_until(
                 lambda: client.describe()["outbox"]["pending"] == 0, "the callbacks", DELIVERY_S
@@ -128,7 +128,7 @@ def _report(
     rounds, leaks, none = sum(span.rounds for span in spans), after.leaks(before), Limit(0, True)
     figures = (
         Figure("chats", len(replies), f"asked by {CHAT_CLIENTS} clients through the gateway"),
-        Figure("chats_failed", len(errors), "refused, broken off or aborted", none),
+        Figure("chats_failed", len(errors), "refused, cut off or aborted", none),
         Figure("rounds", rounds, "started and stopped"),
         Figure("proofs", proofs, "artifacts and winners"),
         Figure(
@@ -146,12 +146,17 @@ def _report(
             "growth", after.growth(before), "of the process that grew most", Limit(GROWTH, True)
         ),
         Figure("leaks", len(leaks), "kinds of things held beyond those of the first minute", none),
-        Figure("uncounted", abs(counted_nonces - proofs), "rows no metric tells of", none),
+        Figure(
+            "uncounted",
+            abs(counted_nonces - proofs),
+            "rows that the metrics count too many or too few",
+            none,
+        ),
         Figure("rows_of_rounds", abs(all_rounds - rounds), "rounds too many or too few", none),
-        Figure("strays", account.strays, "rows undelivered, still open, or of nothing", none),
+        Figure("leftovers", account.leftovers, "rows undelivered, open or without a round", none),
         Figure("not_received", missing, "proofs that the receiver has not", none),
         Figure("duplicates", account.duplicates, "nonces that count twice", none),
-        Figure("damaged", len(account.damaged), "files that SQLite's check complains of", none),
+        Figure("damaged", len(account.damaged), "files in which SQLite's check finds faults", none),
     )
     windows = {"leaks": leaks, "errors": errors, "before": asdict(before), "after": asdict(after)}
     return Report("soak", figures, setup, windows, machine())

@@ -8,7 +8,7 @@ from proofserve.lab.client.errors import NodeError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.rounds.records import StoredResult
 
-LOOK_S = 0.05
+POLL_S = 0.05
 ANSWER_S = 5.0
 
 
@@ -30,8 +30,8 @@ class Witness:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="witness")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="witness")
         self._seen: dict[int, StoredResult] = {}
         self._counted: dict[str, int] = {}
 
@@ -40,7 +40,7 @@ class Witness:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._enough.set()
+        self._stop.set()
         self._thread.join()
 
     def compare(self, final: list[StoredResult]) -> Comparison:
@@ -61,10 +61,10 @@ class Witness:
             # Kept by sequence number: if a number were used twice, ``compare`` would see it.
             self._seen.setdefault(row.seq, row)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         newest = 0
         with NodeClient(self._url, timeout_s=ANSWER_S) as node:
-            while not self._enough.wait(LOOK_S):
+            while not self._stop.wait(POLL_S):
                 try:
                     status = node.status()
                     rows = node.results(newest)

@@ -30,8 +30,9 @@ contestants:
 scenarios:
   {scenarios}
 
-The mock backend and the load generator run on one core, the gateway alone on another, so leave the
-machine alone meanwhile. Peers that cannot be installed or started are left out, with the reason.
+The mock backend and the load generator run on one core, the gateway alone on another, so do not
+use the machine during a run. A gateway that cannot be installed or started is left out, and the
+report says why.
 The exit code is 1 when a limit of the acceptance is broken, 2 when nothing could be measured.
 """
 
@@ -54,9 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", type=_words, default=(), help="scenarios whose names begin with these words")
     add("--contestants", type=_words, default=(), help="the contestants to run (default: all)")
     add("--long", action="store_true", help="add the five minutes of streaming")
-    add("--json", type=Path, metavar="FILE", help="write every figure there, too")
-    add("--cores", type=_words, default=(), help="two cores: of the load, of the gateway")
-    add("--cache", type=Path, default=CACHE, help="for programs and peers (default %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="also write every figure to FILE")
+    add("--cores", type=_words, default=(), help="two cores: one for the load, one for the gateway")
+    add(
+        "--cache",
+        type=Path,
+        default=CACHE,
+        help="folder of compiled programs and other gateways (default %(default)s)",
+    )
     return parser
 
 

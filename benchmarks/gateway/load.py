@@ -53,7 +53,7 @@ class Load:
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             try:
                 line = process.stdout.readline() if process.stdout else ""
-                outcome = _parsed(line, "it ended without a word")
+                outcome = _parsed(line, "it printed nothing")
                 if outcome["open"] < scenario.connections:
                     return outcome, None
                 time.sleep(SETTLE_S)
@@ -80,7 +80,7 @@ def wait_until_it_relays(port: int, service: Service) -> None:
     with httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"}, timeout=5.0) as client:
         while time.monotonic() < deadline:
             if not service.runs:
-                raise Skipped(f"it ended at once: {service.last_words()}")
+                raise Skipped(f"it ended at once: {service.last_log_line()}")
             try:
                 response = client.post(url, json=CHAT)
             except httpx.HTTPError as error:
@@ -91,7 +91,8 @@ def wait_until_it_relays(port: int, service: Service) -> None:
                 answer = f"status {response.status_code}"
             time.sleep(POLL_S)
     raise Skipped(
-        f"relays nothing {START_LIMIT_S:.0f} s after its start ({answer}): {service.last_words()}"
+        f"relays nothing {START_LIMIT_S:.0f} s after its start ({answer}):"
+        f" {service.last_log_line()}"
     )
 
 

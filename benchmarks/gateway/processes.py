@@ -12,7 +12,7 @@ from pathlib import Path
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 # Seconds that a process may take to end when it is asked to.
-PATIENCE_S = 5.0
+END_S = 5.0
 # The characters that command lines draw around error messages.
 FRAME = " ╭╮╰╯│─"
 # Fields of /proc/PID/stat, counted after the command's name.
@@ -20,7 +20,7 @@ SESSION, USER_TICKS, SYSTEM_TICKS, RESIDENT_PAGES = 3, 11, 12, 21
 
 
 def pinned(argv: Sequence[str], core: int) -> list[str]:
-    """The command that runs ``argv`` on ``core`` alone: threads it starts find one core."""
+    """The command that runs ``argv`` on ``core`` alone, with all its threads."""
     return ["taskset", "--cpu-list", str(core), *argv]
 
 
@@ -52,16 +52,16 @@ class Service:
             pages += int(fields[RESIDENT_PAGES])
         return Usage(ticks / TICKS, pages * PAGE_MB)
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of its log that is not empty."""
         text = self._log.read_text(errors="replace")
         lines = [plain for line in text.splitlines() if (plain := line.strip(FRAME))]
-        return lines[-1][:200] if lines else "it said nothing"
+        return lines[-1][:200] if lines else "its log is empty"
 
     def stop(self) -> None:
         """End the server and every process that it started."""
         self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + END_S
         while self._is_there() and time.monotonic() < deadline:
             time.sleep(0.02)
         self._signal(signal.SIGKILL)

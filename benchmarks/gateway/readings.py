@@ -78,7 +78,7 @@ class Results:
         mine = [r.errors for r in self.readings if r.contestant == contestant]
         return sum(mine) if mine else None
 
-    def complaints(self) -> dict[str, str]:
+    def first_errors(self) -> dict[str, str]:
         """The first error of each contestant and scenario that had any."""
         return {
             f"{r.contestant}, {r.scenario}": f"{r.errors} errors, first: {r.first_error}"

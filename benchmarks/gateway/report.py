@@ -53,7 +53,7 @@ def tables(results: Results, plan: Plan, judged: Sequence[Judged]) -> Iterator[T
         yield _scenario(results, scenario)
     if PROOFSERVE in {reading.contestant for reading in results.readings}:
         yield _ratios(results, read)
-    if notes := {**results.skipped, **results.complaints()}:
+    if notes := {**results.skipped, **results.first_errors()}:
         yield _notes(notes)
     yield _acceptance(judged)
 

@@ -33,7 +33,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class Installed:
     """A contestant that is installed. ``direct`` has no program."""
 
     contestant: Contestant
@@ -56,51 +56,54 @@ class Bench:
         Raises:
             Unusable: the mock backend or the load generator does not work by itself.
         """
-        self._check_ourselves()
-        entrants = self._entrants()
+        self._check_own_programs()
+        installed = self._installed()
         for number in range(self._plan.rounds):
             # Every second round reverses the order: no contestant always follows the same one.
-            for entrant in entrants if number % 2 == 0 else reversed(entrants):
-                if entrant.contestant.name not in self._results.skipped:
-                    self._take_turn(entrant, number)
+            for each in installed if number % 2 == 0 else reversed(installed):
+                if each.contestant.name not in self._results.skipped:
+                    self._take_turn(each, number)
         return self._results
 
-    def _check_ourselves(self) -> None:
+    def _check_own_programs(self) -> None:
         self._line.step("checking the mock backend and the load generator")
         with self._backend() as port:
             for scenario in self._plan.scenarios:
                 if scenario.mode != "hold" and not scenario.once:
                     _refuse_errors(scenario, self._load.run(scenario, port, SELF_CHECK_S))
 
-    def _entrants(self) -> list[Entrant]:
+    def _installed(self) -> list[Installed]:
         found = []
         for contestant in self._plan.contestants:
             self._line.step(f"finding {contestant.name}, or installing it")
             try:
                 source = contestant.source
                 program = source.program(self._plan.cache) if source else None
-                found.append(Entrant(contestant, program))
+                found.append(Installed(contestant, program))
             except Skipped as error:
                 self._results.skipped[contestant.name] = str(error)
         return found
 
-    def _take_turn(self, entrant: Entrant, number: int) -> None:
-        name = entrant.contestant.name
+    def _take_turn(self, installed: Installed, number: int) -> None:
+        name = installed.contestant.name
         try:
             with self._backend() as backend:
-                if entrant.program is None:
-                    self._put_through(entrant, number, backend, lambda: None)
+                if installed.program is None:
+                    self._measure(installed, number, backend, lambda: None)
                     return
                 self._line.step(f"round {number + 1}: starting {name}")
-                with self._gateway(entrant.contestant, entrant.program, backend) as (port, gateway):
-                    self._put_through(entrant, number, port, gateway.usage)
+                with self._gateway(installed.contestant, installed.program, backend) as (
+                    port,
+                    gateway,
+                ):
+                    self._measure(installed, number, port, gateway.usage)
         except Skipped as error:
             self._results.skipped[name] = str(error)
 
-    def _put_through(
-        self, entrant: Entrant, number: int, port: int, usage: Callable[[], Usage | None]
+    def _measure(
+        self, installed: Installed, number: int, port: int, usage: Callable[[], Usage | None]
     ) -> None:
-        contestant = entrant.contestant
+        contestant = installed.contestant
         for scenario in self._plan.scenarios:
             if not _takes_part(contestant, scenario) or (scenario.once and number):
                 continue

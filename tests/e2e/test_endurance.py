@@ -36,7 +36,7 @@ def test_a_receiver_killed_again_and_again_has_every_proof_once(
                 before = node.processed()
                 until(lambda before=before: node.processed() > before + 16)
                 receiver.kill("receiver")
-                receiver.clear_up()
+                receiver.end_after_kill()
                 receiver.start()
             node.stop()
         until(lambda: node.status()["outbox"]["pending"] == 0, seconds=60)

@@ -106,11 +106,11 @@ def test_a_nonce_that_came_under_two_keys_is_a_duplicate(sides: Sides) -> None:
     assert sides.compared().duplicates == 1
 
 
-def test_what_is_left_to_deliver_is_a_stray(sides: Sides) -> None:
+def test_an_undelivered_row_is_a_leftover(sides: Sides) -> None:
     # No callback of this outbox was sent.
-    assert (before := sides.compared().strays) == 3
+    assert (before := sides.compared().leftovers) == 3
     sides.change(sides.outbox, "UPDATE rounds SET closed = 0 WHERE round_id = 'r2'")
-    assert sides.compared().strays == before + 1
+    assert sides.compared().leftovers == before + 1
 
 
 def test_a_result_that_was_shown_must_stay(sides: Sides) -> None:

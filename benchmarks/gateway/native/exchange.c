@@ -6,7 +6,7 @@
 
 #include "load.h"
 
-/* After an error a connection rests, so that a gateway that refuses is not flooded. */
+/* After an error a connection pauses, so that it does not flood a gateway that refuses it. */
 #define REST_NS (SECOND_NS / 100)
 
 void exchange_schedule(struct connection *connection, int64_t start_at) {
@@ -22,7 +22,7 @@ static void hang_up(struct connection *connection) {
     connection->fd = -1;
 }
 
-/* The end of an exchange, good or bad. */
+/* The end of an exchange, with an answer or an error. */
 static void leave(struct connection *connection) {
     if (connection->in_flight) connection->load->in_flight--;
     if (connection->fresh) connection->load->fresh--;
@@ -44,7 +44,7 @@ static void write_request(struct connection *connection) {
     ssize_t sent = send(connection->fd, request->text + connection->written,
                         request->size - connection->written, MSG_NOSIGNAL);
     if (sent > 0) connection->written += (size_t)sent;
-    /* ENOTCONN: still connecting. What else went wrong shows when we read. */
+    /* ENOTCONN: still connecting. Any other error comes again when we read. */
 }
 
 void exchange_start(struct connection *connection) {
@@ -63,7 +63,7 @@ void exchange_start(struct connection *connection) {
     write_request(connection);
 }
 
-/* What was sent in the measured time counts, whenever it ends: the slowest are not left out. */
+/* A request sent in the measured time counts even if its answer comes later: slow ones count. */
 static bool is_measured(const struct connection *connection) {
     return connection->sent_at >= connection->load->measured_from;
 }
@@ -117,7 +117,7 @@ static void finish(struct connection *connection) {
     if (load->phase != DRAINING) exchange_start(connection);
 }
 
-/* Takes the head out of what arrived. Fails the exchange unless the answer is a good one. */
+/* Moves *data behind the head of the answer. MALFORMED if the head is not valid or too long. */
 static enum outcome take_head(struct connection *connection, const char **data, size_t *size) {
     size_t room = HEAD_SIZE - connection->head_size, taken = *size < room ? *size : room;
     memcpy(connection->head_text + connection->head_size, *data, taken);
@@ -185,8 +185,8 @@ void exchange_continue(struct connection *connection, uint32_t events) {
             exchange_fail(connection, "bytes without a request");
             return;
         }
-        /* Less than we asked for was all there is, unless the end of the answer follows. After an
-         * answer the connection may be another one already, whose events come by themselves. */
+        /* A short read means that no more bytes are here, unless the connection has ended. After
+         * an answer this may be a new connection already; epoll reports its bytes. */
         if (!take(connection, load->scratch, (size_t)got) && !connection->in_flight) return;
         if ((size_t)got < sizeof load->scratch && !ends) return;
     }

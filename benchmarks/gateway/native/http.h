@@ -1,4 +1,4 @@
-/* As much of HTTP/1.1 as both sides of a gateway need: heads, and the framing of bodies. */
+/* The part of HTTP/1.1 that the mock and the load generator need: heads, and framing of bodies. */
 #ifndef HTTP_H
 #define HTTP_H
 
@@ -18,7 +18,7 @@ enum outcome { MALFORMED = -1, INCOMPLETE = 0, COMPLETE = 1 };
 
 enum outcome head_parse(struct head *head, const char *data, size_t size);
 
-/* A body that arrives in pieces which are cut anywhere. */
+/* A body that arrives in pieces of any size. */
 struct body {
     enum {
         BY_LENGTH,  /* `left` bytes are missing */

@@ -6,13 +6,13 @@
 #include <string.h>
 
 #define EVENTS 1024
-/* How long the first answers, and those under way at the end, may take. */
+/* How long the first answers may take, and the answers in flight at the end. */
 #define WARM_UP_LIMIT (60 * SECOND_NS)
 #define DRAIN_LIMIT (60 * SECOND_NS)
-/* Streams that are held are opened over this time: no listen queue takes them all at once. */
+/* Held streams are opened evenly over this time: no listen queue takes them all at once. */
 #define OPENING_NS SECOND_NS
 
-/* Streams begin evenly spread over a gap, like users who came at different moments. */
+/* Streams begin evenly spread over a gap, like streams of independent users. */
 static int64_t start_of(const struct options *options, int index) {
     int64_t spread = options->mode == HOLD ? OPENING_NS : options->gap_us * 1000;
     if (options->mode == PLAIN) spread = 0;
@@ -55,7 +55,7 @@ static void start_due(struct load *load, int64_t now) {
     }
 }
 
-/* The reason holds text of a gateway: nothing in it may end the JSON string. */
+/* The reason can hold text of a gateway, so quotes and control characters are escaped. */
 static void print_reason(const char *reason) {
     printf("\"first_error\": \"");
     for (; *reason; reason++) {
@@ -110,7 +110,7 @@ static void fail_unfinished(struct load *load) {
             exchange_fail(&load->connections[i], "no complete answer within a minute");
 }
 
-/* False when all is done. */
+/* False when the run is over. */
 static bool advance(struct load *load, int64_t now) {
     bool late = now >= load->phase_ends;
     switch (load->phase) {
@@ -140,7 +140,7 @@ int main(int count, char **arguments) {
         int ready = wait_until(load.poller, events, EVENTS, due);
         for (int i = 0; i < ready; i++) exchange_continue(events[i].data.ptr, events[i].events);
     }
-    /* Streams that are held were reported when they were open, unless that failed. */
+    /* Held streams were reported when all were open. Report them here if that never happened. */
     if (load.options.mode != HOLD || load.measured_from == NEVER) print_result(&load);
     return 0;
 }

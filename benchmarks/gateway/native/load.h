@@ -21,16 +21,16 @@ struct options {
     int key_count, header_count;
 };
 
-/* Keys are used in turn: a request of each. */
+/* There is a request for each key; connections use them in turn. */
 struct request {
     char *text;
     size_t size;
 };
 
 enum phase {
-    WARMING,   /* until every connection has had an answer: sockets and pools are being opened */
-    MEASURING, /* for as long as was asked */
-    DRAINING,  /* nothing new is sent; what is under way must still end well */
+    WARMING,   /* until every connection has had an answer, because opening sockets takes time */
+    MEASURING, /* for the time that the user chose */
+    DRAINING,  /* no new requests; the answers of those in flight must still come */
 };
 
 struct load {
@@ -43,10 +43,11 @@ struct load {
     /* Connections that wait for their start, and the instant of the first. */
     int waiting;
     int64_t next_start;
-    /* Connections without an answer so far; in mode HOLD, without an event, else `open`. */
+    /* fresh: connections without an answer so far. In mode HOLD fresh is without an event so far,
+     * and open with one. */
     int fresh, open;
     int in_flight;
-    /* In the measured time, and ever. */
+    /* answers and chunks: in the measured time; the others: since the start. */
     long answers, chunks, all_answers, all_chunks, errors;
     struct samples latency, first_event, delay;
     char reason[REASON_SIZE]; /* of the first error */

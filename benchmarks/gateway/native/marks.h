@@ -1,4 +1,4 @@
-/* Finds the mock's instants in a stream of events, wherever the stream was cut. */
+/* Finds the mock's time stamps in a stream of events that arrives in pieces of any size. */
 #ifndef MARKS_H
 #define MARKS_H
 

@@ -1,11 +1,12 @@
 /* A backend that answers like an OpenAI server, as fast as one thread can.
  *
- *   mock [PORT]     prints the port it listens on; 0 (the default) picks a free one
+ *   mock [PORT]     prints the port it listens on; without PORT it picks a free one
  *
  * A chat request is answered with a small completion. With "stream": true it is answered with
  * `max_tokens` server-sent events of 250 bytes, one every `seed` microseconds (0 or none: without
- * delay): fields that every gateway passes on, which headers and `user` are not. The text of an
- * event begins with '@' and the instant at which it was sent, in nanoseconds of CLOCK_MONOTONIC.
+ * delay). Every gateway passes these two fields on, but not every one passes headers or `user`.
+ * The text of an event begins with '@' and the instant at which it was sent, in nanoseconds of
+ * CLOCK_MONOTONIC.
  */
 #define _GNU_SOURCE
 #include "http.h"
@@ -25,7 +26,7 @@
 #define STAMP_DIGITS 20
 #define EVENT_SIZE 250
 #define FRAMED_SIZE (4 + EVENT_SIZE + 2)
-/* Parameters stand before or after the messages, so a long prompt need not be searched. */
+/* Parameters are before or after the messages, so only both ends of a body are searched. */
 #define PARAMETERS_SIZE 2048
 
 struct connection {
@@ -43,7 +44,7 @@ struct connection {
 
 struct mock {
     int poller, listener;
-    /* Ordered by `due`: a stream that was served goes to the end, or near it. */
+    /* Ordered by `due`: a stream that has sent an event moves to the end, or near it. */
     struct connection *first, *last;
     /* A framed event, followed by everything that ends a stream. */
     char event[FRAMED_SIZE + 1024];
@@ -194,7 +195,7 @@ static enum outcome read_request(struct connection *connection) {
             deliver(connection, "HTTP/1.1 100 Continue\r\n\r\n", 25);
     }
     size_t used;
-    /* The head stays in front until the request is answered: its first line is needed then. */
+    /* The head stays in `input` until the answer, which needs its first line. */
     enum outcome outcome = body_feed(&connection->body, input->data + head->size,
                                      input->size - head->size, &used, keep_content,
                                      &connection->content);
@@ -204,7 +205,7 @@ static enum outcome read_request(struct connection *connection) {
     return outcome;
 }
 
-/* Whether nothing is left to say to a peer that asked us to close. */
+/* Whether everything is sent to a peer that asked us to close. */
 static bool is_over(const struct connection *connection) {
     return connection->closing && !connection->in_body && !connection->chunks_left &&
            !connection->output.size;
@@ -230,7 +231,7 @@ static bool read_input(struct mock *mock, struct connection *connection, bool en
         if (got == 0) return false;
         buffer_append(&connection->input, mock->scratch, (size_t)got);
         if (!serve(mock, connection)) return false;
-        /* Less than we asked for was all there is, unless the end of the input follows. */
+        /* A short read means that no more bytes are here, unless the connection has ended. */
         if (got < READ_SIZE && !ends) return true;
     }
 }
@@ -241,7 +242,7 @@ static bool flush_output(struct mock *mock, struct connection *connection) {
     ssize_t sent = send(connection->fd, output->data, output->size, MSG_NOSIGNAL);
     if (sent < 0) return errno == EAGAIN;
     buffer_drop(output, (size_t)sent);
-    /* A stream that was held back by its reader goes on. */
+    /* A stream that stopped because its reader was slow goes on. */
     if (!output->size && connection->chunks_left && !connection->queued) enqueue(mock, connection);
     return !is_over(connection);
 }
@@ -265,7 +266,7 @@ static bool send_event(struct mock *mock, struct connection *connection) {
     if (!deliver(connection, mock->event, FRAMED_SIZE + (last ? mock->ending_size : 0)))
         return false;
     if (last) return serve(mock, connection);
-    /* The streams keep their distance, but after a pause nothing is made up for in a burst. */
+    /* Events keep their gap; after a pause the missed events are not sent in a burst. */
     connection->due += connection->gap;
     int64_t now = now_ns();
     if (connection->due < now) connection->due = now;

@@ -25,7 +25,7 @@ int64_t now_ns(void);
 /* Says what failed and why, and ends the program. */
 _Noreturn void die(const char *what);
 
-/* As many open files as the system lets us have, and timers that fire when they are due. */
+/* Raises the limit of open files as far as allowed, and makes timers precise. */
 void prepare_process(void);
 
 /* A listening socket on loopback; port 0 picks a free one. The port goes to *bound. */

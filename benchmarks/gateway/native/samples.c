@@ -6,7 +6,7 @@
 
 #include "net.h"
 
-/* Enough for most runs, so that none pauses to make room. */
+/* Enough for most runs, so that a run does not pause to allocate memory. */
 #define FIRST_CAPACITY (1 << 20)
 #define MS 1e-6
 

@@ -1,4 +1,4 @@
-/* Durations that were measured, all of them, so that a quantile is exact. */
+/* All measured durations, so that quantiles are exact. */
 #ifndef SAMPLES_H
 #define SAMPLES_H
 
@@ -12,7 +12,7 @@ struct samples {
 
 void samples_add(struct samples *samples, int64_t value);
 
-/* Prints `"NAME": {"p50": ..., ...}` in milliseconds; null of nothing. Sorts the samples. */
+/* Prints `"NAME": {"p50": ..., ...}` in milliseconds; null without samples. Sorts the samples. */
 void samples_print(struct samples *samples, const char *name);
 
 #endif
