@@ -37,7 +37,7 @@ DEFAULT_MODELS = ["qwen", "llama"]
 FORWARD_BATCH = 96
 # Also whole forwards of a node that keeps its default of 32 nonces.
 BATCH_SIZE = 96
-# Seven batches for each of three keys: no forward is filled up with dummies.
+# Seven batches for each of three keys: no forward has padding nonces.
 NONCES = 2016
 # Tokens. A distance is as random after a few tokens, and each token costs time.
 SEQ_LEN = 8

@@ -81,14 +81,14 @@ def rate_interval(k: int, n: int, confidence: float = 0.95) -> tuple[float, floa
         raise ProtocolError("n", "a rate needs at least one trial")
     check_inside("confidence", confidence)
     tail = (1.0 - confidence) / 2.0
-    low = 0.0 if k == 0 else _root(lambda p: binomial_tail(k, n, p) < tail)
+    low = 0.0 if k == 0 else root(lambda p: binomial_tail(k, n, p) < tail)
     # P(X <= k | p) is the chance that at least n - k trials fail.
-    high = 1.0 if k == n else _root(lambda p: binomial_tail(n - k, n, 1.0 - p) >= tail)
+    high = 1.0 if k == n else root(lambda p: binomial_tail(n - k, n, 1.0 - p) >= tail)
     return low, high
 
 
-def _root(left_of: Callable[[float], bool]) -> float:
-    """Where in [0, 1] ``left_of`` turns from true to false, by bisection."""
+def root(left_of: Callable[[float], bool]) -> float:
+    """The least number in [0, 1] for which ``left_of`` is false, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
@@ -96,7 +96,7 @@ def _root(left_of: Callable[[float], bool]) -> float:
             low = middle
         else:
             high = middle
-    return (low + high) / 2.0
+    return high
 
 
 def convicting_count(n: int, p_mismatch: float, fraud_threshold: float) -> int | None:

@@ -8,6 +8,7 @@ from proofserve.protocol.statistics import (
     convicting_count,
     power,
     rate_interval,
+    root,
     sample_size,
 )
 
@@ -16,8 +17,6 @@ from proofserve.protocol.statistics import (
 P_FRAUDS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 # Multiples of ``max_nonces`` that are tried, to say how many nonces would be enough.
 FURTHER = (2, 5, 10, 20)
-# Halvings of an interval within [0, 1]; a rate is wanted to a few digits.
-_HALVINGS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +101,7 @@ class PowerAnalysis:
     def _least_rate(self) -> float | None:
         if not self._some_size_convicts(1.0):
             return None
-        low, high = 0.0, 1.0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2.0
-            if self._some_size_convicts(middle):
-                high = middle
-            else:
-                low = middle
-        return high
+        return root(lambda rate: not self._some_size_convicts(rate))
 
     def _some_size_convicts(self, rate: float) -> bool:
         return any(self._convicts(n, rate) for n in self._sizes)
