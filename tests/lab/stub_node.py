@@ -65,6 +65,7 @@ class StubNode:
         self._closing = threading.Event()
         self._work: dict[str, Any] = {}
         self._next = 0
+        self.forwards = 0
         self._routes()
 
     # -- the engine --------------------------------------------------------------------------
@@ -108,6 +109,7 @@ class StubNode:
                 row = {"seq": len(self.rows) + 1, "round_id": str(self.rounds), "nonce": nonce}
                 self.rows.append({**row, **found})
         self._next += size
+        self.forwards += 1
 
     def _found(self, nonce: int) -> dict[str, Any] | None:
         """What is to be stored about ``nonce``, if anything."""
@@ -214,7 +216,12 @@ class StubNode:
     def gauges(self) -> dict[str, Any]:
         busy = time.monotonic() if self.state == "GENERATING" else 0.0
         names = dict.fromkeys(EngineGauges.__dataclass_fields__, 0)
-        return {**names, "busy_s": busy, "resume_ms": [1.0, 2.0, 3.0], **self.habits.gauges}
+        measured = {
+            "busy_s": busy,
+            "forwards": self.forwards,
+            "resume_ms": [7.0, 8.0, 9.0] if self.habits.polite else [7.0, 0.1, 8.0],
+        }
+        return {**names, **measured, **self.habits.gauges}
 
     async def start(self, request: Request) -> dict[str, Any]:
         return self._configure(await request.json(), "GENERATING")

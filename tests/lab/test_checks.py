@@ -15,8 +15,9 @@ from proofserve.lab.check.e2e import artifact_trial, end_to_end
 from proofserve.lab.check.smoke import smoke
 from proofserve.lab.client.errors import NodeError
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import Work
+from proofserve.lab.client.records import Work, record_of
 from proofserve.lab.client.vectors import claims_of
+from proofserve.rounds.status import EngineGauges
 
 WORK = Work("stub")
 # Tokens per second. Chats this slow leave the stub no idle moment on a busy machine, either.
@@ -112,6 +113,76 @@ def test_a_good_node_passes_the_coexistence_checks() -> None:
 )
 def test_coexist_finds(habits: Habits, names: list[str]) -> None:
     assert failed(made(coexist, habits)) == names
+
+
+class ScriptedNode(NodeClient):
+    """Shows gauges twice for each window: at its beginning and at its end."""
+
+    def __init__(self, *windows: tuple[int, list[float]]) -> None:
+        """A window has a number of forwards, and the pauses that the engine measured in it."""
+        self._windows = iter(windows)
+        self._forwards, self._pauses = 100, [8.1]
+        self._at_end = False
+
+    def engine(self) -> EngineGauges:
+        if self._at_end:
+            forwards, pauses = next(self._windows)
+            self._forwards += forwards
+            self._pauses = [*self._pauses, *pauses]
+        self._at_end = not self._at_end
+        names = dict.fromkeys(EngineGauges.__dataclass_fields__, 0)
+        shown = {**names, "forwards": self._forwards, "resume_ms": self._pauses}
+        return record_of(EngineGauges, shown)
+
+
+CALM = (0, list[float]())
+# The API process got no CPU: one pause, and four forwards in it.
+STALLED = (4, [31.4])
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, *windows: tuple[int, list[float]]) -> Check:
+    monkeypatch.setattr(coexist_module, "LOAD_S", 0.0)
+    return coexist_module._no_proofs(ScriptedNode(*windows), "chat first")
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_forward_without_a_pause_of_chat_fails_in_every_window(
+    monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    found = judged(monkeypatch, *[CALM] * at, (1, [5.9]))
+    assert found.passed is False
+    assert found.detail == "forwards in 0 s: 1, after a chat pause of 5.9 ms"
+
+
+def test_one_forward_too_early_fails_beside_others_that_used_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert judged(monkeypatch, STALLED, CALM, (6, [31.4, 0.2, 12.0])).passed is False
+
+
+def test_forwards_fail_if_the_engine_has_measured_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = ScriptedNode((1, []))
+    node._pauses = []
+    monkeypatch.setattr(coexist_module, "LOAD_S", 0.0)
+    assert coexist_module._no_proofs(node, "chat first").passed is False
+
+
+def test_a_window_in_which_the_machine_stood_still_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = judged(monkeypatch, CALM, STALLED, CALM, CALM)
+    assert found.passed is True
+    assert "no forward in 3 windows" in found.detail
+    assert "1 left out: chat paused for 8.1 ms or more" in found.detail
+
+
+def test_without_a_window_that_counts_the_check_is_skipped_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = judged(monkeypatch, *[STALLED] * 8)
+    assert found.passed is None
+    assert found.detail.startswith("skipped: no forward in 0 windows")
+    assert "8 left out: chat paused for 8.1 ms or more" in found.detail
 
 
 def end_to_end_on(habits: Habits, **stage: Any) -> tuple[list[Check], int]:

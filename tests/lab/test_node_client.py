@@ -31,7 +31,7 @@ def test_a_node_that_never_had_a_round_has_counted_nothing() -> None:
 
 def test_what_a_newer_node_shows_besides_is_ignored() -> None:
     with stub_node(Habits(gauges={"temperature": 41})) as (_, url), NodeClient(url) as node:
-        assert node.engine().resume_ms == (1.0, 2.0, 3.0)
+        assert node.engine().resume_ms == (7.0, 8.0, 9.0)
 
 
 def test_a_round_ends_with_its_context_whatever_happens() -> None:

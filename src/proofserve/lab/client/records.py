@@ -137,16 +137,6 @@ class NodeStatus:
             engine=record_of(EngineGauges, gauges) if gauges else None,
         )
 
-    def idle_s(self, before: "NodeStatus", seconds: float) -> float:
-        """Of the ``seconds`` since ``before``, those in which the engine computed nothing.
-
-        Proofs must have waited all that time: only then does the engine count the time of chat.
-        """
-        if self.engine is None or before.engine is None:
-            return 0.0
-        chat = self.engine.deferred_s - before.engine.deferred_s
-        return seconds - chat - (self.engine.busy_s - before.engine.busy_s)
-
 
 @dataclass(frozen=True, slots=True)
 class BareSpeed:
