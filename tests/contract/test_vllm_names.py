@@ -37,7 +37,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
-from proofserve.engines.vllm import vetting
+from proofserve.engines.vllm import support
 
 
 def source(thing: object) -> str:
@@ -48,16 +48,16 @@ def parameters(function: object) -> list[str]:
     return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
 
 
-def test_the_installed_version_is_a_vetted_one() -> None:
-    assert vetting.require_vetted_version() == vllm.__version__
+def test_the_installed_version_is_a_tested_one() -> None:
+    assert support.require_tested_version() == vllm.__version__
 
 
-def test_another_version_is_refused_with_the_vetted_ones_named(
+def test_another_version_is_refused_with_the_tested_ones_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
-    with pytest.raises(vetting.UnsupportedEngine, match=r"0\.99\.0.*vetted: 0\.32\.x"):
-        vetting.require_vetted_version()
+    with pytest.raises(support.UnsupportedEngine, match=r"0\.99\.0.*tested: 0\.32\.x"):
+        support.require_tested_version()
 
 
 def config(data_parallel: int = 1, api_processes: int = 1) -> SimpleNamespace:
@@ -66,18 +66,18 @@ def config(data_parallel: int = 1, api_processes: int = 1) -> SimpleNamespace:
 
 
 def test_a_split_deployment_is_refused_with_the_way_out() -> None:
-    vetting.require_supported_options(config())
-    with pytest.raises(vetting.UnsupportedEngine, match=r"data parallel size 2.*group_id"):
-        vetting.require_supported_options(config(data_parallel=2))
-    with pytest.raises(vetting.UnsupportedEngine, match=r"3 API server.*--api-server-count 1"):
-        vetting.require_supported_options(config(api_processes=3))
+    support.require_supported_options(config())
+    with pytest.raises(support.UnsupportedEngine, match=r"data parallel size 2.*group_id"):
+        support.require_supported_options(config(data_parallel=2))
+    with pytest.raises(support.UnsupportedEngine, match=r"3 API server.*--api-server-count 1"):
+        support.require_supported_options(config(api_processes=3))
     fields = {field.name for field in dataclasses.fields(ParallelConfig)}
     assert {"data_parallel_size", "_api_process_count"} <= fields
 
 
 def test_the_second_model_runner_is_refused() -> None:
-    with pytest.raises(vetting.UnsupportedEngine, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        vetting.require_supported_options(SimpleNamespace(use_v2_model_runner=True))
+    with pytest.raises(support.UnsupportedEngine, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        support.require_supported_options(SimpleNamespace(use_v2_model_runner=True))
     assert "use_v2_model_runner" in dir(VllmConfig)
 
 

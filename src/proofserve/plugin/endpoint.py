@@ -14,7 +14,7 @@ from proofserve.api import measure_routes, routes
 from proofserve.api.errors import NotEnabled
 from proofserve.api.metrics import exposed
 from proofserve.api.node import Node
-from proofserve.engines.vllm import vetting
+from proofserve.engines.vllm import support
 from proofserve.plugin.logs import log_as
 from proofserve.rounds.ports import MeasurableEngine, ProofEngine
 from proofserve.rounds.records import EngineInfo
@@ -100,9 +100,9 @@ class ProofEndpoints:
 
     def _engine_of(self, engine_client: Any, args: Namespace) -> ProofEngine:
         """Raises UnsupportedEngine."""
-        version = vetting.require_vetted_version()
+        version = support.require_tested_version()
         config = engine_client.vllm_config
-        vetting.require_supported_options(config)
+        support.require_supported_options(config)
         # After the version check: in another version this import may fail without advice.
         from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
 

@@ -97,12 +97,12 @@ def _outbox(chosen: NodeSettings) -> str:
 
 def _version() -> str:
     try:
-        from proofserve.engines.vllm import vetting  # noqa: PLC0415 - imports vLLM
+        from proofserve.engines.vllm import support  # noqa: PLC0415 - imports vLLM
     except ImportError as error:
         raise ValueError(f"vLLM cannot be imported: {error}") from error
     try:
-        return f"version {vetting.require_vetted_version()} was vetted"
-    except vetting.UnsupportedEngine as error:
+        return f"version {support.require_tested_version()} was tested"
+    except support.UnsupportedEngine as error:
         raise ValueError(str(error)) from error
 
 

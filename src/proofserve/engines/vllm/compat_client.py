@@ -1,10 +1,10 @@
 """vLLM's private names at its engine's client, in the process that serves or embeds the engine.
 
 Only ``compat_client``, ``compat_core``, ``compat_worker`` and ``compat_server`` (named by the
-process that they run in) and ``vetting`` use private names of vLLM. Each function names what it
-relies on; ``tests/contract`` pins those names for the vetted versions, so
-that an upgrade fails in a test that says which caller breaks, not in a running node. vLLM's
-objects are ``Any`` on purpose: their annotations move with every release.
+process that they run in) and ``support`` use private names of vLLM. Each function names what it
+relies on. ``tests/contract`` pins those names for the tested versions, so that an upgrade fails
+in a test that says which caller breaks, not in a running node. vLLM's objects are ``Any`` on
+purpose: their annotations change with every release.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
 
 from proofserve.engines.vllm.core_messages import Forward
-from proofserve.engines.vllm.vetting import UnsupportedEngine
+from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.engines.vllm.worker import prove
 
 

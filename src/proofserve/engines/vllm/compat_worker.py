@@ -9,7 +9,7 @@ from vllm.forward_context import set_forward_context
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from proofserve.engines.vllm.vetting import UnsupportedEngine
+from proofserve.engines.vllm.support import UnsupportedEngine
 
 # Where models keep their decoder layers; the first three as in protocol A.3.
 LAYER_PLACES = (

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp
 
-from proofserve.engines.vllm import vetting
+from proofserve.engines.vllm import support
 
 
 @asynccontextmanager
@@ -22,12 +22,12 @@ async def vllm_app(model: str, options: Sequence[str]) -> AsyncIterator[ASGIApp]
     process, which imports the main module again: guard its code by ``__name__ == "__main__"``.
 
     Raises:
-        UnsupportedEngine: this vLLM version was not vetted, or proofs cannot run on it.
+        UnsupportedEngine: this vLLM version was not tested, or proofs cannot run on it.
         SystemExit: vLLM's command line does not know an option; its usage is on stderr.
         RuntimeError: the engine core did not start; vLLM has logged the reason.
         Exception: vLLM's own errors about a model or options that it refuses.
     """
-    vetting.require_vetted_version()
+    support.require_tested_version()
     # After the version check: in another version this import may fail without advice.
     from proofserve.engines.vllm import compat_server  # noqa: PLC0415
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from proofserve.engines.vllm import compat_client, vetting
+from proofserve.engines.vllm import compat_client, support
 from proofserve.engines.vllm.client import PROVE, RELEASE, call_for, read_reply
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 
@@ -18,8 +18,8 @@ class SyncProver:
     """
 
     def __init__(self, llm_engine: Any) -> None:
-        vetting.require_vetted_version()
-        vetting.require_supported_options(llm_engine.vllm_config)
+        support.require_tested_version()
+        support.require_supported_options(llm_engine.vllm_config)
         self._engine = llm_engine
 
     def prove(self, work: Workload, nonces: Sequence[int]) -> ProofBatch | Deferred:

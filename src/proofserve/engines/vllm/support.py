@@ -4,22 +4,22 @@ from typing import Any
 
 import vllm
 
-VETTED = ((0, 32),)
+TESTED = ((0, 32),)
 
 
 class UnsupportedEngine(RuntimeError):
     """Proofs cannot run on this vLLM or with its options. The text says what to change."""
 
 
-def require_vetted_version() -> str:
-    """Return vLLM's version. Raises UnsupportedEngine for one whose internals were not vetted."""
+def require_tested_version() -> str:
+    """Return vLLM's version. Raises UnsupportedEngine for one that was not tested."""
     version = str(vllm.__version__)
     major_minor = tuple(int(part) for part in version.split(".")[:2])
-    if major_minor not in VETTED:
-        vetted = ", ".join(".".join(map(str, pair)) + ".x" for pair in VETTED)
+    if major_minor not in TESTED:
+        tested = ", ".join(".".join(map(str, pair)) + ".x" for pair in TESTED)
         raise UnsupportedEngine(
-            f"vLLM {version} was not vetted with this release of proofserve (vetted: {vetted}). "
-            "Install a vetted version, or start without --enable-poc."
+            f"vLLM {version} was not tested with this release of proofserve (tested: {tested}). "
+            "Install a tested version, or start without --enable-poc."
         )
     return version
 
@@ -33,7 +33,7 @@ def require_supported_options(vllm_config: Any) -> None:
     """
     if vllm_config.use_v2_model_runner:
         raise UnsupportedEngine(
-            "vLLM's second model runner was not vetted. Set VLLM_USE_V2_MODEL_RUNNER=0 "
+            "vLLM's second model runner was not tested. Set VLLM_USE_V2_MODEL_RUNNER=0 "
             "(proofserve serve does)."
         )
     parallel = vllm_config.parallel_config
