@@ -2,7 +2,7 @@
 
     python3 scripts/setup.py [FOLDER]      FOLDER is the environment, .venv unless given
 
-uv installs from the same indexes as pip, several times faster. Where uv cannot be had, or fails,
+uv installs from the same indexes as pip, several times faster. Where no index has uv, or uv fails,
 pip installs. Details go to FOLDER/setup.log. This file needs nothing but Python itself.
 """
 

@@ -96,9 +96,9 @@ def wait_until_it_relays(port: int, service: Service) -> None:
     )
 
 
-def _parsed(line: str, complaint: str) -> Outcome:
+def _parsed(line: str, reason: str) -> Outcome:
     try:
         outcome: Outcome = json.loads(line)
     except ValueError:
-        raise Unusable(f"the load generator gave no result: {complaint.strip()}") from None
+        raise Unusable(f"the load generator gave no result: {reason.strip()}") from None
     return outcome

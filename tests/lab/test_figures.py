@@ -53,9 +53,9 @@ def test_a_quantile_of_nothing_is_nothing() -> None:
 def test_an_even_drift_of_the_machine_cancels() -> None:
     # The machine loses a tenth of its speed at every window; the round keeps nine tenths.
     speeds = [100.0, 90.0, 80.0, 70.0, 60.0]
-    yardstick = speeds[::2]
+    reference = speeds[::2]
     values = [0.9 * speed for speed in speeds[1::2]]
-    assert ratios_to_neighbours(values, yardstick) == pytest.approx([0.9] * len(values))
+    assert ratios_to_neighbours(values, reference) == pytest.approx([0.9] * len(values))
 
 
 def test_a_single_bad_window_does_not_decide() -> None:
@@ -63,6 +63,6 @@ def test_a_single_bad_window_does_not_decide() -> None:
     assert median(ratios) == pytest.approx(0.99)
 
 
-def test_a_missing_yardstick_is_an_error() -> None:
+def test_a_missing_reference_is_an_error() -> None:
     with pytest.raises(ValueError, match="shorter"):
         ratios_to_neighbours([1.0, 1.0], [1.0, 1.0])

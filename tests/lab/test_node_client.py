@@ -96,7 +96,7 @@ def test_a_verdict_comes_back_whole() -> None:
     assert (verdict.n_total, verdict.n_mismatch, verdict.p_value) == (4, 4, 0.0)
 
 
-def test_the_yardstick_is_asked_for_the_same_work() -> None:
+def test_the_bare_speed_is_asked_for_the_same_work() -> None:
     with stub_node() as (stub, url), NodeClient(url) as node:
         speed = node.measure(WORK, 7)
     assert (speed.nonces_per_second, speed.sequences) == (1000.0, 8)
@@ -106,7 +106,7 @@ def test_the_yardstick_is_asked_for_the_same_work() -> None:
     assert "seq_len" not in order
 
 
-def test_the_yardstick_of_distances_is_asked_for_by_their_length() -> None:
+def test_the_bare_speed_of_distances_is_asked_for_by_their_length() -> None:
     with stub_node() as (stub, url), NodeClient(url) as node:
         node.measure(DistanceWork("stub", seq_len=64), 7)
     (order,) = stub.measured

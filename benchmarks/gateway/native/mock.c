@@ -242,7 +242,7 @@ static bool flush_output(struct mock *mock, struct connection *connection) {
     ssize_t sent = send(connection->fd, output->data, output->size, MSG_NOSIGNAL);
     if (sent < 0) return errno == EAGAIN;
     buffer_drop(output, (size_t)sent);
-    /* A stream that stopped because its reader was slow goes on. */
+    /* Continue a stream that stopped because its reader was slow. */
     if (!output->size && connection->chunks_left && !connection->queued) enqueue(mock, connection);
     return !is_over(connection);
 }

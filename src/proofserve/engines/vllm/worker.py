@@ -15,7 +15,7 @@ from proofserve.protocol.schemes import from_wire
 
 
 def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
-    """Run ``forward`` on this rank; the rank that speaks for the output returns the values.
+    """Run ``forward`` on this rank; one rank returns the values, the others return None.
 
     The reply lists the nonces whose row was not finite; their rows are left out.
     """

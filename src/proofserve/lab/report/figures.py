@@ -51,10 +51,10 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def ratios_to_neighbours(values: Sequence[float], yardstick: Sequence[float]) -> list[float]:
-    """Each value over the mean of the yardsticks that were measured before and after it.
+def ratios_to_neighbours(values: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Each value over the mean of the references that were measured before and after it.
 
-    Measured in turns (y v y v ... y), so that a machine that slows down evenly changes no ratio.
+    Measured in turns (r v r v ... r), so that a machine that slows down evenly changes no ratio.
     """
-    pairs = zip(values, itertools.pairwise(yardstick), strict=True)
+    pairs = zip(values, itertools.pairwise(reference), strict=True)
     return [value / ((before + after) / 2) for value, (before, after) in pairs]
