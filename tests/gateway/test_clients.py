@@ -10,12 +10,9 @@ from proofserve.gateway.failures import Failure
 from proofserve.gateway.limits.clients import NOTHING, Charge, Client, Clients
 from proofserve.gateway.limits.request_body import USUAL_ANSWER, RequestFields
 from proofserve.gateway.records import ClientSpec
+from proofserve.web.bearer import key_of
 
 SHORT = RequestFields(max_tokens=10)
-
-
-def bearing(*values: bytes) -> list[tuple[bytes, bytes]]:
-    return [(b"authorization", value) for value in values]
 
 
 def client(
@@ -31,7 +28,7 @@ def client(
         requests_per_minute=requests,
         tokens_per_minute=tokens,
     )
-    found = Clients([spec], clock or Clock()).find(bearing(b"Bearer key"))
+    found = Clients([spec], clock or Clock()).find(b"key")
     assert found is not None
     return found
 
@@ -52,8 +49,8 @@ def refused(who: Client, order: RequestFields = SHORT, size: int = 90) -> Failur
 
 def test_without_keys_every_request_is_one_clients_without_limits() -> None:
     clients = Clients([])
-    anonymous = clients.find([])
-    assert anonymous is clients.find(bearing(b"Bearer whatever"))
+    anonymous = clients.find(b"")
+    assert anonymous is clients.find(key_of(b"Bearer whatever"))
     assert anonymous is not None
     assert clients.open
     assert [let_in(anonymous) for _ in range(1000)] == [NOTHING] * 1000
@@ -63,11 +60,11 @@ def test_without_keys_every_request_is_one_clients_without_limits() -> None:
 
 def test_each_key_finds_its_holder_and_no_other_key_does() -> None:
     clients = Clients([ClientSpec(name="a", key="one"), ClientSpec(name="b", key="schlüssel")])
-    found = [clients.find(bearing(key.encode())) for key in ("Bearer one", "Bearer schlüssel")]
+    found = [clients.find(key_of(key.encode())) for key in ("Bearer one", "Bearer schlüssel")]
     assert [each.name for each in found if each] == ["a", "b"]
     assert clients.all() == found
     for wrong in (b"", b"one", b"Bearer", b"Bearer two", b"Basic one", b"Bearer onetwo"):
-        assert clients.find(bearing(wrong)) is None
+        assert clients.find(key_of(wrong)) is None
     assert not clients.open
 
 

@@ -1,6 +1,7 @@
 """The relay: every byte of an answer, the right headers, in order and within the limits."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 
@@ -22,6 +23,7 @@ from gateway.scripted import (
 )
 from gateway.serving import CHAT, KINDS_OF_LOOP, Server, once, order, plan_for, post, serving, wire
 from proofserve.gateway.records import ClientSpec
+from proofserve.gateway.relay.exchange import Exchange
 
 pytestmark = pytest.mark.anyio
 
@@ -181,6 +183,20 @@ async def test_the_backend_gets_the_request_with_its_headers_and_body(
         ("x-request-id", "mine-1"),
     ]
     assert got.header("x-request-id") == "mine-1"
+
+
+async def test_an_ended_request_is_freed_without_the_garbage_collector(
+    pair: tuple[Backend, Server],
+) -> None:
+    _, server = pair
+    gc.collect()
+    gc.disable()
+    try:
+        for stream in (False, True):
+            await once(server.port, post(order(stream=stream)))
+        await until(lambda: not [each for each in gc.get_objects() if isinstance(each, Exchange)])
+    finally:
+        gc.enable()
 
 
 async def test_every_request_has_its_own_id(pair: tuple[Backend, Server]) -> None:

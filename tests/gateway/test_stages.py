@@ -189,7 +189,9 @@ class Walk(RuleBasedStateMachine):
     def arrive(self, key: bytes, held: bool) -> None:
         client = Client()
         headers = [(b"authorization", b"Bearer " + key)]
-        exchange = Exchange(self.gateway, cast("Any", client), TARGET, headers, keep_alive=True)
+        exchange = Exchange(
+            self.gateway, cast("Any", client), TARGET, headers, dict(headers), keep_alive=True
+        )
         if held:
             exchange.hold()
         self.exchanges.append((exchange, client))
@@ -298,7 +300,7 @@ class Walk(RuleBasedStateMachine):
     def no_deadline_is_far_away(self) -> None:
         for exchange, _ in self.exchanges:
             if exchange._stage not in {PIPELINED, ENDED}:
-                assert exchange._deadline <= self.clock.now + TIMEOUTS.total
+                assert exchange.deadline(self.clock.now) <= self.clock.now + TIMEOUTS.total
 
     def teardown(self) -> None:
         """Let every deadline pass, and assert that nothing is held."""

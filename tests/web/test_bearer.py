@@ -2,12 +2,13 @@
 
 import pytest
 
-from proofserve.web.bearer import bearer_key, digest
+from proofserve.web.bearer import bearer_key, digest, key_of
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER", b"bEARER"])
 def test_the_scheme_is_matched_without_regard_to_case(scheme: bytes) -> None:
     assert bearer_key([(b"authorization", scheme + b" key")]) == b"key"
+    assert key_of(scheme + b" key") == b"key"
 
 
 @pytest.mark.parametrize(

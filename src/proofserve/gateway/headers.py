@@ -1,7 +1,7 @@
 """Heads of requests and answers as they are relayed, without what belongs to one connection."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 # Headers of one hop (RFC 9110, section 7.6.1), and those that are rewritten here.
 HOP_BY_HOP = frozenset(
@@ -12,6 +12,8 @@ _ONE_HOP = re.compile(rb"\r\n(?:connection|keep-alive|x-request-id):[^\r\n]*", r
 _CORS = re.compile(rb"\r\n(?:access-control-[a-z-]+|vary):[^\r\n]*", re.IGNORECASE)
 
 Header = tuple[bytes, bytes]
+# By name in lower case.
+Values = Mapping[bytes, bytes]
 
 
 def request_head(

@@ -5,16 +5,21 @@ from collections.abc import Iterable
 
 
 def bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The key in a request's Authorization header (RFC 6750), in the bytes that the client sent.
+    """The key in a request's Authorization header, in the bytes that the client sent.
 
-    The scheme is matched without regard to case (RFC 9110). Empty, which is the key of no client,
-    if the request has no bearer key or several Authorization headers. Names are in lower case.
+    Empty, which is the key of no client, if the request has no bearer key or several Authorization
+    headers. Names are in lower case.
     """
     found = [value for name, value in headers if name == b"authorization"]
-    if len(found) != 1:
-        return b""
-    scheme, _, key = found[0].partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else b""
+    return key_of(found[0]) if len(found) == 1 else b""
+
+
+def key_of(authorization: bytes) -> bytes:
+    """The key in the value of an Authorization header (RFC 6750); empty if it has none.
+
+    The scheme is matched without regard to case (RFC 9110).
+    """
+    return authorization[7:].strip() if authorization[:7].lower() == b"bearer " else b""
 
 
 def digest(key: bytes) -> bytes:

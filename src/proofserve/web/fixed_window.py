@@ -20,14 +20,20 @@ class FixedWindow:
 
     def take(self, amount: int = 1) -> bool:
         now = self._clock()
-        used = 0 if now >= self.end else self._used
-        if used + amount > self.limit:
+        if now >= self.end:
+            if amount > self.limit:
+                return False
+            self._begin(now)
+        elif self._used + amount > self.limit:
             return False
-        self._use(amount, now)
+        self._used += amount
         return True
 
     def charge(self, amount: int) -> None:
-        self._use(amount, self._clock())
+        now = self._clock()
+        if now >= self.end:
+            self._begin(now)
+        self._used += amount
 
     def give_back(self, amount: int, end: float) -> None:
         """Return what was taken in the window that ends at ``end`` and was not used."""
@@ -38,8 +44,6 @@ class FixedWindow:
     def seconds_left(self) -> float:
         return max(0.0, self.end - self._clock())
 
-    def _use(self, amount: int, now: float) -> None:
-        if now >= self.end:
-            self.end = now + SECONDS
-            self._used = 0
-        self._used += amount
+    def _begin(self, now: float) -> None:
+        self.end = now + SECONDS
+        self._used = 0

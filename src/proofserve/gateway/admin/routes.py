@@ -25,6 +25,7 @@ from proofserve.gateway.backends.fleet import Backend
 from proofserve.gateway.failures import NOT_IMPLEMENTED, UNAUTHORIZED, Failure, RefusedByGateway
 from proofserve.gateway.records import GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
+from proofserve.web.bearer import bearer_key
 
 
 class BackendName(BaseModel, extra="forbid", strict=True):
@@ -75,7 +76,7 @@ def ready(gateway: Shared) -> JSONResponse:
 @openai.get("/models", **answering(Models, 401))
 def models(gateway: Shared, request: Request) -> JSONResponse:
     """The models of all backends that are up, each once."""
-    if gateway.clients.find(request.scope["headers"]) is None:
+    if gateway.clients.find(bearer_key(request.scope["headers"])) is None:
         raise RefusedByGateway(UNAUTHORIZED)
     merged: dict[str, Any] = {}
     for backend in gateway.fleet.backends:

@@ -100,9 +100,10 @@ class BatchedTransport(asyncio.Transport):
 
     def writelines(self, list_of_data: Iterable[Data]) -> None:
         """Write all of it as soon as the batch allows, without a copy."""
-        waits = bool(self._parts) or self._batch.put_off(self, self._queue)
-        self._parts += list_of_data
-        if not waits or (self._parts and len(self._parts[-1]) > LARGE):
+        parts = self._parts
+        waits = parts or self._batch.put_off(self, self._queue)
+        parts += list_of_data
+        if not waits or (parts and len(parts[-1]) > LARGE):
             self.flush()
 
     def flush(self) -> None:
@@ -117,8 +118,8 @@ class BatchedTransport(asyncio.Transport):
             except OSError:
                 # The socket is full, or broken: the transport notices that by itself.
                 written = 0
-        if rest := _after(written, parts):
-            self._transport.writelines(rest)
+        if written < sum(map(len, parts)):
+            self._transport.writelines(_after(written, parts))
 
     def write_eof(self) -> None:
         self.flush()

@@ -90,7 +90,7 @@ class Upstream(asyncio.Protocol):
     def release(self) -> None:
         """The exchange has ended: keep the connection if the answer is complete, else drop it."""
         self._reader = None
-        if self._keep_alive and self._complete and not self._transport.is_closing():
+        if self._keep_alive and self._complete and not self.closing():
             self.used = True
             if self._paused:
                 # The client had not read the last bytes of the answer yet.
@@ -108,14 +108,11 @@ class Upstream(asyncio.Protocol):
         self._reader = None
         self._transport.abort()
 
-    @property
-    def closing(self) -> bool:
-        return self._transport.is_closing()
-
     # -- asyncio's side ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._pool.writes.to_backend(cast("asyncio.Transport", transport))
+        self.closing = self._transport.is_closing
         self._pool.opened += 1
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -221,7 +218,7 @@ class Pool:
         """Give ``waiting`` a connection, at once if one is idle and it need not be ``fresh``."""
         while self._idle and not fresh:
             upstream = self._idle.pop()
-            if not upstream.closing:
+            if not upstream.closing():
                 waiting.connected(upstream)
                 return
         task = self._loop.create_task(self._connect(waiting))

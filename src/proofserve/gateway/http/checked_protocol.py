@@ -21,7 +21,7 @@ from proofserve.gateway.failures import (
     Failure,
     RefusedByGateway,
 )
-from proofserve.gateway.headers import Header
+from proofserve.gateway.headers import Header, Values
 from proofserve.gateway.http.close_delimited import CloseDelimited
 from proofserve.gateway.http.request_head import (
     MAX_HEAD_BYTES,
@@ -63,7 +63,8 @@ class CheckedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
         self._arrived = self._arrived + len(data) if self._in_head else len(data)
         try:
             try:
@@ -110,14 +111,14 @@ class CheckedProtocol(HttpToolsProtocol):
         """
         self._in_head = False
         parser = self.parser
-        method = parser.get_method()
-        if method == b"CONNECT":
-            raise RefusedByGateway(NOT_IMPLEMENTED)
         if self._arrived > MAX_HEAD_BYTES:
             check_size(self.url, self.headers)
         version = parser.get_http_version()
-        headers = checked_headers(version, self.headers)
+        headers, values = checked_headers(version, self.headers)
+        method = parser.get_method()
         if parser.should_upgrade():
+            if method == b"CONNECT":
+                raise RefusedByGateway(NOT_IMPLEMENTED)
             # Its head comes again, without Upgrade.
             return
         if b"%" in self.url or not self.url.startswith(b"/"):
@@ -125,10 +126,12 @@ class CheckedProtocol(HttpToolsProtocol):
             if host is not None:
                 headers = [(b"host", host), *(each for each in headers if each[0] != b"host")]
         self.headers = TRAILERS
-        self.head_received(method, version, headers)
+        self.head_received(method, version, headers, values)
         self.incoming = self.cycle
 
-    def head_received(self, method: bytes, version: str, headers: Sequence[Header]) -> None:
+    def head_received(
+        self, method: bytes, version: str, headers: Sequence[Header], values: Values
+    ) -> None:
         """Begin a request whose target is ``self.url``; its cycle becomes ``self.cycle``."""
         raise NotImplementedError
 

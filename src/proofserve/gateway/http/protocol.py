@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.headers import Header
+from proofserve.gateway.headers import Header, Values
 from proofserve.gateway.http.checked_protocol import CheckedProtocol
 from proofserve.gateway.http.close_delimited import CloseDelimited
 from proofserve.gateway.relay.exchange import Exchange
@@ -41,23 +41,18 @@ class GatewayProtocol(CheckedProtocol):
 
     # -- requests ------------------------------------------------------------------------------
 
-    def head_received(self, method: bytes, version: str, headers: Sequence[Header]) -> None:
-        if method == b"POST" and self.url.partition(b"?")[0] in RELAYED:
-            self._relay(version, headers)
+    def head_received(
+        self, method: bytes, version: str, headers: Sequence[Header], values: Values
+    ) -> None:
+        if method != b"POST" or self.url.partition(b"?")[0] not in RELAYED:
+            self._serve_here(version, headers)
             return
-        self.leave_to_uvicorn(version, headers)
-        raw_path = self.scope["raw_path"] or b""
-        if self.scope["path"].encode() in RELAYED and raw_path not in RELAYED:
-            # With an encoded slash it is another path, which nothing answers.
-            self.scope["path"] = raw_path.decode()
-
-    def _relay(self, version: str, headers: Sequence[Header]) -> None:
         before = self.cycle
         keep_alive = version == "1.1" and self.parser.should_keep_alive()
         client: Connection = self
         if version != "1.1":
             client = cast("Connection", CloseDelimited(self))
-        exchange = Exchange(self._gateway, client, self.url, headers, keep_alive)
+        exchange = Exchange(self._gateway, client, self.url, headers, values, keep_alive)
         self.cycle = exchange  # type: ignore[assignment] # it has what uvicorn reads of a cycle
         if before is None or before.response_complete:
             self._active = exchange
@@ -67,6 +62,13 @@ class GatewayProtocol(CheckedProtocol):
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
             if len(self.pipeline) >= AHEAD:
                 self.flow.pause_reading()
+
+    def _serve_here(self, version: str, headers: Sequence[Header]) -> None:
+        self.leave_to_uvicorn(version, headers)
+        raw_path = self.scope["raw_path"] or b""
+        if self.scope["path"].encode() in RELAYED and raw_path not in RELAYED:
+            # With an encoded slash it is another path, which nothing answers.
+            self.scope["path"] = raw_path.decode()
 
     def _invite(self, exchange: Exchange) -> None:
         if not exchange.expects_continue:
@@ -131,6 +133,8 @@ class GatewayProtocol(CheckedProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override] # as uvicorn
         super().connection_made(self._gateway.writes.to_client(transport))
+        # Bound once: a method that passes each part of each answer on would cost a call.
+        self.write = self.transport.write
         self._gateway.connections.add(self)
 
     def pause_writing(self) -> None:
@@ -161,9 +165,6 @@ class GatewayProtocol(CheckedProtocol):
     def write_paused(self) -> bool:
         return self.flow.write_paused
 
-    def write(self, data: bytes) -> None:
-        self.transport.write(data)
-
     def answered(self, exchange: Ended) -> None:
         if exchange is not self._active:
             return
@@ -175,7 +176,8 @@ class GatewayProtocol(CheckedProtocol):
             return
         # The same without uvicorn's timer, which every answer sets and every request unsets.
         self.server_state.total_requests += 1
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         self._idle_since = self.loop.time()
         if self._idle_timer is None:
             self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)

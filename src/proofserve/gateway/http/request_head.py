@@ -4,48 +4,58 @@ import re
 from collections.abc import Sequence
 
 from proofserve.gateway.failures import HEADERS_TOO_LARGE, INVALID_HTTP, RefusedByGateway
-from proofserve.gateway.headers import Header
+from proofserve.gateway.headers import Header, Values
 
 # Documented in docs/gateway.md. Bytes count the target, the names and the values.
 MAX_HEADERS = 128
 MAX_HEAD_BYTES = 64 * 1024
 
-_CHECKED = frozenset({b"host", b"connection", b"transfer-encoding"})
-_USUAL_CONNECTION = frozenset({b"close", b"keep-alive"})
+_USUAL_CONNECTION = frozenset({None, b"close", b"keep-alive"})
+_NOT_ONE_HOST = INVALID_HTTP.saying("HTTP/1.1 needs exactly one Host header.")
 _OTHER_CODING = INVALID_HTTP.saying("The only Transfer-Encoding that is supported is chunked.")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)([^#]*)", re.IGNORECASE)
 # An unreserved character (RFC 3986, section 2.3) that need not be encoded: both mean the same.
 _NEEDLESS_ESCAPE = re.compile(rb"%(2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])", re.I)
 
 
-def checked_headers(version: str, headers: Sequence[Header]) -> Sequence[Header]:
-    """``headers`` without those that ``Connection`` names: they are for the gateway only.
+def checked_headers(version: str, headers: Sequence[Header]) -> tuple[Sequence[Header], Values]:
+    """``headers`` without those that ``Connection`` names (they are for the gateway only).
 
-    Raises RefusedByGateway if a rule of HTTP is broken: the body's length cannot be trusted.
+    With them the values of all by name. Raises RefusedByGateway if a rule of HTTP is broken: the
+    body's length cannot be trusted.
     """
     if len(headers) > MAX_HEADERS:
         raise RefusedByGateway(HEADERS_TOO_LARGE)
-    hosts = codings = 0
-    named: set[bytes] = set()
+    values = dict(headers)
+    if len(values) < len(headers):
+        values = _joined(headers)
+    if b"transfer-encoding" in values:
+        _check_coding(version, values[b"transfer-encoding"])
+    if b"host" not in values and version == "1.1":
+        raise RefusedByGateway(_NOT_ONE_HOST)
+    if values.get(b"connection") not in _USUAL_CONNECTION:
+        named = {token.strip() for token in values[b"connection"].lower().split(b",")}
+        headers = [header for header in headers if header[0] not in named]
+    return headers, values
+
+
+def _joined(headers: Sequence[Header]) -> dict[bytes, bytes]:
+    """Values of one name become one, separated by commas (RFC 9110, section 5.3)."""
+    values: dict[bytes, bytes] = {}
     for name, value in headers:
-        if name not in _CHECKED:
-            continue
-        if name == b"host":
-            hosts += 1
-        elif name != b"connection":
-            codings += 1
-            if codings > 1 or value.lower() != b"chunked":
-                raise RefusedByGateway(_OTHER_CODING)
-        elif value.lower() not in _USUAL_CONNECTION:
-            named.update(token.strip().lower() for token in value.split(b","))
-    _check_counts(version, hosts, codings)
-    return [header for header in headers if header[0] not in named] if named else headers
+        if name not in values:
+            values[name] = value
+        elif name == b"host":
+            raise RefusedByGateway(_NOT_ONE_HOST)
+        else:
+            values[name] += b", " + value
+    return values
 
 
-def _check_counts(version: str, hosts: int, codings: int) -> None:
-    if hosts > 1 or (hosts == 0 and version == "1.1"):
-        raise RefusedByGateway(INVALID_HTTP.saying("HTTP/1.1 needs exactly one Host header."))
-    if codings and version != "1.1":
+def _check_coding(version: str, coding: bytes) -> None:
+    if coding.lower() != b"chunked":
+        raise RefusedByGateway(_OTHER_CODING)
+    if version != "1.1":
         # RFC 9112, section 6.1: the framing of such a request is faulty.
         raise RefusedByGateway(INVALID_HTTP.saying("HTTP/1.0 has no Transfer-Encoding."))
 

@@ -1,16 +1,15 @@
 """The clients of the gateway by their keys, and what each may use."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.headers import Header
 from proofserve.gateway.limits.request_body import RequestFields
 from proofserve.gateway.records import ClientSpec
-from proofserve.web.bearer import bearer_key, digest
+from proofserve.web.bearer import digest
 from proofserve.web.fixed_window import FixedWindow
 
 # No request is matched with this key.
@@ -55,7 +54,8 @@ class Client:
                 return failures.TOKEN_RATE.after(self._tokens.seconds_left)
             charge = Charge(tokens, self._tokens.end)
         if self._requests is not None and not self._requests.take():
-            self._return(charge, 0)
+            if self._tokens is not None:
+                self._tokens.give_back(charge.tokens, charge.window_end)
             return failures.REQUEST_RATE.after(self._requests.seconds_left)
         self.in_flight += 1
         return charge
@@ -63,11 +63,7 @@ class Client:
     def settle(self, charge: Charge, used: int | None) -> None:
         """A request has ended. ``used`` is in tokens; None if unknown: then the charge stands."""
         self.in_flight -= 1
-        if used is not None:
-            self._return(charge, used)
-
-    def _return(self, charge: Charge, used: int) -> None:
-        if self._tokens is None:
+        if used is None or self._tokens is None:
             return
         if used <= charge.tokens:
             self._tokens.give_back(charge.tokens - used, charge.window_end)
@@ -84,10 +80,10 @@ class Clients:
         # By digest: the time of a look-up tells nothing about a key, and no key lies in memory.
         self._by_digest = {digest(s.key.encode()): Client(s, clock) for s in specs}
 
-    def find(self, headers: Iterable[Header]) -> Client | None:
+    def find(self, key: bytes) -> Client | None:
         if self.open:
             return self._anonymous
-        return self._by_digest.get(digest(bearer_key(headers)))
+        return self._by_digest.get(digest(key))
 
     def all(self) -> list[Client]:
         return list(self._by_digest.values()) or [self._anonymous]

@@ -38,8 +38,14 @@ class RequestFields(msgspec.Struct, gc=False):
         No token is shorter than a byte. Endpoints differ in the name of the limit and ignore the
         others' names, so the largest counts. A negative limit, which a backend refuses, counts 0.
         """
-        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
-        longest = USUAL_ANSWER if limits == UNLIMITED else max((0, *filter(None, limits)))
+        limits = first, second, third = (
+            self.max_completion_tokens,
+            self.max_tokens,
+            self.max_output_tokens,
+        )
+        longest = USUAL_ANSWER
+        if limits != UNLIMITED:
+            longest = max(0, first or 0, second or 0, third or 0)
         return size + longest * max(1, self.n or 1) * (self._prompts() if self.prompt else 1)
 
     def _prompts(self) -> int:

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from proofserve.gateway.backends.fleet import Backend, Fleet
-from proofserve.gateway.backends.upstream import Reader, Upstream
+from proofserve.gateway.backends.upstream import Upstream
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.metrics import GatewayTotals, Series
 
@@ -14,7 +14,7 @@ MOST_BACKENDS = 3
 class Sender(Protocol):
     """Has a request to send: is told that the backend ``host`` is connected, or why it is not."""
 
-    def connected(self, host: bytes) -> None: ...
+    def connected(self, upstream: Upstream, host: bytes) -> None: ...
     def retry_or_fail(self, failure: Failure) -> None: ...
 
 
@@ -26,9 +26,11 @@ class Attempts:
 
     __slots__ = ("_fleet", "_sender", "_tried", "backend", "model", "prefix", "upstream")
 
-    def __init__(self, fleet: Fleet, sender: Sender) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._sender = sender
+        # Only while it waits for a connection. A lasting reference would be a circle, which only
+        # the garbage collector frees.
+        self._sender: Sender | None = None
         self._tried: tuple[Backend, ...] = ()
         self.model: str | None = None
         self.prefix = b""
@@ -40,37 +42,40 @@ class Attempts:
 
         Returns False, and changes nothing, if no other backend may be tried.
         """
-        tried = self._tried
-        if self.backend is not None:
-            tried = (*tried, self.backend)
+        before, tried = self.backend, self._tried
+        if before is not None:
+            tried = (*tried, before)
             if len(tried) >= MOST_BACKENDS:
                 return False
         backend = self._fleet.choose(self.model, self.prefix, tried)
         if backend is None:
             return False
-        self.release()
-        self._tried = tried
+        if before is not None:
+            self.release()
+            self._tried = tried
         self.backend = backend
         backend.chosen()
         return True
 
-    def connect(self, fresh: bool = False) -> None:
+    def connect(self, sender: Sender, fresh: bool = False) -> None:
         """Get a connection to the chosen backend; a new one if it must be ``fresh``."""
         if self.backend is not None:
+            self._sender = sender
             self.backend.pool.acquire(self, fresh)
 
     def connected(self, upstream: Upstream) -> None:
         """The pool has a connection: use it if the request has not ended meanwhile."""
-        backend = self.backend
-        if backend is None:
+        backend, sender, self._sender = self.backend, self._sender, None
+        if backend is None or sender is None:
             upstream.return_unused()
             return
         self.upstream = upstream
-        self._sender.connected(backend.pool.host)
+        sender.connected(upstream, backend.pool.host)
 
     def connect_failed(self, failure: Failure) -> None:
-        if self.backend is not None:
-            self._sender.retry_or_fail(failure)
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.retry_or_fail(failure)
 
     def answered(self, status: int, totals: GatewayTotals) -> Series:
         """An answer has begun and goes to the client; returns where it is counted."""
@@ -98,10 +103,6 @@ class Attempts:
         upstream, self.upstream = self.upstream, None
         return upstream is not None and upstream.used and upstream.silent
 
-    def send(self, reader: Reader, head: bytes, body: bytes | bytearray) -> None:
-        if self.upstream is not None:
-            self.upstream.send(reader, head, body)
-
     def pause(self) -> None:
         if self.upstream is not None:
             self.upstream.pause()
@@ -112,7 +113,7 @@ class Attempts:
 
     def release(self) -> None:
         backend, upstream = self.backend, self.upstream
-        self.backend = self.upstream = None
+        self.backend = self.upstream = self._sender = None
         if upstream is not None:
             upstream.release()
         if backend is not None:

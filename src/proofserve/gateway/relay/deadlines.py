@@ -17,19 +17,17 @@ def deadline_of(stage: Stage, began: float, since: float, timeouts: Timeouts) ->
     """When an exchange has been in ``stage`` for too long, in seconds of the loop's clock.
 
     ``began`` is when its request, its wait for a permit or its time with the permit began, in that
-    order; ``since`` is when the stage began, or when the latest byte of the answer came.
+    order; ``since`` is when the request left for the backend or the latest byte of the answer came.
     """
     if stage is QUEUED:
         return began + timeouts.queue
     if stage is PIPELINED:
         return math.inf
     most = began + timeouts.total
+    if stage is WAITING:
+        return min(since + timeouts.first_byte, most)
     # The pool limits the time to connect.
-    if stage is not WAITING and stage is not RELAYING:
-        return most
-    sooner = since + (timeouts.first_byte if stage is WAITING else timeouts.stall)
-    # A call of min() would cost more than all the rest.
-    return sooner if sooner < most else most
+    return min(since + timeouts.stall, most) if stage is RELAYING else most
 
 
 def failure_of(stage: Stage, began: float, now: float, timeouts: Timeouts) -> Failure:

@@ -7,8 +7,9 @@ All its methods are callbacks of one event loop; none of them waits.
 from collections.abc import Sequence
 
 from proofserve.gateway import failures
+from proofserve.gateway.backends.upstream import Upstream
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.headers import Header, request_head
+from proofserve.gateway.headers import Header, Values, request_head
 from proofserve.gateway.limits.admission import Entry
 from proofserve.gateway.limits.clients import NOTHING, Client
 from proofserve.gateway.relay import stages
@@ -16,7 +17,8 @@ from proofserve.gateway.relay.attempts import Attempts
 from proofserve.gateway.relay.backend_response import BackendResponse
 from proofserve.gateway.relay.deadlines import deadline_of, failure_of
 from proofserve.gateway.relay.gateway import Connection, Gateway
-from proofserve.gateway.relay.stages import StageMove, step
+from proofserve.gateway.relay.stages import step
+from proofserve.web.bearer import key_of
 
 
 class Exchange:
@@ -26,6 +28,7 @@ class Exchange:
         connection: Connection,
         target: bytes,
         headers: Sequence[Header],
+        values: Values,
         keep_alive: bool,
     ) -> None:
         self.keep_alive = keep_alive and not gateway.draining
@@ -37,15 +40,16 @@ class Exchange:
         self._connection = connection
         self._target = target
         self._headers = headers
-        self._value_of = value_of = dict(headers).get
+        self._value_of = value_of = values.get
         self._body: bytes | bytearray = b""
         self._stage = stages.RECEIVING
         # Of the request, then of its wait for a permit, then of its time with the permit.
         self._began = gateway.loop.time()
-        self._deadline = self._began + gateway.timeouts.total
+        # When the request left for the backend.
+        self._sent = 0.0
         self._client: Client | None = None
         self._charge = NOTHING
-        self._attempts = Attempts(gateway.fleet, self)
+        self._attempts = Attempts(gateway.fleet)
         self._answer: BackendResponse | None = None
         self._paused = False
         self._request_id = gateway.ids.of(value_of(b"x-request-id"))
@@ -57,10 +61,6 @@ class Exchange:
     @property
     def expects_continue(self) -> bool:
         return self._value_of(b"expect", b"").lower() == b"100-continue"
-
-    def _move(self, move: StageMove, now: float) -> None:
-        self._stage = stage = step(self._stage, move)
-        self._deadline = deadline_of(stage, self._began, now, self._gateway.timeouts)
 
     # -- the client's side -------------------------------------------------------------------
 
@@ -84,11 +84,11 @@ class Exchange:
 
     def hold(self) -> None:
         """An earlier request of the connection is not answered yet: no deadline runs."""
-        self._move(stages.HOLD, self._began)
+        self._stage = step(self._stage, stages.HOLD)
 
     def resume_receiving(self) -> None:
-        self._began = now = self._gateway.loop.time()
-        self._move(stages.RESUME, now)
+        self._began = self._gateway.loop.time()
+        self._stage = step(self._stage, stages.RESUME)
 
     def start(self) -> None:
         """The body is complete, and all earlier requests of the connection are answered."""
@@ -116,19 +116,19 @@ class Exchange:
         if gateway.draining:
             self.keep_alive = False
             return failures.SHUTTING_DOWN
-        found = gateway.admit(self._headers, self._body)
+        found = gateway.admit(key_of(self._value_of(b"authorization", b"")), self._body)
         if isinstance(found, Failure):
             return found
         self._client, self._charge, fields = found
         self._attempts.model = fields.model
         if gateway.plan.affinity:
             self._attempts.prefix = fields.beginning()
-        self._began = now = gateway.loop.time()
+        self._began = gateway.loop.time()
         entry = gateway.admission.enter(self)
         if entry is Entry.GRANTED:
             self.permit_granted()
         elif entry is Entry.QUEUED:
-            self._move(stages.QUEUE, now)
+            self._stage = step(self._stage, stages.QUEUE)
         else:
             return gateway.queue_full()
         return None
@@ -138,28 +138,29 @@ class Exchange:
         now = gateway.loop.time()
         gateway.totals.wait.observe(now - self._began)
         self._began = now
-        self._move(stages.GRANT, now)
+        self._stage = step(self._stage, stages.GRANT)
         if attempts.choose():
-            attempts.connect()
+            attempts.connect(self)
         else:
             self._fail(failures.NO_BACKEND)
 
     # -- the backend's side ------------------------------------------------------------------
 
-    def connected(self, host: bytes) -> None:
+    def connected(self, upstream: Upstream, host: bytes) -> None:
         gateway, body = self._gateway, self._body
-        self._move(stages.SEND, gateway.loop.time())
+        self._stage = step(self._stage, stages.SEND)
+        self._sent = gateway.loop.time()
         own = self._id_line + gateway.backend_lines
         head = request_head(self._target, host, self._headers, gateway.held_back, len(body), own)
-        self._attempts.send(self, head, body)
+        upstream.send(self, head, body)
 
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None:
         """Pass the head on, unless another backend may do better."""
         gateway, attempts = self._gateway, self._attempts
         if status >= 500 and self._retry("backend_error"):
             return
+        self._stage = step(self._stage, stages.RELAY)
         now = gateway.loop.time()
-        self._move(stages.RELAY, now)
         series = attempts.answered(status, gateway.totals)
         series.first.observe(now - self._began)
         self._answer = answer = BackendResponse(status, head, data, series, now)
@@ -194,17 +195,19 @@ class Exchange:
 
     # -- faults and the end ------------------------------------------------------------------
 
-    def check(self, now: float) -> None:
-        if now < self._deadline:
-            return
-        gateway, stage, timeouts = self._gateway, self._stage, self._gateway.timeouts
+    def deadline(self, now: float) -> float:
+        """When this request has taken too long, as of ``now``: seconds of the loop's clock."""
+        since = self._sent
         if self._answer is not None:
             # Silence counts from the latest byte, and not while the client holds the backend back.
-            silent_since = now if self._paused else self._answer.last
-            self._deadline = deadline_of(stage, self._began, silent_since, timeouts)
-            if now < self._deadline:
-                return
-        failure = failure_of(stage, self._began, now, timeouts)
+            since = now if self._paused else self._answer.last
+        return deadline_of(self._stage, self._began, since, self._gateway.timeouts)
+
+    def check(self, now: float) -> None:
+        if now < self.deadline(now):
+            return
+        gateway, stage = self._gateway, self._stage
+        failure = failure_of(stage, self._began, now, gateway.timeouts)
         if stage is stages.RECEIVING:
             self.keep_alive = False
             self._fail(self.refusal or failure)
@@ -230,10 +233,9 @@ class Exchange:
         return chosen
 
     def _connect_again(self, reason: str, fresh: bool = False) -> None:
-        gateway = self._gateway
-        gateway.totals.retries[reason] += 1
-        self._move(stages.RETRY, gateway.loop.time())
-        self._attempts.connect(fresh)
+        self._gateway.totals.retries[reason] += 1
+        self._stage = step(self._stage, stages.RETRY)
+        self._attempts.connect(self, fresh)
 
     def retry_or_fail(self, failure: Failure) -> None:
         """No answer has begun: try another backend, or tell the client."""

@@ -1,7 +1,7 @@
 """Everything that the requests of one process share."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -11,7 +11,7 @@ from proofserve.gateway.backends.batching import WriteBatch
 from proofserve.gateway.backends.fleet import Backend, Fleet
 from proofserve.gateway.backends.upstream import Pool
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.headers import HOP_BY_HOP, CrossOrigin, Header, response_head
+from proofserve.gateway.headers import HOP_BY_HOP, CrossOrigin, response_head
 from proofserve.gateway.limits.admission import PermitQueue
 from proofserve.gateway.limits.clients import Charge, Client, Clients
 from proofserve.gateway.limits.request_body import RequestBodyReader, RequestFields
@@ -73,13 +73,13 @@ class Gateway:
         return min(self.admission.expected_wait, self.timeouts.queue)
 
     def admit(
-        self, headers: Sequence[Header], body: bytes | bytearray
+        self, key: bytes, body: bytes | bytearray
     ) -> tuple[Client, Charge, RequestFields] | Failure:
         """Whether a request may wait for a permit: its key, body and model, its key's limits.
 
         Returns its client, what is set aside of the client's budget, and what the body asks for.
         """
-        client = self.clients.find(headers)
+        client = self.clients.find(key)
         if client is None:
             return failures.UNAUTHORIZED
         try:

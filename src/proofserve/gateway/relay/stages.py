@@ -50,7 +50,7 @@ TABLE: Mapping[StageMove, Mapping[Stage, Stage]] = {
 
 def step(stage: Stage, move: StageMove) -> Stage:
     """The stage after ``move``. Raises IllegalMove."""
-    target = TABLE[move].get(stage)
-    if target is None:
-        raise IllegalMove(f"{move.name} in stage {stage.name}")
-    return target
+    try:
+        return TABLE[move][stage]
+    except KeyError:
+        raise IllegalMove(f"{move.name} in stage {stage.name}") from None
