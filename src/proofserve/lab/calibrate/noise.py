@@ -95,7 +95,7 @@ def require_enough(count: int, rate: float) -> None:
     needed = distances_needed(rate)
     if count < needed:
         raise LabError(
-            f"{count} nonces are too few for a rate of {rate:g}. It takes {needed} nonces, or"
+            f"{count} nonces are too few for a rate of {rate:g}. It takes {needed}, or"
             f" --rate {_least_rate(count)}"
         )
 
