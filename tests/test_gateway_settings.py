@@ -136,7 +136,7 @@ def test_clients_and_their_limits_come_from_a_file(tmp_path: Path) -> None:
         ((KEYS, "client = []"), r"client: "),
         ((KEYS, ""), r"client: Field required"),
         (("[[client]]", "[[clients]]"), r"client: Field required"),
-        (('name = "anna"', "name = anna"), r"is no TOML: .*line 3"),
+        (('name = "anna"', "name = anna"), r"is not TOML: .*line 3"),
     ],
 )
 def test_a_file_that_cannot_be_meant_says_where(
@@ -158,5 +158,5 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
             client_keys(file)
         assert str(file) in str(caught.value)
     (tmp_path / "latin").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="is no TOML"):
+    with pytest.raises(ValueError, match="is not TOML"):
         client_keys(tmp_path / "latin")

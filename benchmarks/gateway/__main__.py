@@ -20,20 +20,25 @@ from proofserve.cli.session import ProgressLine
 CACHE = Path(__file__).parents[2] / ".cache" / "gateway-bench"
 LOG_WIDTH = 130
 EPILOGUE = """\
-examples:
-  python -m benchmarks.gateway --rounds 1 --seconds 2 --only plain --contestants proofserve,nginx
-  python -m benchmarks.gateway --rounds 3 --long --json figures.json     everything
+Each contestant relays requests from a load generator to a mock backend, which answers at once. So
+the figures are the cost of the gateway: requests per second, latency, CPU time, delay of stream
+events, memory. Compare the ratios to other contestants; absolute figures depend on the machine.
 
-contestants:
+examples:
+  a quick comparison with nginx, within a minute:
+    python -m benchmarks.gateway --rounds 1 --seconds 2 --only plain --contestants proofserve,nginx
+  the whole comparison, more than an hour, with figures for programs:
+    python -m benchmarks.gateway --rounds 3 --long --json figures.json
+
+contestants ("direct" has no gateway, "naive" is a simple one of FastAPI and httpx):
   {contestants}
 
 scenarios:
   {scenarios}
 
-The mock backend and the load generator run on one core, the gateway alone on another, so do not
-use the machine during a run. A gateway that cannot be installed or started is left out, and the
-report says why.
-The exit code is 1 when a limit of the acceptance is broken, 2 when nothing could be measured.
+The mock backend and the load generator run on one core, the gateway on another: do not use the
+machine during a run. Contestants that cannot be installed or started are skipped, with the reason.
+The exit code is 1 if a limit of the acceptance is broken, 2 if nothing could be measured.
 """
 
 
@@ -45,23 +50,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gateway",
-        description="Measure proofserve's gateway beside nginx, the Rust routers and others.",
+        description="Compare the speed of this gateway with nginx, the Rust routers and others.",
         epilog=EPILOGUE.format(contestants=names, scenarios=loads),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--rounds", type=int, default=3, help="how often each contestant runs (default 3)")
     add("--seconds", type=float, default=8.0, help="length of one measurement (default 8)")
-    add("--only", type=_words, default=(), help="scenarios whose names begin with these words")
+    add("--only", type=_words, default=(), help="only scenarios whose names begin with these words")
     add("--contestants", type=_words, default=(), help="the contestants to run (default: all)")
-    add("--long", action="store_true", help="add the five minutes of streaming")
-    add("--json", type=Path, metavar="FILE", help="also write every figure to FILE")
-    add("--cores", type=_words, default=(), help="two cores: one for the load, one for the gateway")
+    add("--long", action="store_true", help="also run five minutes of streaming")
+    add("--json", type=Path, metavar="FILE", help="also write all figures to this file")
+    add(
+        "--cores",
+        type=_words,
+        default=(),
+        help="two numbers: core of the load, core of the gateway",
+    )
     add(
         "--cache",
         type=Path,
         default=CACHE,
-        help="folder of compiled programs and other gateways (default %(default)s)",
+        help="folder for programs and contestants (default %(default)s)",
     )
     return parser
 

@@ -53,7 +53,7 @@ def test_a_batch_too_large_for_the_memory_is_skipped(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("gpt5",), "'gpt5' is no folder"),
+        (("gpt5",), "'gpt5' is not a folder"),
         (("qwen", "--size", "huge"), "unknown size 'huge'"),
         (("qwen", "--batch", "0"), "--batch"),
     ],

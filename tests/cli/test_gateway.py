@@ -139,7 +139,7 @@ def test_invalid_backends_are_refused_with_a_message(seen: list[GatewaySettings]
         (None, "cannot read"),
         ("[[client]]\nname = 'anna'\nkey = 'k'\nspeed = 1\n", "client.0.speed: Extra inputs"),
         ("[[client]]\nname = 'anna'\nkey = 'k'\n" * 2, "two clients share a name"),
-        ("anna", "is no TOML"),
+        ("anna", "is not TOML"),
     ],
 )
 def test_an_invalid_file_of_keys_is_refused_with_a_message(

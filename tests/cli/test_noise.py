@@ -101,7 +101,7 @@ def test_a_calibration_is_a_file_that_is_read_strictly(tiny: Path, tmp_path: Pat
     files = ("--one", there, "--other", there, "--rate", "0.08", "--out", tmp_path / "none.json")
     unnamed = run(*files)
     assert unnamed.exit_code == 2
-    assert "the files do not say of which model they are" in unnamed.output
+    assert "a file does not name its model" in unnamed.output
     with stub_node() as (_, url), stub_node() as (_, other):
         same = run("--one", url, "--other", other, *FEW, "--out", tmp_path / "none.json")
     assert same.exit_code == 2
@@ -125,16 +125,19 @@ def test_the_command_starts_the_named_servers(
     ("args", "message"),
     [
         (("--nonces", "100"), "It takes 368, or --rate 0.037"),
-        (("--one", "reference:int3"), "'reference:int3' is no engine and no file"),
+        (("--one", "reference:int3"), "'reference:int3' is not an engine and not a file"),
         (("--other", "vllm:tp0"), "0 ranks are outside 1..64"),
-        (("gpt5",), "'gpt5' is no folder, and none of qwen"),
+        (("gpt5",), "'gpt5' is not a folder, and not one of qwen"),
         (("--size", "huge", "qwen"), "unknown size 'huge'"),
-        (("--other", "http://127.0.0.1:9"), "name the one model"),
-        (("qwen", "llama", "--save", "a.json"), "name the one model"),
-        (("qwen", "--save", "a.json", "--json", "b.json"), "name the --other"),
-        (("qwen", "--save", "a.json", "--out", "b.json"), "name the --other"),
-        (("--out", "calibration.json"), "--out is about one model; name it"),
-        (("qwen", "--one", "http://x", "--other", "http://y"), "neither engine computes from qwen"),
+        (("--other", "http://127.0.0.1:9"), "give the one model"),
+        (("qwen", "llama", "--save", "a.json"), "give the one model"),
+        (("qwen", "--save", "a.json", "--json", "b.json"), "give --other"),
+        (("qwen", "--save", "a.json", "--out", "b.json"), "give --other"),
+        (("--out", "calibration.json"), "--out needs exactly one model: name it"),
+        (
+            ("qwen", "--one", "http://x", "--other", "http://y"),
+            "no engine needs a model here: leave out qwen",
+        ),
         (("--scheme", "distance-v1"), "distance-v1 has no such option"),
         (("--rate", "0.5"), "--rate"),
     ],

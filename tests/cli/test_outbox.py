@@ -214,7 +214,7 @@ def test_a_command_reports_a_damaged_file_and_does_not_change_it(
     assert result.exit_code == 2
     assert result.stdout == ""
     assert f"the outbox {path} is damaged" in result.stderr
-    assert "was left as it is" in result.stderr
+    assert "was not changed" in result.stderr
     assert files_of(path) == before
 
 
@@ -239,9 +239,9 @@ def _recipes(path: Path) -> None:
     [
         (Path.unlink, "there is no outbox"),
         (lambda path: path.write_bytes(b""), "is empty: no server has used it yet"),
-        (lambda path: _version(path, 5), "has version 5, this proofserve knows up to 4"),
+        (lambda path: _version(path, 5), "has version 5, this proofserve reads up to 4"),
         (lambda path: _version(path, 2), "has version 2, this command reads 4"),
-        (_recipes, "is a database of something else"),
+        (_recipes, "is a database of another program"),
         (_letter, "file is not a database"),
     ],
     ids=["missing", "empty", "newer", "older", "of something else", "no database"],
@@ -267,7 +267,7 @@ def test_a_file_that_is_not_an_outbox_is_refused_and_not_changed(
         (("export", "--round", "r9"), "no round 'r9' in the outbox"),
         (("export", "--round", "r9", "--for-verify"), "no round 'r9' in the outbox"),
         (("export", "--round", "d1", "--for-verify"), "'d1' is of the distance protocol"),
-        (("export", "--for-verify"), "needs the --round"),
+        (("export", "--for-verify"), "needs --round"),
         (("export", "--after", "-1"), "--after"),
         (("export", "--output", "{outbox}"), "File exists"),
         (("export", "--round", "r9", "--output", "{outbox}.new"), "no round 'r9'"),

@@ -33,7 +33,7 @@ def test_export_writes_every_result_with_the_field_names_of_the_api(
     assert everything[8] == failed
     part = run("export", "--outbox", path, "--after", "8", "--round", "d1")
     assert lines(part) == [failed]
-    assert part.stderr == "1 results; go on later with --after 9\n"
+    assert part.stderr == "1 results; continue later with --after 9\n"
     assert [row["seq"] for row in lines(run("export", "--outbox", path, "--round", "second"))] == [
         *range(10, 14)
     ]

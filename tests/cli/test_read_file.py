@@ -49,5 +49,5 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         read_file(tmp_path / "nothing", ANY)
     with closing(sqlite3.connect(tmp_path / "other.sqlite")) as database:
         database.execute("CREATE TABLE songs (title TEXT)")
-    with pytest.raises(LabError, match="no file of `proofserve receive`"):
+    with pytest.raises(LabError, match="not a file of `proofserve receive`"):
         read_file(tmp_path / "other.sqlite", ANY)

@@ -90,9 +90,9 @@ def test_every_setting_is_checked_before_vllm_starts(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ((), "the model comes first"),
-        (("--host", "0.0.0.0", "model"), "the model comes first"),  # noqa: S104
-        (("--enable-poc", "--port", "80", "model"), "the model comes first"),
+        ((), "the model must come first"),
+        (("--host", "0.0.0.0", "model"), "the model must come first"),  # noqa: S104
+        (("--enable-poc", "--port", "80", "model"), "the model must come first"),
         (("./nowhere", "--host", "127.0.0.1"), "the model folder ./nowhere does not exist"),
     ],
 )

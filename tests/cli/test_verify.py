@@ -217,7 +217,7 @@ def test_missing_artifacts_convict(
         ({}, ("--block-hash", "other"), "is about block lab-block, key lab-key"),
         ({}, ("--dtype", "int3"), "unknown dtype 'int3'"),
         ({}, ("--scheme", "distance-v1"), "distance-v1 has no such option"),
-        ({}, ("--recompute-url", "http://x"), "--model CHECKPOINT or --recompute-url NODE"),
+        ({}, ("--recompute-url", "http://x"), "--model CHECKPOINT and --recompute-url NODE"),
         ({}, ("--dist-threshold", "nan"), "dist_threshold: nan is not a finite number"),
         ({"scheme": "artifact-v1-layers"}, ("--scheme", "artifact-v1"), "contradicts the source"),
         ({}, ("--json", "/nowhere/outcome.json"), "No such file or directory: '/nowhere"),

@@ -1,4 +1,4 @@
-"""Limits that hold while everybody comes at once; the backends count."""
+"""Limits that hold while many clients send requests at once; the backends count the requests."""
 
 import asyncio
 import time

@@ -130,7 +130,7 @@ async def test_invalid_models_change_nothing_and_are_logged_once(
         await prober.ask()
     assert backend.healthy
     assert list(backend.models or {}) == ["tiny"]
-    assert [f"{stub.url} does not name its models" in text for text in caplog.messages] == [True]
+    assert [f"{stub.url} does not list its models" in text for text in caplog.messages] == [True]
     stub.models = listing("large")
     await prober.ask()
     assert list(backend.models or {}) == ["large"]

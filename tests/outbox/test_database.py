@@ -28,7 +28,7 @@ async def test_a_new_file_has_the_required_safety_settings(path: Path) -> None:
 async def test_a_newer_database_is_refused_and_not_changed(path: Path) -> None:
     with closing(sqlite3.connect(path)) as newer:
         newer.execute("PRAGMA user_version = 5")
-    with pytest.raises(NotAnOutbox, match="has version 5, this proofserve knows up to 4"):
+    with pytest.raises(NotAnOutbox, match="has version 5, this proofserve reads up to 4"):
         await Database.open(path)
     with closing(sqlite3.connect(path)) as newer:
         assert newer.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -38,7 +38,7 @@ async def test_a_newer_database_is_refused_and_not_changed(path: Path) -> None:
 async def test_a_database_of_something_else_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE recipes (name)")
-    with pytest.raises(NotAnOutbox, match="something else"):
+    with pytest.raises(NotAnOutbox, match="another program"):
         await Database.open(path)
 
 

@@ -79,7 +79,7 @@ async def test_a_refused_order_leaves_the_open_round_open(store: SqliteOutbox) -
         replace(spec, target=Target(1.4, 0.5)),
         replace(spec, work=replace(spec.work, scheme=scheme("distance-v1", layer_hooks=True))),
     ):
-        with pytest.raises(ValueError, match="'d1' is known with another order"):
+        with pytest.raises(ValueError, match="'d1' exists with other parameters"):
             await store.open_round(changed)
     with pytest.raises(ValueError, match="'judge' has no nonces to generate"):
         await store.open_round(replace(spec, round_id="judge", lane=None))

@@ -77,7 +77,7 @@ async def test_a_round_is_reopened_only_as_the_same_order(store: SqliteOutbox) -
     await store.close_round("r1")
     assert await store.open_round(a_spec(url="http://a")) == RoundProgress(1, found=1)
     for other in (a_spec(url="http://b"), a_spec(url="http://a", k_dim=13)):
-        with pytest.raises(ValueError, match="another order"):
+        with pytest.raises(ValueError, match="other parameters"):
             await store.open_round(other)
     await store.open_round(replace(a_spec(url="http://b"), round_id="r2"))
 
@@ -94,7 +94,7 @@ async def test_an_unknown_round_is_a_value_error(store: SqliteOutbox) -> None:
 
 
 async def test_a_callback_that_no_receiver_would_accept_is_refused(store: SqliteOutbox) -> None:
-    with pytest.raises(ValueError, match="'finished' is none of generated, validated"):
+    with pytest.raises(ValueError, match="'finished' is not one of generated, validated"):
         await store.enqueue("finished", "http://a", {})
     with pytest.raises(ValueError, match="not JSON compliant"):
         await store.enqueue("validated", "http://a", {"p_value": float("nan")})

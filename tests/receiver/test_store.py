@@ -93,8 +93,8 @@ def test_files_that_are_not_a_book_are_refused(path: Path, tmp_path: Path) -> No
         ReceiverStore.open(Path(__file__))
     with closing(sqlite3.connect(path)) as file:
         file.execute("CREATE TABLE recipes (name)")
-        with pytest.raises(ReceiverFileError, match="something else"):
+        with pytest.raises(ReceiverFileError, match="another program"):
             ReceiverStore.open(path)
         file.execute("PRAGMA user_version = 3")
-    with pytest.raises(ReceiverFileError, match="has version 3, this proofserve knows up to 2"):
+    with pytest.raises(ReceiverFileError, match="has version 3, this proofserve reads up to 2"):
         ReceiverStore.open(path)

@@ -20,7 +20,7 @@ def test_an_empty_book_says_so() -> None:
 def test_the_table_shows_every_count() -> None:
     source = ClaimSource("k3y", "b10c", 12_345, 54_321, 6, 7, 8, 1e9)
     text = _text(Summary(9, 10, 1e9, (source,)), 100)
-    assert "9 callbacks, 10 sent again, last at 01:46:40 UTC" in text
+    assert "9 callbacks, 10 repeated, last at 01:46:40 UTC" in text
     row = next(line for line in text.splitlines() if "k3y" in line)
     assert [cell.strip() for cell in row.strip("│┃").split("│")] == [
         "k3y",

@@ -159,7 +159,7 @@ async def test_a_chunk_that_chat_holds_back_for_too_long_is_skipped() -> None:
     bench.engine.deferrals, bench.engine.deferral_s = 10**9, 0.1
     request_id = bench.queue.submit(job(1))
     assert await bench.ended(request_id) is JobState.FAILED
-    assert bench.error(request_id).startswith("skipped: chat held a chunk back for more than 0.3 s")
+    assert bench.error(request_id).startswith("skipped: chat delayed a chunk for more than 0.3 s")
     assert 3 <= len(bench.engine.calls) <= 4
     await bench.assert_idle()
 

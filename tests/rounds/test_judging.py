@@ -93,7 +93,7 @@ async def test_chat_may_hold_a_chunk_back_for_so_long() -> None:
     bench.engine.deferrals = 2
     await bench.judge(1, 2, 3)
     bench.engine.deferrals = 5
-    with pytest.raises(EngineFault, match="held a chunk back for more than 10 s"):
+    with pytest.raises(EngineFault, match="delayed a chunk for more than 10 s"):
         await bench.judge(1, 2, 3)
     bench.assert_idle()
 

@@ -55,7 +55,7 @@ def test_an_empty_variable_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[[key", "no TOML"),
+        ("[[key", "is not TOML"),
         ("", "key: Field required"),
         (FILE.replace("viewer", "vieewer"), r"key\.1\.role"),
         (FILE.replace("screen", "console", 1), "share a name"),

@@ -72,7 +72,7 @@ class Access:
     def _by_key(self, connection: HTTPConnection) -> Caller:
         given = digest(bearer_key(connection.scope["headers"]))
         found = None
-        # All keys are compared, each in the same time, so that the time tells nothing about a key.
+        # Every key is compared, in constant time, so that the response time reveals no key.
         for kept, caller in self._callers:
             if hmac.compare_digest(kept, given):
                 found = caller

@@ -21,7 +21,7 @@ def add_to(router: APIRouter) -> None:
 
 
 async def generate(request: Request, node: ServedNode, body: JobRequest) -> dict[str, Any]:
-    """Prove given nonces, or judge claims about them; after the round, while one runs."""
+    """Prove the given nonces, or judge claims about them. A running round ends first."""
     job = translate.job(body, node.deployment)
     warning = await translate.url_warning("url", job.url, node.deployment)
     more = {"warning": warning} if warning else {}
@@ -38,7 +38,7 @@ async def generate(request: Request, node: ServedNode, body: JobRequest) -> dict
 
 
 async def job_result(node: ServedNode, request_id: str) -> dict[str, Any]:
-    """What has become of a queued job. 404 once its result has expired."""
+    """The state of a queued job, and its result. 404 once the result has expired."""
     view = node.manager.result(request_id)
     body: dict[str, Any] = {"status": view.state.value, "request_id": view.request_id}
     if view.outcome is not None:
@@ -49,7 +49,7 @@ async def job_result(node: ServedNode, request_id: str) -> dict[str, Any]:
 
 
 async def _require_callback_room(node: Node, job: Job) -> None:
-    """Raises QueueFull. Nothing in the outbox is ever dropped to make room."""
+    """Raises QueueFull. The outbox never drops a callback to make room for another."""
     if job.url is None:
         return
     limit, waiting = node.deployment.max_callbacks, 0

@@ -25,12 +25,12 @@ def add_to(router: APIRouter) -> None:
 
 
 async def init(node: ServedNode, body: DistanceRoundRequest) -> dict[str, Any]:
-    """Configure a round and do nothing yet. 409 while a round generates."""
+    """Configure a round without starting it. 409 while a round generates."""
     return await _configure(node, body, node.manager.init)
 
 
 async def init_validate(node: ServedNode, body: DistanceRoundRequest) -> dict[str, Any]:
-    """Configure a round to judge claims by, and push verdicts to its callback_url.
+    """Configure the round by which claims are judged, and send verdicts to its callback_url.
 
     409 while a round generates.
     """
@@ -38,14 +38,14 @@ async def init_validate(node: ServedNode, body: DistanceRoundRequest) -> dict[st
 
 
 async def phase_generate(node: ServedNode) -> dict[str, Any]:
-    """Let the configured round generate, from where it stopped. 400 if there is none."""
+    """Start the configured round, or continue it where it stopped. 400 if there is no round."""
     await require_engine(node)
     await node.manager.generate()
     return await _ok(node)
 
 
 async def phase_validate(node: ServedNode) -> dict[str, Any]:
-    """Let the configured round judge; it stops generating. 400 if there is none."""
+    """Stop generating, and judge claims by the configured round. 400 if there is no round."""
     await require_engine(node)
     await node.manager.validate()
     return await _ok(node)
@@ -56,7 +56,7 @@ async def validate(
 ) -> dict[str, Any]:
     """Recompute a prover's winners and judge them by the configured round.
 
-    400 if there is no round, 409 if it is for another block. Chat goes first, as always.
+    400 if there is no round, 409 if the round is for another block. Chat goes first.
     """
     claims = translate.distance_claims(body, node.deployment)
     await require_engine(node)

@@ -1,4 +1,4 @@
-"""The errors of a request that this server refuses, one class for each reason."""
+"""Why this server refuses a request: one class for each reason."""
 
 import math
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class NotEnabled(ApiError):
 
 
 class DeploymentMismatch(ApiError):
-    """The request is for another deployment; the detail shows what is requested and deployed."""
+    """The request is for another deployment; the detail shows both."""
 
     status = 409
 

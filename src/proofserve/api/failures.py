@@ -1,7 +1,6 @@
-"""Which error answers with which status, and the route class that answers every failure itself.
+"""The status of each error, and a route class that turns every exception into a response.
 
-The router lives in vLLM's application, whose error handlers are not ours: no exception of our
-routes may reach them.
+Our routes belong to vLLM's application: no exception of theirs may reach vLLM's error handlers.
 """
 
 import logging
@@ -36,7 +35,7 @@ from proofserve.wire.protocols import problems
 
 _logger = logging.getLogger(__name__)
 
-# Of errors that are not the API's own; the first row whose class fits decides.
+# The status of errors from other packages; the first row with a class of the error decides.
 _STATUS = (
     ((LaneUnset, NotInitialised), 400),
     (UnknownJob, 404),
@@ -47,9 +46,9 @@ _STATUS = (
     (RoundsError, 503),
 )
 _KNOWN = (HTTPException, ApiError, RequestValidationError, ProtocolError, RoundsError)
-# A full queue has probably moved on by then. Seconds.
-_QUEUE_MOVES_S = "5"
-# A viewer's key permits these. Monitoring sends them often: only their refusals are logged.
+# Retry-After for a full queue: by then it probably has room. Seconds.
+_FULL_QUEUE_RETRY_S = "5"
+# A viewer's key permits these. Monitors send them often, so only refused ones are logged.
 _READING = {"GET", "HEAD"}
 _WORD_BORDER = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -70,7 +69,7 @@ class ClosingRoute(APIRoute):
 
 
 def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type[APIRoute]:
-    """A route class that admits permitted callers and answers every failure itself.
+    """A route class that admits permitted callers and turns every exception into a response.
 
     A viewer's key permits GET and HEAD; other calls need an operator's. Without ``needs_key``
     every client may call. 503 while proofs are not enabled.
@@ -92,14 +91,14 @@ def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type
                         await _with_body(node, caller, request, has_nonces)
                     )
                 except _KNOWN as error:
-                    response, reason = explained(error), reason_of(error)
+                    response, reason = error_response(error), reason_of(error)
                 except Exception:
                     _logger.exception("%s %s failed", request.method, request.url.path)
                     response = JSONResponse({"detail": "Internal server error"}, 500)
                     reason = "internal"
                 if has_upgraded_body(request):
                     response.headers["Connection"] = "close"
-                account(node, request, response, ids, reason)
+                count_and_log(node, request, response, ids, reason)
                 return response
 
             return answer
@@ -108,7 +107,7 @@ def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type
 
 
 async def _with_body(node: Node, caller: Caller, request: Request, has_nonces: bool) -> Request:
-    """Check whether an admitted caller may go on, and read the body of its request."""
+    """Count the request of an admitted caller, and read its body. Raises ApiError."""
     if not node.deployment.enabled:
         raise NotEnabled("PoC not enabled")
     node.rates.count(caller)
@@ -116,14 +115,14 @@ async def _with_body(node: Node, caller: Caller, request: Request, has_nonces: b
     return await read_body(request, limits.max_body_bytes, limits.max_nonces if has_nonces else 0)
 
 
-def explained(error: Exception) -> JSONResponse:
-    """The response for ``error``, whose class is in the table or has a status of its own."""
+def error_response(error: Exception) -> JSONResponse:
+    """The response for ``error``: its own status, or that of its class in the table."""
     if isinstance(error, HTTPException):
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     if isinstance(error, ApiError):
         return JSONResponse({"detail": error.detail}, error.status, error.headers)
     status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    headers = {"Retry-After": _QUEUE_MOVES_S} if isinstance(error, QueueFull) else None
+    headers = {"Retry-After": _FULL_QUEUE_RETRY_S} if isinstance(error, QueueFull) else None
     return JSONResponse({"detail": _detail(error)}, status, headers)
 
 
@@ -145,13 +144,13 @@ def reason_of(error: Exception) -> str:
     return _WORD_BORDER.sub("_", type(error).__name__).lower().removesuffix("_error")
 
 
-def account(
+def count_and_log(
     node: Node | None, request: Request, response: Response, ids: RequestIds, reason: str | None
 ) -> None:
     """Count and log ``response``, and give it the request's id.
 
     ``reason`` says why the request was refused; None if it was served.
-    Request bodies, headers and response bodies are not logged: they may hold keys.
+    Bodies and headers are not logged, because they may hold keys.
     """
     given = request.headers.get("x-request-id")
     request_id = ids.of(given.encode("latin-1") if given is not None else None).decode()

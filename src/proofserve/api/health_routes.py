@@ -1,7 +1,4 @@
-"""Whether this server lives, is ready for proofs, and can really compute one.
-
-vLLM's own ``/health`` is about chat.
-"""
+"""Health of the API process, of engine and outbox, and of proofs. vLLM's own is for chat."""
 
 import asyncio
 from typing import Any
@@ -21,7 +18,7 @@ OK = "ok"
 def add_to(router: APIRouter, without_key: APIRouter) -> None:
     """Add ``deep`` to ``router``, and ``live`` and ``ready`` to the router for every client."""
     router.get("/health/deep", **documented(DeepAnswer, 503), tags=["health"])(deep)
-    # Not guarded: a supervisor must see that the process lives, with or without proofs.
+    # Not guarded: a supervisor must see that the process is alive, with or without proofs.
     without_key.add_api_route(
         "/health/live",
         live,
@@ -33,7 +30,7 @@ def add_to(router: APIRouter, without_key: APIRouter) -> None:
 
 
 async def live() -> dict[str, Any]:
-    """The API process answers. Needs no key; works with proofs switched off, too."""
+    """The API process answers. Needs no key, and works while proofs are off."""
     return {"status": OK}
 
 
@@ -53,7 +50,7 @@ async def ready(request: Request, node: ServedNode) -> dict[str, Any]:
 
 
 async def deep(node: ServedNode) -> dict[str, Any]:
-    """One real forward, in its turn after chat. 503 if it failed, or chat left no time."""
+    """Run one real forward after chat. 503 if it fails or chat leaves no time."""
     return {"status": OK, "seconds": await node.manager.self_check()}
 
 

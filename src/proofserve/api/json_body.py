@@ -1,4 +1,4 @@
-"""Request bodies as JSON: bounded in bytes and in values, and read by the standard.
+"""Request bodies as JSON: bounded in bytes and in values, and parsed strictly.
 
 Python's own parser also accepts UTF-16, byte order marks and halves of surrogate pairs. Every
 parser holds the event loop for seconds while it makes millions of small objects, so the values of
@@ -18,11 +18,11 @@ from starlette.requests import ClientDisconnect
 from proofserve.api.errors import BodyLost, BodyTooLarge, ClientGone
 from proofserve.web.bounded_body import with_body
 
-# Values of one nonce in a body: itself, and a claim of two fields in braces.
+# JSON values for one nonce in a body: the nonce, and its claim, an object with two fields.
 _VALUES_PER_NONCE = 4
 # Values of the other fields, with room for unknown fields that the error names.
 _OTHER_VALUES = 1024
-# Bytes of a body without a list of nonces: several times its longest texts in any spelling.
+# Limit of a body without a list of nonces: several times its longest texts, even if escaped.
 _BYTES_WITHOUT_LIST = 256 * 1024
 # Every value but the first of its list or object has a comma before it.
 _COMMA, _LIST, _OBJECT, _QUOTE = b',[{"'
@@ -34,7 +34,7 @@ _HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 class StrictJsonRequest(Request):
     """A request whose body is JSON by the standard, in UTF-8.
 
-    NaN and the infinities pass, so that the field that holds one can be named.
+    NaN and the infinities pass, because the error for the field can then name the field.
     """
 
     async def json(self) -> Any:
@@ -44,14 +44,14 @@ class StrictJsonRequest(Request):
             return from_json(body)
         except ValueError as error:
             if _HALF_OF_A_PAIR.search(body):
-                # Python's parser accepts it, and then the model refuses the field that has it.
+                # Python's parser accepts it; then the model's error names the field.
                 with suppress(ValueError, RecursionError):
                     return json.loads(body.decode())
             raise json.JSONDecodeError(str(error), "", 0) from error
 
 
 async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJsonRequest:
-    """``request`` with its body read: at most ``max_bytes``, and values for ``nonces`` nonces.
+    """Read the body of ``request``: at most ``max_bytes``, and values for ``nonces`` nonces.
 
     Raises BodyTooLarge as soon as the body is known to be larger, BodyLost and ClientGone.
     """

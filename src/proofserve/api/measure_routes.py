@@ -17,7 +17,7 @@ from proofserve.rounds.records import Workload
 
 
 class MeasureRequest(Body):
-    """Bare forwards of one workload, back to back; chat waits until they are done."""
+    """Bare forwards of one workload without pauses; chat waits until they are done."""
 
     block_hash: Text
     public_key: Text

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a node. Nothing is counted here: a scrape reads the node."""
+"""The Prometheus metrics of a node. This module counts nothing: a scrape reads the node."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,7 +51,7 @@ class NodeCollector(Collector):
         self._loop = loop
 
     def describe(self) -> Iterable[Metric]:
-        """No names: registration must not start a reading."""
+        """Announce no names, because that would read the node at registration."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -73,7 +73,7 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 async def _families(node: Node) -> list[Metric]:
-    """Every series; reading takes as long as the slower of engine and outbox, 5 s at most."""
+    """All metrics. Takes as long as the slower of engine and outbox, at most 5 s."""
     of_outbox = answer_of_outbox(node.outbox.gauges())
     (engine, _), (outbox, _) = await asyncio.gather(read_engine(node), of_outbox)
     versions = node.deployment.engine_info.versions
@@ -81,11 +81,11 @@ async def _families(node: Node) -> list[Metric]:
     up = {("engine",): engine is not None, ("outbox",): outbox is not None}
     tasks = {(): len(asyncio.all_tasks())}
     return [
-        _gauge("info", "What runs here; always 1.", {here: 1}, _INFO_LABELS),
+        _gauge("info", "The node's scheme and versions; always 1.", {here: 1}, _INFO_LABELS),
         *_work(node),
         *_round(node.manager.status()),
         _gauge("up", "Whether a part of the node answered this scrape.", up, ["part"]),
-        _gauge("tasks", "Tasks of the event loop; at rest always the same.", tasks),
+        _gauge("tasks", "Tasks of the event loop; constant while idle.", tasks),
         *(_engine(engine) if engine is not None else ()),
         *(_outbox(outbox) if outbox is not None else ()),
     ]
@@ -93,24 +93,24 @@ async def _families(node: Node) -> list[Metric]:
 
 def _work(node: Node) -> Iterator[Metric]:
     totals = node.manager.totals
-    stored = "Nonces with an outcome; a round's count once they are stored."
+    stored = "Nonces by outcome; those of rounds count once they are stored."
     yield _counter("nonces", stored, totals.nonces, ["work", "outcome"])
     verdicts = {(verdict,): count for verdict, count in totals.validations.items()}
-    judged = "Validations by their verdict; error: none could be reached."
+    judged = "Validations by verdict; error: no verdict was possible."
     yield _counter("validations", judged, verdicts, ["outcome"])
     yield _counter("engine_faults", "Engine calls of rounds that failed.", {(): totals.faults})
     refusals = {(str(status), why): count for (status, why), count in node.refusals.items()}
-    yield _counter("refusals", "Requests not served, by why.", refusals, ["status", "reason"])
+    yield _counter("refusals", "Refused requests.", refusals, ["status", "reason"])
 
 
 def _round(status: Status) -> Iterator[Metric]:
     running = status.state is State.GENERATING
     rate = status.stats.recent_rate if running and status.stats is not None else 0.0
     states = {(state.value,): state is status.state for state in State}
-    yield _gauge("nonces_per_second", "Of the running round, over 30 s; 0 if none.", {(): rate})
+    yield _gauge("nonces_per_second", "Rate of the running round over 30 s, or 0.", {(): rate})
     yield _gauge("round_state", "1 for the state that the node is in.", states, ["state"])
     paused = {(): status.paused_reason is not None}
-    yield _gauge("round_paused", "1 while a fault of engine or outbox holds the round up.", paused)
+    yield _gauge("round_paused", "1 while a fault of engine or outbox stops the round.", paused)
     queued = {(): status.queue.queued_nonces}
     yield _gauge("queued_nonces", "Nonces of jobs and validations that wait or run.", queued)
 
@@ -119,14 +119,14 @@ def _engine(engine: EngineGauges) -> Iterator[Metric]:
     yield _counter("busy_seconds", "Engine time that proof forwards took.", {(): engine.busy_s})
     deferred = {(): engine.deferred_s}
     yield _counter("deferred_seconds", "Engine time of chat while proofs waited for it.", deferred)
-    forwards = HistogramMetricFamily(f"{PREFIX}_forward_seconds", "Proof forwards, one by one.")
+    forwards = HistogramMetricFamily(f"{PREFIX}_forward_seconds", "Duration of a proof forward.")
     if engine.forward_counts:
         bounds = [*map(str, FORWARD_BOUNDS_S), "+Inf"]
         counts = accumulate(engine.forward_counts)
         forwards.add_metric([], list(zip(bounds, counts, strict=True)), engine.busy_s)
     yield forwards
     longest = {(): engine.longest_chat_wait_s}
-    yield _gauge("longest_chat_wait_seconds", "Longest that proofs made a chat wait.", longest)
+    yield _gauge("longest_chat_wait_seconds", "Longest wait of chat for proofs.", longest)
     yield _gauge("leased_blocks", "KV blocks on lease to proofs.", {(): engine.leased_blocks})
     yield _gauge("free_blocks", "KV blocks that are free.", {(): engine.free_blocks})
 
@@ -135,7 +135,7 @@ def _outbox(outbox: OutboxGauges) -> Iterator[Metric]:
     # A counter never goes down: callbacks that were made due again had expired, too.
     expired = outbox.expired + outbox.revived
     ended = {("delivered",): outbox.delivered, ("expired",): expired}
-    yield _counter("callbacks", "Callbacks of the file by how they ended.", ended, ["outcome"])
+    yield _counter("callbacks", "Callbacks by outcome, of the whole file.", ended, ["outcome"])
     failed = {(): outbox.failed_attempts}
     yield _counter("callback_failures", "Attempts to deliver a callback that failed.", failed)
     yield _gauge("outbox_results", "Results kept in the file.", {(): outbox.results})

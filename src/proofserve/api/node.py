@@ -1,4 +1,4 @@
-"""What the routes are given: one deployed server, its objects, and the limits of its callers."""
+"""What the routes work with: one deployed server, its objects, and the limits of its callers."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from proofserve.web.fixed_window import FixedWindow
 
 T = TypeVar("T")
 
-# A waiting call hardly ends sooner; it may take longer. Seconds.
+# Retry-After when too many calls wait: few of them end sooner. Seconds.
 _WAIT_ENDS_S = 5.0
 
 
@@ -52,7 +52,7 @@ class Waits:
         if self._open >= self._limit:
             raise TooMany(
                 f"{self._open} calls wait for their answer, limit is {self._limit}"
-                " (POC_MAX_OPEN_WAITS); without wait a job needs no open connection",
+                " (POC_MAX_OPEN_WAITS); a job without wait needs no open connection",
                 _WAIT_ENDS_S,
             )
         self._open += 1
@@ -63,9 +63,9 @@ class Waits:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the client of ``request`` leaves.
+    """The result of ``work``, which is cancelled when the client disconnects.
 
-    The body of ``request`` must have been read. Raises ClientGone, and whatever ``work`` raises.
+    The body of ``request`` must have been read. Raises ClientGone, and the errors of ``work``.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_left(request))
@@ -91,7 +91,7 @@ async def _accept(_url: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What requests are checked against.
+    """The values with which requests are compared.
 
     ``enabled`` is false when the server was started without proofs. ``seq_len`` and ``k_dim`` are
     the only values that the server allows, None where it allows any that fit the model.
@@ -114,10 +114,10 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One server's deployment, its owners of rounds and results, who may call and how much.
+    """One server: its deployment, rounds and outbox, and which clients may call how often.
 
     ``refusals`` counts the requests that were not served, by status and reason. ``url_warnings``
-    has the warning about the newest round's callback URL, by round id, if there is one.
+    has the warning about the newest round's callback URL, if there is one, by round id.
     """
 
     deployment: Deployment
@@ -130,7 +130,7 @@ class Node:
     url_warnings: dict[str, str] = field(default_factory=dict)
 
     def warn(self, round_id: str, warning: str | None) -> dict[str, str]:
-        """Keep the warning about a new round for ``/status``; what it adds to the answer."""
+        """Keep the warning about a new round for ``/status``. Returns its field of the answer."""
         self.url_warnings.clear()
         if warning is None:
             return {}
@@ -151,6 +151,6 @@ ServedNode = Annotated[Node, Depends(_node_of)]
 
 
 async def require_engine(node: Node) -> None:
-    """Raise EngineGone. An engine that is only slow or reports a fault may still work."""
+    """Raise EngineGone for a dead engine. One that is slow or reports a fault may still work."""
     with contextlib.suppress(EngineFault):
         await node.manager.engine_gauges()

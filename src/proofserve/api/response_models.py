@@ -15,8 +15,8 @@ class ResponseModel(BaseModel, extra="forbid"):
 class PowStatus(ResponseModel):
     """A round in the form of the distance protocol.
 
-    The newest winners, oldest first; null while the outbox cannot be read. Seconds, and nonces
-    per second.
+    The lists hold the newest winners, oldest first, or null while the outbox cannot be read.
+    Rates in nonces per second.
     """
 
     state: State
@@ -42,7 +42,7 @@ class StoppedPowStatus(PowStatus):
 
 
 class PowAnswer(ResponseModel):
-    """A call of the distance protocol was carried out."""
+    """A call of the distance protocol succeeded."""
 
     status: Literal["OK"]
     pow_status: PowStatus
@@ -65,7 +65,7 @@ class StopAnswer(ResponseModel):
 
 
 class JudgeAnswer(ResponseModel):
-    """The verdict about claimed winners; distances in the order of the claims."""
+    """The verdict about claimed winners, with distances in the order of the claims."""
 
     status: Literal["OK"]
     fraud_detected: bool
@@ -92,7 +92,7 @@ class NodeStatusResponse(StoppedPowStatus):
 
 
 class ResultRow(ResponseModel):
-    """One nonce: its artifact, its distance if it won, or why it has neither."""
+    """One nonce: its artifact, its distance if it won, or its error."""
 
     seq: int
     round_id: str
@@ -159,7 +159,7 @@ class DeepAnswer(HealthAnswer):
 
 
 class Problem(ResponseModel):
-    """Why a call was refused; for 422 a list with the location of each wrong field."""
+    """Why a call was refused. With 422, a list with the location of each wrong field."""
 
     detail: Any
 
@@ -172,7 +172,7 @@ _REASONS = {
     409: "not in this state, or for another deployment or block",
     422: "a field is wrong; its name is in the detail",
     413: "the body is larger than this server reads",
-    429: "too much is queued, or too many requests came; Retry-After says when to try again",
+    429: "the queue is full, or a limit is reached; Retry-After says when to try again",
     503: "proofs are off, the engine or the outbox does not work, or the server is shutting down",
 }
 _ALWAYS = (413, 429)
@@ -185,7 +185,7 @@ def documented(
     """Arguments of a route that answers ``answer`` or one of ``refusals``.
 
     Every route may answer 413 and 429, and one that ``needs_key`` 401 and 403. Responses do not
-    pass through the models, because that would cost time and could change them.
+    pass through the models: that would cost time and could change them.
     """
     codes = (*(_WITH_KEY if needs_key else ()), *_ALWAYS, *refusals)
     problems = {code: {"model": Problem, "description": _REASONS[code]} for code in codes}

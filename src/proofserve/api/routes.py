@@ -36,7 +36,7 @@ _EXAMPLES = {
 
 
 def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRouter:
-    """All routes, for an application whose requests lead ``get_node`` to their node.
+    """All routes of an application; ``get_node`` finds the node of a request.
 
     The OpenAPI page declares authorization where the server ``has_keys``.
     """
@@ -55,7 +55,7 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
 
 
 def empty_router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRouter:
-    # For the OpenAPI page alone: the route class reads the key itself, before the body.
+    # For the OpenAPI page only: the route class itself checks the key, before the body.
     key = Security(HTTPBearer(auto_error=False, description="An operator's or a viewer's key."))
     return APIRouter(
         prefix=PROOFS,
@@ -97,12 +97,12 @@ async def start_round(
 
 
 async def status(node: ServedNode) -> dict[str, Any]:
-    """The round, its counters, and how queue, outbox and engine are."""
+    """The round, its counters, and the state of queue, outbox and engine."""
     return await status_body(node)
 
 
 async def stop(node: ServedNode) -> dict[str, Any]:
-    """Stop the round and cancel queued jobs; what was finished is stored first."""
+    """Store finished results, stop the round, and cancel queued jobs."""
     await node.manager.stop()
     return {"status": "OK", "pow_status": await stopped_body(node)}
 
@@ -112,7 +112,7 @@ async def results(
     after: Annotated[int, Query(ge=0, le=MAX_NONCE)] = 0,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> dict[str, Any]:
-    """Stored results with ``seq > after``; go on from ``next_after``.
+    """Stored results with ``seq > after``. The next page begins after ``next_after``.
 
     A row has ``vector_b64`` (artifact protocol), ``dist`` (a winner of the distance protocol)
     or ``error``.
@@ -125,7 +125,7 @@ async def results(
 
 
 async def versions(node: ServedNode) -> dict[str, Any]:
-    """The versions of what runs here."""
+    """The versions of vLLM, proofserve and what they use."""
     versions = dict(node.deployment.engine_info.versions)
     return {
         "vllm_version": versions.get("vllm"),

@@ -1,4 +1,4 @@
-"""The request bodies: every number with its type and range, no unknown keys.
+"""The request bodies. Every number has a type and a range; unknown keys are refused.
 
 Strict: a bool, a float or a string is not an integer here. What depends on the deployment (the
 model's context, the list limits) is checked in ``translate``.
@@ -53,12 +53,12 @@ DISTANCE_CLAIMS_EXAMPLE: dict[str, JsonValue] = {
     "dist": [1.401, 1.409],
 }
 
-# Limit of node and group numbers: with it the first nonces of a node stay in range.
+# Limit of node and group numbers, so that the first nonces of a node stay in range.
 _MAX_COUNT = 2**31 - 1
-# Stands for a node number or node count that is not given.
+# The value of a node number or node count that is not given.
 UNSET = -1
 _DEFAULT_TEST = StatTest()
-# More keys than any body has. Naming a million unknown keys would take seconds.
+# More keys than a valid body has. An error that names a million keys would take seconds.
 _TOO_MANY_KEYS = 256
 
 
@@ -99,7 +99,7 @@ class Body(BaseModel, extra="forbid", strict=True, frozen=True):
 
 
 class Params(Body):
-    """What must equal the deployment for numbers to be comparable."""
+    """Values that must equal those of the deployment, because results depend on them."""
 
     model: Text = Field(description="A name under which this server serves its model.")
     seq_len: Count = Field(description="Tokens per nonce.")
@@ -108,7 +108,7 @@ class Params(Body):
 
 class WorkFields(Body, WorkRecord):
     block_hash: Text = Field(description="Hash of the block that the work is for.")
-    block_height: Whole = Field(description="Its height; reported, not part of the numbers.")
+    block_height: Whole = Field(description="Its height; reported, without effect on results.")
     public_key: Text = Field(description="Key of the node that claims the work.")
     batch_size: BatchSize | None = Field(
         None, description="Nonces per engine call; the server has a default."
@@ -127,7 +127,7 @@ class CommonFields(WorkFields):
     node_count: Count = Field(description="How many nodes share the nonces.")
     params: Params
     url: Url | None = Field(None, description="Callbacks are POSTed below this address.")
-    scheme: Text | None = Field(None, description="Proof scheme, if it must be this one.")
+    scheme: Text | None = Field(None, description="The proof scheme that the node must have.")
     poc_stronger_rng: bool = Field(
         False, description="Draw inputs from 256-bit seeds; artifact-v1-layers only."
     )
@@ -177,12 +177,12 @@ class Thresholds(Body):
 
 
 class JobRequest(CommonFields, json_schema_extra={"examples": JOB_EXAMPLES}):
-    """Prove the given nonces, and judge the claims about them if there are any."""
+    """Prove the given nonces, or judge the claims about them."""
 
     @model_validator(mode="before")
     @classmethod
     def _not_of_distance(cls, body: Any) -> Any:
-        """The shape selects the protocol, so say that it is wrong before anything else."""
+        """Refuse a body of the distance protocol before its other errors are listed."""
         if isinstance(body, dict) and "r_target" in body:
             raise PydanticCustomError(
                 "protocol",
@@ -192,13 +192,13 @@ class JobRequest(CommonFields, json_schema_extra={"examples": JOB_EXAMPLES}):
         return body
 
     nonces: Nonces
-    wait: bool = Field(False, description="Answer when the job is done, instead of with its id.")
+    wait: bool = Field(False, description="Answer with the result instead of an id.")
     validation: Claims | None = None
     stat_test: Thresholds | None = None
 
 
 class DistanceRoundRequest(RoundFields, json_schema_extra={"examples": [DISTANCE_ROUND_EXAMPLE]}):
-    """A round: what is computed, which nonces are this node's, and when one wins."""
+    """A round: what is computed, the nonces of this node, and when a nonce wins."""
 
     # Points on a sphere of radius 1: no two are further apart than 2.
     r_target: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
@@ -230,7 +230,7 @@ class DistanceClaimsRequest(
     nonces: Nonces
     dist: Annotated[list[float], FailFast()] = Field(description="One distance for each nonce.")
     node_id: OptionalNumber = Field(
-        description="Number of the node that claims them; not part of the numbers."
+        description="Number of the node that claims them; without effect on results."
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a node tells about itself: round, queue, outbox and engine."""
+"""The body of ``GET /status``: round, queue, outbox and engine."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -35,7 +35,7 @@ async def stopped_body(node: Node) -> dict[str, Any]:
 
 
 async def status_body(node: Node) -> dict[str, Any]:
-    """The body of ``GET /status``; a part that cannot be read is null, and its error says why."""
+    """The body of ``GET /status``. A part that cannot be read is null; its error says why."""
     status = node.manager.status()
     outbox, outbox_error = await answer_of_outbox(node.outbox.gauges())
     engine, engine_error = await read_engine(node)

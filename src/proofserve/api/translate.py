@@ -1,7 +1,7 @@
 """From request bodies to the frozen records of ``rounds``, checked against the deployment.
 
-All raise DeploymentMismatch for a body that is for another deployment, and ProtocolError for a
-number out of the range that the deployment or the request itself sets.
+All functions raise DeploymentMismatch for a body that is for another deployment, and ProtocolError
+for a number that is too large or too small for the deployment or for the rest of the body.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,8 @@ def _lane(body: RoundRequest | DistanceRoundRequest, batch_size: int) -> NonceLa
         lane.batch(0, batch_size)
     except ProtocolError:
         raise ProtocolError(
-            "node_count", f"with {lane.n_groups} groups it leaves less than one batch of nonces"
+            "node_count",
+            f"with {lane.n_groups} groups this server has less than one batch of nonces",
         ) from None
     return lane
 

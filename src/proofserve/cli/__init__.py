@@ -1,1 +1,1 @@
-"""The command line. Each command is a file; words for people live here, not below."""
+"""The command line. Each command is a module; texts for users are here, not in lower packages."""

@@ -1,4 +1,4 @@
-"""``proofserve audit``: would validators notice a node that saves work?"""
+"""``proofserve audit``: whether validators would notice a node that saves work."""
 
 import time
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
 
 app = typer.Typer()
 
-# By attack.
+# Nonces per attack.
 NONCES, QUICK_NONCES = 96, 24
 
 
@@ -42,47 +42,46 @@ def command(
     calibration: Calibration = None,
     p_mismatch: PMismatch = None,
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
-    power: Annotated[float, typer.Option(help="Wanted chance to convict a cheat.")] = 0.999,
+    power: Annotated[float, typer.Option(help="Required chance to convict a cheat.")] = 0.999,
     max_nonces: Annotated[
-        int, typer.Option(help="The most that a validator recomputes of one node.", min=1)
+        int, typer.Option(help="Most nonces that a validator recomputes.", min=1)
     ] = 1000,
     nonces: Annotated[
         int | None,
-        typer.Option(help=f"To measure each attack by; {NONCES}, quick {QUICK_NONCES}.", min=1),
+        typer.Option(help=f"Nonces per attack; {NONCES}, or {QUICK_NONCES} with --quick.", min=1),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer nonces, so wider intervals.")
     ] = False,
     other: Annotated[
-        Path | None,
-        typer.Option(help="Another checkpoint of the same shape; one drawn at random if unset."),
+        Path | None, typer.Option(help="Another checkpoint of this shape; random weights if unset.")
     ] = None,
     seq_len: Annotated[int, typer.Option(help="Tokens per nonce.", min=2)] = 256,
     k_dim: Annotated[int, typer.Option(help="Values per vector.", min=1)] = 12,
     scheme: Annotated[str, typer.Option(help="artifact-v1 or artifact-v1-layers.")] = "artifact-v1",
     stronger_rng: StrongerRng = False,
     dtype: Annotated[
-        str | None, typer.Option(help="The prover's: bfloat16, ...; the checkpoint's if unset.")
+        str | None, typer.Option(help="Of the prover: bfloat16, ...; the checkpoint's if unset.")
     ] = None,
     validator_dtype: Annotated[
-        str, typer.Option(help="The validator's; another than the prover's shows rounding.")
+        str, typer.Option(help="Of the validator; a difference from --dtype shows rounding.")
     ] = "float32",
     device: Device = "cpu",
     forward_batch: ForwardBatch = 8,
     json: Json = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page to publish to this file.")
+        Path | None, typer.Option("--html", help="Write the report as a web page to this file.")
     ] = None,
 ) -> None:
-    """Attack a deployment in every known way, and say what its validators would catch.
+    """Try every known attack on a deployment, and say which its validators would notice.
 
-    Rounds weights, skips layers, cuts the context, swaps the checkpoint,
-    reuses and forges vectors, and is honest on most nonces only. Measures
-    how far each is from the recomputed vectors, and counts what it saves.
+    The attacks round weights, skip layers, cut the context, swap the
+    checkpoint, reuse and forge vectors, and cheat on a part of the nonces.
+    The report shows their distances and the compute that they save.
 
     An attack is CAUGHT if the exact binomial test over at most --max-nonces
     convicts with a chance of --power, at the lower end of the 95 % interval
-    of its rate of mismatches. Which sequential test does it is shown beside.
+    of its rate of mismatches. The report also names a sequential test.
 
     Exit code 0: every attack that saves 10 % of the compute or more is
     caught. 1: one is not, or honest nodes would be convicted. 3: no verdict.
@@ -119,7 +118,7 @@ def command(
         found = audit(deployment, rule, count, session.line)
         facts = {**_facts(setup, count, began), "threshold": threshold.origin}
         report = AuditReport(found, deployment.price, facts, machine())
-        # Shown before it is written: a file that cannot be written loses nothing.
+        # Shown first, so that the result is not lost if a file cannot be written.
         _show(session.console, report)
         if json is not None:
             write_json(json, report.json())

@@ -1,4 +1,4 @@
-"""``proofserve bench``: how fast proofs are, and what they cost chat."""
+"""``proofserve bench``: the speed of proofs, and their cost for chat."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 import typer
 
 from proofserve.cli.model import SmallModel, checkpoint, checkpoint_named
-from proofserve.cli.options import ApiKey, Json, Name, Protocol, SeqLen, Size, Url, order
+from proofserve.cli.options import ApiKey, Json, Name, Protocol, SeqLen, Size, Url, work_of
 from proofserve.cli.servers import ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.bench.chat import ChatPlan, bench_chat
@@ -27,11 +27,11 @@ from proofserve.rounds.records import Workload
 if TYPE_CHECKING:
     from proofserve.engines.reference.network import Network
 
-app = typer.Typer(help="Measure a server, one we start or one that runs.", no_args_is_help=True)
+app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
 
 # By the model's size: nonces per call and per forward, and the limit of ``busy_ratio``. A forward
-# must be so short that chat hardly notices it, and so long that the work around it does not matter.
+# must be short enough for chat, and long enough to make the work around it negligible.
 DEFAULTS = {"tiny": (32, 0.95), "small": (8, 0.99)}
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
@@ -55,14 +55,14 @@ def generation(
     batch_size: BatchSize = None,
     forward_batch: ForwardBatch = None,
     seconds: Annotated[
-        float, typer.Option(help="Of rounds in all, in twelve windows.", min=1.0)
+        float, typer.Option(help="Total time of rounds, in twelve windows.", min=1.0)
     ] = 60.0,
     url: Url = None,
     api_key: ApiKey = None,
     model: Name = None,
     json: Json = None,
 ) -> None:
-    """How much of the engine's speed a round keeps, and how that compares with vLLM's prefill.
+    """Measure the speed of a round beside bare forwards and vLLM's prefill.
 
     \b
     proofserve bench generation --size small --json figures.json
@@ -72,7 +72,7 @@ def generation(
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
         batch, busy = _defaults(size, url)
-        work = order(protocol, name, seq_len, batch_size or batch)
+        work = work_of(protocol, name, seq_len, batch_size or batch)
         return bench_generation(node, GenerationPlan(work, seconds, busy=busy), progress)
 
     _run(measure, url, api_key, model, SmallModel(arch, size), forward_batch, json)
@@ -82,10 +82,10 @@ def generation(
 def chat_priority(
     *,
     chats: Annotated[int, typer.Option(help="Chats in each of seven runs.", min=1)] = 200,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of each of them.", min=1)] = 16,
-    clients: Annotated[int, typer.Option(help="Chats in flight when saturating.", min=1)] = 64,
-    seconds: Annotated[float, typer.Option(help="Of each saturated window.", min=1.0)] = 3.0,
-    pairs: Annotated[int, typer.Option(help="Windows without and with a round.", min=1)] = 40,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each chat.", min=1)] = 16,
+    clients: Annotated[int, typer.Option(help="Chats at a time in a window.", min=1)] = 64,
+    seconds: Annotated[float, typer.Option(help="Length of a window.", min=1.0)] = 3.0,
+    pairs: Annotated[int, typer.Option(help="Pairs of windows: bare, round.", min=1)] = 40,
     size: Size = "tiny",
     arch: Arch = "qwen3",
     seq_len: SeqLen = 256,
@@ -96,7 +96,7 @@ def chat_priority(
     model: Name = None,
     json: Json = None,
 ) -> None:
-    """What a round costs chat: answers, waiting time, throughput.
+    """Measure the cost of a round for chat: answers, waiting time, throughput.
 
     \b
     proofserve bench chat-priority --json figures.json
@@ -117,34 +117,34 @@ def reference(
     model: Annotated[str, typer.Argument(help="qwen, llama, gemma, or a checkpoint's folder.")],
     *,
     size: Annotated[
-        str, typer.Option(help="Of our models: tiny, small, or 0.6b (the shape of Qwen3-0.6B).")
+        str, typer.Option(help="Of a small model: tiny, small, or 0.6b (shaped like Qwen3-0.6B).")
     ] = "small",
     seq_len: Annotated[
-        list[int] | None, typer.Option(help="Tokens per nonce, once or more; 64 and 256.", min=1)
+        list[int] | None, typer.Option(help="Tokens per nonce, repeatable; 64 and 256.", min=1)
     ] = None,
     batch: Annotated[
-        list[int] | None, typer.Option(help="Nonces per forward, once or more; 8, 32, 128.", min=1)
+        list[int] | None, typer.Option(help="Nonces per forward, repeatable; 8, 32, 128.", min=1)
     ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seconds: Annotated[float, typer.Option(help="Of each combination.", min=0.1)] = 2.0,
+    seconds: Annotated[float, typer.Option(help="Time for each combination.", min=0.1)] = 2.0,
     json: Json = None,
 ) -> None:
-    """How many nonces a second does the reference engine recompute?
+    """Measure how many nonces a second the reference engine recomputes.
 
-    Beside it stands its share of what the device reaches in bare matrix
-    multiplications, measured in the same run. Batches that the device has
-    no room for are left out.
+    The report also compares this with the speed of bare matrix
+    multiplications on the device, measured in the same run. It leaves out
+    batches that do not fit into the device's memory.
 
     \b
     proofserve bench reference qwen --size small
     proofserve bench reference qwen --size 0.6b --device cuda --batch 32 --batch 512
     """
-    # Two seconds of imports that other commands of the group do without.
+    # These imports take two seconds, and the other commands of the group do not need them.
     from proofserve.engines.reference.network import load  # noqa: PLC0415
 
     with open_session() as session:
-        session.line.step(f"loading {model}, written first unless it is in the cache")
+        session.line.step(f"loading {model}, after writing it if it is not in the cache")
         found = checkpoint_named(model, size)
         network = load(found.folder, dtype, device)
         subject = ReferenceSubject(
@@ -165,12 +165,12 @@ def _run(
     forward_batch: int | None,
     file: Path | None,
 ) -> None:
-    """Measure the model ``name`` at ``url``, or a server of our own with the ``small`` model.
+    """Measure the model ``name`` at ``url``, or start a server with the ``small`` model.
 
     Ends with exit code 1 if a figure breaks its limit.
     """
     if name and not url:
-        raise typer.BadParameter("--model names the model at --url; for ours, give --size, --arch")
+        raise typer.BadParameter("--model needs --url; without a URL give --size and --arch")
     with open_session() as session:
         if url is not None:
             served = running_model(url, api_key, name, session)

@@ -1,4 +1,4 @@
-"""``proofserve calibrate``: which parameters suit a deployed model."""
+"""``proofserve calibrate``: finds parameters that suit a deployed model."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -35,15 +35,15 @@ app = typer.Typer(help="Find the parameters that suit a model.", no_args_is_help
 
 DEFAULT_MODELS = ["qwen", "llama"]
 FORWARD_BATCH = 96
-# Also whole forwards of a node that keeps its default of 32 nonces.
+# Also a multiple of a node's default of 32 nonces per forward.
 BATCH_SIZE = 96
-# Seven batches for each of three keys: no forward has padding nonces.
+# Seven whole batches for each of three keys: no forward has padding nonces.
 NONCES = 2016
-# Tokens. A distance is as random after a few tokens, and each token costs time.
+# Tokens. A few are enough, because a distance is as random as after many.
 SEQ_LEN = 8
 
 
-# By model: the distances of each method, and their figures.
+# For each model: the distances of each method, and their figures.
 Results = Mapping[str, Sequence[tuple[Outcome, Report]]]
 
 
@@ -60,38 +60,38 @@ def r_target(
     api_key: ApiKey = None,
     model: Name = None,
     nonces: Annotated[
-        int, typer.Option(help="Per block and method, split over the keys.", min=1)
+        int, typer.Option(help="Nonces per block and method, split over the keys.", min=1)
     ] = NONCES,
     blocks: Annotated[int, typer.Option(help="Block hashes.", min=2)] = 3,
     keys: Annotated[int, typer.Option(help="Public keys.", min=1)] = 3,
     rate: Annotated[
-        float, typer.Option(help="Share of nonces that shall win.", min=0.0001, max=0.9999)
+        float, typer.Option(help="Wanted share of winners.", min=0.0001, max=0.9999)
     ] = 0.10,
     seq_len: SeqLen = SEQ_LEN,
     json: Json = None,
     png: Png = None,
 ) -> None:
-    """Which r_target lets one nonce in ten win, and does it on every block?
+    """Find the r_target at which one nonce in ten wins, and compare blocks.
 
-    Computes distances with sign flips and with layer hooks, side by side.
-    With sign flips one target has to suit every block: their winner rates
-    may differ by at most 2 percentage points more than chance explains.
+    Computes distances with sign flips and with layer hooks. With sign flips
+    one target has to suit every block: the winner rates of the blocks may
+    differ by at most 2 percentage points more than chance explains.
 
     Part of the difference is real: the share of a block's target that lies in
     the space of the hidden states varies by 1/sqrt(2 * hidden size). At a rate
-    of 0.10 this moves a block by 1.0 points on tiny and by 0.6 on small, which
-    is why small is the default.
+    of 0.10 this moves a block by 1.0 points on tiny and by 0.6 on small, so
+    small is the default.
 
     \b
     proofserve calibrate r-target --json figures.json --png distances.png
     proofserve calibrate r-target --models qwen --rate 0.58
-    proofserve calibrate r-target --url http://127.0.0.1:8000   (it must not be generating)
+    proofserve calibrate r-target --url http://127.0.0.1:8000   (no round may run there)
     """
     names = chosen(ctx, models, url, DEFAULT_MODELS)
     ours = [independent(SmallModel(name, size)) for name in names]
     sample = Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
     with open_session() as session:
-        # Too few nonces are refused now rather than after they were computed.
+        # Too few nonces are refused before anything is computed.
         interval_ranks(sample.total, rate)
         if url:
             measured = [running_model(url, api_key, model, session)]
@@ -104,7 +104,7 @@ def r_target(
 
 
 def _small_models(models: Sequence[SmallModel], session: CommandSession) -> list[ServedModel]:
-    """All checkpoints are written first: an unknown model is refused before any is measured."""
+    """Writes all checkpoints first, so that an unknown model is refused before a measurement."""
     deployments = [ServerOptions(checkpoint(model), model.name, FORWARD_BATCH) for model in models]
     return [own_model(each, session) for each in deployments]
 

@@ -1,4 +1,4 @@
-"""``proofserve check``: does a server do what its documents say?"""
+"""``proofserve check``: whether a server does what its documents say."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from proofserve.cli.model import checkpoint_named
-from proofserve.cli.options import SEVERAL, ApiKey, Models, Protocols, SeqLen, Url, chosen, orders
+from proofserve.cli.options import SEVERAL, ApiKey, Models, Protocols, SeqLen, Url, chosen, works_of
 from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
@@ -21,8 +21,8 @@ from proofserve.lab.check.smoke import smoke as smoke_checks
 from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 
 app = typer.Typer(
-    help="Check a server: one that we start with a small model (--models), one that we start with"
-    " your checkpoint (--model DIR), or one that runs already (--url).",
+    help="Check a server: one that this command starts with a small model (--models) or with your"
+    " checkpoint (--model DIR), or a running one (--url).",
     no_args_is_help=True,
 )
 
@@ -33,7 +33,7 @@ ModelOrName = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="The folder of a checkpoint to serve; with --url, the model's name if not its first.",
+        help="Folder of a checkpoint to serve. With --url: the model's name; the first if unset.",
     ),
 ]
 
@@ -48,7 +48,7 @@ def smoke(
     model: ModelOrName = None,
     seq_len: SeqLen = 256,
 ) -> None:
-    """Proofs are valid and repeatable, another key gives others, a round counts.
+    """Check that proofs are valid and repeatable and depend on the key, and that a round runs.
 
     \b
     proofserve check smoke
@@ -59,7 +59,7 @@ def smoke(
 
     def check(subject: ServedModel, report: Reporter) -> None:
         with subject.start() as node:
-            smoke_checks(node, orders(protocol, subject.name, seq_len), report)
+            smoke_checks(node, works_of(protocol, subject.name, seq_len), report)
 
     _run(check, _models(ctx, models, model, url), url, model, api_key)
 
@@ -73,7 +73,7 @@ def coexist(
     model: ModelOrName = None,
     seq_len: SeqLen = 256,
 ) -> None:
-    """Chat completes during a round, proofs give way to it and resume afterwards.
+    """Check that chat completes during a round, and that proofs stop for it and resume.
 
     \b
     proofserve check coexist
@@ -97,9 +97,9 @@ def e2e(
     model: ModelOrName = None,
     seq_len: SeqLen = 256,
 ) -> None:
-    """Generate, restart, validate: honest proofs are accepted, forgeries are not.
+    """Generate, restart, validate: honest proofs must be accepted, forgeries refused.
 
-    With --url nothing is restarted, and the check against another checkpoint is skipped.
+    With --url the server is not restarted, and the other checkpoint is not checked.
 
     \b
     proofserve check e2e
@@ -108,7 +108,7 @@ def e2e(
     """
 
     def check(subject: ServedModel, report: Reporter) -> None:
-        works = orders(protocol, subject.name, seq_len)
+        works = works_of(protocol, subject.name, seq_len)
         trials = [_trial(work, subject.folder) for work in works]
         end_to_end(subject.start, subject.folder is not None, trials, report)
 
@@ -122,7 +122,7 @@ def _models(
     url: str | None,
     default: Sequence[str] = ("qwen",),
 ) -> list[str]:
-    """Names of small models, or the folder of a checkpoint. With ``url`` they do not matter."""
+    """Names of small models, or the folder of a checkpoint. Unused with ``url``."""
     if url is not None or model is None:
         return chosen(ctx, models, url, [*default])
     if models or ctx.args:
@@ -131,7 +131,7 @@ def _models(
 
 
 def _trial(work: AnyWork, folder: Path | None) -> Trial:
-    """The checkpoint in ``folder`` also gives forged claims: the same model with other weights."""
+    """A trial; forged claims come from the checkpoint in ``folder`` with other weights."""
     if isinstance(work, DistanceWork):
         return partial(distance_trial, work)
     foreign = None if folder is None else partial(claims_of_model, folder, work, redrawn=True)
@@ -145,7 +145,7 @@ def _run(
     name: str | None,
     api_key: str | None,
 ) -> None:
-    """Check the model ``name`` at ``url``, or each of ``models`` on a server of our own.
+    """Check the model ``name`` at ``url``, or start a server for each of ``models``.
 
     Ends with exit code 1 if a check failed.
     """
@@ -161,7 +161,7 @@ def _run(
         if url is not None:
             subjects: Iterable[ServedModel] = [running_model(url, api_key, name, session)]
         else:
-            # One after the other: each checkpoint is written when its turn comes.
+            # Lazily: each checkpoint is written just before its server starts.
             subjects = (_own(model, session) for model in models)
         for subject in subjects:
             session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)

@@ -1,4 +1,4 @@
-"""``proofserve demo``: what the product does, in under a minute, on any machine."""
+"""``proofserve demo``: shows what the product does, in under a minute, on any machine."""
 
 import statistics
 from collections.abc import Sequence
@@ -45,22 +45,22 @@ app = typer.Typer()
 
 @app.command()
 def demo() -> None:
-    """Serve a small model, chat, prove, and tell an honest proof from a forged one.
+    """Serve a small model, chat, prove, and distinguish honest proofs from forged ones.
 
-    Needs no network, no GPU and no settings, and leaves nothing running.
+    Needs no network, no GPU and no settings, and leaves no process running.
     """
     with open_session() as session:
         session.line.step("writing two small models, unless they are in the cache")
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
         deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH)
         with serving(deployment, session) as node:
-            tour = _Tour(node, session)
-            tour.introduce()
-            claims = tour.prove()
+            steps = _Demo(node, session)
+            steps.introduce()
+            claims = steps.prove()
             session.line.step("computing the same nonces with another model, without a server")
-            foreign = claims_of_model(other, tour.work, [claim.nonce for claim in claims])
-            altered = tampered(claims, tour.work.k_dim, TAMPER_EVERY)
-            as_expected = tour.judge(
+            foreign = claims_of_model(other, steps.work, [claim.nonce for claim in claims])
+            altered = tampered(claims, steps.work.k_dim, TAMPER_EVERY)
+            as_expected = steps.judge(
                 DemoResult("what this server produced", claims, fraud=False),
                 DemoResult(f"a copy with {NONCES // TAMPER_EVERY} altered", altered, fraud=True),
                 DemoResult("another model's artifacts", foreign, fraud=True),
@@ -71,7 +71,7 @@ def demo() -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-class _Tour:
+class _Demo:
     def __init__(self, node: NodeClient, session: CommandSession) -> None:
         self.work = Work(MODEL.name, block_hash="demo-block", public_key="demo-key")
         self._node = node
@@ -100,7 +100,7 @@ class _Tour:
         return claims
 
     def judge(self, *trials: DemoResult) -> bool:
-        self._line.step("recomputing, to judge")
+        self._line.step("judging")
         threshold = f"the network's threshold of {StatTest().dist_threshold}"
         self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares by {threshold}:")
         table = Table("", Column("differ", justify="right"), "p-value", "verdict", box=None)

@@ -1,4 +1,4 @@
-"""``proofserve``: the table of commands. Only the called command is imported."""
+"""``proofserve``: the table of commands. Only the module of the called command is imported."""
 
 from importlib import import_module
 from typing import Any
@@ -41,7 +41,7 @@ app = typer.Typer(
     cls=Commands,
     name="proofserve",
     help="Make an unmodified vLLM server prove its compute in the time that chat leaves free.",
-    epilog="Start with `proofserve demo`. Every command explains itself with --help.",
+    epilog="Start with `proofserve demo`. Every command has --help.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
@@ -49,4 +49,4 @@ app = typer.Typer(
 
 @app.callback()
 def proofserve() -> None:
-    """Makes this a group for typer, which would else run a single command directly."""
+    """Makes this a group; without it typer would run a single command directly."""

@@ -1,4 +1,4 @@
-"""``proofserve model``, and the small checkpoints that other commands keep in the user's cache."""
+"""``proofserve model``, and the small checkpoints in the user's cache for other commands."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -11,10 +11,10 @@ from rich.console import Console
 
 from proofserve.lab.client.errors import LabError
 
-# Short names of the families, beside their exact names.
+# Short names of the architectures.
 ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
-# Two checkpoints of one seed share every tensor whose name they have in common. With the seed of
-# qwen, llama would be qwen without its query norms, and a check of llama would show nothing new.
+# Two checkpoints with one seed have equal tensors under equal names. With the seed of qwen, llama
+# would be qwen without its query norms, and a check of llama would show nothing new.
 SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2}
 
 app = typer.Typer()
@@ -22,15 +22,15 @@ app = typer.Typer()
 
 @app.callback()
 def _group() -> None:
-    """Make small, seeded checkpoints that load like any other."""
+    """Make small checkpoints with seeded weights, which load like any other."""
 
 
 @app.command("new")
 def new(
-    directory: Annotated[Path, typer.Argument(help="Folder to create; must not hold files yet.")],
+    directory: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
     arch: Annotated[str, typer.Option(help="qwen3, llama or gemma3.")] = "qwen3",
     size: Annotated[str, typer.Option(help="tiny (a few MB), small (100M) or 0.6b.")] = "tiny",
-    seed: Annotated[int, typer.Option(help="Another seed is another model.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed gives other weights.")] = 0,
 ) -> None:
     """Write a checkpoint with seeded random weights in which every layer matters.
 
@@ -70,7 +70,7 @@ class SmallModel:
 
 
 def independent(model: SmallModel) -> SmallModel:
-    """``model`` with a seed of its architecture's own.
+    """``model`` with the seed of its architecture.
 
     ``checkpoint`` refuses an unknown architecture.
     """
@@ -84,22 +84,22 @@ class Checkpoint:
 
 
 def checkpoint_named(name: str, size: str) -> Checkpoint:
-    """The small model of an architecture, written if need be, or the checkpoint in a folder.
+    """The small model of an architecture, written if it is missing, or the checkpoint in a folder.
 
-    Raises LabError for a name that is neither, and UnknownModelError as ``checkpoint`` does.
+    Raises LabError for any other name, and UnknownModelError as ``checkpoint``.
     """
     if name in {*ALIASES, *SEEDS}:
         small = independent(SmallModel(name, size))
         return Checkpoint(small.name, checkpoint(small))
     if not Path(name).is_dir():
-        raise LabError(f"{name!r} is no folder, and none of {', '.join([*ALIASES, *SEEDS])}")
+        raise LabError(f"{name!r} is not a folder, and not one of {', '.join([*ALIASES, *SEEDS])}")
     return Checkpoint(Path(name).absolute().name, Path(name))
 
 
 def checkpoint(model: SmallModel) -> Path:
-    """The folder of ``model``, written if it is not there yet.
+    """The folder of ``model``, written if it is missing.
 
-    Raises UnknownModelError for an architecture or a size that is not on offer.
+    Raises UnknownModelError for an unknown architecture or size.
     """
     # transformers takes seconds to import, and --help must not wait for it.
     from proofserve.models.writer import write_model  # noqa: PLC0415
@@ -110,7 +110,7 @@ def checkpoint(model: SmallModel) -> Path:
     try:
         write_model(folder, model.family, model.size, model.seed)
     except OSError:
-        # Another process wrote it first; folders appear complete or not at all.
+        # Another process may have written it first; folders appear only when they are complete.
         if not folder.is_dir():
             raise
     return folder
@@ -121,7 +121,7 @@ def cache_folder() -> Path:
 
 
 def _recipe() -> str:
-    """A digest of the code that writes checkpoints, so that one of older code is not used."""
+    """A digest of the code that writes checkpoints: a checkpoint of older code is not used."""
     files = resources.files("proofserve.models").iterdir()
     sources = sorted((f.name, f.read_bytes()) for f in files if f.name.endswith((".py", ".txt")))
     digest = hashlib.sha256()

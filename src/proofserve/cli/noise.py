@@ -1,4 +1,4 @@
-"""``proofserve calibrate noise``: which threshold tells rounding from fraud."""
+"""``proofserve calibrate noise``: finds a threshold between rounding and fraud."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,11 +45,11 @@ def noise(
     *,
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="qwen, llama, gemma, or a checkpoint's folder; qwen and llama."),
+        typer.Argument(help="qwen, llama, gemma, or a folder; qwen and llama if unset."),
     ] = None,
-    one: Annotated[str, typer.Option(help="An engine, see below.")] = ONE,
+    one: Annotated[str, typer.Option(help="The first engine, see below.")] = ONE,
     other: Annotated[
-        str | None, typer.Option(help="Another; vllm, or with --save none, if unset.")
+        str | None, typer.Option(help="The second; vllm if unset, or with --save none.")
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Write what --one computed, as `verify` reads it.")
@@ -62,7 +62,7 @@ def noise(
         float, typer.Option(help="Share of honest nonces beyond the threshold.", min=1e-6, max=0.1)
     ] = 0.01,
     nonces: Annotated[
-        int | None, typer.Option(help=f"{NONCES} if unset, or all of a file.", min=1)
+        int | None, typer.Option(help=f"{NONCES}, or all of a file, if unset.", min=1)
     ] = None,
     seq_len: Annotated[
         int | None, typer.Option(help=f"Tokens per nonce; {SEQ_LEN}, or the file's.", min=1)
@@ -80,15 +80,15 @@ def noise(
     json: Json = None,
     png: Png = None,
 ) -> None:
-    """How far are two honest engines apart, and which dist_threshold suits them?
+    """Measure the distances of two honest engines, and choose a dist_threshold.
 
     An engine is reference:float32, reference:bfloat16, vllm or vllm:tp2 (a
-    server of ours, bfloat16), a node's URL, or a file of artifacts.
+    server that this command starts, in bfloat16), a node's URL, or a file of
+    artifacts. Give the --seq-len of your rounds.
 
-    The threshold is one that --rate of the honest nonces exceed, with its 95 %
-    interval whatever their distribution. Give the --seq-len of your rounds.
-    Verifications of the computed vectors are then simulated, by the sequential
-    and by the fixed test: exit code 1 if one of them convicts.
+    A share of --rate of the honest nonces exceeds the threshold. Its 95 %
+    interval holds for any distribution. The command then simulates
+    verifications with both tests: exit code 1 if one of them convicts.
 
     \b
     proofserve calibrate noise ./model --seq-len 256 --out calibration.json
@@ -102,10 +102,10 @@ def noise(
         engines = [engine_named(name) for name in ([one] if alone else [one, other or OTHER])]
         claimed = completed(_to_compute(engines, nonces, seq_len, k_dim), seq_len, k_dim, scheme)
         if not alone:
-            # Too few nonces are refused now rather than after they were computed.
+            # Too few nonces are refused before anything is computed.
             require_enough(len(claimed.nonces), rate)
         elif json or png or out:
-            raise LabError("--json, --png and --out are about two engines; name the --other")
+            raise LabError("--json, --png and --out need a second engine: give --other")
         work, results = workload(claimed, stronger_rng), []
         compared = _models(models, size, engines, save, session)
         name = _name(compared, engines, api_key) if out else ""
@@ -148,14 +148,14 @@ def _models(
     save: Path | None,
     session: CommandSession,
 ) -> list[Checkpoint | None]:
-    """The models to measure; [None] if both engines know what they run."""
+    """The models to measure; [None] if neither engine needs one."""
     if not any(engine.needs_model for engine in engines):
         if names:
-            raise LabError(f"neither engine computes from {names[0]}; leave it out")
+            raise LabError(f"no engine needs a model here: leave out {names[0]}")
         return [None]
     several = all(engine.needs_model for engine in engines) and save is None
     if not several and len(names or ()) != 1:
-        raise LabError("name the one model that a node, or a file, is about")
+        raise LabError("give the one model of the node, or of the file")
     session.line.step("writing small models, unless they are in the cache")
     return [checkpoint_named(name, size) for name in names or DEFAULT_MODELS]
 
@@ -163,24 +163,24 @@ def _models(
 def _name(
     models: Sequence[Checkpoint | None], engines: Sequence[ComparedEngine], api_key: str | None
 ) -> str:
-    """The model that a calibration is of: as a node serves it, else the checkpoint's name."""
+    """The name of the calibrated model: as a node serves it, else the checkpoint's."""
     if len(models) != 1:
-        raise LabError("--out is about one model; name it")
+        raise LabError("--out needs exactly one model: name it")
     for engine in engines:
         if engine.url is not None:
             with NodeClient(engine.url, api_key) as node:
                 return node.models()[0]
     if models[0] is None:
-        raise LabError("--out: the files do not say of which model they are; compare an engine")
+        raise LabError("--out: a file does not name its model; give an engine as --one or --other")
     return models[0].name
 
 
 def _calibration(
     name: str, task: ComparisonTask, engines: Sequence[ComparedEngine], found: Noise
 ) -> CalibrationFile:
-    """What was measured, for a file. Raises LabError if there was no noise to measure."""
+    """The measured threshold for a file. Raises LabError if all distances are 0."""
     if not found.dist_threshold:
-        raise LabError("the engines gave the same vectors, which measures no noise; name another")
+        raise LabError("the vectors of the engines are equal: without noise there is no threshold")
     scheme = task.work.scheme.to_wire()
     return CalibrationFile(
         format=FORMAT,

@@ -8,23 +8,23 @@ import typer
 from proofserve.lab.calibrate.calibration_file import NETWORK_P_MISMATCH
 from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 
-Url = Annotated[str | None, typer.Option(help="A server that runs already, instead of our own.")]
+Url = Annotated[str | None, typer.Option(help="Use this running server; start none.")]
 Name = Annotated[
-    str | None, typer.Option("--model", help="With --url: the model's name, if not its first.")
+    str | None, typer.Option("--model", help="With --url: the model's name; the first if unset.")
 ]
 ApiKey = Annotated[
     str | None,
     typer.Option(
         envvar="POC_API_KEY",
-        # A server's variable may list several keys.
+        # The variable may list several keys: the first one is used.
         callback=lambda keys: keys and keys.partition(",")[0],
-        help="A key of the node that runs already, if it asks for one.",
+        help="A key of the running node, if it needs one.",
     ),
 ]
 SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
-Protocol = Annotated[Literal["artifact", "distance"], typer.Option(help="Which proofs.")]
+Protocol = Annotated[Literal["artifact", "distance"], typer.Option(help="Of the proofs.")]
 Protocols = Annotated[
-    Literal["artifact", "distance", "both"], typer.Option("--protocol", help="Which proofs.")
+    Literal["artifact", "distance", "both"], typer.Option("--protocol", help="Of the proofs.")
 ]
 Models = Annotated[
     list[str] | None,
@@ -35,14 +35,14 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to 
 Png = Annotated[Path | None, typer.Option("--png", help="Draw histograms to this file.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 ForwardBatch = Annotated[int, typer.Option(help="Nonces per forward.", min=1)]
-StrongerRng = Annotated[bool, typer.Option(help="With artifact-v1-layers.")]
+StrongerRng = Annotated[bool, typer.Option(help="256-bit seeds; with artifact-v1-layers.")]
 DistThreshold = Annotated[
     float | None,
     typer.Option(help="L2 distance beyond which a vector is a mismatch, measured for this model."),
 ]
 Calibration = Annotated[
     Path | None,
-    typer.Option(help="Or the file of `calibrate noise --out`, which is checked to fit."),
+    typer.Option(help="Or a file of `calibrate noise --out`; it must be of this model."),
 ]
 PMismatch = Annotated[
     float | None,
@@ -66,11 +66,11 @@ def chosen(
     return [*models, *ctx.args] if models else default
 
 
-def order(protocol: str, model: str, seq_len: int, batch_size: int = 32) -> AnyWork:
+def work_of(protocol: str, model: str, seq_len: int, batch_size: int = 32) -> AnyWork:
     kind = DistanceWork if protocol == "distance" else Work
     return kind(model, seq_len=seq_len, batch_size=batch_size)
 
 
-def orders(protocols: str, model: str, seq_len: int) -> list[AnyWork]:
+def works_of(protocols: str, model: str, seq_len: int) -> list[AnyWork]:
     names = ("artifact", "distance") if protocols == "both" else (protocols,)
-    return [order(name, model, seq_len) for name in names]
+    return [work_of(name, model, seq_len) for name in names]

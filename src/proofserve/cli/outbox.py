@@ -1,4 +1,4 @@
-"""``proofserve outbox``: a node's results and callbacks, beside the node or without it."""
+"""``proofserve outbox``: a node's results and callbacks, while the node runs or not."""
 
 import json as json_format
 import sys
@@ -29,20 +29,20 @@ from proofserve.rounds.errors import RoundsError
 from proofserve.settings.node import NodeSettings
 from proofserve.wire.records import result_record
 
-# The exit code of a command that could not do its work.
+# The exit code of a command that failed.
 FAILED = 2
 DAY_S = 86_400.0
 
 File = Annotated[
-    Path, typer.Option("--outbox", envvar="POC_OUTBOX", help="The file, as the server has it.")
+    Path, typer.Option("--outbox", envvar="POC_OUTBOX", help="The server's outbox file.")
 ]
 DEFAULT = NodeSettings.model_fields["outbox"].default
-Round = Annotated[str | None, typer.Option("--round", help="Of this round only, by its id.")]
+Round = Annotated[str | None, typer.Option("--round", help="The id of the only round to use.")]
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 app = typer.Typer(
-    help="Show, send again, export and delete what a node keeps; also while it runs.",
+    help="Show, resend, export and delete a node's results; also while it runs.",
     no_args_is_help=True,
 )
 
@@ -52,17 +52,17 @@ def status(
     outbox: File = DEFAULT,
     json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
-    """Show what the outbox holds: results, rounds, and callbacks by where they go.
+    """Show the numbers of results and rounds, and callbacks by target.
 
     \b
     proofserve outbox status
     proofserve outbox status --outbox outbox.sqlite --json
 
-    pending: not delivered yet; failing: of these, tried without success.
+    pending: not delivered yet; failing: pending after failed attempts.
     expired: failed too often; `proofserve outbox retry --expired` sends them again.
-    Reads all of the file to find damage: a second or so per gigabyte.
+    Reads the whole file to find damage: about a second per gigabyte.
     """
-    with _explained(), reading(outbox) as connection:
+    with _printed_errors(), reading(outbox) as connection:
         connection.execute("BEGIN")
         found = read_statistics(connection, time.time())
     if json:
@@ -77,7 +77,7 @@ def status(
 def retry(
     outbox: File = DEFAULT,
     target: Annotated[
-        str | None, typer.Option(help="To this target only, like http://10.0.0.5:9000.")
+        str | None, typer.Option(help="The only target to use, like http://10.0.0.5:9000.")
     ] = None,
     round_: Round = None,
     expired: Annotated[
@@ -91,16 +91,16 @@ def retry(
     proofserve outbox retry --expired --target http://10.0.0.5:9000
 
     A running server sends them within 5 s, a stopped one when it starts.
-    Key, sequence and body stay, so a receiver recognises a callback that it has.
-    The failures so far are forgotten: each callback has all its attempts again.
+    Key, sequence and body stay, so a receiver recognises a repeated callback.
+    The count of failures begins at 0 again.
     """
     origin = None if target is None else origin_of(target)
     if target is not None and origin is None:
         raise typer.BadParameter(
-            f"{target!r} is no address like http://10.0.0.5:9000", param_hint="--target"
+            f"{target!r} is not an address like http://10.0.0.5:9000", param_hint="--target"
         )
     choice = Choice(origin, round_, expired)
-    with _explained(), writing(outbox) as connection:
+    with _printed_errors(), writing(outbox) as connection:
         done = make_due(connection, choice, time.time())
     typer.echo(f"{done.pending + done.revived} callbacks are due now, {done.revived} had expired")
 
@@ -109,7 +109,7 @@ def retry(
 def prune(
     outbox: File = DEFAULT,
     older_than_days: Annotated[
-        float, typer.Option(help="Delete what was delivered longer ago than this.", min=0)
+        float, typer.Option(help="Delete what was delivered before so many days.", min=0)
     ] = NodeSettings.model_fields["outbox_keep_days"].default,
 ) -> None:
     """Delete delivered results and callbacks, and make the file smaller.
@@ -118,11 +118,11 @@ def prune(
     proofserve outbox prune
     proofserve outbox prune --older-than-days 7
 
-    A running server does this by itself, every hour, by POC_OUTBOX_KEEP_DAYS.
-    Nothing that is pending or expired goes, and none of its results. Results
-    of a round without a callback URL go so many days after the round ended.
+    A running server does this itself every hour, with POC_OUTBOX_KEEP_DAYS.
+    Pending and expired callbacks and their results are never deleted. Results
+    of a round without a callback URL count as delivered when it ends.
     """
-    with _explained():
+    with _printed_errors():
         deleted, is_small = prune_file(outbox, time.time() - older_than_days * DAY_S)
     typer.echo(
         f"deleted {deleted.results:,} results, {deleted.callbacks:,} delivered callbacks"
@@ -130,8 +130,8 @@ def prune(
     )
     if not is_small:
         typer.echo(
-            "the file is of an older version and keeps its size while a server uses it:"
-            " stop the server and run this again, once",
+            "the file was made by an older version and cannot shrink while a server uses it:"
+            " stop the server and run this command once more",
             err=True,
         )
 
@@ -140,32 +140,32 @@ def prune(
 def export(
     outbox: File = DEFAULT,
     output: Annotated[
-        Path | None, typer.Option(help="A file that does not exist yet; stdout if unset.")
+        Path | None, typer.Option(help="The file to create; stdout if unset.")
     ] = None,
     round_: Round = None,
     after: Annotated[int, typer.Option(help="Only results above this seq.", min=0)] = 0,
     for_verify: Annotated[
         bool,
         typer.Option(
-            "--for-verify", help="One JSON document, which `proofserve verify` reads; with --round."
+            "--for-verify", help="Write one JSON document for `proofserve verify`; needs --round."
         ),
     ] = False,
 ) -> None:
-    """Write the kept results as JSON, one to a line, in the form of GET /results.
+    """Write results as JSON, one on each line, in the form of GET /results.
 
     \b
     proofserve outbox export --after 12000 > results.jsonl
     proofserve outbox export --round ID --for-verify --output artifacts.json
     proofserve verify artifacts.json --model ./model --calibration calibration.json
 
-    All results that the file has, delivered and expired ones too.
+    Writes all results in the file, also those of delivered and expired callbacks.
     """
-    # Torch costs seconds, which the other commands do without.
+    # This imports torch, which takes seconds; the other commands do not need it.
     from proofserve.outbox.export import document, rows  # noqa: PLC0415
 
     if for_verify and round_ is None:
-        raise typer.BadParameter("needs the --round to write", param_hint="--for-verify")
-    with _explained(), reading(outbox) as connection, _sink(output) as sink:
+        raise typer.BadParameter("needs --round", param_hint="--for-verify")
+    with _printed_errors(), reading(outbox) as connection, _sink(output) as sink:
         if for_verify and round_ is not None:
             sink.writelines(document(connection, round_, after))
             return
@@ -173,11 +173,11 @@ def export(
         for row in rows(connection, after, round_):
             sink.write(f"{json_format.dumps(result_record(row))}\n")
             count, after = count + 1, row.seq
-        typer.echo(f"{count} results; go on later with --after {after}", err=True)
+        typer.echo(f"{count} results; continue later with --after {after}", err=True)
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _printed_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
@@ -190,7 +190,7 @@ def _explained() -> Iterator[None]:
 
 @contextmanager
 def _sink(output: Path | None) -> Iterator[TextIO]:
-    """Where to write; a file that cannot be finished does not stay."""
+    """The output. After an error an incomplete file is removed."""
     if output is None:
         yield sys.stdout
         return
@@ -243,7 +243,7 @@ def _rounds(rounds: tuple[RoundStatistics, ...]) -> Table:
 
 def _table(first: str, **others: JustifyMethod) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    # Names are for the next command: folded where there is no room, never cut.
+    # Users copy these names into commands: they are wrapped, never cut.
     table.add_column(first, overflow="fold")
     for name, justify in others.items():
         table.add_column(name, justify=justify, no_wrap=True)

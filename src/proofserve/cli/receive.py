@@ -1,4 +1,4 @@
-"""``proofserve receive``: a callback receiver that stores what it gets."""
+"""``proofserve receive``: a server that stores callbacks."""
 
 import asyncio
 import contextlib
@@ -25,16 +25,16 @@ def receive(
         "proofserve-received.sqlite"
     ),
     max_body_bytes: Annotated[
-        int, typer.Option(help="Largest callback, bytes; a larger one gets 413.", min=1)
+        int, typer.Option(help="Largest body, bytes; a larger one gets 413.", min=1)
     ] = MAX_BODY_BYTES,
     secret: Annotated[
         str | None,
         typer.Option(
             envvar="POC_CALLBACK_SECRET",
-            help="Accept only callbacks signed with it, at most five minutes old.",
+            help="Accept only callbacks signed with this secret in the last five minutes.",
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option(help="No live summary on the terminal.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Show no live summary.")] = False,
 ) -> None:
     """Receive /generated and /validated callbacks, store them, and show a live summary.
 
@@ -42,8 +42,9 @@ def receive(
     proofserve receive --port 9000
     and in a round: "url": "http://127.0.0.1:9000"
 
-    Other machines: listen with --host, give node and receiver the same
-    POC_CALLBACK_SECRET, and the node --poc-callback-allow http://RECEIVER:9000.
+    For nodes on other machines: give --host, set POC_CALLBACK_SECRET to one value
+    on node and receiver, and start the node with
+    --poc-callback-allow http://RECEIVER:9000.
     """
     check = SignatureCheck(secret.encode()) if secret else None
     store = ReceiverStore.open(database)

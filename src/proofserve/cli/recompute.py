@@ -1,4 +1,4 @@
-"""Vectors of our own: from a checkpoint, a server that we start, a running node, or a file."""
+"""Vectors to compare with: from a checkpoint, a started server, a running node, or a file."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,10 +23,10 @@ from proofserve.rounds.records import Workload
 DTYPES = ("float32", "bfloat16", "float16")
 MOST_RANKS = 64
 ENGINES = "reference:float32, reference:bfloat16, vllm, vllm:tp2, a node's URL, or a file"
-# Nonces of one call, and of one step of progress.
+# Nonces in one call and in one step of the progress line.
 AT_ONCE = 32
 
-# Gives an artifact for each of the nonces, in their order.
+# Returns an artifact for each nonce, in order.
 Compute = Callable[[Sequence[int]], list[Claim]]
 
 
@@ -59,12 +59,12 @@ def by_checkpoint(
 ) -> Compute:
     """Load ``model`` to compute ``work`` with the reference engine.
 
-    With ``redrawn`` the matrices of all layers are drawn at random with the mean and deviation of
-    the checkpoint's: a model of the same shape that was trained otherwise. Raises LabError if the
-    checkpoint cannot be loaded or the extra ``reference`` is not installed. The function that is
-    returned raises EngineFault, and LabError for a nonce whose vector is not finite.
+    With ``redrawn`` the matrices of all layers are random, with the mean and deviation of the
+    checkpoint's, like those of another model of this shape. Raises LabError if the checkpoint
+    cannot be loaded or the extra ``reference`` is not installed. The returned function raises
+    EngineFault, and LabError for a nonce whose vector is not finite.
     """
-    # Two seconds of imports that a recomputation by a node does without.
+    # These imports take two seconds, and a recomputation by a node does not need them.
     try:
         from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
         from proofserve.engines.reference.errors import CheckpointError  # noqa: PLC0415
@@ -100,8 +100,8 @@ def claims_of_model(
 ) -> list[Claim]:
     """The artifacts of scheme ``artifact-v1`` that a checkpoint gives, in bfloat16 on the CPU.
 
-    With another checkpoint than the server's, or with ``redrawn`` matrices, they are what a node
-    computes that runs another model than it claims. Raises as ``by_checkpoint``.
+    With another checkpoint than the server's, or with ``redrawn`` matrices, these are the artifacts
+    of a node that does not run the model it claims. Raises as ``by_checkpoint``.
     """
     scheme = ArtifactScheme(k_dim=work.k_dim)
     workload = Workload(scheme, work.block_hash, work.public_key, work.seq_len)
@@ -112,10 +112,10 @@ def claims_of_model(
 def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
     """Let ``node``, which serves ``model``, compute ``work``; the function raises NodeError.
 
-    The node refuses a scheme that it does not run: vectors of another scheme would convict every
+    The node refuses another scheme than its own: vectors of another scheme would convict every
     prover.
     """
-    order = Work(
+    request = Work(
         model,
         block_hash=work.block_hash,
         public_key=work.public_key,
@@ -124,14 +124,14 @@ def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
         scheme=work.scheme.name,
         stronger_rng=isinstance(work.scheme, ArtifactScheme) and work.scheme.stronger_rng,
     )
-    return lambda nonces: claims_of(node.artifacts(order, nonces))
+    return lambda nonces: claims_of(node.artifacts(request, nonces))
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonTask:
-    """What both compared engines compute, and for engines that we run: by which model and how.
+    """What both compared engines compute, and how engines of this machine run.
 
-    ``api_key`` is for a node that runs already and asks for one.
+    ``api_key`` is for a running node that needs one.
     """
 
     work: Workload
@@ -144,11 +144,11 @@ class ComparisonTask:
 
 @dataclass(frozen=True, slots=True)
 class ComparedEngine:
-    """One of the two engines whose vectors ``calibrate noise`` compares, as ``name`` says it.
+    """One of the two engines whose vectors ``calibrate noise`` compares, by its ``name``.
 
-    Plain transformers in ``dtype``, a vLLM server of ours on ``ranks`` devices, the node ``url``,
-    or the file ``claimed`` of another machine, which decides what the other engine computes. All
-    other fields are None.
+    Plain transformers in ``dtype``, a started vLLM server on ``ranks`` devices, the node ``url``,
+    or the artifacts ``claimed`` in a file; then the other engine computes the nonces of the file.
+    All other fields are None.
     """
 
     name: str
@@ -182,7 +182,7 @@ class ComparedEngine:
             with existing_server(self.url, task.api_key, session) as node:
                 yield by_node(work, node, node.models()[0])
         elif model is None:
-            raise LabError(f"{self.name} needs a model; name one of ours, or a checkpoint's folder")
+            raise LabError(f"{self.name} needs a model: qwen, llama, gemma, or a folder")
         elif self.ranks is not None:
             options = ServerOptions(model.folder, model.name, task.forward_batch)
             options = replace(options, scheme=work.scheme.name, ranks=self.ranks)
@@ -195,7 +195,7 @@ class ComparedEngine:
 
 
 def engine_named(name: str) -> ComparedEngine:
-    """The engine that ``name`` stands for. Raises LabError, also for a file without artifacts."""
+    """The engine called ``name``. Raises LabError, also for a file without artifacts."""
     kind, _, detail = name.partition(":")
     if name.startswith(("http://", "https://")):
         return ComparedEngine(name, url=name)
@@ -207,5 +207,5 @@ def engine_named(name: str) -> ComparedEngine:
             raise LabError(f"{name}: {ranks} ranks are outside 1..{MOST_RANKS}")
         return ComparedEngine(name, ranks=int(ranks))
     if not Path(name).is_file():
-        raise LabError(f"{name!r} is no engine and no file; choose from {ENGINES}")
+        raise LabError(f"{name!r} is not an engine and not a file; choose from {ENGINES}")
     return ComparedEngine(name, claimed=read_file(Path(name), Selection()))

@@ -1,6 +1,6 @@
 """``proofserve serve`` and ``proofserve gateway``: servers whose options are their settings.
 
-No name, default or description of an option is written twice.
+Names, defaults and descriptions of options come from the settings.
 """
 
 import inspect
@@ -23,10 +23,10 @@ from proofserve.wiring.start_checks import Check, slow_checks, start_checks
 
 S = TypeVar("S", bound=BaseSettings)
 
-# The exit code of a server that cannot start as the operator asks.
+# The exit code of a server that a check keeps from starting.
 REFUSED = 2
-# The errors of checks.
-UNFIT = (ValueError, OutboxUnavailable)
+# Errors of a failed check.
+CHECK_ERRORS = (ValueError, OutboxUnavailable)
 SHORT = {"enabled": "--enable-poc", "resume": "--resume"}
 
 
@@ -41,11 +41,11 @@ class SettingOptions(Generic[S]):
         return f"{self.settings.model_config['env_prefix']}{name.upper()}"
 
     def variables(self, given: dict[str, Any]) -> dict[str, str]:
-        """The environment that gives the options' values to another process."""
+        """The environment variables with the values of the options."""
         return {self.variable(name): _text(value) for name, value in _joined(given).items()}
 
     def chosen(self, given: dict[str, Any]) -> S:
-        """The settings that the options' values make.
+        """The settings with the values of the options.
 
         Raises typer.BadParameter, which names option, variable and allowed range.
         """
@@ -66,7 +66,7 @@ class SettingOptions(Generic[S]):
         annotation, default, text = field.annotation, field.default, field.description
         variable: str | None = self.variable(name)
         if get_origin(annotation) is tuple:
-            # The settings read the variable: click would split it at spaces, they do at commas.
+            # The settings read the variable and split it at commas; click would split at spaces.
             text = f"{text}  [env var: {variable}]"
             annotation, default, variable = list[str] | None, None, None
         elif SecretStr in get_args(annotation):
@@ -84,19 +84,19 @@ GATEWAY_OPTIONS = SettingOptions(GatewaySettings, lambda name: f"--{name.replace
 def serve(
     ctx: typer.Context, model: str | None = None, check_config: bool = False, **given: Any
 ) -> None:
-    """Start vLLM's own server for MODEL; every option not listed here goes to vLLM.
+    """Start vLLM's own server for MODEL. Options that are not listed here go to vLLM.
 
     \b
     proofserve serve Qwen/Qwen3-0.6B --enable-poc --host 127.0.0.1 --port 8000
     POC_API_KEY=$(openssl rand -hex 32) proofserve serve ./model --enable-poc -tp 2
 
-    MODEL comes first. Without a key the proof endpoints answer to this machine
-    alone. Every option has a variable, shown beside it. Where vLLM's own
-    command works, `VLLM_PLUGINS=proofserve POC_ENABLED=1 vllm serve MODEL` is
-    the same server.
+    MODEL must come first. Without a key, only clients on this machine may call
+    the proof endpoints. Every option has a variable, shown beside it. If vLLM's
+    own command works, `VLLM_PLUGINS=proofserve POC_ENABLED=1 vllm serve MODEL`
+    starts the same server.
     """
     if model is None or model.startswith("-"):
-        _refuse("the model comes first: proofserve serve MODEL [OPTIONS]")
+        _refuse("the model must come first: proofserve serve MODEL [OPTIONS]")
     chosen = NODE_OPTIONS.chosen(given)
     checks = start_checks(model, chosen, ctx.args)
     if check_config:
@@ -105,7 +105,7 @@ def serve(
     try:
         for check in checks.values():
             check()
-    except UNFIT as error:
+    except CHECK_ERRORS as error:
         _refuse(str(error))
     exec_server(server_command(model, ctx.args, NODE_OPTIONS.variables(given)))
 
@@ -115,7 +115,7 @@ def _report(checks: dict[str, Check]) -> int:
     for name, check in checks.items():
         try:
             found = check()
-        except UNFIT as error:
+        except CHECK_ERRORS as error:
             found, code = f"FAILED: {error}", REFUSED
         typer.echo(f"{name}: {found}")
     return code
@@ -151,7 +151,7 @@ def gateway(**given: Any) -> None:
 
 
 def _joined(given: dict[str, Any]) -> dict[str, Any]:
-    """The values, lists as one text with commas, without options that have no value."""
+    """The values of options that have one; a list becomes one text with commas."""
     texts = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
     return {name: value for name, value in texts.items() if value not in (None, "")}
 
@@ -161,7 +161,7 @@ def _text(value: object) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
-    """The range of a field in words, empty if it has none."""
+    """The range of a field in words; empty if it has no range."""
     limits = {bounds.Ge: "at least", bounds.Gt: "more than", bounds.Le: "at most"}
     words = [
         f"{words} {getattr(limit, kind.__name__.lower()):g}"
@@ -172,11 +172,11 @@ def allowed(field: FieldInfo) -> str:
     return " and ".join(words)
 
 
-MODEL = Annotated[str | None, typer.Argument(help="Model name or folder, as vLLM takes it.")]
+MODEL = Annotated[str | None, typer.Argument(help="Model name or folder, as for vLLM.")]
 CHECK_CONFIG = Annotated[
     bool,
     typer.Option(
-        "--check-config", help="Load no model: check all this, a line each; exit code 0 or 2."
+        "--check-config", help="Only check the configuration, one line per check; exit code 0 or 2."
     ),
 ]
 serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ gateway.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     GATEWAY_OPTIONS.parameters()
 )
 
-# Without the frames of rich, narrow terminals show the names of variables in full.
+# Without rich's frames, narrow terminals show the names of variables in full.
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 gateway_app = typer.Typer(rich_markup_mode=None, add_completion=False)

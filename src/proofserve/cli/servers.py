@@ -1,4 +1,4 @@
-"""Servers for checks, benchmarks and the demo, each started and stopped by its command."""
+"""Servers that checks, benchmarks and the demo start and stop."""
 
 import shutil
 import tempfile
@@ -23,13 +23,13 @@ from proofserve.wiring.launch import (
 from proofserve.wiring.listen import folder_for_sockets
 
 MAX_MODEL_LEN = 2048
-# The user's own values of these variables take precedence.
+# Defaults: the user's own values of these variables take precedence.
 SMALL_MACHINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """A checkpoint, the name to serve it under, and how its proofs run, on ``ranks`` ranks."""
+    """A checkpoint, its served name, and how its proofs run; ``ranks`` counts devices."""
 
     checkpoint: Path
     name: str
@@ -65,7 +65,7 @@ def running_model(
 
 
 def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
-    """The server of a small model on a small machine; everything it writes goes to ``folder``."""
+    """The server of a small model on a small machine; it writes files only in ``folder``."""
     options = (
         *("--served-model-name", deployment.name),
         *("--max-model-len", str(MAX_MODEL_LEN)),
@@ -83,9 +83,9 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
     command = server_command(str(deployment.checkpoint), options, poc)
     wanted = {**SMALL_MACHINE, **_a_core_each(deployment.ranks)}
     ours = {name: text for name, text in wanted.items() if not has_variable(name)}
-    # The server listens to this machine only, and this command is its only client.
+    # The server listens only to this machine, so it needs no keys.
     theirs = {n: text for n, text in command.env.items() if n not in ACCESS_VARIABLES}
-    # vLLM leaves its sockets behind when it is stopped; in our folder they go with it.
+    # vLLM does not remove its sockets when it is stopped; the folder is removed with them.
     return replace(command, env={**theirs, **ours, "TMPDIR": str(folder)})
 
 

@@ -1,4 +1,4 @@
-"""What every measuring or checking command works with: console, progress line, signals, errors."""
+"""Console, progress line, signals and errors of a command that measures or checks."""
 
 import signal
 from collections.abc import Iterator
@@ -16,22 +16,22 @@ from proofserve.lab.client.errors import LabError
 from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed
 
-# Exit codes: a check or a limit failed, or the command could not find out.
+# Exit codes: a check or a limit failed; the command could not do its work.
 EXIT_FAILED = 1
 EXIT_ERROR = 2
-# Of ``verify`` and ``audit``, where 0, 1 and 2 are verdicts: there is none.
+# No verdict, for ``verify`` and ``audit``, whose codes 0, 1 and 2 are verdicts.
 EXIT_NO_VERDICT = 3
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Holds Ctrl-C and SIGTERM back as long as the context lasts, except inside ``allowed``.
+    """Delays Ctrl-C and SIGTERM until the context ends, except inside ``allowed``.
 
     An exception between the start of a server and the note of its process id would leave that
     server running for ever, and an exception during its cleanup would stop the cleanup. So a
     signal is only noted; ``check`` and ``allowed`` turn it into SystemExit with the code that a
-    shell expects: 130 after Ctrl-C, 143 after SIGTERM. They do so once, so that no later signal
+    shell expects: 130 after Ctrl-C, 143 after SIGTERM. They do this once, so that no later signal
     disturbs the cleanup.
     """
 
@@ -118,7 +118,7 @@ class CommandSession:
 
 @contextmanager
 def open_session(exit_code: int = EXIT_ERROR) -> Iterator[CommandSession]:
-    """The session of one command. Errors that the user can act on are printed: ``exit_code``."""
+    """The session of one command. Prints expected errors and ends with ``exit_code``."""
     console = Console()
     try:
         with Interrupts() as interrupts, ProgressLine(console) as line:
@@ -129,7 +129,7 @@ def open_session(exit_code: int = EXIT_ERROR) -> Iterator[CommandSession]:
 
 
 class VerdictCommand(TyperCommand):
-    """Ends with ``EXIT_NO_VERDICT`` where others end with 2 (usage errors) or 1 (crashes)."""
+    """Ends with ``EXIT_NO_VERDICT`` after a usage error (else 2) or a crash (else 1)."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _no_verdict():

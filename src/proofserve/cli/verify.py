@@ -1,4 +1,4 @@
-"""``proofserve verify``: does a node run the model that it claims?"""
+"""``proofserve verify``: whether a node runs the model that it claims."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -59,15 +59,14 @@ def command(
         Path | None, typer.Option(help="Recompute with this checkpoint; needs no vLLM.")
     ] = None,
     recompute_url: Annotated[
-        str | None, typer.Option(help="Recompute on this node of your own instead.")
+        str | None, typer.Option(help="Or recompute on this node, which you trust.")
     ] = None,
     api_key: ApiKey = None,
     recompute_api_key: Annotated[
-        str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY", help="Of --recompute-url.")
+        str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY", help="A key of that node.")
     ] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(help="bfloat16, ...; by default the calibration's or checkpoint's."),
+        str | None, typer.Option(help="bfloat16, ...; if unset, of the calibration or checkpoint.")
     ] = None,
     device: Device = "cpu",
     forward_batch: ForwardBatch = 8,
@@ -82,28 +81,29 @@ def command(
     k_dim: Annotated[
         int | None, typer.Option(help="Values per vector, if the source does not say.", min=1)
     ] = None,
-    block_hash: Annotated[str | None, typer.Option(help="Of several in the source.")] = None,
-    public_key: Annotated[str | None, typer.Option(help="Of several in the source.")] = None,
+    block_hash: Annotated[str | None, typer.Option(help="If the source has several.")] = None,
+    public_key: Annotated[str | None, typer.Option(help="If the source has several.")] = None,
     seed: Annotated[
-        str, typer.Option(help="Decides the sample; publish it, but not before the artifacts are.")
+        str, typer.Option(help="Selects the sample; keep it secret until the artifacts are public.")
     ] = "0",
     nonces: Annotated[
-        int | None, typer.Option(help="Recompute at most so many; all if unset.", min=1)
+        int | None, typer.Option(help="Size of the sample; all nonces if unset.", min=1)
     ] = None,
     sequential: Annotated[
-        bool, typer.Option("--sequential/--fixed", help="Stop as soon as it is known, or not.")
+        bool,
+        typer.Option("--sequential/--fixed", help="Stop when certain, or use the whole sample."),
     ] = True,
     p_mismatch: PMismatch = None,
     p_fraud: Annotated[
-        float, typer.Option(help="Share of a fraud's vectors beyond the threshold, at least.")
+        float, typer.Option(help="Least share of mismatches by a fraudulent node.")
     ] = 0.5,
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
-    beta: Annotated[float, typer.Option(help="Chance to clear a fraud.")] = 1e-3,
+    beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")] = 1e-3,
     json: Json = None,
 ) -> None:
-    """Recompute a sample of a node's artifacts, and tell honest from fraud.
+    """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
 
-    Exit code 0: honest. 1: fraud. 2: undecided, because the nonces ran out.
+    Exit code 0: honest. 1: fraud. 2: undecided, because there were too few nonces.
     3: no verdict: an option, a source or the recomputation is wrong.
 
     A missing, repeated, malformed or non-finite artifact is a mismatch.
@@ -123,7 +123,7 @@ def command(
         if threshold.calibration and model:
             dtype = threshold.calibration.validator_dtype(dtype)
         if (model is None) == (recompute_url is None):
-            raise LabError("name what recomputes: --model CHECKPOINT or --recompute-url NODE")
+            raise LabError("give exactly one of --model CHECKPOINT and --recompute-url NODE")
         session.line.step(f"reading {source}")
         claimed = _read(source, api_key, Selection(block_hash, public_key))
         claimed = completed(claimed, seq_len, k_dim, scheme)
@@ -159,7 +159,7 @@ def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifac
     with NodeClient(source, api_key) as node:
         claimed = from_node(node)
     if not wanted.fits(claimed.block_hash, claimed.public_key):
-        raise LabError(f"{source} is at block {claimed.block_hash}, key {claimed.public_key}")
+        raise LabError(f"{source} has block {claimed.block_hash}, key {claimed.public_key}")
     return claimed
 
 

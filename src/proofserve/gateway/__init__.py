@@ -1,1 +1,1 @@
-"""A bounded, streaming front door for one or many vLLM servers. It knows nothing of proofs."""
+"""An HTTP gateway with a bounded queue for one or many vLLM servers. It knows nothing of proofs."""

@@ -1,7 +1,7 @@
-"""All errors of the gateway itself, and how it sends them to the client.
+"""All errors of the gateway itself, and their HTTP responses.
 
 The body has the shape of OpenAI's errors. ``code`` is stable and also names the outcome in the
-metrics. Errors of a backend are not here: they are passed on as they come.
+metrics. The gateway passes errors of a backend on unchanged.
 """
 
 import json
@@ -29,7 +29,7 @@ class Failure:
         return replace(self, message=message)
 
     def after(self, seconds: float) -> "Failure":
-        """The same failure with a time to wait, rounded up to whole seconds, at least one."""
+        """The same failure with a ``retry_after``, rounded up to whole seconds, at least one."""
         return replace(self, retry_after=max(1, math.ceil(seconds)))
 
     def body(self) -> bytes:

@@ -1,9 +1,9 @@
-"""Heads of requests and answers as they are relayed, without what belongs to one connection."""
+"""Heads of relayed requests and answers, without the headers of one connection."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-# Headers of one hop (RFC 9110, section 7.6.1), and those that are rewritten here.
+# Headers of one hop (RFC 9110, section 7.6.1), and those that the gateway writes itself.
 HOP_BY_HOP = frozenset(
     b"connection content-length expect host keep-alive proxy-authenticate proxy-authorization"
     b" proxy-connection te trailer transfer-encoding upgrade x-request-id".split()
@@ -24,7 +24,7 @@ def request_head(
     length: int,
     own: bytes,
 ) -> bytes:
-    """The head of a POST to a backend: ``headers`` less those ``dropped`` by name.
+    """The head of a POST to a backend: ``headers`` without those named in ``dropped``.
 
     ``own`` are header lines of ours, ending with CRLF.
     """

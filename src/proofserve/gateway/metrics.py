@@ -1,7 +1,7 @@
 """The gateway's counts and histograms, for Prometheus.
 
-Everything happens in one event loop, so counting is plain arithmetic: ten times cheaper than the
-library's counters with their locks. The library renders the page.
+All counting happens in one event loop, so plain numbers are enough: they are ten times cheaper than
+the library's counters with locks. The library renders the page.
 """
 
 from bisect import bisect_left
@@ -64,9 +64,9 @@ Gauge = tuple[str, str, list[str], Callable[[], Values]]
 
 
 class GatewayCollector(Collector):
-    """Shows the totals, and gauges that others keep.
+    """Shows the totals, and gauges that other objects provide.
 
-    It is called in a thread, while the loop goes on counting: dicts that may grow are copied first.
+    Scrapes run in a thread while the event loop counts: dicts that may grow are copied first.
     """
 
     def __init__(self, totals: GatewayTotals, gauges: list[Gauge]) -> None:
@@ -79,11 +79,11 @@ class GatewayCollector(Collector):
             yield _with_values(gauge, read())
         totals = self._totals
         outcomes = CounterMetricFamily(
-            "gateway_requests", "Requests by how they ended.", labels=["client", "outcome"]
+            "gateway_requests", "Requests by outcome.", labels=["client", "outcome"]
         )
         yield _with_values(outcomes, totals.outcomes.copy())
         retries = CounterMetricFamily(
-            "gateway_retries", "Attempts after the first, by why.", labels=["reason"]
+            "gateway_retries", "Attempts after the first, by reason.", labels=["reason"]
         )
         yield _with_values(retries, {(why,): n for why, n in totals.retries.copy().items()})
         wait = HistogramMetricFamily("gateway_queue_wait_seconds", "Time until the permit.")
@@ -98,7 +98,9 @@ def _by_model(every: Mapping[tuple[str, str], Series]) -> Iterator[Metric]:
         "gateway_tokens", "Tokens that backends reported.", labels=[*labels, "kind"]
     )
     first = HistogramMetricFamily(
-        "gateway_time_to_first_byte_seconds", "From the permit to the answer.", labels=labels
+        "gateway_time_to_first_byte_seconds",
+        "From the permit until the answer begins.",
+        labels=labels,
     )
     between = HistogramMetricFamily(
         "gateway_time_between_chunks_seconds", "Between parts of a stream.", labels=labels

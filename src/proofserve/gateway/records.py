@@ -24,7 +24,7 @@ class Timeouts:
 class BackendSpec:
     """A vLLM server: ``http://host:port``, ``https://…`` or ``unix:/path``.
 
-    One of weight 2 gets twice the requests of one of weight 1.
+    A server of weight 2 gets twice as many requests as one of weight 1.
     """
 
     url: str
@@ -32,7 +32,7 @@ class BackendSpec:
 
 
 class ClientSpec(BaseModel, extra="forbid", frozen=True):
-    """A client, its key and its limits; None is no limit."""
+    """A client, its key and its limits; None means no limit."""
 
     name: str = Field(min_length=1)
     key: str = Field(min_length=1)
@@ -45,8 +45,8 @@ class ClientSpec(BaseModel, extra="forbid", frozen=True):
 class GatewayPlan:
     """The whole configuration of a gateway.
 
-    A path that begins with one of ``self_guarded`` belongs to the embedded engine, which asks for
-    keys of its own there.
+    Paths that begin with one of ``self_guarded`` belong to the embedded engine, which needs its own
+    keys there.
     """
 
     backends: tuple[BackendSpec, ...]

@@ -1,4 +1,4 @@
-"""Where callbacks may go: origins by name, networks by address."""
+"""The addresses to which callbacks may go: origins by name, networks by address."""
 
 import re
 import socket
@@ -10,7 +10,7 @@ import httpx
 
 Address = IPv4Address | IPv6Address
 
-# The entry for this machine itself; the default list has no other.
+# The entry for this machine; the only one by default.
 LOOPBACK = "loopback"
 _LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 _NAME = re.compile(r"[a-z0-9._-]+", re.IGNORECASE)
@@ -26,9 +26,9 @@ class ForbiddenTarget(httpx.TransportError):
 class Allowlist:
     """Entries are ``scheme://host[:port]``, networks like ``10.0.0.0/8``, and ``loopback``.
 
-    An origin is trusted by its name and may lead to any address: the operator chose that name. A
-    network is trusted by address; name, scheme and port do not matter. Raises
-    ValueError for an entry that is neither.
+    An origin is trusted by its name, whatever its addresses: the operator chose that name. A
+    network is trusted by address; name, scheme and port do not matter. Raises ValueError for any
+    other entry.
     """
 
     def __init__(self, entries: Iterable[str] = (LOOPBACK,)) -> None:
@@ -45,17 +45,17 @@ class Allowlist:
     def refusal(self, url: str, addresses: Iterable[Address] | None = None) -> str | None:
         """Why no callback may go to ``url``; None if callbacks may.
 
-        ``addresses`` are those of its host. Without them only a host that is itself an address is
-        judged by address.
+        ``addresses`` are those of its host. Without them, the address is checked only if the host
+        is written as an address.
         """
         try:
             parsed = httpx.URL(url)
             return self._refusal(parsed, addresses or _literal(parsed.host))
         except httpx.InvalidURL:
-            return "is no URL"
+            return "is not a URL"
 
     def require(self, url: httpx.URL, addresses: Iterable[Address]) -> None:
-        """Raise ForbiddenTarget unless ``url`` may be dialled at each of ``addresses``."""
+        """Raise ForbiddenTarget unless a callback to ``url`` may go to each of ``addresses``."""
         if reason := self._refusal(url, addresses):
             raise ForbiddenTarget(reason)
 
@@ -79,7 +79,7 @@ class Allowlist:
         )
 
     def _contains(self, address: Address) -> bool:
-        # The system dials an IPv4 address in IPv6 notation as plain IPv4.
+        # The system connects to an IPv4 address in IPv6 notation by IPv4.
         plain = getattr(address, "ipv4_mapped", None) or address
         return any(plain in network for network in self._networks)
 
@@ -102,11 +102,11 @@ def _entry_origin(entry: str) -> _Origin:
     try:
         url = httpx.URL(entry)
     except httpx.InvalidURL as error:
-        raise ValueError(f"{entry!r} is no origin: {error}") from None
+        raise ValueError(f"{entry!r} is not an origin: {error}") from None
     named = bool(_NAME.fullmatch(url.host)) or _literal(url.host) is not None
     bare = url.path in {"", "/"} and not url.query and not url.fragment and not url.userinfo
     if url.scheme not in _PORTS or not named or not bare:
-        raise ValueError(f"{entry!r} is no origin like https://host or http://host:9000")
+        raise ValueError(f"{entry!r} is not an origin like https://host or http://host:9000")
     return _origin(url)
 
 

@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 
 class NotAnOutbox(OutboxUnavailable):
-    """The file is a database of something else, or of a newer proofserve. It was not touched."""
+    """The file is not an outbox, or is one of a newer proofserve. It was not changed."""
 
 
 class OutboxInUse(OutboxUnavailable):
-    """Another server uses the file. It was not touched."""
+    """Another server uses the file. It was not changed."""
 
 
 @dataclass(slots=True)
 class Database:
-    """Runs transactions one after another on a thread of its own."""
+    """Runs transactions one after another on one thread of its own."""
 
     _path: Path
     _connection: sqlite3.Connection
@@ -45,8 +45,8 @@ class Database:
 
         A damaged file is renamed, and a new one is created.
 
-        Raises NotAnOutbox (the file belongs to something else or to a newer version), OutboxInUse
-        (another server works with it) and OutboxUnavailable (it cannot be opened or created).
+        Raises NotAnOutbox (the file belongs to another program or to a newer version), OutboxInUse
+        (another server uses it) and OutboxUnavailable (it cannot be opened or created).
         """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
         loop = asyncio.get_running_loop()
@@ -62,18 +62,18 @@ class Database:
     ) -> T:
         """Run ``work`` in a transaction and return its result. Raises OutboxUnavailable.
 
-        Here and in ``write`` a cancelled call may still run to its end; calls keep their order.
+        Here and in ``write`` a cancelled call may still complete; calls keep their order.
         """
         return await self._run("BEGIN", lambda c: work(c, *args, **kw))
 
     async def write(
         self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kw: P.kwargs
     ) -> T:
-        """As ``read``; afterwards all changes of ``work`` are on disk, or none of them."""
+        """As ``read``; then all changes of ``work`` are on disk, or none of them."""
         return await self._run("BEGIN IMMEDIATE", lambda c: work(c, *args, **kw))
 
     async def close(self) -> None:
-        """Finish what is queued and close the file; twice is harmless."""
+        """Finish queued transactions and close the file. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -102,22 +102,22 @@ def _transact(
         result = work(connection)
         connection.commit()
     except BaseException:
-        # SQLite itself has rolled back after some errors, a full disk among them; a second
-        # rollback does nothing then.
+        # After some errors, such as a full disk, SQLite has already rolled back; a second
+        # rollback does nothing.
         connection.rollback()
         raise
     return result
 
 
 def hold_lock(path: Path) -> BinaryIO:
-    """Keep other servers off the outbox until the returned file is closed or this process ends.
+    """Lock the outbox against other servers until the returned file or this process is closed.
 
     A second server would end the round of the first, and send all of its callbacks once more.
 
     Raises as ``Database.open``.
     """
     _require_own(path)
-    # SQLite's locks would not do: they end when any file handle of the process on it is closed.
+    # SQLite's own locks end as soon as the process closes any handle of the file.
     try:
         with ExitStack() as opened:
             file = opened.enter_context(path.with_name(f"{path.name}.lock").open("ab"))
@@ -134,13 +134,13 @@ def hold_lock(path: Path) -> BinaryIO:
 
 
 def _require_own(path: Path) -> None:
-    """Raise for a folder or file that is no outbox, before a lock file appears beside it."""
+    """Raise for a folder or file that is not an outbox, before a lock file is made beside it."""
     if path.is_dir():
         raise OutboxUnavailable(f"the outbox {path} is a folder: name a file, with POC_OUTBOX")
     if not path.exists():
         return
     try:
-        # Immutable: reads without leaving SQLite's own files there. Its WAL is examined later.
+        # Immutable: SQLite then creates no files beside it. Its WAL is examined later.
         with closing(connect(path, "mode=ro&immutable=1")) as connection:
             version_of(path, connection)
     except sqlite3.Error as error:
@@ -152,7 +152,7 @@ def _locked(path: Path) -> tuple[sqlite3.Connection, BinaryIO]:
     with ExitStack() as opened:
         lock = opened.enter_context(hold_lock(path))
         try:
-            _put_aside_damaged(path)
+            _rename_damaged(path)
             connection = _opened(path)
         except sqlite3.Error as error:
             raise unavailable(path, error) from error
@@ -160,17 +160,17 @@ def _locked(path: Path) -> tuple[sqlite3.Connection, BinaryIO]:
         return connection, lock
 
 
-def _put_aside_damaged(path: Path) -> None:
+def _rename_damaged(path: Path) -> None:
     try:
         _examine(path)
     except sqlite3.Error as error:
         if not quarantine.is_damage(path, error):
             raise
-        quarantine.put_aside(path, error)
+        quarantine.rename_damaged(path, error)
 
 
 def _examine(path: Path) -> None:
-    """Raise an error for an existing file that is damaged or no outbox."""
+    """Raise an error for an existing file that is damaged or not an outbox."""
     if not path.is_file():
         return
     # Read-only: closing an ordinary connection would write the WAL of a killed server into a
@@ -202,30 +202,30 @@ def version_of(path: Path, connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise NotAnOutbox(
-            f"the outbox {path} has version {version}, this proofserve knows up to "
+            f"the outbox {path} has version {version}, this proofserve reads up to "
             f"{SCHEMA_VERSION}: use the newer proofserve or another file"
         )
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version == 0 and tables:
-        raise NotAnOutbox(f"{path} is a database of something else: choose another file")
+        raise NotAnOutbox(f"{path} is a database of another program: choose another file")
     return int(version)
 
 
 def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
-    """An error of SQLite about ``path``, as our own error."""
+    """Our error for an error of SQLite about ``path``."""
     code = getattr(error, "sqlite_errorname", type(error).__name__)
     return OutboxUnavailable(f"the outbox {path} failed: {error} ({code})")
 
 
 def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     version = version_of(path, connection)
-    # Before anything is in the file, or it has no effect: deleted results make the file smaller.
+    # With this, deleted results make the file smaller. It only has an effect on an empty file.
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
-    # WAL alone may lose the last commits with the power; a result counts only once it is on disk.
+    # WAL alone may lose the last commits in a power failure; results must be on disk to count.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
-    # Each step is a script of its own, so a file of any age arrives at the present.
+    # One script for each version, so that a file of any older version can be migrated.
     for step in range(version + 1, SCHEMA_VERSION + 1):
         script = resources.files(__package__).joinpath(f"schema/{step}.sql").read_text("utf-8")
         connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nCOMMIT;")

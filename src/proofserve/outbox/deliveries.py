@@ -12,7 +12,7 @@ from proofserve.wire.paths import GENERATED, VALIDATED
 
 ENDPOINTS = (GENERATED, VALIDATED)
 
-# Enough to recognise what went wrong; a target's whole error page would swell the database.
+# Characters of an error that are kept: a target's error page may be large.
 _ERROR_LENGTH = 500
 
 _ADD = """
@@ -62,8 +62,8 @@ class Delivery:
     """One callback to POST to ``{url}/{endpoint}``.
 
     ``key`` never changes; ``sequence`` rises from 1 by 1 for each ``url``; ``attempts`` counts
-    the failures so far. The body is made from ``span`` of the round ``round_id``, or was stored
-    when there is none.
+    the failures so far. The body is made from ``span`` of the round ``round_id``; without a span it
+    is stored.
     """
 
     id: int
@@ -79,12 +79,12 @@ class Delivery:
 def add_job(
     connection: sqlite3.Connection, endpoint: str, url: str, body: Mapping[str, Any], now: float
 ) -> None:
-    """Queue a callback with a body of its own.
+    """Queue a callback whose body is stored.
 
-    Raises ValueError for an endpoint that no receiver has and for a number that JSON lacks.
+    Raises ValueError for an unknown endpoint, and for a number that JSON cannot hold.
     """
     if endpoint not in ENDPOINTS:
-        raise ValueError(f"endpoint {endpoint!r} is none of {', '.join(ENDPOINTS)}")
+        raise ValueError(f"endpoint {endpoint!r} is not one of {', '.join(ENDPOINTS)}")
     text = json.dumps(body, allow_nan=False, separators=(",", ":"))
     _add(connection, endpoint, url, now, text)
 
@@ -123,7 +123,7 @@ def fail(
     pause_s: float | None,
     now: float,
 ) -> None:
-    """Count a failure; try again after ``pause_s`` seconds, or never when that is None."""
+    """Count a failure. The next attempt is due after ``pause_s`` seconds, None for never."""
     values = {
         "id": delivery.id,
         "error": error[:_ERROR_LENGTH],
@@ -135,14 +135,14 @@ def fail(
 
 
 def gauges(connection: sqlite3.Connection, now: float) -> OutboxGauges:
-    """The counters; ``last_error`` is the newest among the callbacks that were not delivered."""
+    """The counters; ``last_error`` is the newest error of an undelivered callback."""
     return OutboxGauges(*connection.execute(_GAUGES, {"now": now}).fetchone())
 
 
 def _add(
     connection: sqlite3.Connection, endpoint: str, url: str, now: float, about: str | Span
 ) -> None:
-    # One target is one sequence, however its URL was typed.
+    # A URL with and without a slash at its end has one sequence.
     known = {"endpoint": endpoint, "url": url.rstrip("/"), "key": uuid.uuid4().hex, "now": now}
     if isinstance(about, Span):
         values = {**asdict(about), "body": None}

@@ -1,4 +1,4 @@
-"""Reads results out of the file, a page at a time, while a server may add to it."""
+"""Reads the results in an outbox file page by page; a server may add results meanwhile."""
 
 import json
 import sqlite3
@@ -22,7 +22,7 @@ _FIND = """
 def rows(
     connection: sqlite3.Connection, after: int = 0, round_id: str | None = None
 ) -> Iterator[StoredResult]:
-    """Results with ``seq > after`` in order, of one round or of all, read page by page.
+    """Results with ``seq > after`` in order, of one round or of all rounds.
 
     Raises ValueError for a round that the outbox does not have.
     """
@@ -55,13 +55,13 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
     }
 
     def known() -> Iterator[StoredResult]:
-        # Both lists are of the same rows: results that are stored meanwhile are in neither.
+        # Both lists cover the same rows: results that are stored meanwhile are in neither list.
         return takewhile(lambda row: row.seq <= last_seq, rows(connection, after, round_id))
 
     yield f'{json.dumps(head)[:-1]}, "nonces": ['
-    yield from _listed(str(row.nonce) for row in known())
+    yield from _comma_separated(str(row.nonce) for row in known())
     yield '], "artifacts": ['
-    yield from _listed(
+    yield from _comma_separated(
         json.dumps(artifact_record(row.nonce, row.value))
         for row in known()
         if row.value is not None
@@ -69,7 +69,7 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
     yield "]}\n"
 
 
-def _listed(items: Iterable[str]) -> Iterator[str]:
+def _comma_separated(items: Iterable[str]) -> Iterator[str]:
     between = ""
     for item in items:
         yield f"{between}{item}"

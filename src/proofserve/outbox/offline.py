@@ -1,6 +1,6 @@
-"""Access to an outbox by commands, while a server may have it open.
+"""Access to an outbox file for commands; a server may have it open.
 
-Only the server creates, migrates and quarantines files; commands do not.
+Commands do not create, migrate or rename the file; only the server does.
 """
 
 import sqlite3
@@ -23,21 +23,22 @@ from proofserve.outbox.database import (
 from proofserve.outbox.pruning import Pruned
 from proofserve.rounds.errors import OutboxUnavailable
 
-# Inode, size, time of the last change; whether a process has it open or was killed with it open.
-_Look = tuple[int, int, int, bool]
+# Inode, size, time of the last change, and whether a WAL exists: a process has the file open, or
+# was killed while it had.
+_FileState = tuple[int, int, int, bool]
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that cannot write, to a file that was read to its end and found sound.
+    """A read-only connection to a file, which is checked for damage first.
 
-    Each statement sees the file as it is then, unless the caller begins a transaction.
+    Each statement sees the newest state, unless the caller begins a transaction.
 
-    Raises NotAnOutbox (the file belongs to something else or to another version) and
+    Raises NotAnOutbox (the file belongs to another program or another version) and
     OutboxUnavailable (it is missing or damaged, cannot be read, or a server opened it meanwhile, so
-    that what was read may not fit together).
+    that the values may be inconsistent).
     """
-    before = _look(path)
+    before = _state_of(path)
     *_, in_use = before
     # An ordinary connection would leave two files beside an outbox that no process has open.
     mode = "mode=ro" if in_use else "mode=ro&immutable=1"
@@ -46,16 +47,16 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             _require_readable(path, connection)
             yield connection
     except sqlite3.Error as error:
-        _require_alone(path, before)
+        _require_unchanged(path, before)
         raise _failure(path, error) from error
-    _require_alone(path, before)
+    _require_unchanged(path, before)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """A transaction in a sound file, on disk once the context ends; nothing of it after an error.
+    """A transaction in an undamaged file. It is on disk when the context ends without an error.
 
-    It waits for the server's own, which are short, and the server for it. Raises as ``reading``.
+    The server's transactions and this one wait for each other. Raises as ``reading``.
     """
     with reading(path):
         pass
@@ -71,8 +72,8 @@ def writing(path: Path) -> Iterator[sqlite3.Connection]:
 def prune(path: Path, before: float) -> tuple[Pruned, bool]:
     """Delete what was delivered before ``before``, in wall-clock seconds.
 
-    Returns how much that was, and whether the file is as small as it can be: one of an older
-    version must be rewritten once, which needs the server to be stopped. Raises as ``reading``.
+    Returns the deleted numbers, and whether the file has shrunk. A file of an older version must be
+    rewritten once, while no server uses it. Raises as ``reading``.
     """
     with reading(path) as connection:
         at_first = pruning.totals(connection)
@@ -100,11 +101,11 @@ def _in_steps(connection: sqlite3.Connection, step: Callable[[sqlite3.Connection
         connection.execute("BEGIN IMMEDIATE")
         with connection:
             again = step(connection)
-        # A server that waits for the file asks for it again and again: it must find a gap.
+        # A waiting server tries again and again to lock the file: this pause lets it succeed.
         time.sleep(pruning.PAUSE_S)
 
 
-def _look(path: Path) -> _Look:
+def _state_of(path: Path) -> _FileState:
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -117,10 +118,10 @@ def _look(path: Path) -> _Look:
     return found.st_ino, found.st_size, found.st_mtime_ns, in_use
 
 
-def _require_alone(path: Path, before: _Look) -> None:
-    """Raise if a server came: an immutable file is read without locks, which would notice it."""
+def _require_unchanged(path: Path, before: _FileState) -> None:
+    """Raise if a server opened the file: an immutable file is read without locks."""
     *_, in_use = before
-    if not in_use and _look(path) != before:
+    if not in_use and _state_of(path) != before:
         raise OutboxUnavailable(f"a server opened the outbox {path} meanwhile: run this again")
 
 
@@ -131,7 +132,7 @@ def _require_readable(path: Path, connection: sqlite3.Connection) -> None:
     if version < SCHEMA_VERSION:
         raise NotAnOutbox(
             f"the outbox {path} has version {version}, this command reads {SCHEMA_VERSION}:"
-            " the next start of this proofserve's server brings it there"
+            " the server of this version migrates it when it starts"
         )
     quarantine.require_sound(connection)
 
@@ -140,6 +141,6 @@ def _failure(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
     if not quarantine.is_damage(path, error):
         return unavailable(path, error)
     return OutboxUnavailable(
-        f"the outbox {path} is damaged ({error}) and was left as it is. The server puts it aside"
+        f"the outbox {path} is damaged ({error}) and was not changed. The server renames it"
         f" when it starts; `sqlite3 {path} .recover` may still read it"
     )

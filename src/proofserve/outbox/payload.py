@@ -1,4 +1,4 @@
-"""The body of a callback, in pieces that leave the database free in between (protocol A.8, B.7)."""
+"""The body of a callback, read in pieces between other transactions (protocol A.8, B.7)."""
 
 import json
 import sqlite3
@@ -8,7 +8,7 @@ from proofserve.outbox.database import Database
 from proofserve.outbox.deliveries import Delivery, Span
 from proofserve.wire.records import artifact_record, encoding_of
 
-# Rows turned to JSON in one go: a few milliseconds, so that a result never waits for a large body.
+# Rows in one transaction: a few milliseconds, so that new results need not wait for a large body.
 _PAGE = 4096
 
 _HEAD = """

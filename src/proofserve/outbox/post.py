@@ -19,17 +19,16 @@ from proofserve.wire.signature import (
     Envelope,
 )
 
-# A million artifacts are some 65 MB: a target gets this much more time for a large body. Bytes
-# per second.
+# A large body gets more time: a million artifacts have about 65 MB. Bytes per second.
 _SLOWEST_UPLOAD = 1_000_000
 
-# How much of a refusal is kept, in bytes; of a redirect's target, in characters.
+# Kept bytes of an error response, and characters of a redirect's target.
 _EXCERPT = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Outward:
-    """Where callbacks may go, and how they are signed: not at all while ``secret`` is None.
+    """Where callbacks may go, and the secret that signs them; None for no signature.
 
     ``clock`` gives wall-clock seconds.
     """
@@ -43,7 +42,7 @@ class Outward:
 def new_client(outward: Outward) -> httpx.AsyncClient:
     """A client that connects to allowed addresses only, without redirects and proxies."""
     transport = CheckedTransport(outward.allowlist, outward.resolve)
-    # Its own timeout would start anew with every byte; each post has one for all of it.
+    # httpx's timeout starts again with every byte; ``post`` limits the whole attempt.
     return httpx.AsyncClient(
         transport=transport,
         timeout=None,  # noqa: S113
@@ -55,10 +54,10 @@ def new_client(outward: Outward) -> httpx.AsyncClient:
 async def post(
     client: httpx.AsyncClient, outward: Outward, delivery: Delivery, body: bytes, timeout_s: float
 ) -> str | None:
-    """POST ``body``; what went wrong, None when the target acknowledged it with a 2xx status.
+    """POST ``body``. Returns the error, or None if the target answered with a 2xx status.
 
-    A redirect is a failure: it is not followed, so no receiver has the callback. The target
-    has ``timeout_s`` seconds, and another for each megabyte of the body.
+    A redirect is an error: it is not followed, so no receiver has the callback. The target has
+    ``timeout_s`` seconds, and another second for each megabyte of the body.
     """
     headers = {
         "Content-Type": "application/json",
@@ -77,13 +76,13 @@ async def post(
         ):
             accepted = response.is_success
             if not accepted:
-                said = _redirect(response, delivery.endpoint) or await _excerpt(response)
-                error = f"HTTP {response.status_code}: {said}"
+                detail = _redirect(response, delivery.endpoint) or await _excerpt(response)
+                error = f"HTTP {response.status_code}: {detail}"
     except TimeoutError:
         error = f"no answer within {allowed_s:.1f} s"
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         error = f"{type(problem).__name__}: {problem}"
-    # Once the status said yes, trouble with the rest of the answer changes nothing.
+    # After a 2xx status, an error in the rest of the answer does not matter.
     return None if accepted else error
 
 
@@ -92,7 +91,7 @@ async def _signature(outward: Outward, delivery: Delivery, body: bytes) -> dict[
         return {}
     now = int(outward.clock())
     envelope = Envelope(delivery.endpoint, delivery.key, delivery.sequence, now)
-    # On a thread: a body of a million artifacts would hold the loop for a tenth of a second.
+    # In a thread: a body of a million artifacts would block the loop for a tenth of a second.
     signature = await asyncio.to_thread(envelope.sign, outward.secret, body)
     return {TIMESTAMP_HEADER: str(now), SIGNATURE_HEADER: signature}
 
@@ -105,7 +104,7 @@ def _redirect(response: httpx.Response, endpoint: str) -> str | None:
     try:
         location = str(response.url.join(location))
     except httpx.InvalidURL:
-        return f"redirects to {location[:_EXCERPT]!r}, which is no address"
+        return f"redirects to {location[:_EXCERPT]!r}, which is not an address"
     base = location.removesuffix(f"/{endpoint}")
     return (
         f"redirects to {location[:_EXCERPT]}; redirects are not followed:"

@@ -1,7 +1,7 @@
 """Deletes what was delivered long ago, in small steps. Runs inside transactions of the caller.
 
-Nothing goes that is not delivered: pending and expired callbacks, their results, and results that
-are in no callback yet all stay.
+Only delivered results are deleted: pending and expired callbacks, their results, and results that
+are in no callback yet stay.
 """
 
 import operator
@@ -9,12 +9,12 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-# What one step deletes at most: some milliseconds, for which a result may have to wait.
+# The most that one step deletes: it takes some milliseconds, and a new result may have to wait.
 _RESULTS = 1000
 _CALLBACKS = 100
 # Pages that one step gives back to the file system; 1 MB.
 _PAGES = 256
-# Between two steps, seconds: nine tenths of the time belong to results and callbacks.
+# Pause between two steps, which leaves nine tenths of the time to results and callbacks. Seconds.
 PAUSE_S = 0.05
 # SQLite's number for `PRAGMA auto_vacuum = INCREMENTAL`.
 _INCREMENTAL = 2
@@ -23,7 +23,7 @@ _DELIVERED = """
     SELECT id, url, sequence, round, first_seq, last_seq FROM deliveries
     WHERE state = 'done' AND delivered_at < ? ORDER BY delivered_at LIMIT ?
 """
-# The newest round stays as a row: a client may let it go on.
+# The row of the newest round stays, because a client may continue that round.
 _ENDED = """
     SELECT number, after_seq, last_seq, number = (SELECT max(number) FROM rounds) FROM rounds
     WHERE closed AND closed_at < ? AND (url IS NULL OR last_seq <= cut_seq)
@@ -43,14 +43,14 @@ _KEEP_SEQUENCE = """
 
 
 class Pruned(NamedTuple):
-    """How much was deleted: from a file since it was made, or by one call."""
+    """Deleted numbers: from a file since it was created, or by one call."""
 
     results: int
     callbacks: int
     rounds: int
 
     def since(self, earlier: "Pruned") -> "Pruned":
-        """How much was deleted between ``earlier`` and this."""
+        """The numbers deleted between ``earlier`` and this."""
         return Pruned(*map(operator.sub, self, earlier))
 
 
@@ -61,8 +61,8 @@ def totals(connection: sqlite3.Connection) -> Pruned:
 def step(connection: sqlite3.Connection, before: float) -> bool:
     """Delete a part of what was delivered before ``before``, in wall-clock seconds.
 
-    Results of a round without a callback URL count as delivered when the round has ended. False
-    once there is nothing to delete.
+    Results of a round without a callback URL count as delivered when the round has ended. Returns
+    False if there was nothing to delete.
     """
     delivered = connection.execute(_DELIVERED, (before, _CALLBACKS)).fetchall()
     if delivered:
@@ -80,26 +80,26 @@ def step(connection: sqlite3.Connection, before: float) -> bool:
 
 
 def shrinks(connection: sqlite3.Connection) -> bool:
-    """Whether the file can be made smaller in steps: those of older versions cannot."""
+    """Whether the file can shrink in steps; files of older versions cannot."""
     (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
     return int(mode) == _INCREMENTAL
 
 
 def shrink(connection: sqlite3.Connection) -> bool:
-    """Give some free pages back to the file system; False once there are none."""
+    """Give some free pages back to the file system. False if no more are left."""
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     if not free or not shrinks(connection):
         return False
-    # Python runs this statement for its first page only, whatever number of pages it asks for.
+    # Python runs this statement for one page only, whatever number it names.
     for _ in range(_PAGES):
         connection.execute("PRAGMA incremental_vacuum(1)")
     return int(free) > _PAGES
 
 
 def rewrite(connection: sqlite3.Connection) -> None:
-    """Write the whole file anew, without free pages, so that it shrinks in steps from now on.
+    """Rewrite the whole file without free pages, so that it shrinks in steps from now on.
 
-    Not inside a transaction, and not while a server uses the file: it would wait for minutes.
+    Not inside a transaction, and not while a server uses the file: the server would wait minutes.
     """
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("VACUUM")
@@ -111,7 +111,7 @@ def _prune_callbacks(connection: sqlite3.Connection, delivered: Sequence[Any]) -
         if round_number is not None:
             room -= _prune_results(connection, round_number, (first_seq, last_seq), room)
             if not room:
-                # Some of its results may be left for the next step.
+                # The next step deletes its other results, if it has more.
                 return
         connection.execute(_KEEP_SEQUENCE, (url, sequence))
         connection.execute("DELETE FROM deliveries WHERE id = ?", (number,))

@@ -5,10 +5,10 @@ import logging
 import sqlite3
 from pathlib import Path
 
-# How every SQLite file begins; one without it is not an outbox that was damaged.
+# The first bytes of every SQLite file; a file without them is not a damaged outbox.
 _MAGIC = b"SQLite format 3\0"
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# What belongs to a database: changes that are not in the file yet, and their index.
+# Endings of a database's files: itself, changes that are not in it yet, and their index.
 _PARTS = ("", "-wal", "-shm")
 
 _log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 def require_sound(connection: sqlite3.Connection) -> None:
     """Raise sqlite3.DatabaseError for a file that cannot be read to its end.
 
-    Reads all of it: a second or so for each gigabyte.
+    Reads the whole file: about a second for each gigabyte.
     """
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
@@ -28,8 +28,8 @@ def require_sound(connection: sqlite3.Connection) -> None:
 
 
 def is_damage(path: Path, error: sqlite3.Error) -> bool:
-    """Whether ``error`` says that ``path`` is a database that is broken for good."""
-    # The lowest byte is the kind of an error, the others are details.
+    """Whether ``error`` says that the database ``path`` is damaged."""
+    # The lowest byte is the kind of error.
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code not in _DAMAGE:
         return False
@@ -37,8 +37,8 @@ def is_damage(path: Path, error: sqlite3.Error) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def put_aside(path: Path, error: sqlite3.Error) -> Path:
-    """Rename a closed database, with all that belongs to it, to a free name. Raises OSError."""
+def rename_damaged(path: Path, error: sqlite3.Error) -> Path:
+    """Rename a closed database and its other files to a free name. Raises OSError."""
     names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
     kept = next(name for name in names if not name.exists())
     for part in _PARTS:
@@ -46,7 +46,7 @@ def put_aside(path: Path, error: sqlite3.Error) -> Path:
         if source.exists():
             source.rename(kept.with_name(kept.name + part))
     _log.error(
-        "the outbox %s is damaged (%s) and was kept as %s; a new one begins."
+        "the outbox %s is damaged (%s) and was renamed to %s; the server begins a new one."
         " `sqlite3 %s .recover` may still read the old one",
         path,
         error,

@@ -29,13 +29,13 @@ _ADD_ROUND = f"""
 """  # noqa: S608 - only our own column names
 _FIND_SPEC = f"SELECT {_SPEC_COLUMNS} FROM rounds WHERE round_id = ?"  # noqa: S608 - as above
 _FIND_OPEN = f"SELECT round_id, {_SPEC_COLUMNS} FROM rounds WHERE NOT closed"  # noqa: S608 - too
-# The same nonce again is the same call again, after an answer that was lost: its rows are there.
+# A nonce that is stored already comes from a call that is repeated after its answer was lost.
 _ADD_RESULT = """
     INSERT INTO results (round, nonce, value, error) VALUES (?, ?, ?, ?)
     ON CONFLICT (round, nonce) DO NOTHING
 """
-# Walks back from the round's newest row and not past its first, so rows of other rounds cost
-# nothing. The plus keeps SQLite off the index by nonce, which would sort the whole round.
+# Reads only rows between the round's newest and its first, the newest first. The plus keeps SQLite
+# from using the index by nonce, with which it would sort the whole round.
 _NEWEST_WINNERS = """
     SELECT nonce, value FROM results JOIN rounds ON +results.round = rounds.number
     WHERE round_id = ? AND r_target IS NOT NULL
@@ -67,14 +67,14 @@ _Row = tuple[int, str | None, str | None]
 
 
 def open_round(connection: sqlite3.Connection, spec: RoundSpec, now: float) -> RoundProgress:
-    """Add a round, or reopen the same one with its results and progress; close any other.
+    """Add a round, or reopen it with its results and progress. Closes any other round.
 
-    Raises ValueError when the id belongs to a different round.
+    Raises ValueError if the id belongs to a round with other parameters.
     """
     columns = _spec_columns(spec)
     known = connection.execute(_FIND_SPEC, (spec.round_id,)).fetchone()
     if known not in (None, columns):
-        raise ValueError(f"round {spec.round_id!r} is known with another order")
+        raise ValueError(f"round {spec.round_id!r} exists with other parameters")
     connection.execute("UPDATE rounds SET closed = 1, closed_at = ? WHERE NOT closed", (now,))
     if known is None:
         connection.execute(_ADD_ROUND, (spec.round_id, *columns))
@@ -114,23 +114,23 @@ def add(
 ) -> bool:
     """Store ``rows`` and the progress.
 
-    Returns whether the sender must hear of it: a round with a URL had nothing waiting before, or
-    has ended. Raises ValueError for an unknown round.
+    Returns whether to wake the sender: the round has a URL, and had no result waiting for a
+    callback before, or has ended. Raises ValueError for an unknown round.
     """
-    number, news = _find(connection, round_id)
+    number, wakes_sender = _find(connection, round_id)
     cursor = connection.executemany(_ADD_RESULT, [(number, *row) for row in rows])
-    # rowcount is -1 when there was nothing to run.
+    # rowcount is -1 for an empty list.
     added = max(cursor.rowcount, 0)
     connection.execute(
         _ADVANCE, {"next_index": next_index, "added": added, "now": now, "number": number}
     )
-    return bool(added and news)
+    return bool(added and wakes_sender)
 
 
 def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row]:
-    """The value of a winner is its distance as JSON, with all digits of the number.
+    """The rows to store. The value of a winner is its distance as JSON, with all digits.
 
-    Raises ValueError for a distance that JSON lacks.
+    Raises ValueError for a distance that JSON cannot hold.
     """
     return [
         *((one.nonce, _value(one), None) for one in findings),
@@ -147,7 +147,7 @@ def after(
 
 
 def newest_winners(connection: sqlite3.Connection, round_id: str, limit: int) -> list[Winner]:
-    """The last ``limit`` winners of a distance round, oldest first; none of any other round."""
+    """The last ``limit`` winners of a distance round, oldest first; empty for any other round."""
     found = connection.execute(_NEWEST_WINNERS, (round_id, limit)).fetchall()
     return [Winner(nonce, float(value)) for nonce, value in reversed(found)]
 

@@ -14,9 +14,9 @@ _MAKE_DUE = """
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which callbacks: those of one target (its origin) and of one round; None means all.
+    """Selects callbacks by target (an origin) and by round; None selects all.
 
-    ``expired`` adds those that expired.
+    ``expired`` also selects expired callbacks.
     """
 
     origin: str | None = None
@@ -31,10 +31,10 @@ class Retried:
 
 
 def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried:
-    """Make callbacks due at ``now``, and forget their failures so far.
+    """Make callbacks due at ``now``, and reset their counts of failures.
 
-    Key, sequence and body stay. Raises ValueError for a round or a target that the outbox does not
-    have.
+    Key, sequence and body do not change. Raises ValueError for a round or a target that is not in
+    the outbox.
     """
     number = None if choice.round_id is None else round_number(connection, choice.round_id)
     urls = [None] if choice.origin is None else _urls(connection, choice.origin)
@@ -43,14 +43,14 @@ def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried
         each = [{"url": url, "round": number, "now": now, "state": state} for url in urls]
         return connection.executemany(_MAKE_DUE, each).rowcount
 
-    # Pending ones first, or the expired callbacks would be counted as pending, too.
+    # First the pending ones: otherwise the expired ones would be counted as pending, too.
     return Retried(make_due("pending"), make_due("expired") if choice.expired else 0)
 
 
 def origin_of(url: str) -> str | None:
-    """Scheme, host and port of ``url``, a default port left out; None if it has none of them.
+    """Scheme, host and port (if not the default) of ``url``; None without scheme or host.
 
-    More is not shown of a callback's address: path, query and user name can hold secrets.
+    The rest of a callback URL is not shown, because path, query and user name can hold secrets.
     """
     try:
         parsed = httpx.URL(url)

@@ -1,4 +1,4 @@
-"""What the sender does next: a step over the database, at a given moment."""
+"""What the sender does next, by the database and the present time."""
 
 import sqlite3
 from dataclasses import asdict, dataclass
@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from proofserve.outbox import deliveries
 from proofserve.outbox.deliveries import Delivery, Span
 
-# A due time further away than its own pause, plus this, was stored by a clock that has since been
-# set back; it counts as due rather than as a wait of hours. Seconds.
+# A wait longer than its pause and this means that the clock was set back after the due time was
+# stored; the callback is then due at once. Seconds.
 _CLOCK_SLACK = 1.0
 
 _UNCUT = """
@@ -16,25 +16,24 @@ _UNCUT = """
     WHERE url IS NOT NULL AND last_seq > cut_seq AND NOT EXISTS (
         SELECT 1 FROM deliveries WHERE state = 'pending' AND round = rounds.number AND NOT revived)
 """
-# The plus keeps SQLite off the index by nonce, which would walk through the whole round each time.
+# The plus keeps SQLite from using the index by nonce, with which it would read the whole round.
 _NTH_VALUE = """
     SELECT seq FROM results WHERE +round = ? AND seq BETWEEN ? AND ? AND value IS NOT NULL
     ORDER BY seq LIMIT 1 OFFSET ?
 """
-# Far beyond the longest pause already; keeps the power of two a float for ever.
+# Keeps the power of two within the range of a float; the longest pause is reached much earlier.
 _LAST_DOUBLING = 32
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackPolicy:
-    """The sender's numbers. Times in seconds.
+    """The limits and times of callbacks. Times in seconds.
 
-    A round's first delivery is cut ``interval_s`` after its first result and at most one each
-    ``interval_s`` from then on, of at most ``max_artifacts``. A delivery that failed
-    ``max_retries`` times expires; 0 keeps trying for ever. ``timeout_s`` is what a target has to
-    answer. The pause after a failure doubles from ``backoff_first_s`` to ``backoff_longest_s``.
-    At least every ``look_again_s`` the sender reads the file again: another process may have made
-    callbacks due.
+    A round's first callback is made ``interval_s`` after its first result, later ones at most once
+    in each ``interval_s``, of at most ``max_artifacts``. A callback that failed ``max_retries``
+    times expires; with 0 it never expires. A target must answer within ``timeout_s``. The pause
+    after a failure doubles from ``backoff_first_s`` to ``backoff_longest_s``. At least every
+    ``look_again_s`` the sender reads the file again: another process may have made callbacks due.
 
     Raises ValueError for a number outside its range.
     """
@@ -64,9 +63,9 @@ class CallbackPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """``due`` is to be posted now, at most one for each target.
+    """``due`` has the callbacks to post now, at most one for each target.
 
-    ``wait_s`` is how long until more is due, None while nothing is foreseen. ``idle`` says that
+    ``wait_s`` is the time until more callbacks are due, None if it is not known. ``idle`` says that
     nothing is undelivered.
     """
 
@@ -82,9 +81,9 @@ def plan(
     flushing: bool,
     now: float,
 ) -> SendPlan:
-    """Cut the round deliveries that are due and choose what to post.
+    """Make the callbacks of rounds that are due, and choose which to post.
 
-    ``busy`` targets are being posted to; ``flushing`` makes every result due at once.
+    Posts to ``busy`` targets are in flight; ``flushing`` makes every result due at once.
     """
     waits = _cut_rounds(connection, policy, flushing, now)
     undelivered = bool(waits)
@@ -98,7 +97,7 @@ def plan(
         if wait_s > 0.0:
             waits.append(wait_s)
         elif len(due) < slots:
-            # A target beyond the slots needs no wait: a post that ends asks for a new plan.
+            # Without a free slot no wait is needed: the end of a post leads to a new plan.
             due.append(deliveries.first_of(connection, url))
     return SendPlan(tuple(due), min(waits, default=None), idle=not undelivered)
 
@@ -106,10 +105,10 @@ def plan(
 def _cut_rounds(
     connection: sqlite3.Connection, policy: CallbackPolicy, flushing: bool, now: float
 ) -> list[float]:
-    """Turn due results into deliveries; the waits of the rounds that are not due yet.
+    """Make callbacks of due results. Returns the waits of the rounds that are not due yet.
 
-    Winners are due at once (A.8), so a delivery holds those of one batch, or of all batches that
-    came while its target was behind.
+    Winners are due at once (A.8): a callback holds those of one batch, or of all batches that were
+    stored while the previous callback was pending.
     """
     waits = []
     # All rows first: the loop changes the table.
@@ -129,7 +128,7 @@ def _cut_rounds(
 
 
 def _next_span(connection: sqlite3.Connection, uncut: Span, most: int) -> Span | None:
-    """The oldest part of ``uncut`` with at most ``most`` values, None if it only has failures."""
+    """The first ``most`` values of ``uncut``; None if it has only failures."""
     place = (uncut.round_number, uncut.first_seq, uncut.last_seq)
     first = connection.execute(_NTH_VALUE, (*place, 0)).fetchone()
     if first is None:

@@ -1,4 +1,4 @@
-"""Posts callbacks until their targets acknowledge them or the policy gives them up."""
+"""Posts callbacks until their targets acknowledge them or they expire."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class CallbackSender:
-    """Sends what the outbox holds; ``run`` it as one task beside the outbox.
+    """Sends the callbacks of an outbox; ``run`` must be one task of the same event loop.
 
     Delivery is at least once: a callback whose acknowledgement was not stored is sent again under
     the same key. Each target has one post in flight and never waits for another target; a round's
@@ -44,7 +44,7 @@ class CallbackSender:
         self._empty = False
 
     async def run(self) -> None:
-        """Send until cancelled. What is in flight then is sent again after a restart."""
+        """Send until cancelled. A callback in flight is then sent again after a restart."""
         async with new_client(self._outward) as client, asyncio.TaskGroup() as posts:
             while True:
                 self._store.news.clear()
@@ -52,18 +52,18 @@ class CallbackSender:
                 for delivery in plan.due:
                     self._busy.add(delivery.url)
                     posts.create_task(self._deliver(client, delivery))
-                # What came after the plan was made is not in it.
+                # News that came after the plan was made is not in it.
                 if not (plan.due or self._busy or self._store.news.is_set()):
                     self._empty = plan.idle
                     self._settled.set()
-                await self._nap(plan.wait_s)
+                await self._wait(plan.wait_s)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Send everything that is due, and the results of open rounds as if they were.
+        """Send all due callbacks and all results of open rounds, because the server ends.
 
-        For the end of a server; ``run`` must be running. True once nothing is undelivered. False
-        after ``timeout_s`` seconds, or when the only undelivered callbacks wait for another
-        attempt; they stay on disk for the next start.
+        ``run`` must be running. Returns True once nothing is undelivered, and False after
+        ``timeout_s`` seconds or when all undelivered callbacks wait for another attempt; these
+        stay on disk for the next start.
         """
         self._settled.clear()
         self._flushing = True
@@ -81,10 +81,10 @@ class CallbackSender:
     async def _plan(self) -> SendPlan:
         return await self._store.plan(self._policy, frozenset(self._busy), self._flushing)
 
-    async def _nap(self, foreseen_s: float | None) -> None:
+    async def _wait(self, until_due_s: float | None) -> None:
         """Wait for news, until more is due, or until another process may have made more due."""
         longest_s = self._policy.look_again_s
-        seconds = longest_s if foreseen_s is None else min(foreseen_s, longest_s)
+        seconds = longest_s if until_due_s is None else min(until_due_s, longest_s)
         waits: set[asyncio.Future[object]] = {
             asyncio.ensure_future(self._store.news.wait()),
             asyncio.ensure_future(self._sleep(seconds)),
@@ -99,7 +99,7 @@ class CallbackSender:
         try:
             body = await self._retried(lambda: self._store.body(delivery))
             error = await post(client, self._outward, delivery, body, self._policy.timeout_s)
-            # The target stays busy until this is stored, so nothing is posted twice meanwhile.
+            # The target stays busy until this is stored, so that no callback is posted twice.
             await self._retried(lambda: self._settle(delivery, error))
         finally:
             self._busy.discard(delivery.url)
@@ -110,7 +110,7 @@ class CallbackSender:
             await self._store.acknowledge(delivery)
             return
         failures = delivery.attempts + 1
-        where, known = _place(delivery), {"round_id": delivery.round_id}
+        where, known = _described(delivery), {"round_id": delivery.round_id}
         if self._policy.expires(failures):
             await self._store.fail(delivery, error, None)
             text = "callback to %s expired after %d attempts: %s"
@@ -134,12 +134,12 @@ class CallbackSender:
                 await self._sleep(pause_s)
 
 
-def _place(delivery: Delivery) -> str:
-    """A delivery in a log, without the password or token that its URL can hold."""
+def _described(delivery: Delivery) -> str:
+    """A delivery for a log line, without the password or token that its URL can hold."""
     try:
         parts = httpx.URL(delivery.url)
     except httpx.InvalidURL:
-        where = "a URL that is none"
+        where = "an invalid URL"
     else:
         where = str(parts.copy_with(userinfo=b"", query=None, fragment=None))
     of_round = f", round {delivery.round_id}" if delivery.round_id else ""

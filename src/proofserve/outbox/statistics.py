@@ -1,7 +1,6 @@
 """Counts of an outbox for its operator. Runs inside a transaction of the caller.
 
-Of a callback address only the origin is shown, and of an error only its kind: the rest can hold
-secrets.
+Shows only the origin of a callback URL and only the kind of an error: the rest can hold secrets.
 """
 
 import sqlite3
@@ -51,7 +50,7 @@ class TargetStatistics:
 
     ``pending`` are not delivered yet; ``failing`` of these have failed since they were queued or
     retried by the operator. ``delivered`` are those that are not deleted yet. ``expired`` had too
-    many failures; ``revived`` counts how often the operator had expired ones sent again.
+    many failures; ``revived`` counts expired ones that the operator made due again.
     ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait, None where nothing is pending.
     ``last_error`` is the kind of the newest failure among undelivered callbacks.
     """
@@ -80,7 +79,7 @@ class RoundStatistics:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatistics:
-    """The whole file, as far as it is not deleted by age.
+    """The whole file, without what is already deleted.
 
     ``uncut_rounds`` have results that are in no callback yet. ``deleted_results`` were delivered
     and then deleted.
@@ -98,7 +97,7 @@ class OutboxStatistics:
 
 def read_statistics(connection: sqlite3.Connection, now: float) -> OutboxStatistics:
     connection.create_function("origin", 1, cache(lambda url: origin_of(url) or "not an address"))
-    # ``HTTP 503``, ``ConnectError``, ...; what follows was said by the target, or about it.
+    # ``HTTP 503``, ``ConnectError``, ...; the text after it may come from the target.
     errors = {to: error.partition(":")[0] for to, error, _ in connection.execute(_ERRORS)}
     counts = _rows(connection, _COUNTS, {"now": now})
     rounds = _rows(connection, _ROUNDS, {"limit": NEWEST_ROUNDS})

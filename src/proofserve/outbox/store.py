@@ -57,8 +57,8 @@ class SqliteOutbox(Outbox):
         await self.close()
 
     async def open_round(self, spec: RoundSpec) -> RoundProgress:
-        """As the port. Raises ValueError for a round without a lane or with another order."""
-        # The sender hears of it: the round that this one ended has undelivered results.
+        """As the port. Raises ValueError for a round without a lane or with other parameters."""
+        # Wakes the sender: an earlier round that this closes may have undelivered results.
         return await self._announce(results.open_round, spec, self._clock())
 
     async def interrupted(self) -> RoundSpec | None:
@@ -75,7 +75,7 @@ class SqliteOutbox(Outbox):
                 results.add, round_id, next_index, rows, self._clock()
             )
         finally:
-            # Also when cancelled: the rows may be stored all the same.
+            # Also after a cancellation: the rows may be stored nevertheless.
             if news:
                 self.news.set()
 
@@ -91,7 +91,7 @@ class SqliteOutbox(Outbox):
         await self._announce(deliveries.add_job, endpoint, url, body, self._clock())
 
     async def results(self, after: int, limit: int) -> list[StoredResult]:
-        # SQLite takes a negative limit for none at all.
+        # SQLite treats a negative limit as no limit.
         return await self._database.read(results.after, after, max(0, limit))
 
     async def winners(self, round_id: str, limit: int) -> list[Winner]:
@@ -101,9 +101,9 @@ class SqliteOutbox(Outbox):
         await self._database.write(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}"))
 
     async def prune(self, older_than_s: float) -> Pruned:
-        """Delete what was delivered more than ``older_than_s`` seconds ago; how much that was.
+        """Delete what was delivered more than ``older_than_s`` seconds ago. Returns the numbers.
 
-        It takes its time: between two steps of some milliseconds all others have their turn.
+        It deletes in steps of some milliseconds, with pauses for other transactions.
         """
         before = self._clock() - older_than_s
         at_first = await self._database.read(pruning.totals)
@@ -122,7 +122,7 @@ class SqliteOutbox(Outbox):
     async def plan(
         self, policy: CallbackPolicy, busy: frozenset[str] = frozenset(), flushing: bool = False
     ) -> SendPlan:
-        """What the sender posts now and how long it waits then; see ``schedule.plan``."""
+        """The callbacks to post now, and the wait after them; see ``schedule.plan``."""
         return await self._database.write(schedule.plan, policy, busy, flushing, self._clock())
 
     async def body(self, delivery: Delivery) -> bytes:
@@ -132,7 +132,7 @@ class SqliteOutbox(Outbox):
         await self._database.write(deliveries.acknowledge, delivery, self._clock())
 
     async def fail(self, delivery: Delivery, error: str, pause_s: float | None) -> None:
-        """Count a failed attempt; the next is due after ``pause_s``, None lets it expire."""
+        """Count a failed attempt; the next is due after ``pause_s``; None makes it expire."""
         await self._database.write(deliveries.fail, delivery, error, pause_s, self._clock())
         self._failed_attempts += 1
 
@@ -142,7 +142,7 @@ class SqliteOutbox(Outbox):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Write and wake the sender, also after an error: the rows may be stored all the same."""
+        """Write and wake the sender, also after an error: the rows may be stored nevertheless."""
         try:
             return await self._database.write(work, *args, **kwargs)
         finally:

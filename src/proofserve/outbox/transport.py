@@ -1,7 +1,7 @@
-"""Where a callback goes: names are looked up, checked against the allowlist, then dialled.
+"""Connects callbacks to their targets, and only to addresses of the allowlist.
 
-For each attempt the sender looks a name up once and dials an address that it has checked. A check
-of the URL alone would not do: the owner of a name can change its addresses at any moment.
+For each attempt the sender looks the name up once and connects to an address that it has checked.
+A check of the URL alone is not enough: the owner of a name can change its addresses at any time.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from proofserve.outbox.allowlist import Address, Allowlist
 # The addresses of a host, for a port. Raises OSError.
 Resolve = Callable[[str, int], Coroutine[Any, Any, Sequence[Address]]]
 
-# How long an order waits for the name in its URL, seconds.
+# Longest wait of a request for a lookup of the name in its URL. Seconds.
 _LOOKUP_S = 2.0
-# Lookups at a time: a slow resolver must not take all threads of the process.
+# Most lookups at a time: a slow resolver must not use all threads of the process.
 _MOST_LOOKUPS = 4
 
 
 async def resolve(host: str, port: int) -> Sequence[Address]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    # A list and not a set: the order says what to try first.
+    # A list, because its order says which address to try first.
     return [ip_address(address[0]) for *_, address in found]
 
 
 class UrlCheck:
-    """Says at order time what is known of a callback URL; what counts is checked at each attempt.
+    """Checks a callback URL when a request names it; each attempt checks the addresses again.
 
-    ``timeout_s`` bounds a call in seconds. A lookup that takes longer goes on by itself.
+    ``timeout_s`` limits a call in seconds. A lookup that takes longer continues on its own.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class UrlCheck:
         try:
             addresses = await self._addresses(host)
         except (OSError, UnicodeError) as error:
-            return f"{host} could not be resolved ({error}): callbacks are tried all the same"
+            return f"{host} could not be resolved ({error}): callbacks are tried nevertheless"
         reasons = [self._allowlist.refusal(url, [address]) for address in addresses]
         refused = [reason for reason in reasons if reason]
         if refused and len(refused) == len(reasons):
@@ -67,7 +67,7 @@ class UrlCheck:
             lookup = asyncio.create_task(self._resolve(host, 0))
             self._lookups[host] = lookup
             lookup.add_done_callback(lambda done: self._end(host, done))
-        # Cancelling would not end the thread that asks the resolver, so the lookup goes on.
+        # Cancelling would not end the thread that asks the resolver, so the lookup continues.
         await asyncio.wait({lookup}, timeout=self._timeout_s)
         if not lookup.done():
             raise OSError(f"no answer within {self._timeout_s:g} s")
@@ -76,31 +76,31 @@ class UrlCheck:
     def _end(self, host: str, lookup: "asyncio.Task[Sequence[Address]]") -> None:
         del self._lookups[host]
         if not lookup.cancelled():
-            # Retrieved, so that asyncio does not log it: each caller has had its answer.
+            # Retrieved so that asyncio does not log it: the callers have their answers.
             lookup.exception()
 
 
 class CheckedTransport(httpx.AsyncBaseTransport):
     """HTTP to allowed addresses only.
 
-    Raises ForbiddenTarget, before anything was sent, beside what any transport raises.
+    Raises ForbiddenTarget before it sends anything, and the errors of any transport.
     """
 
     def __init__(self, allowlist: Allowlist, resolve: Resolve) -> None:
         self._allowlist = allowlist
         self._resolve = resolve
-        # No connection is kept: it would belong to an address, and so perhaps to another's name.
+        # No connection is kept, because another name may lead to the same address.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._inner = httpx.AsyncHTTPTransport(trust_env=False, limits=limits)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send ``request`` to the first of its host's addresses that takes it."""
+        """Send ``request`` to the first address of its host that accepts a connection."""
         addresses = await self._addresses(request.url)
         self._allowlist.require(request.url, addresses)
         refused = httpx.ConnectError(f"{request.url.host} has no address", request=request)
         for address in addresses:
             try:
-                return await self._inner.handle_async_request(_at(address, request))
+                return await self._inner.handle_async_request(_with_address(address, request))
             except httpx.ConnectError as error:
                 refused = error
         raise refused
@@ -115,7 +115,7 @@ class CheckedTransport(httpx.AsyncBaseTransport):
             raise httpx.ConnectError(f"{url.host} cannot be looked up: {error}") from error
 
 
-def _at(address: Address, request: httpx.Request) -> httpx.Request:
+def _with_address(address: Address, request: httpx.Request) -> httpx.Request:
     url = request.url.copy_with(host=str(address))
     extensions = {**request.extensions, "sni_hostname": request.url.host}
     return httpx.Request(

@@ -1,1 +1,1 @@
-"""A callback receiver that keeps what it gets, for trying a node out and for watching one."""
+"""A server that stores callbacks, to try a node or to watch it."""

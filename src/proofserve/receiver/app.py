@@ -29,16 +29,16 @@ def create_app(
 ) -> FastAPI:
     """The receiver: POST /generated and /validated of either protocol, GET /summary and /health.
 
-    A callback is on disk before the answer 200; one that came before gets 200 too and is not
-    stored again. 401 refuses a callback that ``check`` does not accept, 413 a body above the limit;
-    neither is parsed. 422 names the field at fault, 503 asks for another attempt.
+    A callback is on disk before the answer 200; one that came before is not stored again. 401
+    refuses a callback that ``check`` does not accept, 413 a body above the limit; both before it is
+    parsed. 422 names the wrong field, 503 asks for another attempt.
     """
     app = FastAPI(title="proofserve receive")
     app.router.route_class = guarded(check, max_body_bytes)
     app.add_exception_handler(sqlite3.Error, _try_again)
     app.add_exception_handler(RequestValidationError, _refuse)
 
-    # Plain functions: FastAPI runs them on threads, since the store waits for the disk.
+    # Plain functions: FastAPI runs them in threads, because the store waits for the disk.
     @app.post("/generated")
     def generated(
         body: AnyGenerated, key: KeyHeader = None, sequence: SequenceHeader = None
@@ -69,7 +69,7 @@ def _answer(fresh: bool) -> dict[str, str]:
 
 
 def _check_vectors(body: Generated) -> None:
-    """Refuse a vector that is not exactly what ``encoding`` announces."""
+    """Refuse a vector that does not have the announced encoding."""
     for place, artifact in enumerate(body.artifacts):
         try:
             decode(artifact.vector_b64, body.encoding.k_dim)
@@ -80,11 +80,11 @@ def _check_vectors(body: Generated) -> None:
 
 
 def _refuse(_request: Request, error: Exception) -> JSONResponse:
-    """422 without the input that FastAPI would repeat: it may be a whole body, or NaN."""
+    """422 without the input that FastAPI would repeat: it may be huge, or NaN."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
     return JSONResponse({"detail": problems(found)}, status_code=422)
 
 
 def _try_again(_request: Request, error: Exception) -> JSONResponse:
-    # The sender keeps the callback and tries again; a full disk may have room by then.
+    # The sender tries again later, when a full disk may have room.
     return JSONResponse({"detail": f"not stored: {error}"}, status_code=503)

@@ -48,7 +48,7 @@ CREATE TABLE validations (
 PRAGMA user_version = 1;
 """
 
-# The distance protocol. The counts of a source become those of both protocols.
+# Adds the distance protocol: the counts of a source now cover both protocols.
 _VERSION_2 = """
 CREATE TABLE winners (
     block_hash      TEXT NOT NULL,
@@ -78,16 +78,16 @@ ALTER TABLE sources ADD COLUMN winners INTEGER NOT NULL DEFAULT 0;
 PRAGMA user_version = 2;
 """
 
-# Each step is a script of its own, so a file of any age arrives at the present.
+# One script for each version, so that a file of any older version can be migrated.
 _STEPS = (_VERSION_1, _VERSION_2)
 
 
 class ReceiverFileError(Exception):
-    """The file cannot be opened, or belongs to something else or to a newer version."""
+    """The file cannot be opened, or belongs to another program or to a newer version."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection that threads may share when they take turns. Raises ReceiverFileError."""
+    """A connection for several threads, one at a time. Raises ReceiverFileError."""
     try:
         # We begin transactions ourselves: Python would begin them too late for reads.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -106,12 +106,12 @@ def _prepare(connection: sqlite3.Connection) -> None:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version > len(_STEPS):
         raise ReceiverFileError(
-            f"it has version {version}, this proofserve knows up to {len(_STEPS)}"
+            f"it has version {version}, this proofserve reads up to {len(_STEPS)}"
         )
     if version == 0 and tables:
-        raise ReceiverFileError("it is a database of something else")
+        raise ReceiverFileError("it is a database of another program")
     connection.execute("PRAGMA journal_mode = WAL")
-    # A 200 tells the sender to forget the callback, so it must be on disk by then.
+    # The sender never repeats a callback after a 200, so the callback must be on disk by then.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
     for script in _STEPS[version:]:

@@ -1,4 +1,4 @@
-"""What a callback must pass before it is parsed: its signature and its size."""
+"""Checks the signature and the size of a callback before it is parsed."""
 
 import logging
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def guarded(check: SignatureCheck | None, max_body_bytes: int) -> type[APIRoute]
 
             async def answer(request: Request) -> Response:
                 try:
-                    request = await _passed(request, check, max_body_bytes)
+                    request = await _checked(request, check, max_body_bytes)
                 except BadSignature as error:
                     return _refused(401, str(error))
                 except _BodyTooLarge:
@@ -46,8 +46,8 @@ def guarded(check: SignatureCheck | None, max_body_bytes: int) -> type[APIRoute]
     return GuardedRoute
 
 
-async def _passed(request: Request, check: SignatureCheck | None, max_bytes: int) -> Request:
-    # The headers come first: a refused callback need not be sent to its end.
+async def _checked(request: Request, check: SignatureCheck | None, max_bytes: int) -> Request:
+    # The headers first: the body of a refused callback need not be read.
     signed = None if check is None else check.headers(request)
     bounded = await with_body(Request, request, max_bytes, _BodyTooLarge())
     if check is not None and signed is not None:

@@ -1,4 +1,4 @@
-"""The bodies of callbacks (protocol A.8, B.6, B.7), their headers, and what tells them apart."""
+"""The bodies and headers of callbacks, for both protocols (A.8, B.6, B.7)."""
 
 from typing import Annotated, TypeVar
 
@@ -29,7 +29,7 @@ class Stamp(BaseModel, frozen=True):
 
 
 class Callback(WorkRecord, frozen=True):
-    """What every callback says. Other keys are ignored: newer nodes may send more."""
+    """The fields of every callback. Unknown keys are ignored: newer nodes may send more."""
 
 
 class Generated(Callback):
@@ -62,8 +62,8 @@ def _distinct(nonces: list[int]) -> list[int]:
 
 
 def _as_many(values: list[T], info: ValidationInfo) -> list[T]:
-    """Refuse a list that is not as long as the nonces; those are checked before it."""
-    # Absent when they have an error of their own: one complaint is enough.
+    """Refuse a list that is not as long as the list of nonces, which is checked before it."""
+    # Missing if the nonces have an error: then that error is enough.
     nonces = info.data.get("nonces")
     if nonces is not None and len(values) != len(nonces):
         raise PydanticCustomError(
@@ -84,11 +84,11 @@ Probability = Annotated[FiniteFloat, Field(ge=0, le=1)]
 class GeneratedWinners(Callback):
     """The body of ``/generated`` in a distance round: ``nonces[i]`` has the distance ``dist[i]``.
 
-    Every distance is a win, that is below ``r_target``.
+    Every distance is below ``r_target``.
     """
 
     node_id: Whole
-    # Before the distances, which are compared with both.
+    # ``r_target`` and ``nonces`` before ``dist``, which is compared with both.
     r_target: RTarget
     nonces: Nonces
     dist: Annotated[list[Distance], AfterValidator(_as_many)]

@@ -1,4 +1,4 @@
-"""Reads the artifacts in a receiver's file, for a validator; a receiver may have it open."""
+"""Reads the artifacts in a receiver's file for a validator, also while a receiver uses the file."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -37,10 +37,10 @@ class ReceivedArtifacts:
 
 @contextmanager
 def reading(path: Path) -> Iterator[ReceivedArtifacts]:
-    """Open ``path`` read-only. Raises ReceiverFileError, also while it is read."""
+    """Open ``path`` read-only. Opening and reading raise ReceiverFileError."""
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             yield ReceivedArtifacts(connection)
     except sqlite3.Error as error:
-        raise ReceiverFileError(f"{path} is no file of `proofserve receive`: {error}") from error
+        raise ReceiverFileError(f"{path} is not a file of `proofserve receive`: {error}") from error

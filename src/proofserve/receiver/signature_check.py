@@ -14,7 +14,7 @@ from proofserve.wire.signature import (
     Envelope,
 )
 
-# Bounds how far the sender's clock may be off, plus the time that a large body takes. Seconds.
+# Limit of the clocks' difference plus the time to send a large body. Seconds.
 MAX_AGE_S = 300.0
 
 
@@ -55,9 +55,9 @@ class SignatureCheck:
     async def body(self, envelope: Envelope, signature: str, body: bytes) -> None:
         """Raise BadSignature unless the signature is that of ``body`` under the secret."""
         if not await asyncio.to_thread(envelope.matches, self._secret, body, signature):
-            raise BadSignature("the signature is of another secret or another callback")
+            raise BadSignature("the signature was made with another secret or for another callback")
 
 
 def _whole(text: str | None) -> int | None:
-    # No more digits than a number of 64 bits has: int() is slow for a long text.
+    # At most the digits of a 64-bit number: int() is slow for a long text.
     return int(text) if text is not None and text.isdecimal() and len(text) <= 19 else None

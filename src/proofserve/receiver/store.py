@@ -1,4 +1,4 @@
-"""The callbacks that a receiver got, in one SQLite file."""
+"""Stores received callbacks in one SQLite file."""
 
 import json
 import sqlite3
@@ -54,8 +54,8 @@ _SOURCES = """
 class ClaimSource:
     """One public key in one block.
 
-    ``artifacts`` and ``winners`` are distinct nonces of the two protocols, ``duplicates`` those of
-    either that came again under another key; ``validations`` and ``frauds`` count both protocols.
+    ``artifacts`` and ``winners`` count distinct nonces of the two protocols, ``duplicates`` nonces
+    that came again in another callback; ``validations`` and ``frauds`` count both protocols.
     ``last_received`` in seconds since the epoch.
     """
 
@@ -71,7 +71,7 @@ class ClaimSource:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The whole file, the newest source first; ``repeats`` are callbacks sent again."""
+    """The whole file, newest source first; ``repeats`` counts callbacks that came again."""
 
     callbacks: int
     repeats: int
@@ -80,7 +80,7 @@ class Summary:
 
 
 class ReceiverStore:
-    """Stores callbacks and sums them up; any thread may call it. Raises sqlite3.Error."""
+    """Stores and counts callbacks; any thread may call it. Raises sqlite3.Error."""
 
     def __init__(
         self, writer: sqlite3.Connection, reader: sqlite3.Connection, clock: Callable[[], float]
@@ -108,9 +108,9 @@ class ReceiverStore:
             self._writer.close()
 
     def add_generated(self, body: Generated | GeneratedWinners, stamp: Stamp) -> bool:
-        """Store artifacts or winners; False when this callback came before and nothing was stored.
+        """Store artifacts or winners. False if this callback came before: then nothing is stored.
 
-        The first value of a nonce stays: one that comes again is only counted.
+        The first value of a nonce stays; later ones are only counted.
         """
         with self._writing, self._writer:
             callback = self._enter("generated", stamp)
@@ -125,7 +125,7 @@ class ReceiverStore:
                 kind, statement = "winners", _ADD_WINNER
                 values = list(zip(body.nonces, body.dist, strict=True))
             rows = [(body.block_hash, body.public_key, *pair, callback) for pair in values]
-            # rowcount is -1 when there was nothing to run.
+            # rowcount is -1 for an empty list.
             stored = max(self._writer.executemany(statement, rows).rowcount, 0)
             self._count(body, received=len(rows), **{kind: stored})
             return True

@@ -11,10 +11,10 @@ _COUNTS = ("artifacts", "winners", "duplicates", "validations", "frauds")
 
 
 def render(summary: Summary) -> Table:
-    """A table of what was received from whom, the newest first; times in UTC."""
+    """A table of sources, the newest first; times in UTC."""
     # Padding on one side only leaves room for the keys on a terminal of 80 columns.
     table = Table(title=_title(summary), title_justify="left", expand=True, padding=(0, 1, 0, 0))
-    # Keys and hashes share what the counts leave; their beginnings are enough to know them by.
+    # Keys and hashes share the rest of the width and may be cut: their beginnings identify them.
     for name in ("public key", "block"):
         table.add_column(name, ratio=1, overflow="ellipsis", no_wrap=True)
     for name in _COUNTS:
@@ -36,7 +36,7 @@ def _title(summary: Summary) -> str:
     if summary.last_received is None:
         return "nothing received yet"
     return (
-        f"{summary.callbacks:,} callbacks, {summary.repeats:,} sent again, "
+        f"{summary.callbacks:,} callbacks, {summary.repeats:,} repeated, "
         f"last at {_time(summary.last_received)} UTC"
     )
 

@@ -1,1 +1,1 @@
-"""What a node does with proofs: rounds, jobs and validation. Plain asyncio, no framework."""
+"""Rounds, jobs and validation of a node. Plain asyncio, no framework."""

@@ -1,4 +1,4 @@
-"""One call to an engine: the answer is checked and turned into what is published."""
+"""Calls to an engine: checks the answers, and makes artifacts and distances of them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ NOT_FINITE = "the model's output for this nonce was not finite"
 def checked(batch: ProofBatch, nonces: Sequence[int], width: int) -> ProofBatch:
     """Return ``batch`` if it has every one of ``nonces`` with finite rows of ``width`` values.
 
-    Raises EngineFault if it does not: nothing of it may be used then.
+    Raises EngineFault otherwise; then no part of ``batch`` may be used.
     """
     failed = frozenset(batch.failed)
     expected = tuple(nonce for nonce in nonces if nonce not in failed)
@@ -38,7 +38,7 @@ def checked(batch: ProofBatch, nonces: Sequence[int], width: int) -> ProofBatch:
             f"the engine answered with shape {batch.values.shape}"
             f" where {(len(expected), width)} is needed"
         )
-    # Checked as published: a finite float32 can be infinite in float16.
+    # Checked in the published type: a finite float32 can be infinite in float16.
     if not np.isfinite(to_float16(batch.values)).all():
         raise EngineFault("the engine answered with values that are not finite")
     return batch
@@ -75,7 +75,7 @@ SHORTEST_DEFERRAL_S = 0.05
 
 
 async def ask(session: ProofSession, nonces: Sequence[int], width: int) -> ProofBatch | Deferred:
-    """The checked batch of ``nonces``, or ``Deferred``, which takes at least 50 ms.
+    """The checked batch of ``nonces``, or ``Deferred`` after at least 50 ms.
 
     Raises EngineFault (the computation failed, or its answer cannot be used) and EngineGone.
     """
@@ -110,7 +110,7 @@ class ChunkDeadline:
                 return answer
             if self.clock() >= deadline:
                 raise EngineFault(
-                    f"skipped: chat held a chunk back for more than {self.seconds:g} s"
+                    f"skipped: chat delayed a chunk for more than {self.seconds:g} s"
                     f" ({answer.reason})"
                 )
 
@@ -119,7 +119,7 @@ def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
     return [tuple(nonces[start : start + size]) for start in range(0, len(nonces), size)]
 
 
-# Fixed inputs, so that the result depends on the node alone.
+# Fixed inputs of the self-check, so that its result depends only on the node.
 NONCES = (0,)
 BLOCK, KEY = "proofserve self-check", "proofserve"
 # Tokens: one KV block for each sequence on most engines, so that even a nearly full pool has room.
@@ -135,17 +135,17 @@ class SelfCheck:
         self._turn = asyncio.Lock()
 
     async def run(self) -> float:
-        """Seconds until the forward had run, including the time that chat and a round took before.
+        """Run the forward. Returns seconds, including the time that chat and a round took before.
 
         Raises ChatBusy (chat deferred it), EngineFault (it failed, or its numbers are not finite)
         and EngineGone.
         """
-        made_by = scheme("artifact-v1")
+        proof_scheme = scheme("artifact-v1")
         seq_len = min(SEQ_LEN, self._engine.engine_info.max_seq_len)
         async with self._turn:
             began = self._clock()
-            async with self._engine.session(Workload(made_by, BLOCK, KEY, seq_len)) as session:
-                answer = await ask(session, NONCES, made_by.width)
+            async with self._engine.session(Workload(proof_scheme, BLOCK, KEY, seq_len)) as session:
+                answer = await ask(session, NONCES, proof_scheme.width)
             if isinstance(answer, Deferred):
                 raise ChatBusy(f"chat is busy: no forward could run within {answer.seconds:.1f} s")
             if answer.failed:

@@ -30,7 +30,7 @@ class Computation:
 
     engine: ProofEngine
     no_round: asyncio.Event
-    patience: ChunkDeadline
+    deadline: ChunkDeadline
     totals: NodeTotals
 
     async def run(self, job: Job, started: Callable[[], None]) -> Outcome:
@@ -44,7 +44,7 @@ class Computation:
         if job.validation is not None:
             return await self.totals.judged(self._judge(job, job.validation, started))
         done = await self._prove(job, started)
-        # In a thread: thousands of vectors would block the event loop that serves chat.
+        # In a thread: encoding thousands of vectors would block the event loop that serves chat.
         return await asyncio.to_thread(_proofs, done)
 
     async def _judge(
@@ -64,7 +64,7 @@ class Computation:
             async with self.engine.session(job.work) as session:
                 while todo and self.no_round.is_set():
                     width = job.work.scheme.width
-                    batch = await self.patience.retry_until_deadline(session, todo[0], width)
+                    batch = await self.deadline.retry_until_deadline(session, todo[0], width)
                     self.totals.computed(work, len(batch.nonces), len(batch.failed))
                     done.append(batch)
                     todo.popleft()

@@ -1,4 +1,4 @@
-"""What one round has done and how fast, and what the node has done since its start."""
+"""Counts and rates of one round, and totals of the node since its start."""
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ V = TypeVar("V", bound=Verdict | DistanceVerdict)
 
 
 class NodeTotals:
-    """Counts over all rounds and jobs, for metrics only: the node decides nothing by them.
+    """Counts over all rounds and jobs, for metrics only: no decision depends on them.
 
     ``nonces`` counts by purpose and by whether the engine gave a row; ``validations`` counts by
     result; ``faults`` counts failed engine calls of rounds.
@@ -47,8 +47,8 @@ class NodeTotals:
 class Counters:
     """Counts one round through all its phases. ``clock`` gives monotonic seconds.
 
-    Its time runs from the construction, but not between ``end`` and ``begin``. Everything is also
-    added to ``totals``, which outlives the round.
+    Its time runs from the construction, but not between ``end`` and ``begin``. All counts are also
+    added to ``totals``, which remains after the round.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Counters:
         self._faults = 0
 
     def carry(self, processed: int, found: int, failed: int) -> None:
-        """Add what an earlier process did for this round; the rates leave it out."""
+        """Add the counts of an earlier process for this round; the rates do not include them."""
         self._carried = processed
         self._processed, self._found, self._failed = processed, found, failed
 

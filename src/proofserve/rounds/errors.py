@@ -1,4 +1,4 @@
-"""Every way in which a round, a job, the engine or the outbox can refuse or fail."""
+"""The errors of rounds, jobs, the engine and the outbox."""
 
 
 class RoundsError(Exception):
@@ -18,7 +18,7 @@ class NotInitialised(Refused):
 
 
 class OtherProtocol(Refused):
-    """The configured round is of the artifact protocol, which has no such call."""
+    """The call is of the distance protocol, the configured round of the artifact protocol."""
 
 
 class OtherRound(Refused):

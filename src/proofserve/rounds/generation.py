@@ -1,4 +1,4 @@
-"""Runs one round: proves batches, stores them, and logs its progress, until it ends."""
+"""Runs one round until it ends: proves batches, stores them, and logs the progress."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Generation:
-    """Generates the proofs of one round, once. ``counters`` may hold earlier phases of it."""
+    """Generates the proofs of one round, once. ``counters`` may already count earlier phases."""
 
     def __init__(
         self, engine: ProofEngine, outbox: Outbox, limits: RoundLimits, counters: Counters
@@ -35,7 +35,7 @@ class Generation:
     def paused_reason(self) -> str | None:
         """Why the round makes no progress at the moment; None if it does."""
         tasks = (self._recorder, self._prover)
-        return next((side.trouble for side in tasks if side is not None and side.trouble), None)
+        return next((task.trouble for task in tasks if task is not None and task.trouble), None)
 
     @property
     def error(self) -> str | None:
@@ -98,7 +98,7 @@ class Generation:
             try:
                 while True:
                     recorder.add(await prover.next())
-                    await recorder.room()
+                    await recorder.wait_for_room()
             finally:
                 await prover.aclose()
 

@@ -39,7 +39,7 @@ class JobQueue:
         self._places_in_order = WaitQueue()
         self._admission = admission
         self._entries: dict[str, _QueuedJob] = {}
-        # The ended ones of them, the oldest first, and the sum of their nonces.
+        # The entries whose job has ended, oldest first, and the sum of their nonces.
         self._ended: dict[str, _QueuedJob] = {}
         self._ended_nonces = 0
 
@@ -56,7 +56,7 @@ class JobQueue:
     async def run(self, job: Job) -> Outcome:
         """Compute ``job`` in its turn while the caller waits; its result is not kept.
 
-        ``cancel`` does not end it; cancelling the caller does. Raises QueueFull and as
+        ``cancel`` does not end this job; cancelling the caller does. Raises QueueFull and as
         ``Computation.run``.
         """
         with self._admission.admitted(len(job.nonces)):
@@ -127,7 +127,7 @@ class JobQueue:
         _logger.info("job %s of %d nonces: %s", *(view.request_id, count, how), extra=known)
 
     def _too_many_ended(self) -> bool:
-        """Whether the oldest result must go. The newest stays: no client could have read it yet."""
+        """Whether to remove the oldest result. The newest stays: no client has read it yet."""
         few = len(self._ended) <= self._limits.max_kept_jobs
         small = self._ended_nonces <= self._limits.max_kept_nonces
         return len(self._ended) > 1 and not (few and small)
@@ -159,8 +159,8 @@ class _QueuedJob:
     def cancel(self) -> None:
         """Cancel the job, but not while its callback is being stored.
 
-        The store either succeeds, and the job completes, or fails, and the job is cancelled then.
-        Cancelling the store itself would leave the result unknown.
+        If the callback is stored, the job completes; if storing fails, the job is cancelled then.
+        After a cancelled store the result would be unknown.
         """
         self.cancel_ordered = True
         if not self.storing:

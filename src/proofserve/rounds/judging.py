@@ -18,11 +18,11 @@ from proofserve.rounds.records import DistanceClaims, DistanceVerdict, ProofBatc
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """Recomputes claimed distances and compares. It may run beside a round or a job."""
+    """Recomputes and compares claimed distances, also while a round or a job runs."""
 
     engine: ProofEngine
     admission: NonceLimit
-    patience: ChunkDeadline
+    deadline: ChunkDeadline
     totals: NodeTotals
 
     async def run(self, spec: RoundSpec, target: Target, claims: DistanceClaims) -> DistanceVerdict:
@@ -42,7 +42,7 @@ class Judging:
         with self.admission.admitted(len(claims.nonces)):
             async with self.engine.session(work) as session:
                 done = [
-                    await self.patience.retry_until_deadline(session, chunk, work.scheme.width)
+                    await self.deadline.retry_until_deadline(session, chunk, work.scheme.width)
                     for chunk in chunks(claims.nonces, spec.batch_size)
                 ]
         return await asyncio.to_thread(_judge, target, claims, done)

@@ -68,10 +68,10 @@ class RoundManager:
         self._no_round.set()
         self._changing = asyncio.Lock()
         self._admission = NonceLimit(limits.jobs.max_queued_nonces)
-        patience = ChunkDeadline(limits.jobs.chunk_timeout_s, clock)
-        computation = Computation(engine, self._no_round, patience, self.totals)
+        deadline = ChunkDeadline(limits.jobs.chunk_timeout_s, clock)
+        computation = Computation(engine, self._no_round, deadline, self.totals)
         self._jobs = JobQueue(computation, outbox, self._admission, limits.jobs, clock)
-        self._judging = Judging(engine, self._admission, patience, self.totals)
+        self._judging = Judging(engine, self._admission, deadline, self.totals)
         self._self_check = SelfCheck(engine, clock)
 
     async def init(self, spec: RoundSpec) -> None:
@@ -97,7 +97,7 @@ class RoundManager:
             self._round = self._new(spec)
 
     async def generate(self) -> None:
-        """Let the configured round generate from where it stopped; no change if it generates.
+        """Start the configured round, or continue it; no change if it already generates.
 
         Raises NotInitialised, OtherProtocol, and LaneUnset and OutboxUnavailable as ``start``.
         """
@@ -107,7 +107,7 @@ class RoundManager:
                 await self._begin(self._round)
 
     async def validate(self) -> None:
-        """Let the round judge claims, no longer generate. Raises NotInitialised, OtherProtocol."""
+        """Stop generating, and judge claims. Raises NotInitialised and OtherProtocol."""
         async with self._changing:
             target = self._step(Move.VALIDATE)
             await self._end_generation(close=True)

@@ -56,13 +56,13 @@ class Outbox(Protocol):
     async def open_round(self, spec: RoundSpec) -> RoundProgress:
         """Store a round, so that its results and callbacks survive a restart.
 
-        A round that is stored already goes on where it was; any other open round is closed.
+        A round that is already stored continues; any other open round is closed.
         Raises OutboxUnavailable.
         """
         ...
 
     async def interrupted(self) -> RoundSpec | None:
-        """The open round: at a start of the server, the round that ran when the last one ended."""
+        """The open round: after a restart, the round that the earlier process was running."""
         ...
 
     async def record(
@@ -70,8 +70,8 @@ class Outbox(Protocol):
     ) -> None:
         """Store findings, failures (nonce to reason) and the lane's progress in one transaction.
 
-        Raises OutboxUnavailable (the disk is full, for example): nothing was stored, and the same
-        call may be tried again.
+        Raises OutboxUnavailable (the disk is full, for example): nothing was stored, and the caller
+        may repeat the call.
         """
         ...
 

@@ -45,7 +45,7 @@ class Recorder:
         self._room = asyncio.Event()
         self._room.set()
         self._closing = asyncio.Event()
-        # Why the last attempt to store failed; None if it did not.
+        # Why the last attempt to store failed; None if it succeeded.
         self.trouble: str | None = None
 
     @property
@@ -58,7 +58,7 @@ class Recorder:
         if len(self._waiting) >= self._limits.max_unrecorded:
             self._room.clear()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         await self._room.wait()
 
     def close(self) -> None:

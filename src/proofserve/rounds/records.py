@@ -11,13 +11,13 @@ from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.scheme import Scheme
 
-# A p-value below this is called fraud; the default of both protocols.
+# A p-value below this is fraud; the default of both protocols.
 FRAUD_THRESHOLD = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Everything besides the nonce that decides the numbers of a proof."""
+    """All inputs of a proof except the nonce."""
 
     scheme: Scheme
     block_hash: str
@@ -119,7 +119,7 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
-    """How far a round is: the lane's next index, and the findings and failures stored."""
+    """The progress of a round: the lane's next index, and the stored findings and failures."""
 
     next_index: int = 0
     found: int = 0
@@ -143,7 +143,7 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request to prove a list of nonces, and to judge claims about them if there are any.
+    """A request to prove a list of nonces, or to judge claims about them.
 
     ``batch_size`` is the number of nonces in one engine call. ``url`` is where the completion
     callback goes; None sends none.
@@ -160,7 +160,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Proofs:
-    """The result of a job without claims; ``failed`` maps a nonce to why it has no artifact."""
+    """The result of a job without claims; ``failed`` maps a nonce to its error."""
 
     artifacts: tuple[Artifact, ...]
     failed: Mapping[int, str]

@@ -19,7 +19,7 @@ class State(StrEnum):
 
 class Move(StrEnum):
     INIT = "init"
-    """Configure a round and do nothing yet."""
+    """Configure a round without starting it."""
     START = "start"
     """Configure a round and generate."""
     INIT_VALIDATE = "init and validate"
@@ -29,7 +29,7 @@ class Move(StrEnum):
     VALIDATE = "validate"
     """Let the configured round judge."""
     JUDGE = "judge"
-    """Judge one batch of claims by the rules of the configured round."""
+    """Judge one batch of claims by the parameters of the configured round."""
     STOP = "stop"
 
 
@@ -40,8 +40,8 @@ class Configured(StrEnum):
 
 
 _BUSY = AlreadyGenerating("Already generating")
-# One line for a move, one column for a state in the order of State: the next state; None leaves the
-# state as it is.
+# The next state: one line for each move, one column for each state in the order of State. None
+# keeps the state.
 _LINES: Mapping[Move, tuple[State | Refused | None, ...]] = {
     Move.INIT: (State.IDLE, _BUSY, State.IDLE, State.IDLE),
     Move.START: (State.GENERATING, _BUSY, State.GENERATING, State.GENERATING),
@@ -60,7 +60,7 @@ _NEEDS_ROUND: Mapping[Move, Refused] = {
 
 
 def step(state: State, move: Move, configured: Configured = Configured.NOTHING) -> State:
-    """The state after ``move``. Raises the named error of a refused one; nothing changes then."""
+    """The state after ``move``. Raises the Refused error of a move that is not allowed."""
     if move in _NEEDS_ROUND:
         if configured is Configured.NOTHING:
             raise _fresh(_NEEDS_ROUND[move])

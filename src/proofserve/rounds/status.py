@@ -1,4 +1,4 @@
-"""What a node, its engine, its queue and its outbox tell about themselves."""
+"""The state of a node, its engine, its queue and its outbox, for clients and metrics."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class EngineGauges:
 class OutboxGauges:
     """What the outbox holds: results, and callbacks that wait, were delivered or expired.
 
-    ``revived`` counts expired callbacks that an operator ordered again. ``failed_attempts`` counts
+    ``revived`` counts expired callbacks that an operator made due again. ``failed_attempts`` counts
     since this process began; the other numbers count the whole file.
     """
 
@@ -78,7 +78,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a node does. ``spec`` and ``stats`` describe the configured round, running or not.
+    """The state of a node. ``spec`` and ``stats`` describe the configured round, running or not.
 
     ``paused_reason`` says why a running round makes no progress; ``error`` says which fault ended
     a round.

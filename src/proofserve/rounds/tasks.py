@@ -1,4 +1,4 @@
-"""Ending asyncio tasks, and the reason why a task ended."""
+"""Ends asyncio tasks, and says why a task failed."""
 
 import asyncio
 import logging
@@ -24,8 +24,7 @@ async def end(*tasks: "asyncio.Task[Any]", grace_s: float) -> None:
 def reason_of(task: "asyncio.Task[Any]") -> str | None:
     """Why a finished task failed, as a client may see it; None for success or cancellation.
 
-    The text of an unexpected error goes to the log only: it may contain what a client must not
-    see.
+    The text of an unexpected error goes only to the log, because it may contain secrets.
     """
     error = None if task.cancelled() else task.exception()
     if error is None:

@@ -1,4 +1,4 @@
-"""Settings of the gateway: variables, which are also its options, and the client keys' file."""
+"""Settings of the gateway: its variables, which are also options, and its file of client keys."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from proofserve.gateway.records import ClientSpec
 from proofserve.settings.toml_file import TomlTable, read_toml
 
-# Of the gateway's variables.
+# Prefix of the gateway's variables.
 PREFIX = "VLLM_"
 
 
@@ -26,7 +26,7 @@ class GatewaySettings(BaseSettings):
     port: int = Field(7000, ge=0, le=65535)
     """Port to listen on."""
     max_concurrent_requests: int = Field(100, ge=1)
-    """Permits: requests that are at backends at the same time."""
+    """Permits: most requests at backends at the same time."""
     max_queued_requests: int = Field(1000, ge=0)
     """Requests that may wait for a permit; one more gets 503."""
     queue_wait_timeout_seconds: float = Field(60.0, gt=0)
@@ -38,7 +38,7 @@ class GatewaySettings(BaseSettings):
     first_byte_timeout_seconds: float = Field(120.0, gt=0)
     """Longest time for a backend to begin its answer."""
     stall_timeout_seconds: float | None = Field(None, gt=0)
-    """Longest silence in mid-answer; unset: the request timeout."""
+    """Longest silence within an answer; unset: the request timeout."""
     drain_timeout_seconds: float = Field(30.0, ge=0)
     """Longest time for requests in flight to finish after SIGTERM."""
     probe_interval_seconds: float = Field(5.0, gt=0)
@@ -52,15 +52,15 @@ class GatewaySettings(BaseSettings):
     backend_api_key: str | None = None
     """The API key that the backends require."""
     gateway_admin_key: str | None = None
-    """Key of /admin for other machines; without it only this machine may call."""
+    """Key for /admin; without it only this machine may call /admin."""
     cors_origins: str = ""
     """Web origins that may call, separated by commas; * for all."""
     gateway_workers: int = Field(1, ge=1)
-    """Processes; they share permits and queue evenly."""
+    """Processes; each has an equal part of permits and queue."""
     use_embedded_engine: bool = False
     """Run vLLM in this process, without a backend URL."""
     model: str | None = None
-    """Model of the embedded engine: name or folder, as vLLM takes it."""
+    """Model of the embedded engine: a name or folder, as for vLLM."""
     engine_options: str = ""
     """Options of vLLM for the embedded engine, in one string."""
 
@@ -74,7 +74,7 @@ class ClientKeyFile(TomlTable):
 
 
 def client_keys(file: Path) -> tuple[ClientSpec, ...]:
-    """The gateway's keys in a TOML file; raises ValueError if it is missing or not valid."""
+    """The keys in a TOML file. Raises ValueError if the file is missing or not valid."""
     clients = read_toml(file, ClientKeyFile).client
     for what in ("name", "key"):
         values = [getattr(each, what) for each in clients]

@@ -14,13 +14,13 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from proofserve.settings.process import has_variable
 from proofserve.settings.toml_file import TomlTable, read_toml
 
-# Of a node's variables.
+# Prefix of a node's variables.
 PREFIX = "POC_"
-# Variables that let a client in; a server that a command starts for itself needs none of them.
+# Variables about access; a server that a command starts for itself needs none of them.
 ACCESS_VARIABLES = frozenset(
     {"POC_API_KEY", "POC_VIEWER_KEY", "POC_API_KEYS_FILE", "POC_ALLOW_ANONYMOUS"}
 )
-# What a header can carry as a bearer key (RFC 6750); a comma separates keys in a variable.
+# The characters of a bearer key (RFC 6750), without the comma, which separates keys.
 _KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
@@ -42,7 +42,7 @@ Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class EngineSettings(BaseSettings):
-    # An error that shows its input would show keys.
+    # Errors hide their input, which may be a key.
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         frozen=True,
@@ -76,7 +76,7 @@ class NodeSettings(EngineSettings):
     k_dim: int | None = Field(None, ge=1)
     """Fix the vector's dimensions; requests with another value get 409."""
     batch_size_default: int = Field(32, ge=3, le=1024)
-    """Nonces per engine call where a request names no number."""
+    """Nonces per engine call if the request has no batch_size."""
     outbox: Path = Path("proofserve-outbox.sqlite")
     """SQLite file that keeps results until they are delivered."""
     outbox_keep_days: float = Field(30.0, ge=0)
@@ -84,36 +84,36 @@ class NodeSettings(EngineSettings):
     defer_sec: float = Field(5.0, gt=0)
     """Longest wait for chat inside the engine per call, seconds."""
     rpc_timeout_ms: int = Field(60_000, ge=1)
-    """A call fails when the engine is silent this long, milliseconds."""
+    """A call fails if the engine does not answer for this long, milliseconds."""
     max_queued_nonces: int = Field(100_000, ge=1)
-    """Nonces of queued and running jobs, and of one request."""
+    """Most nonces of queued and running jobs, and of one request."""
     max_open_waits: int = Field(64, ge=1)
-    """Open calls of /generate with `wait` and of /validate."""
+    """Most open calls of /generate with `wait` and of /validate."""
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
-    """Largest body of a request, bytes; above it 413."""
+    """Largest body of a request, bytes; a larger one gets 413."""
     requests_per_minute: int = Field(6000, ge=1)
-    """Requests of one key, or of all clients where there are no keys."""
+    """Most requests of one key, or of all clients if there are no keys."""
     generate_chunk_timeout_sec: float = Field(60.0, gt=0)
-    """Longest time that chat may hold back one chunk of a job, seconds."""
+    """Longest time that chat may delay one chunk of a job, seconds."""
     generate_result_ttl_sec: float = Field(300.0, gt=0)
-    """A finished job stays readable this long, seconds."""
+    """Time that the result of a finished job is kept, seconds."""
     callback_interval_sec: float = Field(5.0, gt=0)
     """Shortest time between two artifact callbacks of a round, seconds."""
     callback_max_artifacts: int = Field(1_000_000, ge=1)
-    """Artifacts in one callback; the next one carries the rest."""
+    """Most artifacts in one callback; the next one has the rest."""
     callback_max_retries: int = Field(10, ge=0)
     """A callback expires after this many failures; 0: never."""
     callback_max_concurrent: int = Field(10, ge=1)
-    """Receivers to which callbacks are posted at the same time."""
+    """Most receivers to which callbacks are posted at the same time."""
     callback_queue_size: int = Field(10_000, ge=1)
     """Undelivered callbacks above which a new job gets 429."""
     shutdown_flush_sec: float = Field(5.0, ge=0)
-    """Time for callbacks that are due when the server ends, seconds."""
+    """Longest time for due callbacks when the server ends, seconds."""
     callback_allow: Texts = ("loopback",)
-    """Where callbacks may go: https://host[:port], a network like 10.0.0.0/8, or loopback, the
-    default. Commas, or the option again."""
+    """Where callbacks may go: https://host[:port], a network like 10.0.0.0/8, or loopback.
+    Several: with commas, or repeat the option."""
     callback_secret: SecretStr | None = None
-    """Sign callbacks with it; better as a variable than as an option."""
+    """Secret that signs callbacks; better as a variable than as an option."""
     api_key: BearerKeys = ()
     """Operators' keys: all calls. Better as a variable than as an option."""
     viewer_key: BearerKeys = ()
@@ -121,13 +121,13 @@ class NodeSettings(EngineSettings):
     api_keys_file: Path | None = None
     """TOML file of [[key]] tables: name, key, role."""
     allow_anonymous: bool = False
-    """Let every client operate without a key; not beside keys."""
+    """Every client may do everything without a key; not together with keys."""
 
 
 def require_valid_settings() -> None:
-    """Raise ValueError, which names variable and reason, for a variable that is not valid.
+    """Raise ValueError, with name and reason, for a variable that is not valid.
 
-    A vLLM without proofs may run in an environment whose ``POC_…`` mean something else.
+    Without ``POC_ENABLED`` nothing is checked: other software may use names with ``POC_``.
     """
     try:
         NodeSettings()

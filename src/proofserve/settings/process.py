@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 
 PLUGIN = "proofserve"
-# The groups that vLLM loads whole while VLLM_PLUGINS is unset.
+# Groups of plugins; vLLM loads all plugins of these while VLLM_PLUGINS is unset.
 PLUGIN_GROUPS = (
     "vllm.general_plugins",
     "vllm.io_processor_plugins",

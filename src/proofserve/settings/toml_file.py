@@ -26,4 +26,4 @@ def read_toml(file: Path, model: type[M]) -> M:
         field = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{file}: {field}: {first['msg']}") from error
     except ValueError as error:
-        raise ValueError(f"{file} is no TOML: {error}") from error
+        raise ValueError(f"{file} is not TOML: {error}") from error

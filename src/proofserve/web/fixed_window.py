@@ -36,7 +36,7 @@ class FixedWindow:
         self._used += amount
 
     def give_back(self, amount: int, end: float) -> None:
-        """Return what was taken in the window that ends at ``end`` and was not used."""
+        """Return an unused ``amount`` that was taken in the window that ends at ``end``."""
         if end == self.end and self._clock() < end:
             self._used -= amount
 

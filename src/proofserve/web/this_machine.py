@@ -21,7 +21,7 @@ def why_not_local(connection: HTTPConnection) -> str | None:
     for name in connection.headers:
         if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX):
             return f"a proxy passed this request on (header {name})"
-    # A browser on this machine also sends the requests of foreign pages that it shows.
+    # A browser on this machine also sends requests of pages from other sites.
     for origin in connection.headers.getlist("origin"):
         if not _is_local_page(origin):
             return "a web page of another site sent this request"

@@ -1,1 +1,1 @@
-"""The wire format of both proof protocols: what clients, nodes and receivers send each other."""
+"""The format of all messages between clients, nodes and receivers, for both proof protocols."""

@@ -12,8 +12,8 @@ from proofserve.wire.records import artifact_record, encoding_of
 def outcome_body(job: Job, outcome: Outcome) -> dict[str, Any]:
     """The artifacts and their encoding, or the verdict.
 
-    ``failed`` is present only if a nonce has no artifact, so that all other bodies stay as
-    existing networks know them.
+    ``failed`` is present only if a nonce has no artifact, so that all other bodies have the fields
+    that existing networks know.
     """
     if not isinstance(outcome, Proofs):
         return {**asdict(outcome), "mismatch_nonces": list(outcome.mismatch_nonces)}
@@ -43,7 +43,7 @@ def callback(about: CompletedJob | DistanceVerdict) -> tuple[str, dict[str, Any]
 
 
 def _verdict_body(verdict: DistanceVerdict) -> dict[str, Any]:
-    """The fields of A.8, and those by which a reader can check the verdict.
+    """The fields of A.8, and those that a reader needs to check the verdict.
 
     A claimed distance that is not finite is null, because JSON has no number for it.
     """

@@ -1,4 +1,4 @@
-"""The two proof protocols share endpoints: a field of the body tells which protocol it is of."""
+"""The two proof protocols share endpoints: a field of the body shows its protocol."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from pydantic import BaseModel, Discriminator
 ARTIFACT = "artifact protocol"
 DISTANCE = "distance protocol"
 
-# A body with a hundred thousand faults, or one fault of a megabyte, is not answered in full.
+# A body may have a hundred thousand faults, or one of a megabyte: the answer is cut to this.
 _MAX_PROBLEMS = 20
 _MAX_TEXT = 200
 
@@ -37,7 +37,7 @@ def by_field(artifact: str, distance: str) -> Discriminator:
 
 
 def problems(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Validation errors in FastAPI's form, without the input, which may be huge or no JSON."""
+    """Validation errors in FastAPI's form, without the input, which may be huge or not JSON."""
     return [
         {
             "type": error["type"],
@@ -53,7 +53,7 @@ def problems(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(error: Mapping[str, Any]) -> str:
-    # FastAPI keeps the reason and the place in a body that is not JSON apart from the message.
+    # For a body that is not JSON, FastAPI has the reason beside the message.
     if error["type"] == "json_invalid":
         return f"{error['msg']}: {error['ctx']['error']}"
     if error["type"] == "missing" and tuple(error["loc"]) == ("body",):

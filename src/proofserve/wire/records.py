@@ -1,7 +1,7 @@
 """Records that occur in several messages: a result and the encoding of vectors.
 
 The pydantic models are the common base: the node's own models narrow them (no unknown keys, no
-conversions), those of the receiver and the lab take what newer peers add.
+conversions), those of the receiver and the lab ignore fields that newer peers add.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from proofserve.rounds.records import StoredResult
 
 
 def _unicode(text: str) -> str:
-    # JSON can spell half a surrogate pair, which no file and no hash can take.
+    # JSON can hold half a surrogate pair, which cannot be encoded for a file or a hash.
     text.encode()
     return text
 

@@ -1,4 +1,4 @@
-"""The headers of a callback, and its signature: by it a receiver knows the sender and the time."""
+"""The headers of a callback, and its signature, which proves its sender and its time."""
 
 import hashlib
 import hmac
@@ -13,10 +13,10 @@ _VERSION = "v1"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What is signed beside the body. ``timestamp`` in whole seconds since the epoch.
+    """What is signed together with the body. ``timestamp`` in whole seconds since the epoch.
 
-    It contains the endpoint, the key and both numbers, so that a recorded body cannot be sent
-    again to another endpoint or as another callback.
+    Because of these fields, an attacker cannot send a recorded body to another endpoint or as
+    another callback.
     """
 
     endpoint: str
@@ -36,5 +36,5 @@ class Envelope:
         return f"{_VERSION}={mac.hexdigest()}"
 
     def matches(self, secret: bytes, body: bytes, signature: str) -> bool:
-        """Whether ``signature`` is of this envelope and ``body``; takes the same time for any."""
+        """Whether ``signature`` is of this envelope and ``body``, found in constant time."""
         return hmac.compare_digest(self.sign(secret, body).encode(), signature.encode())

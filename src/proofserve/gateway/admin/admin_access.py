@@ -1,4 +1,4 @@
-"""Which clients may operate the gateway: with an admin key its holders, else this machine's."""
+"""Which clients may operate the gateway: with the admin key or, without one, on this machine."""
 
 import hmac
 import json
@@ -17,7 +17,7 @@ from proofserve.web.bearer import bearer_key
 from proofserve.web.bounded_body import with_body
 from proofserve.web.this_machine import why_not_local
 
-# Enough for the name of a backend, many times over.
+# Limit of a body, which only names a backend.
 MAX_BYTES = 64 * 1024
 
 
@@ -27,7 +27,9 @@ def refusal_of(plan: GatewayPlan, connection: HTTPConnection) -> Failure | None:
         reason = why_not_local(connection)
         if reason is None:
             return None
-        message = f"Without VLLM_GATEWAY_ADMIN_KEY only this machine may do this: {reason}."
+        message = (
+            f"Without VLLM_GATEWAY_ADMIN_KEY only clients on this machine may do this: {reason}."
+        )
     else:
         given = bearer_key(connection.scope["headers"])
         if given and hmac.compare_digest(given, plan.admin_key.encode()):
@@ -37,9 +39,9 @@ def refusal_of(plan: GatewayPlan, connection: HTTPConnection) -> Failure | None:
 
 
 class AdminOnly:
-    """Lets only operators reach an application, except for the paths of ``plan.self_guarded``.
+    """Lets only operators call an application, except for the paths of ``plan.self_guarded``.
 
-    Those paths have keys of their own, and a request has only one key.
+    Those paths need keys of their own, and a request has only one key.
     """
 
     def __init__(self, app: ASGIApp, plan: GatewayPlan) -> None:
@@ -48,7 +50,7 @@ class AdminOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        # The path as the application routes it, so that each spelling has one meaning.
+        # The decoded path, by which the application chooses the route.
         guarded = scope["type"] == "http" and not scope["path"].startswith(self._plan.self_guarded)
         if guarded and (failure := refusal_of(self._plan, HTTPConnection(scope))):
             app = Response(failure.body(), failure.status, media_type="application/json")
@@ -68,7 +70,7 @@ class AdminRoute(APIRoute):
             try:
                 bounded = await with_body(_StrictRequest, request, MAX_BYTES, too_large)
             except ClientDisconnect:
-                # The client has left: it does not read this answer.
+                # The client has disconnected and does not read this answer.
                 raise RefusedByGateway(INVALID_BODY) from None
             response: Response = await handle(bounded)
             return response

@@ -12,7 +12,7 @@ Arguments = dict[Any, Any]
 CLIENTS = Security(HTTPBearer(scheme_name="client", auto_error=False, description="A client key."))
 ADMIN = Security(HTTPBearer(scheme_name="admin", auto_error=False, description="The admin key."))
 
-UNREAD = {"description": "Passed on unread, like every field that is not listed."}
+UNREAD = {"description": "Passed on, like every field that is not listed."}
 _REASONS: dict[int | str, str] = {
     400: "the request is not valid HTTP, its body is not a JSON object or has a field of a wrong"
     " type, or it may cost more tokens than the key has per minute",
@@ -25,7 +25,7 @@ _REASONS: dict[int | str, str] = {
     429: "a limit of the key is reached; Retry-After says when to try again",
     431: "the request has too many headers, or too large ones",
     501: "the gateway does not support this method",
-    502: "the backend refuses connections, broke off, or does not answer in HTTP",
+    502: "the backend refuses connections, closed early, or does not answer in HTTP",
     503: "the queue is full, the wait for a permit was too long, no backend takes requests, or the"
     " gateway is shutting down; Retry-After says when to try again",
     504: "the backend took too long",
@@ -33,7 +33,7 @@ _REASONS: dict[int | str, str] = {
 
 
 class Shown(BaseModel, extra="forbid"):
-    """Base of all answers of the gateway: no other fields."""
+    """Base of the gateway's own answers, which have no other fields."""
 
 
 class Fault(Shown):
@@ -72,27 +72,27 @@ class Draining(Shown):
 
 
 class Ready(Health):
-    """``backends`` could take a request."""
+    """``backends`` lists those that can take a request."""
 
     backends: list[str]
 
 
 class NotReadyModel(Shown):
-    """The gateway would serve no request, though some backends may be up."""
+    """The gateway serves no requests: it shuts down, or no backend is up."""
 
     status: Literal["draining", "no backend"]
     backends: list[str]
 
 
 class Models(Shown):
-    """The models of all backends that are up, as these describe them."""
+    """The models of all backends that are up, as the backends describe them."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
 
 
 class ShownBackend(Shown):
-    """The state of a backend. ``models`` is null until it has named any."""
+    """The state of a backend. ``models`` is null until the backend has listed them."""
 
     backend: str
     weight: float
@@ -107,7 +107,7 @@ class ShownBackend(Shown):
 def answering(answer: Any, *refusals: int, unavailable: type[Shown] | None = None) -> Arguments:
     """Arguments of a route that answers ``answer``, one of ``refusals``, or 503.
 
-    Answers do not pass through the models: that would cost time and could change them.
+    The answers are not validated: that would cost time and could change them.
     """
     responses: Arguments = {200: {"model": answer}, **_errors(ErrorModel, *refusals)}
     if unavailable is not None:
@@ -116,7 +116,7 @@ def answering(answer: Any, *refusals: int, unavailable: type[Shown] | None = Non
 
 
 def relaying(example: Any, *prompts: str) -> Arguments:
-    """Arguments of a route whose requests go to a backend; each has one of the ``prompts``."""
+    """Arguments of a relayed route, whose requests have one of the fields ``prompts``."""
     count = {"type": ["integer", "null"], "maximum": 2**31 - 1}
     fields: Arguments = {
         "model": {"type": ["string", "null"], "description": "As GET /v1/models names it."},

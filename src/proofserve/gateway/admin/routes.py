@@ -1,4 +1,4 @@
-"""The gateway's own endpoints. The relayed ones are declared here and served by ``http``."""
+"""The gateway's own endpoints, and the declarations of the relayed ones, which ``http`` serves."""
 
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -65,7 +65,7 @@ def health(gateway: Shared) -> JSONResponse:
 
 @public.get("/health/ready", tags=["health"], **answering(Ready, unavailable=NotReadyModel))
 def ready(gateway: Shared) -> JSONResponse:
-    """The backends that a request could go to; 503 if there is none."""
+    """The backends that can take a request; 503 if there is none."""
     usable = [b.name for b in gateway.fleet.backends if b.healthy and not b.draining]
     if gateway.draining or not usable:
         body = {"status": "draining" if gateway.draining else "no backend", "backends": usable}
@@ -100,7 +100,7 @@ def backends(gateway: Shared) -> list[dict[str, Any]]:
 
 @operators.post("/drain", **answering(ShownBackend, 403, 404, 413, 422))
 def drain(gateway: Shared, which: BackendName) -> dict[str, Any]:
-    """Send no new requests to a backend. It is idle once its ``in_flight`` is 0."""
+    """Send no new requests to a backend. The backend is idle once ``in_flight`` is 0."""
     return _shown(_set_draining(gateway, which, True))
 
 
@@ -118,7 +118,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 @openai.post("/embeddings", **relaying("Hello", "input", "messages"))
 @openai.post("/responses", **relaying("Hello", "input"))
 def relayed() -> Response:
-    """Relayed to a backend, which answers with JSON or server-sent events; vLLM has the fields."""
+    """Relayed to a backend, which answers with JSON or server-sent events; see vLLM's API."""
     raise RefusedByGateway(
         NOT_IMPLEMENTED.saying("This server runs the gateway without GatewayProtocol, its relay.")
     )

@@ -1,1 +1,1 @@
-"""The vLLM servers behind the gateway: their health, their connections, the choice among them."""
+"""The vLLM servers behind the gateway: health, connections, and the choice of a backend."""

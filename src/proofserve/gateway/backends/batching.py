@@ -1,21 +1,21 @@
-"""All writes of one turn of the event loop, made together: to backends first, then to clients.
+"""Collects the writes of one turn of the event loop: first to backends, then to clients.
 
-To wake a process that sleeps in a read costs the writer more than the write itself. Clients and
-backends are quicker than the gateway: between two writes with a pause they fall asleep again.
-Writes without a pause find the reading process awake (ADR 15 has the figures).
+To wake a process that waits in a read costs the writer more than the write itself. If there is a
+pause between two writes, the reading process handles the first one and waits again. If there is
+none, it is still awake at the second one (ADR 15 has the figures).
 """
 
 import asyncio
 import os
 from collections.abc import Iterable
 
-# What os.writev takes.
+# Types that os.writev accepts.
 Data = bytes | bytearray | memoryview
-# A larger part is written at once: one turn of the loop may read megabytes from a backend, and the
-# gateway has to know before their end whether the client takes them.
+# Bytes of a part above which it is written at once: one turn of the loop may read megabytes from a
+# backend, and back-pressure of the client must act before all are read.
 LARGE = 64 * 1024
-# Methods of the transport that stay as they are. They are bound to each wrapper: a method that
-# passes a call on would cost more than the call.
+# Methods of the transport that each wrapper takes over as attributes: a method that passes the call
+# on would cost more than the call.
 UNCHANGED = (
     "abort",
     "get_extra_info",
@@ -46,14 +46,14 @@ class WriteBatch:
     ) -> asyncio.Transport:
         raw = transport.get_extra_info("socket")
         if raw is None or transport.get_extra_info("sslcontext") is not None:
-            # With TLS only the transport knows which bytes go through the socket.
+            # With TLS only the transport knows the bytes on the socket.
             return transport
         return BatchedTransport(transport, raw.fileno(), queue, self)
 
-    def put_off(self, transport: "BatchedTransport", queue: "list[BatchedTransport]") -> bool:
-        """Flush ``transport`` at the end of the turn. False for the first one: it writes at once.
+    def postpone(self, transport: "BatchedTransport", queue: "list[BatchedTransport]") -> bool:
+        """Flush ``transport`` at the end of the turn. False for the first: it writes at once.
 
-        The process that reads it sleeps in any case, and wakes up while the loop reads on.
+        The process that reads it must wake up in any case, and does so while this loop continues.
         """
         if self._due:
             queue.append(transport)
@@ -72,10 +72,10 @@ class WriteBatch:
 
 
 class BatchedTransport(asyncio.Transport):
-    """A transport whose writes leave with those of the others, and go past its own queue.
+    """A transport whose writes go to the socket together with those of other transports.
 
-    That is allowed while the transport's own queue is empty. What the socket does not take goes
-    through the transport, and so do errors: back-pressure and a lost connection are told as usual.
+    This is correct while the transport's own queue is empty. Bytes that the socket does not accept
+    go through the transport, so back-pressure and lost connections are reported as usual.
     """
 
     def __init__(
@@ -95,20 +95,20 @@ class BatchedTransport(asyncio.Transport):
             setattr(self, name, getattr(transport, name))
 
     def write(self, data: Data) -> None:
-        """Write as soon as the batch allows, large ``data`` now. It must not change until then."""
+        """Write with the batch; large ``data`` at once. It must not change until it is written."""
         self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[Data]) -> None:
-        """Write all of it as soon as the batch allows, without a copy."""
+        """Write all parts with the batch, without a copy."""
         parts = self._parts
-        waits = parts or self._batch.put_off(self, self._queue)
+        waits = parts or self._batch.postpone(self, self._queue)
         parts += list_of_data
         if not waits or (parts and len(parts[-1]) > LARGE):
             self.flush()
 
     def flush(self) -> None:
         parts, self._parts = self._parts, []
-        # The socket's number of a closing transport may already belong to another connection.
+        # The socket number of a closing transport may already belong to another connection.
         if not parts or self.is_closing():
             return
         written = 0
@@ -116,7 +116,7 @@ class BatchedTransport(asyncio.Transport):
             try:
                 written = os.writev(self._socket, parts)
             except OSError:
-                # The socket is full, or broken: the transport notices that by itself.
+                # The socket is full or broken: the transport finds out itself.
                 written = 0
         if written < sum(map(len, parts)):
             self._transport.writelines(_after(written, parts))
@@ -131,7 +131,7 @@ class BatchedTransport(asyncio.Transport):
 
 
 def _after(written: int, parts: list[Data]) -> list[Data]:
-    """What follows the first ``written`` bytes of ``parts``, without a copy."""
+    """The bytes of ``parts`` after the first ``written``, without a copy."""
     for number, part in enumerate(parts):
         if written < len(part):
             return [memoryview(part)[written:], *parts[number + 1 :]]

@@ -1,4 +1,4 @@
-"""The backends: which can take a request, and which of them is best."""
+"""The state of each backend, and the choice of one for a request."""
 
 import hashlib
 import math
@@ -8,18 +8,18 @@ from typing import Any
 from proofserve.gateway.backends.upstream import Pool
 from proofserve.gateway.records import BackendSpec
 
-# Faults in a row after which a backend rests, and for how long at first and at most, seconds.
+# Faults in a row after which a backend rests; its first and its longest rest, in seconds.
 FAULTS = 3
 REST_S = 2.0
 LONGEST_REST_S = 60.0
-# With prefix affinity a backend may have this many times its even share of the requests.
+# With prefix affinity, a backend may have this multiple of its even share of the requests.
 IMBALANCE = 1.25
 
 Clock = Callable[[], float]
 
 
 class Backend:
-    """One backend and its state. ``models`` is None until it has answered with its models."""
+    """One backend and its state. ``models`` is None until the backend has listed them."""
 
     def __init__(self, spec: BackendSpec, pool: Pool, clock: Clock) -> None:
         self.spec = spec
@@ -41,7 +41,7 @@ class Backend:
 
     @property
     def resting(self) -> bool:
-        """Whether it was ejected and its rest, or the one trial after it, goes on."""
+        """Whether it rests after faults, or one request tries it after a rest."""
         if self._faults < FAULTS:
             return False
         return self._trial or self._clock() < self._rest_until
@@ -51,15 +51,15 @@ class Backend:
         return self.healthy and not self.resting and not self.draining
 
     def serves(self, model: str | None) -> bool:
-        """Whether it may have the model; before it has named its models it may have any."""
+        """Whether it has the model. Until it has listed its models, it may have any."""
         return self.models is None or model is None or model in self.models
 
     def label(self, model: str | None) -> str:
-        """``model`` as a label of metrics; "unknown" for a name that a client may have invented."""
+        """``model`` as a label of metrics; "unknown" if the backend does not list it."""
         return model if model is not None and self.models and model in self.models else "unknown"
 
     def chosen(self) -> None:
-        """Count a request that goes there. The first one after a rest is a trial."""
+        """Count a request to this backend. The first one after a rest is a trial."""
         self.outstanding += 1
         if self._faults >= FAULTS and self._clock() >= self._rest_until:
             self._trial = True
@@ -76,7 +76,7 @@ class Backend:
     def failed(self) -> None:
         """Count a fault: a broken connection or a 5xx. After ``FAULTS`` in a row it rests."""
         if self.resting and not self._trial:
-            # The request was sent before the rest began: a crash under load is one fault only.
+            # The request was sent before the rest began: a crash under load counts as one fault.
             return
         self._faults += 1
         self._trial = False
@@ -96,7 +96,7 @@ class Fleet:
         return next((backend for backend in self.backends if backend.name == name), None)
 
     def knows(self, model: str | None) -> bool:
-        for backend in self.backends:  # noqa: SIM110 - a generator costs as much as all the rest
+        for backend in self.backends:  # noqa: SIM110 - a generator is slower
             if backend.serves(model):
                 return True
         return False
@@ -106,7 +106,7 @@ class Fleet:
     ) -> Backend | None:
         """The best backend that was not ``tried``; None if there is none.
 
-        If all of them rest or are unhealthy, one of those is chosen: it may have come back.
+        If all of them rest or are unhealthy, one of these is chosen: it may work again.
         """
         if len(self.backends) == 1:
             (only,) = self.backends
@@ -120,16 +120,16 @@ class Fleet:
         return self._least_loaded(fit)
 
     def _least_loaded(self, fit: Sequence[Backend]) -> Backend:
-        # Equals take turns.
+        # Backends with equal load take turns.
         self._rotation += 1
         start = self._rotation % len(fit)
         return min([*fit[start:], *fit[:start]], key=lambda backend: backend.load)
 
     def _by_prefix(self, fit: Sequence[Backend], prefix: bytes) -> Backend:
-        """Rendezvous hashing with a bound on the load; it needs no memory of earlier choices."""
+        """Rendezvous hashing with a bound on the load; no earlier choice needs to be stored."""
         weight = sum(backend.spec.weight for backend in fit)
         bound = IMBALANCE * (sum(backend.outstanding for backend in fit) + 1) / weight
-        # Rounded up: then the bounds add up to more than all requests, and some backend has room.
+        # Rounded up, so that the bounds add up to more than all requests and a backend has room.
         with_room = [b for b in fit if b.outstanding < math.ceil(bound * b.spec.weight)]
         return max(
             with_room,

@@ -10,7 +10,7 @@ from proofserve.gateway.backends.fleet import Backend
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
-# Failed probes in a row that make a backend unhealthy; a single one may be chance.
+# Failed probes in a row after which a backend is unhealthy; a single one may be chance.
 FAILURES = 2
 
 
@@ -19,7 +19,7 @@ class Prober:
         self._backend = backend
         self._interval_s = interval_s
         self._failures = 0
-        self._names_models = True
+        self._lists_models = True
         parts = urlsplit(backend.spec.url)
         unix = parts.scheme == "unix"
         self._http = httpx.AsyncClient(
@@ -27,7 +27,7 @@ class Prober:
             transport=httpx.AsyncHTTPTransport(uds=parts.path) if unix else None,
             headers={"Authorization": f"Bearer {key}"} if key else None,
             timeout=TIMEOUT_S,
-            # To load the certificates takes a tenth of a second.
+            # Loading the certificates takes a tenth of a second.
             verify=parts.scheme == "https",
         )
 
@@ -42,7 +42,7 @@ class Prober:
         await self._http.aclose()
 
     async def ask(self) -> None:
-        """Ask once. Only ``/health`` decides whether the backend is healthy."""
+        """Probe once. Only the answer of ``/health`` decides whether the backend is healthy."""
         backend = self._backend
         try:
             (await self._http.get("/health")).raise_for_status()
@@ -65,8 +65,8 @@ class Prober:
             models.raise_for_status()
             backend.models = {each["id"]: each for each in models.json()["data"]}
         except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
-            if self._names_models:
-                log.warning("backend %s does not name its models: %r", backend.name, error)
-            self._names_models = False
+            if self._lists_models:
+                log.warning("backend %s does not list its models: %r", backend.name, error)
+            self._lists_models = False
         else:
-            self._names_models = True
+            self._lists_models = True

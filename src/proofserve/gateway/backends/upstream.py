@@ -1,4 +1,4 @@
-"""Connections to one backend: HTTP/1.1 whose bodies pass through as they come."""
+"""Connections to one backend: HTTP/1.1, with bodies passed on unchanged."""
 
 import asyncio
 import re
@@ -20,17 +20,17 @@ from proofserve.gateway.failures import (
 )
 
 HEAD_BYTES = 64 * 1024
-# The kernel's receive buffer: what it takes of an answer while the client does not read. Its
-# default is up to 32 MiB a connection. Answers of models are small: this size slows none down.
+# Size of the kernel's receive buffer, which fills while the client does not read; its default is up
+# to 32 MiB a connection. Answers of models are small, so this size does not slow them down.
 RECEIVE_BYTES = 512 * 1024
 END_OF_HEAD = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\n(?:content-length|transfer-encoding):", re.IGNORECASE)
-# uvicorn, and so vLLM, drops a connection after 5 s of silence: the gateway does it first.
+# uvicorn, and so vLLM, closes a connection after 5 idle seconds: the gateway closes it earlier.
 IDLE_S = 3.0
 
 
 class Connecting(Protocol):
-    """Waits for a connection, which it has until it releases, aborts or returns it unused."""
+    """Waits for a connection, and uses it until it releases, aborts or returns it unused."""
 
     def connected(self, upstream: "Upstream") -> None: ...
     def connect_failed(self, failure: Failure) -> None: ...
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 
 class Upstream(asyncio.Protocol):
-    """One connection. Each exchange that has it sends one request and reads one answer."""
+    """One connection. An exchange that uses it sends one request and reads one answer."""
 
     _transport: asyncio.Transport
 
@@ -88,7 +88,7 @@ class Upstream(asyncio.Protocol):
         self._transport.resume_reading()
 
     def release(self) -> None:
-        """The exchange has ended: keep the connection if the answer is complete, else drop it."""
+        """The exchange has ended: keep the connection if the answer is complete, else close it."""
         self._reader = None
         if self._keep_alive and self._complete and not self.closing():
             self.used = True
@@ -104,7 +104,7 @@ class Upstream(asyncio.Protocol):
         self._pool.put_back(self)
 
     def abort(self) -> None:
-        """Drop the connection; so the backend learns that it need not go on."""
+        """Close the connection at once, so that the backend ends the request."""
         self._reader = None
         self._transport.abort()
 
@@ -119,7 +119,7 @@ class Upstream(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what came; drop the connection if no request is under way."""
+        """Pass the data on. Close the connection if it has no request."""
         reader = self._reader
         if reader is None:
             self.abort()
@@ -130,7 +130,7 @@ class Upstream(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._give_up(BACKEND_GARBLED)
             return
-        # A second answer to one request: a client must not get any byte of it.
+        # A second answer to one request: no client may get any byte of it.
         if self._messages > 1:
             self._give_up(BACKEND_GARBLED)
         elif self._in_head:
@@ -144,7 +144,7 @@ class Upstream(asyncio.Protocol):
             head, rest = head[:end], head[end + len(END_OF_HEAD) :]
             if not self._interim:
                 break
-            # An interim head such as "100 Continue": the final head is still to come.
+            # An interim head such as "100 Continue": the final head follows.
             self._interim -= 1
             head = rest
         else:
@@ -194,7 +194,7 @@ class Upstream(asyncio.Protocol):
 
 
 class Pool:
-    """The connections to one backend; idle ones are kept for ``IDLE_S``, the latest used first."""
+    """The connections to one backend; idle ones stay for ``IDLE_S``, the newest is used first."""
 
     def __init__(
         self, url: str, connect_s: float, loop: asyncio.AbstractEventLoop, writes: WriteBatch
@@ -215,7 +215,7 @@ class Pool:
         self.opened = 0
 
     def acquire(self, waiting: Connecting, fresh: bool = False) -> None:
-        """Give ``waiting`` a connection, at once if one is idle and it need not be ``fresh``."""
+        """Give ``waiting`` an idle connection at once or, also if ``fresh``, a new one later."""
         while self._idle and not fresh:
             upstream = self._idle.pop()
             if not upstream.closing():

@@ -1,1 +1,1 @@
-"""The client's side of the gateway: the HTTP server, the application and its orderly end."""
+"""The client's side of the gateway: HTTP server, application, and shutdown."""

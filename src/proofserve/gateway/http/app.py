@@ -26,9 +26,9 @@ from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
 
 log = logging.getLogger(__name__)
-# After so many seconds without a healthy answer the engine in this process counts as dead.
+# Seconds without a healthy answer after which the engine in this process counts as dead.
 DEAD_S = 10.0
-# Characters of a field's name in an error: the client chose the name, of any length.
+# Most characters of a field's name in an error: a client may send a name of any length.
 MAX_FIELD = 200
 
 
@@ -39,8 +39,8 @@ Engine = Callable[[], AbstractAsyncContextManager[tuple[BackendSpec, ASGIApp]]]
 def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
     """The application; its lifespan makes the gateway.
 
-    An ``engine`` is the only backend. Its application answers all paths that the gateway does not
-    have. When the engine dies, the process ends by SIGTERM.
+    An ``engine`` is then the only backend, and its application serves all paths that the gateway
+    does not have. When the engine dies, the process ends itself by SIGTERM.
     """
 
     @asynccontextmanager
@@ -48,15 +48,15 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
         async with AsyncExitStack() as stack:
             backends = plan.backends
             if engine is not None:
-                spec, rest = await stack.enter_async_context(engine())
+                spec, engine_app = await stack.enter_async_context(engine())
                 backends = (spec,)
-                # Where chat needs a key, the engine's other endpoints must not bypass it.
-                app.mount("/", AdminOnly(rest, plan) if plan.clients else rest)
+                # If chat needs a key, the engine's other endpoints must not bypass it.
+                app.mount("/", AdminOnly(engine_app, plan) if plan.clients else engine_app)
             running_gateway = running(replace(plan, backends=backends))
             gateway = await stack.enter_async_context(running_gateway)
             stack.enter_context(draining_on_signals(gateway))
             if engine is not None:
-                watching = _beside(_end_without(gateway.fleet.backends[0]))
+                watching = _background(_end_with_engine(gateway.fleet.backends[0]))
                 await stack.enter_async_context(watching)
             yield {"gateway": gateway}
 
@@ -64,7 +64,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
     include_routes(app, plan)
     app.exception_handler(RefusedByGateway)(_refused)
     app.exception_handler(RequestValidationError)(_invalid)
-    app.exception_handler(HTTPException)(_not_ours)
+    app.exception_handler(HTTPException)(_http_error)
     app.add_middleware(HeadAsGet)
     if plan.cors_origins:
         app.add_middleware(
@@ -77,7 +77,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
 
 
 class HeadAsGet:
-    """Answers HEAD as GET. The server leaves the body out, because it sees the original method."""
+    """Answers HEAD as GET. The server omits the body, because it sees the original method."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -96,12 +96,12 @@ async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
     ]
     await asyncio.gather(*(prober.ask() for prober in probers))
     gateway.deadlines.start()
-    # Objects that live until the end need no garbage collection. Without them its pauses, which
-    # are the tail of the latency, are shorter.
+    # The objects so far live until the end. Without them the pauses of garbage collection, and so
+    # the longest latencies, are shorter.
     gc.collect()
     gc.freeze()
     try:
-        async with _beside(*(prober.run() for prober in probers)):
+        async with _background(*(prober.run() for prober in probers)):
             yield gateway
     finally:
         gc.unfreeze()
@@ -110,7 +110,7 @@ async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
 
 
 @asynccontextmanager
-async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
@@ -120,8 +120,8 @@ async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _end_without(backend: Backend) -> None:
-    """End this process when its engine is dead: a new engine needs a new process."""
+async def _end_with_engine(backend: Backend) -> None:
+    """End this process when its engine is dead, because a new engine needs a new process."""
     loop = asyncio.get_running_loop()
     last = loop.time()
     while loop.time() - last < DEAD_S:
@@ -143,14 +143,14 @@ def _refused(_request: Request, error: RefusedByGateway) -> Response:
 def _invalid(_request: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        # For this error FastAPI puts a position in the place of the field.
+        # For this error FastAPI's ``loc`` has a position instead of the field.
         field, message = "body", first["ctx"]["error"]
     else:
         field, message = ".".join(str(part) for part in first["loc"])[:MAX_FIELD], first["msg"]
     return _response(Failure(422, "invalid_body", f"{field}: {message}", param=field))
 
 
-def _not_ours(_request: Request, error: HTTPException) -> Response:
+def _http_error(_request: Request, error: HTTPException) -> Response:
     code = HTTPStatus(error.status_code).name.lower()
     answer = _response(Failure(error.status_code, code, str(error.detail)))
     answer.headers.update(error.headers or {})

@@ -1,4 +1,4 @@
-"""Answers for clients of HTTP/1.0, which know no chunks: the connection's end is the answer's."""
+"""Answers for HTTP/1.0 clients, which know no chunks: the end of the connection ends the answer."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import httptools
 
 
 class CloseDelimited:
-    """A writer whose chunked answers leave without their chunks; all else is the ``writer``'s."""
+    """Writes chunked answers without their chunks; passes all other calls to ``writer``."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer

@@ -1,4 +1,4 @@
-"""An orderly end: refuse new requests, finish the accepted ones, then stop the server."""
+"""Shutdown: refuse new requests, finish the accepted ones, then stop the server."""
 
 import asyncio
 import signal
@@ -9,15 +9,15 @@ from typing import Any
 
 from proofserve.gateway.relay.gateway import Gateway
 
-# Load balancers ask for health about once a second. For so long they can notice the shutdown.
+# Time for load balancers to notice the shutdown: they ask for health about once a second.
 NOTICE_S = 1.0
 
 
 @contextmanager
 def draining_on_signals(gateway: Gateway) -> Iterator[None]:
-    """In this context a first SIGTERM or SIGINT drains, and a later one ends at once.
+    """In this context the first SIGTERM or SIGINT begins to drain; a later one ends at once.
 
-    After draining the server's own signal handlers are called.
+    After draining, the server's own signal handler is called.
     """
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread may handle signals.
@@ -38,7 +38,7 @@ class _Drain:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._task: asyncio.Task[None] | None = None
-        self._noticed = False
+        self._notice_over = False
 
     def signalled(self, number: int, server: Any) -> None:
         """Begin to drain. ``server`` is the server's own handler of the signal ``number``."""
@@ -54,16 +54,16 @@ class _Drain:
             self._task.add_done_callback(lambda _: end())
         elif self._task.done():
             end()
-        elif self._noticed:
+        elif self._notice_over:
             self._task.cancel()
-        # Else it is the first signal again: a supervisor signals the whole group of processes, and
-        # then the parent of several workers signals them once more.
+        # Otherwise it repeats the first signal: a supervisor signals the whole process group, and
+        # then the parent of several workers signals them again.
 
     async def _drain(self) -> None:
         gateway = self._gateway
         gateway.draining = True
         await asyncio.sleep(NOTICE_S)
-        self._noticed = True
+        self._notice_over = True
         with suppress(TimeoutError):
             async with asyncio.timeout(gateway.plan.drain):
                 await gateway.deadlines.idle.wait()

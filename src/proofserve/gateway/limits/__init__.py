@@ -1,1 +1,1 @@
-"""What one client and all clients together may use: permits, queue, budgets."""
+"""Limits of one client and of all clients: permits, queue, budgets."""

@@ -1,4 +1,4 @@
-"""Permits to be at a backend, granted in the order of arrival, and a bounded queue for the rest."""
+"""Permits to be at a backend, and a bounded queue that grants them in the order of arrival."""
 
 import enum
 from collections import OrderedDict
@@ -19,7 +19,7 @@ class Entry(enum.Enum):
 
 
 class PermitQueue:
-    """``limit`` permits, and at most ``queue_limit`` waiters. Belongs to one event loop."""
+    """``limit`` permits, and at most ``queue_limit`` waiters. For one event loop."""
 
     def __init__(self, limit: int, queue_limit: int) -> None:
         self.limit = limit
@@ -56,8 +56,8 @@ class PermitQueue:
         """Give back a permit that was ``held`` for seconds; the oldest waiter gets it."""
         self.in_use -= 1
         self._average_held += LATEST_WEIGHT * (held - self._average_held)
-        # A waiter that fails at once calls this method again. The loop below then serves the next
-        # one: a recursion could be as deep as the queue is long.
+        # A waiter that fails at once calls this method again. Then the loop below grants the next
+        # permit: a recursion could be as deep as the queue is long.
         if self._granting:
             return
         self._granting = True

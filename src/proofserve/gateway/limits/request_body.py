@@ -1,18 +1,18 @@
-"""What the gateway reads of a request body; the backend reads the rest."""
+"""The fields of a request body that the gateway reads; the backend reads all of them."""
 
 import re
 from typing import Annotated
 
 import msgspec
 
-# Tokens set aside for an answer when the client names no limit.
+# Tokens reserved for an answer if the request has no limit.
 USUAL_ANSWER = 1024
 UNLIMITED = (None, None, None)
-# Bytes of a conversation that decide where its prefix is cached.
+# Bytes of a conversation that choose the backend, for its prefix cache.
 PREFIX_BYTES = 1024
-# The beginning of a list of texts, or of lists of tokens.
+# The beginning of a list of texts, or of a list of lists of tokens.
 _LIST = re.compile(rb'\[\s*(["\[])')
-# No backend has so many. Two numbers of thousands of digits could be multiplied, but not printed.
+# Larger than any real limit. Python cannot print a product of numbers with thousands of digits.
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -35,8 +35,8 @@ class RequestFields(msgspec.Struct, gc=False):
     def most_tokens(self, size: int) -> int:
         """The most tokens that a body of ``size`` bytes may cost.
 
-        No token is shorter than a byte. Endpoints differ in the name of the limit and ignore the
-        others' names, so the largest counts. A negative limit, which a backend refuses, counts 0.
+        No token is shorter than a byte. Each endpoint has its own name for the limit and ignores
+        the other names, so the largest counts. A negative limit, which backends refuse, counts 0.
         """
         limits = first, second, third = (
             self.max_completion_tokens,
@@ -51,9 +51,9 @@ class RequestFields(msgspec.Struct, gc=False):
     def _prompts(self) -> int:
         kind = _LIST.match(self.prompt)
         if kind is None:
-            # A text, or a list of numbers: one prompt in tokens.
+            # A text, or a list of numbers, which is one prompt in tokens.
             return 1
-        # Counted, not parsed: to parse ten million short prompts takes seconds and a gigabyte.
+        # Counted, not parsed: parsing ten million short prompts takes seconds and a gigabyte.
         text = bytes(self.prompt)
         if kind[1] == b"[":
             return text.count(b"[") - 1
@@ -67,10 +67,10 @@ class RequestFields(msgspec.Struct, gc=False):
 
 
 class RequestBodyReader:
-    """Reads bodies. Raises ValueError with a sentence for the client that names a wrong field."""
+    """Reads bodies. Raises ValueError with a message for the client that names the wrong field."""
 
     def __init__(self) -> None:
-        # As lax as the backends: "8" is a number to them as well.
+        # Not strict, because backends also accept "8" as a number.
         self._decoder = msgspec.json.Decoder(RequestFields, strict=False)
 
     def read(self, body: bytes | bytearray) -> RequestFields:
