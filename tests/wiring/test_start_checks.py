@@ -80,7 +80,7 @@ def test_an_outbox_of_something_else_is_refused_and_left_alone(tmp_path: Path) -
     with sqlite3.connect(path) as theirs:
         theirs.execute("CREATE TABLE t (x)")
     theirs.close()
-    with pytest.raises(OutboxUnavailable, match="something else"):
+    with pytest.raises(OutboxUnavailable, match="another program"):
         check("outbox", outbox=path)
     assert list(tmp_path.iterdir()) == [path]
 
