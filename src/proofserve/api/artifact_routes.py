@@ -21,7 +21,7 @@ def add_to(router: APIRouter) -> None:
 
 
 async def generate(request: Request, node: ServedNode, body: JobRequest) -> dict[str, Any]:
-    """Prove the given nonces, or judge claims about them. A running round ends first."""
+    """Prove the given nonces, or judge claims about them, after the running round."""
     job = translate.job(body, node.deployment)
     warning = await translate.url_warning("url", job.url, node.deployment)
     more = {"warning": warning} if warning else {}

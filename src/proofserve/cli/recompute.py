@@ -112,8 +112,7 @@ def claims_of_model(
 def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
     """Let ``node``, which serves ``model``, compute ``work``; the function raises NodeError.
 
-    The node refuses another scheme than its own: vectors of another scheme would convict every
-    prover.
+    The node refuses other schemes than its own, because their vectors would convict every prover.
     """
     request = Work(
         model,

@@ -31,8 +31,8 @@ class Interrupts:
     An exception between the start of a server and the note of its process id would leave that
     server running for ever, and an exception during its cleanup would stop the cleanup. So a
     signal is only noted; ``check`` and ``allowed`` turn it into SystemExit with the code that a
-    shell expects: 130 after Ctrl-C, 143 after SIGTERM. They do this once, so that no later signal
-    disturbs the cleanup.
+    shell expects: 130 after Ctrl-C, 143 after SIGTERM. They do this once: no later signal disturbs
+    the cleanup.
     """
 
     def __init__(self) -> None:

@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field
 class Timeouts:
     """How long each part of a request may take.
 
-    ``total`` counts from the permit on, ``queue`` before it. ``stall`` is the longest silence
-    after the first byte.
+    ``total`` begins at the permit, ``queue`` before it; ``stall`` is a silence within an answer.
     """
 
     queue: float = 60.0
@@ -45,8 +44,7 @@ class ClientSpec(BaseModel, extra="forbid", frozen=True):
 class GatewayPlan:
     """The whole configuration of a gateway.
 
-    Paths that begin with one of ``self_guarded`` belong to the embedded engine, which needs its own
-    keys there.
+    Below the paths ``self_guarded`` the embedded engine checks keys of its own.
     """
 
     backends: tuple[BackendSpec, ...]

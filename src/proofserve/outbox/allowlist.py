@@ -45,8 +45,7 @@ class Allowlist:
     def refusal(self, url: str, addresses: Iterable[Address] | None = None) -> str | None:
         """Why no callback may go to ``url``; None if callbacks may.
 
-        ``addresses`` are those of its host. Without them, the address is checked only if the host
-        is written as an address.
+        Without ``addresses`` of its host, only a host that is written as an address is checked.
         """
         try:
             parsed = httpx.URL(url)

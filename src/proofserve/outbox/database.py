@@ -102,8 +102,7 @@ def _transact(
         result = work(connection)
         connection.commit()
     except BaseException:
-        # After some errors, such as a full disk, SQLite has already rolled back; a second
-        # rollback does nothing.
+        # After a full disk SQLite has already rolled back; a second rollback does nothing.
         connection.rollback()
         raise
     return result
@@ -173,8 +172,7 @@ def _examine(path: Path) -> None:
     """Raise an error for an existing file that is damaged or not an outbox."""
     if not path.is_file():
         return
-    # Read-only: closing an ordinary connection would write the WAL of a killed server into a
-    # damaged file.
+    # Read-only: closing another connection would write a killed server's WAL into a damaged file.
     with closing(connect(path, "mode=ro")) as connection:
         version_of(path, connection)
         quarantine.require_sound(connection)

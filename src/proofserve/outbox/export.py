@@ -36,8 +36,7 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
     """The results of an artifact round, as pieces of the JSON that ``proofserve verify`` reads.
 
     Its ``nonces`` are those of all rows of the round; a nonce that failed has no artifact.
-    Raises ValueError for a round that the outbox does not have, and for one of the distance
-    protocol.
+    Raises ValueError for an unknown round, and for one of the distance protocol.
     """
     number = round_number(connection, round_id)
     last_seq, of_distance, *order = connection.execute(_FIND, (number,)).fetchone()

@@ -33,8 +33,7 @@ class Retried:
 def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried:
     """Make callbacks due at ``now``, and reset their counts of failures.
 
-    Key, sequence and body do not change. Raises ValueError for a round or a target that is not in
-    the outbox.
+    Key, sequence and body do not change. Raises ValueError for an unknown round or target.
     """
     number = None if choice.round_id is None else round_number(connection, choice.round_id)
     urls = [None] if choice.origin is None else _urls(connection, choice.origin)

@@ -65,8 +65,7 @@ class CallbackPolicy:
 class SendPlan:
     """``due`` has the callbacks to post now, at most one for each target.
 
-    ``wait_s`` is the time until more callbacks are due, None if it is not known. ``idle`` says that
-    nothing is undelivered.
+    ``wait_s`` is the time until more are due, None if unknown. ``idle``: nothing is undelivered.
     """
 
     due: tuple[Delivery, ...]

@@ -81,8 +81,7 @@ class RoundStatistics:
 class OutboxStatistics:
     """The whole file, without what is already deleted.
 
-    ``uncut_rounds`` have results that are in no callback yet. ``deleted_results`` were delivered
-    and then deleted.
+    ``uncut_rounds`` have results that are in no callback yet; ``deleted_results`` were delivered.
     """
 
     schema_version: int

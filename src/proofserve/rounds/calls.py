@@ -100,8 +100,7 @@ class ChunkDeadline:
     ) -> ProofBatch:
         """Call ``ask`` until the engine computes the batch or the deadline has passed.
 
-        Raises EngineFault (the computation failed, or chat deferred it past the deadline) and
-        EngineGone.
+        Raises EngineFault (the computation failed, or the deadline has passed) and EngineGone.
         """
         deadline = self.clock() + self.seconds
         while True:
@@ -137,8 +136,7 @@ class SelfCheck:
     async def run(self) -> float:
         """Run the forward. Returns seconds, including the time that chat and a round took before.
 
-        Raises ChatBusy (chat deferred it), EngineFault (it failed, or its numbers are not finite)
-        and EngineGone.
+        Raises ChatBusy (chat deferred it), EngineFault (it failed or is not finite), EngineGone.
         """
         proof_scheme = scheme("artifact-v1")
         seq_len = min(SEQ_LEN, self._engine.engine_info.max_seq_len)

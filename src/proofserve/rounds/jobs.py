@@ -20,8 +20,7 @@ _logger = logging.getLogger(__name__)
 class JobQueue:
     """Runs submitted jobs one at a time, and keeps their results until they expire.
 
-    If there are too many results, the oldest are removed earlier. ``clock`` gives monotonic
-    seconds.
+    If there are too many results, the oldest go earlier. ``clock`` gives monotonic seconds.
     """
 
     def __init__(

@@ -56,8 +56,7 @@ class Outbox(Protocol):
     async def open_round(self, spec: RoundSpec) -> RoundProgress:
         """Store a round, so that its results and callbacks survive a restart.
 
-        A round that is already stored continues; any other open round is closed.
-        Raises OutboxUnavailable.
+        A stored round continues; any other open one is closed. Raises OutboxUnavailable.
         """
         ...
 

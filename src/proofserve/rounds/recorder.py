@@ -29,8 +29,7 @@ class Finished:
 class Recorder:
     """Stores the batches of one round while the engine computes the next ones.
 
-    Batches that finish during a transaction share the next transaction, so that a slow disk does
-    not slow the engine down.
+    Batches that finish during a transaction share the next one: a slow disk delays no forward.
     """
 
     def __init__(

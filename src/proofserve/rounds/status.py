@@ -80,8 +80,7 @@ class Stats:
 class Status:
     """The state of a node. ``spec`` and ``stats`` describe the configured round, running or not.
 
-    ``paused_reason`` says why a running round makes no progress; ``error`` says which fault ended
-    a round.
+    ``paused_reason`` says why a running round makes no progress, ``error`` why a round ended.
     """
 
     state: State

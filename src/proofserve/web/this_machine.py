@@ -16,8 +16,7 @@ def why_not_local(connection: HTTPConnection) -> str | None:
     Only a loopback address or a unix socket is local, and only without a proxy's headers and
     without a foreign ``Origin``.
     """
-    # Behind a proxy every peer is the proxy; a trusted proxy may even have changed the peer's
-    # address to a local one.
+    # Behind a proxy every peer is the proxy; a trusted one may even show a local peer address.
     for name in connection.headers:
         if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX):
             return f"a proxy passed this request on (header {name})"

@@ -15,8 +15,7 @@ _VERSION = "v1"
 class Envelope:
     """What is signed together with the body. ``timestamp`` in whole seconds since the epoch.
 
-    Because of these fields, an attacker cannot send a recorded body to another endpoint or as
-    another callback.
+    With them, a recorded body cannot be sent again to another endpoint or as another callback.
     """
 
     endpoint: str

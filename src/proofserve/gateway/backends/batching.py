@@ -14,8 +14,7 @@ Data = bytes | bytearray | memoryview
 # Bytes of a part above which it is written at once: one turn of the loop may read megabytes from a
 # backend, and back-pressure of the client must act before all are read.
 LARGE = 64 * 1024
-# Methods of the transport that each wrapper takes over as attributes: a method that passes the call
-# on would cost more than the call.
+# Methods that each wrapper takes from its transport: a wrapping method costs more than the call.
 UNCHANGED = (
     "abort",
     "get_extra_info",

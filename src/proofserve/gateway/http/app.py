@@ -96,8 +96,7 @@ async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
     ]
     await asyncio.gather(*(prober.ask() for prober in probers))
     gateway.deadlines.start()
-    # The objects so far live until the end. Without them the pauses of garbage collection, and so
-    # the longest latencies, are shorter.
+    # The objects so far live until the end: without them garbage collection pauses are shorter.
     gc.collect()
     gc.freeze()
     try:
