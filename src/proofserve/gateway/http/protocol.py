@@ -91,10 +91,11 @@ class GatewayProtocol(CheckedProtocol):
         if exchange is None:
             # The head of a request with Upgrade.
             return
-        if not isinstance(exchange, Exchange):
+        active = self._active
+        if active is not None and exchange is active:
+            active.start()
+        elif not isinstance(exchange, Exchange):
             super().on_message_complete()
-        elif exchange is self._active:
-            exchange.start()
         elif not exchange.response_complete:
             self._received.add(exchange)
 

@@ -53,7 +53,7 @@ class Exchange:
         self._answer: BackendResponse | None = None
         self._paused = False
         self._request_id = gateway.ids.of(value_of(b"x-request-id"))
-        self._id_line = b"x-request-id: %s\r\n" % self._request_id
+        self._id_line = b"x-request-id: " + self._request_id + b"\r\n"
         if int(value_of(b"content-length", b"0")) > gateway.plan.max_body_bytes:
             self.refusal = failures.BODY_TOO_LARGE
         gateway.deadlines.watched.add(self)
