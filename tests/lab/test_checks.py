@@ -8,6 +8,7 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from lab.stub_servers import Servers
+from proofserve.engines.vllm.core_gate import CHAT_GRACE_S
 from proofserve.lab.check import coexist as coexist_module
 from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.coexist import coexist
@@ -223,3 +224,7 @@ def test_a_gullible_node_fails_every_forgery() -> None:
 def test_a_node_that_distrusts_everybody_fails_the_honest_proof() -> None:
     checks, _ = end_to_end_on(Habits(suspicious=True))
     assert failed(checks) == ["an honest proof is accepted after a restart"]
+
+
+def test_the_check_knows_the_grace_of_the_engine() -> None:
+    assert pytest.approx(CHAT_GRACE_S * 1e3) == coexist_module.GRACE_MS

@@ -51,7 +51,6 @@ class FakeEngine:
 
     @asynccontextmanager
     async def session(self, work: Workload) -> AsyncIterator["FakeSession"]:
-        """A session that ``leases`` counts while it is open."""
         self._require_alive()
         self.leases += 1
         try:

@@ -61,7 +61,6 @@ class Server:
 
 
 def free_port() -> int:
-    """A TCP port on which no process listens at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

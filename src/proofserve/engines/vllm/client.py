@@ -83,7 +83,6 @@ class VllmSession:
         self._parts: dict[tuple[int, ...], list[ProofBatch]] = {}
 
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
-        """See ``rounds.ports.ProofSession.prove``."""
         wanted = tuple(nonces)
         parts = self._parts.setdefault(wanted, [])
         while rest := wanted[sum(len(part.nonces) + len(part.failed) for part in parts) :]:

@@ -38,14 +38,10 @@ class RequestFields(msgspec.Struct, gc=False):
         No token is shorter than a byte. Each endpoint has its own name for the limit and ignores
         the other names, so the largest counts. A negative limit, which backends refuse, counts 0.
         """
-        limits = first, second, third = (
-            self.max_completion_tokens,
-            self.max_tokens,
-            self.max_output_tokens,
-        )
-        longest = USUAL_ANSWER
-        if limits != UNLIMITED:
-            longest = max(0, first or 0, second or 0, third or 0)
+        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        first, second, third = limits
+        named = max(0, first or 0, second or 0, third or 0)
+        longest = USUAL_ANSWER if limits == UNLIMITED else named
         return size + longest * max(1, self.n or 1) * (self._prompts() if self.prompt else 1)
 
     def _prompts(self) -> int:

@@ -66,7 +66,6 @@ class Price:
         return 1.0 - Price(fewer, self.seq_len).honest / self.honest
 
     def last_tokens(self, count: int) -> float:
-        """The share saved by reading only the last ``count`` tokens."""
         return 1.0 - Price(self.shape, count).honest / self.honest
 
     def bits(self, bits: int) -> float:

@@ -115,7 +115,6 @@ def _least_rate(count: int) -> str:
 
 
 def _rounded_up(value: float, digits: int) -> float:
-    """``value`` rounded up to so many significant digits."""
     if value == 0.0:
         return 0.0
     places = digits - 1 - math.floor(math.log10(value))

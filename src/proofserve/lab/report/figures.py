@@ -40,7 +40,6 @@ class Figure:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The median of ``values``; None if there are none."""
     return statistics.median(values) if values else None
 
 
