@@ -44,7 +44,10 @@ class GatewayProtocol(CheckedProtocol):
     def head_received(
         self, method: bytes, version: str, headers: Sequence[Header], values: Values
     ) -> None:
-        if method != b"POST" or self.url.partition(b"?")[0] not in RELAYED:
+        target = self.url
+        if method != b"POST" or (
+            target not in RELAYED and target.partition(b"?")[0] not in RELAYED
+        ):
             self._serve_here(version, headers)
             return
         before = self.cycle
@@ -52,7 +55,7 @@ class GatewayProtocol(CheckedProtocol):
         client: Connection = self
         if version != "1.1":
             client = cast("Connection", CloseDelimited(self))
-        exchange = Exchange(self._gateway, client, self.url, headers, values, keep_alive)
+        exchange = Exchange(self._gateway, client, target, headers, values, keep_alive)
         self.cycle = exchange  # type: ignore[assignment] # it has what uvicorn reads of a cycle
         if before is None or before.response_complete:
             self._active = exchange
