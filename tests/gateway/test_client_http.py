@@ -44,6 +44,9 @@ async def client(running: tuple[Backend, Server], backend: Backend) -> AsyncIter
     await running[1].settled()
 
 
+CHUNKED_POST = (f"POST {CHAT} HTTP/1.1", "Host: h", "Transfer-Encoding: chunked")
+
+
 def lines(*each: str, body: bytes = b"") -> bytes:
     """A request of these lines."""
     return "\r\n".join([*each, "", ""]).encode() + body
@@ -115,7 +118,7 @@ async def test_headers_named_in_connection_are_not_relayed(client: Wire) -> None
 
 
 async def test_trailer_fields_are_not_relayed_as_headers(client: Wire) -> None:
-    head = lines(f"POST {CHAT} HTTP/1.1", "Host: h", "Transfer-Encoding: chunked")
+    head = lines(*CHUNKED_POST)
     got = await client.ask(head + chunk(order()) + b"0\r\nX-Late: 1\r\n\r\n")
     assert "x-late" not in {name for name, _ in json.loads(got.raw)["headers"]}
 
@@ -248,6 +251,18 @@ REFUSED: list[tuple[str, bytes, int, str]] = [
     ("a larger header", big("X: " + "x" * MAX_HEAD_BYTES), 431, "headers_too_large"),
     ("a large target", post(path=CHAT + "?" + "x" * MAX_HEAD_BYTES), 431, "headers_too_large"),
     ("a head without end", big("X: " + "x" * 2**20)[: 2**20], 431, "headers_too_large"),
+    (
+        "a trailer without end",
+        lines(*CHUNKED_POST, body=b"0\r\nX: " + b"x" * 2**20),
+        431,
+        "headers_too_large",
+    ),
+    (
+        "a chunk extension without end",
+        lines(*CHUNKED_POST, body=b"1;x=" + b"x" * 2**20),
+        431,
+        "headers_too_large",
+    ),
     ("an own endpoint", lines("GET /v1/health HTTP/1.1"), 400, "invalid_http"),
     ("not even a request", b"\x16\x03\x01\x02\x00\x01\x00", 400, "invalid_http"),
     ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "invalid_http"),

@@ -48,9 +48,9 @@ class CheckedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._gateway: Gateway = self.app_state["gateway"]
-        self._in_head = False
-        # Bytes that came since the read in which the current head began.
-        self._arrived = 0
+        # Bytes of the latest read, and all since the read that brought the beginning of the
+        # current head or the latest part of a body: those of a head, or of trailers.
+        self._read = self._arrived = 0
         # The cycle whose body is arriving.
         self.incoming: Any = None
         # Set once input is refused: what follows is not read as HTTP.
@@ -65,7 +65,8 @@ class CheckedProtocol(HttpToolsProtocol):
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
-        self._arrived = self._arrived + len(data) if self._in_head else len(data)
+        self._read = len(data)
+        self._arrived += self._read
         try:
             try:
                 self.parser.feed_data(data)
@@ -74,7 +75,7 @@ class CheckedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse(_failure_of(error))
         else:
-            if self._in_head and self._arrived > MAX_HEAD_BYTES + READ_BYTES:
+            if self._arrived > MAX_HEAD_BYTES + READ_BYTES:
                 self._refuse(HEADERS_TOO_LARGE)
 
     def _ignore_upgrades(self, rest: memoryview) -> None:
@@ -99,7 +100,7 @@ class CheckedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
-        self._in_head = True
+        self._arrived = self._read
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
@@ -109,7 +110,6 @@ class CheckedProtocol(HttpToolsProtocol):
 
         Raises RefusedByGateway, which the parser passes on as a HttpParserError.
         """
-        self._in_head = False
         parser = self.parser
         if self._arrived > MAX_HEAD_BYTES:
             check_size(self.url, self.headers)

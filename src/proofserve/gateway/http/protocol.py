@@ -84,6 +84,7 @@ class GatewayProtocol(CheckedProtocol):
             self.transport.write(CONTINUE)
 
     def on_body(self, body: bytes) -> None:
+        self._arrived = self._read
         if isinstance(self.cycle, Exchange):
             self.cycle.body_received(body)
         else:
