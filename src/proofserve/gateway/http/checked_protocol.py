@@ -54,14 +54,14 @@ class CheckedProtocol(HttpToolsProtocol):
         # The cycle whose body is arriving.
         self.incoming: Any = None
         # Set once input is refused: what follows is not read as HTTP.
-        self._deaf = False
+        self._input_refused = False
         # The answer to refused input, after the answers to the requests before it.
         self.last_answer: Failure | None = None
 
     # -- input -----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._input_refused:
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
@@ -151,9 +151,9 @@ class CheckedProtocol(HttpToolsProtocol):
 
     def _refuse(self, failure: Failure) -> None:
         """Read no more requests. ``failure`` is the last answer, after those before it."""
-        if self._deaf:
+        if self._input_refused:
             return
-        self._deaf = True
+        self._input_refused = True
         self.refuse_incoming(failure)
 
     def refuse_incoming(self, failure: Failure) -> None:
