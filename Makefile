@@ -11,6 +11,9 @@ TORCH := requirements/torch.lock
 HASHED := requirements/cpu.lock requirements/cpu-nodeps.lock
 PYTHON_FILES := src tests benchmarks endurance scripts run_vllm_gateway.py
 
+# Without the compiled files of an earlier start, each start of a server compiles all of vLLM.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow wheel chaos soak fuzz auth ssrf disk check golden bench bench-gateway
 .PHONY: checks lock audit-deps clean
