@@ -33,7 +33,7 @@ demo: $(READY) ## Serve a small model, chat, prove, and tell an honest proof fro
 # Two at a time: a starting engine keeps one core busy. Tests with an engine come before the many
 # small ones of the gateway, which fill the end. Threads of torch that wait for a core which the
 # other process has would spin, and take four times as long.
-test: check ## Run every check and every test (under 15 minutes on two cores).
+test: check ## Run every check and every test (about a quarter of an hour on two cores).
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.

@@ -109,7 +109,8 @@ def main(folder: Path) -> int:
         )
         return 1
     print(f"Installing into {folder} (about a minute; details in {folder}/setup.log)", flush=True)
-    venv.create(folder, with_pip=True, clear=False)
+    # As `python -m venv` does; an environment that it made may be there already.
+    venv.create(folder, symlinks=os.name != "nt", with_pip=True)
     installer = Installer(folder.resolve())
     print("  uv ", end="", flush=True)
     found = installer.find_uv()

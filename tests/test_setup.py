@@ -71,6 +71,16 @@ def test_without_uv_pip_installs_every_lock_and_says_little(project: Path) -> No
     assert "Successfully installed from_cpu-1.0" in (project / "env" / "setup.log").read_text()
 
 
+@pytest.mark.parametrize("kind", ["--symlinks", "--copies"])
+def test_an_environment_of_an_earlier_setup_is_kept(kind: str, project: Path) -> None:
+    made = [sys.executable, "-m", "venv", "--without-pip", kind, "env"]
+    subprocess.run(made, cwd=project, check=True)
+    (project / "env" / "kept").touch()
+    (project / "requirements" / "torch.lock").write_text("no-such-package==1.0\n")
+    assert "Installing torch failed" in setup(project).stderr
+    assert (project / "env" / "kept").exists()
+
+
 def test_a_failed_step_names_itself_and_the_log(project: Path) -> None:
     (project / "requirements" / "cpu.lock").write_text("no-such-package==1.0\n")
     done = setup(project)
