@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.comparison import Claim
 from proofserve.protocol.nonces import NonceLane
-from proofserve.protocol.scheme import Scheme
+
+if TYPE_CHECKING:
+    # The receiver reads these records, and must not wait for torch.
+    from proofserve.protocol.scheme import Scheme
 
 # A p-value below this is fraud; the default of both protocols.
 FRAUD_THRESHOLD = 0.01
@@ -19,7 +23,7 @@ FRAUD_THRESHOLD = 0.01
 class Workload:
     """All inputs of a proof except the nonce."""
 
-    scheme: Scheme
+    scheme: "Scheme"
     block_hash: str
     public_key: str
     seq_len: int

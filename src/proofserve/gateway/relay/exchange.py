@@ -32,9 +32,9 @@ class Exchange:
         keep_alive: bool,
     ) -> None:
         self.keep_alive = keep_alive and not gateway.draining
-        # uvicorn reads this of whatever is its cycle.
+        # uvicorn reads this attribute of its current cycle.
         self.response_complete = False
-        # The answer, whatever the body says.
+        # If set, the answer of the gateway; the body does not matter.
         self.refusal: Failure | None = None
         self._gateway = gateway
         self._connection = connection

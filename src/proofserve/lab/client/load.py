@@ -112,6 +112,7 @@ class ClosedLoop:
 
     def abandon(self) -> None:
         """Cancel the calls in flight without waiting for their answers."""
+        self._closing.set()
         with self._thread:
             self._ended.cancel()
 
