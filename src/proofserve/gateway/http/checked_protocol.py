@@ -130,12 +130,9 @@ class CheckedProtocol(HttpToolsProtocol):
         self.incoming = self.cycle
 
     def head_received(
-        self, method: bytes, version: str, headers: Sequence[Header], values: Values
+        self, _method: bytes, version: str, headers: Sequence[Header], _values: Values
     ) -> None:
         """Begin a request whose target is ``self.url``; its cycle becomes ``self.cycle``."""
-        raise NotImplementedError
-
-    def leave_to_uvicorn(self, version: str, headers: Sequence[Header]) -> None:
         # Only an ASGI application needs the scope that uvicorn makes when a request begins.
         target = self.url
         super().on_message_begin()

@@ -48,7 +48,8 @@ class GatewayProtocol(CheckedProtocol):
         if method != b"POST" or (
             target not in RELAYED and target.partition(b"?")[0] not in RELAYED
         ):
-            self._serve_here(version, headers)
+            super().head_received(method, version, headers, values)
+            self._keep_encoded_slash()
             return
         before = self.cycle
         keep_alive = version == "1.1" and self.parser.should_keep_alive()
@@ -66,8 +67,7 @@ class GatewayProtocol(CheckedProtocol):
             if len(self.pipeline) >= AHEAD:
                 self.flow.pause_reading()
 
-    def _serve_here(self, version: str, headers: Sequence[Header]) -> None:
-        self.leave_to_uvicorn(version, headers)
+    def _keep_encoded_slash(self) -> None:
         raw_path = self.scope["raw_path"] or b""
         if self.scope["path"].encode() in RELAYED and raw_path not in RELAYED:
             # With an encoded slash it is another path, which nothing answers.
