@@ -27,13 +27,15 @@ from vllm.entrypoints.serve.exception_handling.handlers import vllm_error
 from vllm.entrypoints.serve.instrumentator import metrics
 from vllm.exceptions import GenerationError, RetryableRequestError
 from vllm.forward_context import set_forward_context
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.core_client import AsyncMPClient, InprocClient, MPClient, SyncMPClient
-from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
@@ -210,6 +212,11 @@ def test_running_engine() -> None:
 def test_orderly_shutdown_ends_the_requests_that_wait_for_the_engine() -> None:
     assert parameters(OutputProcessor.propagate_error) == ["self", "e"]
     assert "state.queue.put(e)" in source(OutputProcessor.propagate_error)
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "a request")
+    stopping = ValueError("the server stops")
+    collector.put(stopping)
+    collector.put(RequestOutput("a request", None, None, None, [], finished=True))
+    assert collector.output is stopping
     assert "self.output_processor = OutputProcessor(" in source(AsyncLLM.__init__)
     assert "except (VLLMClientError, GracefulHTTPError) as e:" in source(AsyncLLM.generate)
     assert issubclass(RetryableRequestError, GenerationError)

@@ -1,6 +1,8 @@
-"""When vLLM's server ends the engine: proofs stop before it, open requests end after it."""
+"""When vLLM's server ends the engine: proofs stop before it, open requests end with it."""
 
 import asyncio
+import threading
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -23,6 +25,8 @@ class Client:
         )
 
     def _shutdown(self, timeout: float | None = None) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.1)  # what was scheduled before runs before the engine has ended
         self.events.append(timeout)
         if self.engine_is_missed:
             self.client.output_processor.propagate_error(ValueError("the engine is dead"))
@@ -39,7 +43,7 @@ class Client:
 ENDED = "503 503: The server is shutting down."
 
 
-async def test_from_another_thread_proofs_stop_before_and_requests_end_after() -> None:
+async def test_proofs_stop_before_the_engine_and_requests_that_may_finish_end_after_it() -> None:
     made = Client()
     install_orderly_shutdown(made.client, made.stop_proofs, 5.0)
     await asyncio.to_thread(partial(made.client.shutdown, timeout=3))
@@ -47,13 +51,24 @@ async def test_from_another_thread_proofs_stop_before_and_requests_end_after() -
     assert made.events == ["proofs stopped", 3, ENDED]
 
 
+@pytest.mark.parametrize("seconds", [0, None])
+async def test_requests_without_time_to_finish_end_before_the_engine_reports_them(
+    seconds: int | None,
+) -> None:
+    made = Client()
+    install_orderly_shutdown(made.client, made.stop_proofs, 5.0)
+    await asyncio.to_thread(partial(made.client.shutdown, timeout=seconds))
+    await asyncio.sleep(0)
+    assert made.events == ["proofs stopped", ENDED, seconds, ENDED]
+
+
 async def test_requests_end_in_the_same_way_if_vllm_notices_the_end_of_the_engine_first() -> None:
     made = Client()
     made.engine_is_missed = True
     install_orderly_shutdown(made.client, made.stop_proofs, 5.0)
-    await asyncio.to_thread(made.client.shutdown)
+    await asyncio.to_thread(partial(made.client.shutdown, timeout=3))
     await asyncio.sleep(0)
-    assert made.events == ["proofs stopped", None, ENDED, ENDED]
+    assert made.events == ["proofs stopped", 3, ENDED, ENDED]
 
 
 async def test_proofs_that_hang_or_fail_do_not_keep_the_engine(
@@ -70,7 +85,7 @@ async def test_proofs_that_hang_or_fail_do_not_keep_the_engine(
         install_orderly_shutdown(made.client, step, 0.3)
         await asyncio.to_thread(made.client.shutdown)
         await asyncio.sleep(0)
-        assert made.events == [None, ENDED]
+        assert made.events == [ENDED, None, ENDED]
     ours = [r.levelname for r in caplog.records if r.name.startswith("proofserve")]
     assert ours == ["WARNING", "ERROR"]
 

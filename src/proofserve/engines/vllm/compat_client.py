@@ -38,17 +38,20 @@ class ServerStopping(GracefulHTTPError, RetryableRequestError):  # type: ignore[
 def install_orderly_shutdown(
     engine_client: Any, first: Callable[[], Coroutine[Any, Any, None]], seconds: float
 ) -> None:
-    """Run ``first`` before the engine ends, and end all unfinished requests after it.
+    """Run ``first`` before the engine ends, and end all unfinished requests with it.
 
     vLLM's server shuts its engine down as the first thing after SIGTERM, from another thread and
     while its loop still runs. ``first`` then runs on the present loop, for ``seconds`` at most.
     vLLM alone never answers the requests that the engine had not finished, and waits for their
     clients to leave; here each request ends at once: an open stream with an error event, another
-    request with status 503. An application that shuts the engine down on the loop itself ends its
-    requests before, and needs neither.
+    request with status 503. An engine that gives its requests no time may still report them as
+    finished before it is killed, so they end before it; otherwise they end after it. An
+    application that shuts the engine down on the loop itself ends its requests before, and needs
+    neither.
 
     Relies on: AsyncLLM.shutdown(timeout), called by the launcher in an executor;
-    AsyncLLM.output_processor.propagate_error, looked up on the instance.
+    AsyncLLM.output_processor.propagate_error, looked up on the instance; a request's queue keeping
+    an error until it is read.
     """
     loop, loop_thread = asyncio.get_running_loop(), threading.get_ident()
     shutdown = engine_client.shutdown
@@ -61,6 +64,8 @@ def install_orderly_shutdown(
         propagate = engine_client.output_processor.propagate_error
         # vLLM's own task may notice the engine's end first, and would report it as a fault.
         engine_client.output_processor.propagate_error = lambda _: propagate(ServerStopping())
+        if not timeout:
+            loop.call_soon_threadsafe(propagate, ServerStopping())
         shutdown(timeout=timeout)
         loop.call_soon_threadsafe(propagate, ServerStopping())
 
