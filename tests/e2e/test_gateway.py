@@ -233,9 +233,17 @@ async def test_requests_are_served_in_order(served: ServedGateway, tmp_path: Pat
 async def late_replies(url: str) -> tuple[list[Reply], float]:
     """What 50 users are told who find no place, and for how long the machine stood still."""
     async with Users(url) as users, asyncio.TaskGroup() as group, Heartbeat() as heart:
+
+        async def empty() -> bool:
+            return await users.metrics(IN_FLIGHT, QUEUED) == (0.0, 0.0)
+
+        # The permits of an earlier try are free again: otherwise the early users wait, too.
+        await until(empty, 30.0)
         early = [group.create_task(users.ask(chat(ENDLESS, i))) for i in range(PERMITS)]
 
         async def full() -> bool:
+            ended = [task.result() for task in early if task.done()]
+            assert not ended, f"an answer without end has ended: {ended[0]}"
             return await users.metrics(IN_FLIGHT) == (PERMITS,)
 
         await until(full, 30.0)
