@@ -233,12 +233,8 @@ async def test_requests_are_served_in_order(served: ServedGateway, tmp_path: Pat
 async def late_replies(url: str) -> tuple[list[Reply], float]:
     """What 50 users are told who find no place, and for how long the machine stood still."""
     async with Users(url) as users, asyncio.TaskGroup() as group, Heartbeat() as heart:
-
-        async def empty() -> bool:
-            return await users.metrics(IN_FLIGHT, QUEUED) == (0.0, 0.0)
-
         # The permits of an earlier try are free again: otherwise the early users wait, too.
-        await until(empty, 30.0)
+        await users.until_held(in_flight=0, queued=0, seconds=30.0)
         early = [group.create_task(users.ask(chat(ENDLESS, i))) for i in range(PERMITS)]
 
         async def full() -> bool:
@@ -305,14 +301,8 @@ async def test_clients_that_leave_free_everything(served: ServedGateway) -> None
             await asyncio.wait([asking])
             return reply
 
-        async def full() -> bool:
-            return await users.metrics(IN_FLIGHT, QUEUED) == (PERMITS, 60)
-
         async def engine_is_idle() -> bool:
             return await vllm.metrics(RUNNING, WAITING) == (0, 0)
-
-        async def nothing_is_held() -> bool:
-            return await users.metrics(IN_FLIGHT, QUEUED) == (0, 0)
 
         async def nothing_is_connected() -> bool:
             return await users.metrics(CONNECTIONS) == (0,)
@@ -321,11 +311,11 @@ async def test_clients_that_leave_free_everything(served: ServedGateway) -> None
         before = await users.metrics(ENDED, GRANTED)
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(leave(i)) for i in range(PERMITS + 60)]
-            await until(full, 30.0)
+            await users.until_held(in_flight=PERMITS, queued=60, seconds=30.0)
             go.set()
         replies = [task.result() for task in asked]
         seconds = await until(engine_is_idle, 1.0)
-        await until(nothing_is_held, 1.0)
+        await users.until_held(in_flight=0, queued=0, seconds=1.0)
         after = await users.metrics(ENDED, GRANTED)
         ended, granted = after[0] - before[0], after[1] - before[1]
         print(f"idle after {seconds:.3f} s; {ended:.0f} left, {ended - granted:.0f} in the queue")

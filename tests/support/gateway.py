@@ -200,6 +200,14 @@ class Users:
         text = (await self._http.get("/metrics")).text
         return tuple(metric_in(text, name) for name in names)
 
+    async def until_held(self, *, in_flight: int, queued: int, seconds: float) -> None:
+        """Wait for so many requests of the gateway at vLLM, and so many in its queue."""
+
+        async def held() -> bool:
+            return await self.metrics(IN_FLIGHT, QUEUED) == (in_flight, queued)
+
+        await until(held, seconds)
+
 
 async def ask_alone(url: str, body: Mapping[str, Any]) -> Reply:
     """Ask on a bare socket: where time is the point, a client of our weight is in its way."""

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
 
-# By the model's size: nonces per call and per forward, and the limit of ``busy_ratio``. A forward
-# must be short enough for chat, and long enough to make the work around it negligible.
-DEFAULTS = {"tiny": (32, 0.95), "small": (8, 0.99)}
+# By the model's size: nonces per call and per forward, the limit of ``busy_ratio``, and windows of
+# rounds. A forward must be short enough for chat, and long enough to make the work around it
+# negligible. A window of small has few forwards, and a limit near 1 needs more of them.
+DEFAULTS = {"tiny": (32, 0.95, 12), "small": (8, 0.99, 24)}
+WINDOW_S = 5.0
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
 Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
@@ -55,8 +57,9 @@ def generation(
     batch_size: BatchSize = None,
     forward_batch: ForwardBatch = None,
     seconds: Annotated[
-        float, typer.Option(help="Total time of rounds, in twelve windows.", min=1.0)
-    ] = 60.0,
+        float | None,
+        typer.Option(help="Total time of rounds: 60 in 12 windows; small: 120 in 24.", min=1.0),
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     model: Name = None,
@@ -71,9 +74,10 @@ def generation(
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        batch, busy = _defaults(size, url)
+        batch, busy, windows = _defaults(size, url)
         work = work_of(protocol, name, seq_len, batch_size or batch)
-        return bench_generation(node, GenerationPlan(work, seconds, busy=busy), progress)
+        plan = GenerationPlan(work, seconds or WINDOW_S * windows, windows, busy)
+        return bench_generation(node, plan, progress)
 
     _run(measure, url, api_key, model, SmallModel(arch, size), forward_batch, json)
 
@@ -192,7 +196,7 @@ def _show(report: Report, file: Path | None, session: CommandSession) -> None:
         session.console.print(f"figures written to {file}")
 
 
-def _defaults(size: str, url: str | None) -> tuple[int, float]:
+def _defaults(size: str, url: str | None) -> tuple[int, float, int]:
     # The model at --url may have any size, and ``checkpoint`` refuses an unknown size later.
     return DEFAULTS["small" if size == "small" and url is None else "tiny"]
 

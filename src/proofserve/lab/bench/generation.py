@@ -39,9 +39,9 @@ class GenerationPlan:
     """
 
     work: AnyWork
-    seconds: float = 60.0
-    windows: int = 12
-    busy: float = 0.95
+    seconds: float
+    windows: int
+    busy: float
 
     @property
     def window_s(self) -> float:
