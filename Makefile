@@ -9,14 +9,14 @@ TOOLS := $(VENV)/tools
 TOOLS_READY := $(TOOLS)/.ready
 TORCH := requirements/torch.lock
 HASHED := requirements/cpu.lock requirements/cpu-nodeps.lock
-PYTHON_FILES := src tests benchmarks endurance scripts run_vllm_gateway.py
+PYTHON_FILES := src tests training benchmarks endurance scripts run_vllm_gateway.py
 
 # Without the compiled files of an earlier start, each start of a server compiles all of vLLM.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow wheel chaos soak fuzz auth ssrf disk check golden bench bench-gateway
-.PHONY: checks lock audit-deps clean
+.PHONY: checks train-model lock audit-deps clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ checks: $(READY) ## Run `proofserve check` on real servers of both model shapes 
 
 golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, GOLDEN_DEVICE=cuda).
 	$(BIN)/python -m pytest tests/golden
+
+train-model: $(READY) ## Train the small model into .cache/trained (ten minutes on two cores).
+	$(BIN)/python -m training .cache/trained
 
 bench: $(READY) ## Measure generation and chat priority on the small models.
 	$(BIN)/proofserve bench generation --size tiny

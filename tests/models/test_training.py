@@ -1,0 +1,70 @@
+"""The small model's training: its texts, its windows, and that it learns, always the same."""
+
+from itertools import islice
+from random import Random
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from proofserve.models.tokenizer import build_tokenizer
+from training import chats, data, text, train
+
+LINE = "A nonce is a number. A proof is a small vector. "
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer(4096)
+
+
+@pytest.fixture(scope="module")
+def docstrings() -> list[text.Docstring]:
+    return text.docstrings()
+
+
+def test_docstrings_have_the_name_by_which_a_program_reaches_them(
+    docstrings: list[text.Docstring],
+) -> None:
+    by_name = {entry.name: entry.text for entry in docstrings}
+    assert by_name["textwrap.TextWrapper.wrap"].startswith("wrap(text : string)")
+    assert by_name["json"].startswith("JSON (JavaScript Object Notation)")
+    assert not any(name.startswith(("test.", "idlelib.")) for name in by_name)
+
+
+def test_a_chat_asks_for_a_public_name_and_answers_with_a_sentence(
+    docstrings: list[text.Docstring],
+) -> None:
+    made = chats.chats(docstrings, Random(0))
+    assert len(made) > 2000
+    assert all(chat.answer[-1] in ".!?:" for chat in made)
+    assert not any("._" in chat.question for chat in made)
+    written = chats.written_chats()
+    assert all(made.count(chat) == chats.WRITTEN_COPIES for chat in written)
+
+
+def test_windows_overlap_by_the_token_that_is_only_predicted() -> None:
+    ids = torch.arange(1000)
+    rows = torch.cat(list(islice(data.batches(ids, length=10, size=4, seed=0), 20)))
+    assert rows.shape == (80, 11)
+    assert torch.equal(rows[:, 1:] - rows[:, :-1], torch.ones(80, 10, dtype=torch.long))
+    # A pass of 24 steps takes each window once.
+    assert len({int(row[0]) for row in rows}) == 80
+
+
+def trained(tokenizer: PreTrainedTokenizerFast) -> tuple[Qwen3ForCausalLM, list[str]]:
+    ids = torch.tensor(tokenizer(LINE * 2000, add_special_tokens=False)["input_ids"])
+    model, lines = train.new_model(), list[str]()
+    train.train(model, data.Data(ids, ids[:1000], len(LINE) * 50), 25, lines.append)
+    return model, lines
+
+
+def test_training_learns_and_gives_the_same_weights_again(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "WINDOWS_PER_STEP", 2)
+    (first, lines), (second, _) = trained(tokenizer), trained(tokenizer)
+    loss = float(lines[0].split("loss ")[1].split(",")[0])
+    assert loss < 4.0  # an untrained model has log 2048 = 7.6
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)

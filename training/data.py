@@ -1,0 +1,71 @@
+"""Texts and chats as windows of token ids."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from proofserve.models.tokenizer import BOS, TEXT_END
+from training.chats import Chat, chats
+from training.text import docstrings, documents
+
+# One text in so many is never trained on, and measures what was learned.
+HELD_OUT_EVERY: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Token ids, int64: ``train`` and ``held_out`` are 1-D. ``held_out_bytes`` is of its text."""
+
+    train: Tensor
+    held_out: Tensor
+    held_out_bytes: int
+
+
+def read(tokenizer: PreTrainedTokenizerFast, seed: int) -> Data:
+    """Everything to learn from, in an order that ``seed`` decides."""
+    random = Random(seed)  # noqa: S311 - an order, no secret
+    texts = documents()
+    random.shuffle(texts)
+    held_out, trained = texts[::HELD_OUT_EVERY], list(texts)
+    del trained[::HELD_OUT_EVERY]
+    items = [f"{BOS}{text}{TEXT_END}" for text in trained]
+    items += [_conversation(tokenizer, chat) for chat in chats(docstrings(), random)]
+    random.shuffle(items)
+    return Data(
+        _ids(tokenizer, items),
+        _ids(tokenizer, [f"{BOS}{text}{TEXT_END}" for text in held_out]),
+        sum(len(text.encode()) for text in held_out),
+    )
+
+
+def _conversation(tokenizer: PreTrainedTokenizerFast, chat: Chat) -> str:
+    turns = [
+        {"role": "user", "content": chat.question},
+        {"role": "assistant", "content": chat.answer},
+    ]
+    return str(tokenizer.apply_chat_template(turns, tokenize=False))
+
+
+def _ids(tokenizer: PreTrainedTokenizerFast, items: list[str]) -> Tensor:
+    encoded = tokenizer(items, add_special_tokens=False, verbose=False)["input_ids"]
+    return torch.tensor([token for ids in encoded for token in ids])
+
+
+def batches(ids: Tensor, length: int, size: int, seed: int) -> Iterator[Tensor]:
+    """Yield windows of ``ids``, int64 [size, length + 1], without end.
+
+    Each pass cuts at other places and takes the windows in another order.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        start = int(torch.randint(length, (1,), generator=generator))
+        count = (len(ids) - start - 1) // length
+        starts = start + length * torch.randperm(count, generator=generator)
+        for chosen in torch.split(starts, size):
+            if len(chosen) == size:
+                yield torch.stack([ids[place : place + length + 1] for place in chosen.tolist()])
