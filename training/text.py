@@ -12,7 +12,9 @@ from typing import Final
 from proofserve.models.tokenizer import corpus
 
 # Tests and programs of the standard library, whose docstrings explain little to a reader.
-LEFT_OUT: Final = frozenset({"site-packages", "test", "tests", "idlelib", "lib2to3", "ensurepip"})
+LEFT_OUT: Final = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "ensurepip"}
+)
 _NAMED: Final = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
