@@ -18,7 +18,7 @@ PROMPTS = ("Hello!", "What is a nonce?", "What does textwrap.fill do?", "Tell me
 
 def main(
     folder: Annotated[Path, typer.Argument(help="Where the checkpoint goes.")],
-    steps: Annotated[int, typer.Option(help="Steps in all.", min=1)] = 1100,
+    steps: Annotated[int, typer.Option(help="Steps in all.", min=1)] = 540,
 ) -> None:
     """Train the small model and write it as a checkpoint in bfloat16."""
     # The sums of a different number of threads round differently.
