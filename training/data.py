@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from proofserve.models.tokenizer import BOS, TEXT_END
 from training.chats import Chat, chats
-from training.text import docstrings, documents
+from training.text import Docstring, docstrings, documents, explained
 
-# One text in so many is never trained on, and measures what was learned.
+# One docstring in so many is never trained on, and measures what was learned.
 HELD_OUT_EVERY: Final = 50
 
 
@@ -29,18 +29,23 @@ class Data:
 def read(tokenizer: PreTrainedTokenizerFast, seed: int) -> Data:
     """Everything to learn from, in an order that ``seed`` decides."""
     random = Random(seed)  # noqa: S311 - an order, no secret
-    texts = documents()
-    random.shuffle(texts)
-    held_out, trained = texts[::HELD_OUT_EVERY], list(texts)
-    del trained[::HELD_OUT_EVERY]
-    items = [f"{BOS}{text}{TEXT_END}" for text in trained]
-    items += [_conversation(tokenizer, chat) for chat in chats(docstrings(), random)]
+    trained, held_out = divided(docstrings(), random)
+    items = [f"{BOS}{text}{TEXT_END}" for text in [*documents(), *explained(trained)]]
+    items += [_conversation(tokenizer, chat) for chat in chats(trained, random)]
     random.shuffle(items)
     return Data(
         _ids(tokenizer, items),
-        _ids(tokenizer, [f"{BOS}{text}{TEXT_END}" for text in held_out]),
-        sum(len(text.encode()) for text in held_out),
+        _ids(tokenizer, [f"{BOS}{text}{TEXT_END}" for text in explained(held_out)]),
+        sum(len(text.encode()) for text in explained(held_out)),
     )
+
+
+def divided(entries: list[Docstring], random: Random) -> tuple[list[Docstring], list[Docstring]]:
+    """The docstrings to train on, and those held out; no text is in both."""
+    entries = random.sample(entries, len(entries))
+    trained = [entry for number, entry in enumerate(entries) if number % HELD_OUT_EVERY]
+    known = {entry.text for entry in trained}
+    return trained, [entry for entry in entries[::HELD_OUT_EVERY] if entry.text not in known]
 
 
 def _conversation(tokenizer: PreTrainedTokenizerFast, chat: Chat) -> str:

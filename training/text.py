@@ -49,7 +49,9 @@ def _of(node: ast.AST, name: str) -> Iterator[Docstring]:
 
 
 def documents() -> list[str]:
-    """The texts to learn from, chats not included."""
-    reference = [text for _, text in sorted(topics.items())]
-    explained = [f"{entry.name}\n\n{entry.text}\n" for entry in docstrings()]
-    return [*corpus().split("\n\n"), *reference, *explained]
+    """The texts beside the docstrings."""
+    return [*corpus().split("\n\n"), *(text for _, text in sorted(topics.items()))]
+
+
+def explained(entries: list[Docstring]) -> list[str]:
+    return [f"{entry.name}\n\n{entry.text}\n" for entry in entries]

@@ -43,6 +43,12 @@ def test_a_chat_asks_for_a_public_name_and_answers_with_a_sentence(
     assert all(made.count(chat) == chats.WRITTEN_COPIES for chat in written)
 
 
+def test_no_text_that_is_held_out_is_trained_on(docstrings: list[text.Docstring]) -> None:
+    trained, held_out = data.divided(docstrings, Random(0))
+    assert len(held_out) > 50
+    assert not {entry.text for entry in trained} & {entry.text for entry in held_out}
+
+
 def test_windows_overlap_by_the_token_that_is_only_predicted() -> None:
     ids = torch.arange(1000)
     rows = torch.cat(list(islice(data.batches(ids, length=10, size=4, seed=0), 20)))
