@@ -32,7 +32,7 @@ class Load:
     """
 
     clients: int = 64
-    words: int = 100
+    words: int = 250
     window_s: float = 3.0
     pairs: int = 40
 
