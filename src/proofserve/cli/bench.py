@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
 
-# By the model's size: nonces per call and per forward, the limit of ``busy_ratio``, and windows of
-# rounds. A forward must be short enough for chat, and long enough to make the work around it
-# negligible. A window of small has few forwards, and a limit near 1 needs more of them.
+# By the model's size: nonces per call and per forward, the limit of ``time_in_forwards``, and
+# windows of rounds. A forward must be short enough for chat, and long enough to make the work
+# around it negligible. A window of small has few forwards, so that there are more of them.
 DEFAULTS = {"tiny": (32, 0.95, 12), "small": (8, 0.99, 24)}
 WINDOW_S = 5.0
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
