@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
+from proofserve.receiver.messages import Generated, Stamp
+from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
 from support.four_bits import engine_of, one_thread
 from support.models import TINY_THRESHOLD, SmallModels
@@ -194,6 +197,21 @@ def test_weights_of_four_bits_are_fraud(
     result = run(write(published | {"artifacts": artifacts}), "--model", tiny, *CLOSE)
     assert result.exit_code == 1, result.output
     assert "3 of 12 nonces recomputed" in result.output
+
+
+def test_a_receivers_file_and_a_calibration_are_enough(
+    published: Body, measured: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """A receiver knows neither seq_len nor k_dim; the calibration does."""
+    path = tmp_path / "received.sqlite"
+    with closing(ReceiverStore.open(path)) as store:
+        body = {**published, "block_height": 7, "node_id": 0}
+        store.add_generated(Generated.model_validate(body), Stamp())
+    honest = run(path, *measured)
+    assert honest.exit_code == 0, honest.output
+    wrong = run(path, *measured, "--k-dim", "8")
+    assert wrong.exit_code == 3
+    assert "k_dim: the calibration has 12, the artifacts have 8" in wrong.output
 
 
 def test_missing_artifacts_convict(

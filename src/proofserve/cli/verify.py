@@ -113,19 +113,21 @@ def command(
     \b
     proofserve calibrate noise ./model --seq-len 256 --out calibration.json
     proofserve verify artifacts.json --model ./model --calibration calibration.json
-    proofserve verify received.sqlite --model ./model --calibration calibration.json --seq-len 256
+    proofserve verify received.sqlite --model ./model --calibration calibration.json
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
     """
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
         test = SequentialTest(threshold.p_mismatch, p_fraud, alpha, beta)
         rule = VerificationRule(test, threshold.dist_threshold, sequential, at_once=forward_batch)
-        if threshold.calibration and model:
-            dtype = threshold.calibration.validator_dtype(dtype)
         if (model is None) == (recompute_url is None):
             raise LabError("give exactly one of --model CHECKPOINT and --recompute-url NODE")
         session.line.step(f"reading {source}")
         claimed = _read(source, api_key, Selection(block_hash, public_key))
+        if measured := threshold.calibration:
+            dtype = measured.validator_dtype(dtype) if model else dtype
+            seq_len = seq_len or (None if claimed.seq_len else measured.seq_len)
+            k_dim = k_dim or (None if claimed.k_dim else measured.k_dim)
         claimed = completed(claimed, seq_len, k_dim, scheme)
         work = workload(claimed, stronger_rng)
         session.line.step(f"loading {model}" if model else f"asking {recompute_url}")
