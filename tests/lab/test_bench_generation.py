@@ -62,13 +62,14 @@ def test_a_round_that_leaves_the_engine_idle_fails_its_limit() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) -> None:
     # A stub that waits between batches is never faster than it says, on a busy machine slower.
+    # The first batch of a window of 1 s is seen up to a poll (0.05 s) late, or later when busy.
     habits = Habits(bare=400.0, round=400.0 * share, chat_tokens=10_000.0)
     with stub_node(habits) as (stub, url), NodeClient(url) as node:
         found = bench_generation(node, PLAN, NoProgress())
         # One look at the speed, then a window before, between and after the rounds.
         assert len(stub.measured) == 1 + 3
         assert [order["forwards"] for order in stub.measured] == [2, 25, 25, 25]
-    assert 0.6 * share < value(found, "busy_ratio") < 1.05 * share
+    assert 0.6 * share < value(found, "busy_ratio") < 1.2 * share
     # Four prefills at a time, each at the stub's speed.
     assert 20_000 < value(found, "prefill_tokens_per_second") < 42_000
     assert all(math.isfinite(figure.value or 0.0) for figure in found.figures)

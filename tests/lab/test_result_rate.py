@@ -1,29 +1,61 @@
+from types import SimpleNamespace
+
 import pytest
 
-from lab.stub_node import Habits, stub_node
+from lab.stub_node import stub_node
 from proofserve.lab.bench import result_rate
 from proofserve.lab.bench.result_rate import StoredResults
 from proofserve.lab.client.errors import TooSlowError
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import Work
+
+EARLIER = 200
+BATCH = 10
+FIRST_AT_S = 0.3
 
 
-def test_the_rate_of_a_round_that_stores_in_batches() -> None:
-    # Ten at a time, every 0.1 s: counting by the clock alone would be off by a batch either way.
-    with stub_node(Habits(round=100.0)) as (_, url), NodeClient(url) as node:
-        results = StoredResults(node, node.last_seq())
-        with node.round(Work("stub")):
-            rate = results.rate(results.warm_up(2), 0.5)
-    assert 60.0 < rate < 105.0
+class BatchNode:
+    """A node that stores a batch each second, and the clock that it shares with its client.
+
+    A real clock would make the measured rate depend on what else the machine does.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def last_seq(self, after: int = 0) -> int:
+        batches = int(self.now - FIRST_AT_S + 1)
+        return max(after, EARLIER + BATCH * batches)
+
+    def results(self, after: int = 0) -> list[SimpleNamespace]:
+        return [SimpleNamespace(seq=n + 1, error=None) for n in range(after, self.last_seq())]
 
 
-def test_earlier_rounds_are_not_counted() -> None:
-    with stub_node(Habits(round=2000.0)) as (_, url), NodeClient(url) as node:
-        for _ in range(2):
-            results = StoredResults(node, node.last_seq())
-            with node.round(Work("stub")):
-                edge = results.warm_up(1)
-                assert results.rate(edge, 0.2) < 2500
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> BatchNode:
+    node = BatchNode()
+    monkeypatch.setattr(result_rate, "time", node)
+    return node
+
+
+@pytest.mark.parametrize("seconds", [4.5, 5.0, 5.5])
+def test_a_window_holds_whole_batches(node: BatchNode, seconds: float) -> None:
+    # Counting by the clock alone would be off by up to a batch, a fifth of this window.
+    results = StoredResults(node, node.last_seq())  # type: ignore[arg-type]
+    rate = results.rate(results.warm_up(2), seconds)
+    assert rate == pytest.approx(BATCH, rel=result_rate.POLL_S / seconds)
+
+
+def test_results_of_earlier_rounds_are_no_batch_of_this_one(node: BatchNode) -> None:
+    results = StoredResults(node, node.last_seq())  # type: ignore[arg-type]
+    edge = results.warm_up(1)
+    assert edge.seq == EARLIER + BATCH
+    assert edge.at == pytest.approx(FIRST_AT_S, abs=result_rate.POLL_S)
 
 
 def test_a_round_that_stores_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
