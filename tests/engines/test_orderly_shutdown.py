@@ -1,7 +1,6 @@
 """When vLLM's server ends the engine: proofs stop before it, open requests end with it."""
 
 import asyncio
-import threading
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -25,8 +24,6 @@ class Client:
         )
 
     def _shutdown(self, timeout: float | None = None) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(0.1)  # what was scheduled before runs before the engine has ended
         self.events.append(timeout)
         if self.engine_is_missed:
             self.client.output_processor.propagate_error(ValueError("the engine is dead"))
@@ -38,6 +35,8 @@ class Client:
     async def stop_proofs(self) -> None:
         await asyncio.sleep(0.01)
         self.events.append("proofs stopped")
+        # The loop is busy for a moment, and vLLM's thread goes on meanwhile.
+        asyncio.get_running_loop().call_soon(time.sleep, 0.2)
 
 
 ENDED = "503 503: The server is shutting down."

@@ -40,14 +40,12 @@ def install_orderly_shutdown(
 ) -> None:
     """Run ``first`` before the engine ends, and end all unfinished requests with it.
 
-    vLLM's server shuts its engine down as the first thing after SIGTERM, from another thread and
-    while its loop still runs. ``first`` then runs on the present loop, for ``seconds`` at most.
-    vLLM alone never answers the requests that the engine had not finished, and waits for their
-    clients to leave; here each request ends at once: an open stream with an error event, another
-    request with status 503. An engine that gives its requests no time may still report them as
-    finished before it is killed, so they end before it; otherwise they end after it. An
-    application that shuts the engine down on the loop itself ends its requests before, and needs
-    neither.
+    After SIGTERM vLLM's server first shuts its engine down, from another thread while its loop
+    still runs. ``first`` then runs on the present loop, for ``seconds`` at most. vLLM alone never
+    answers unfinished requests, and waits for their clients to leave; here each ends at once: an
+    open stream with an error event, another request with status 503. An engine that gives its
+    requests no time may still report them as finished, so they end before it; otherwise after it.
+    An application that shuts the engine down on the loop ends its requests before.
 
     Relies on: AsyncLLM.shutdown(timeout), called by the launcher in an executor;
     AsyncLLM.output_processor.propagate_error, looked up on the instance; a request's queue keeping
@@ -65,7 +63,9 @@ def install_orderly_shutdown(
         # vLLM's own task may notice the engine's end first, and would report it as a fault.
         engine_client.output_processor.propagate_error = lambda _: propagate(ServerStopping())
         if not timeout:
-            loop.call_soon_threadsafe(propagate, ServerStopping())
+            ended: Future[None] = Future()
+            loop.call_soon_threadsafe(lambda: ended.set_result(propagate(ServerStopping())))
+            wait([ended], seconds)
         shutdown(timeout=timeout)
         loop.call_soon_threadsafe(propagate, ServerStopping())
 
