@@ -19,9 +19,13 @@ HELD_OUT_EVERY: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Token ids, int64: ``train`` and ``held_out`` are 1-D. ``held_out_bytes`` is of its text."""
+    """Token ids, int64 and 1-D each: ``train`` holds the ``chats`` too.
+
+    ``held_out_bytes`` counts the bytes of the text of ``held_out``.
+    """
 
     train: Tensor
+    chats: Tensor
     held_out: Tensor
     held_out_bytes: int
 
@@ -31,10 +35,13 @@ def read(tokenizer: PreTrainedTokenizerFast, seed: int) -> Data:
     random = Random(seed)  # noqa: S311 - an order, no secret
     trained, held_out = divided(docstrings(), random)
     items = [f"{BOS}{text}{TEXT_END}" for text in [*documents(), *explained(trained)]]
-    items += [_conversation(tokenizer, chat) for chat in chats(trained, random)]
+    talks = [_conversation(tokenizer, chat) for chat in chats(trained, random)]
+    items += talks
     random.shuffle(items)
+    random.shuffle(talks)
     return Data(
         _ids(tokenizer, items),
+        _ids(tokenizer, talks),
         _ids(tokenizer, [f"{BOS}{text}{TEXT_END}" for text in explained(held_out)]),
         sum(len(text.encode()) for text in explained(held_out)),
     )

@@ -55,7 +55,7 @@ async def test_measure_runs_bare_forwards_of_both_protocols(
         "seconds_per_forward": 0.5,
         "sequences": 8,
     }
-    assert engine.asked == [(Workload(made_by, "block", "key", 16), tuple(range(8)), 4)]
+    assert engine.asked == [(Workload(made_by, Block("block", 0), "key", 16), tuple(range(8)), 4)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from proofserve.cli.recompute import read_file
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.messages import Generated, Stamp
 from proofserve.receiver.store import ReceiverStore
 

@@ -106,7 +106,7 @@ def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
     assert outcome["dist_threshold"] == fields["dist_threshold"] < 0.05
     assert outcome["test"]["p_honest"] == fields["p_mismatch"] == 0.08
     assert outcome["threshold_from"] == origin
-    work = Workload(ArtifactScheme(), WORK.block_hash, WORK.public_key, WORK.seq_len)
+    work = Workload(ArtifactScheme(), Block(WORK.block_hash, 7), WORK.public_key, WORK.seq_len)
     with one_thread():
         forged = engine_of(tiny, "bfloat16", four_bits=True).compute(work, range(24)).values
     artifacts = [{"nonce": n, "vector_b64": text} for n, text in enumerate(encode(forged))]
@@ -190,7 +190,7 @@ def test_a_fixed_test_recomputes_all_nonces_and_may_be_undecided(
 def test_weights_of_four_bits_are_fraud(
     tiny: Path, published: Body, write: Callable[[Body], Path]
 ) -> None:
-    work = Workload(ArtifactScheme(), WORK.block_hash, WORK.public_key, WORK.seq_len)
+    work = Workload(ArtifactScheme(), Block(WORK.block_hash, 7), WORK.public_key, WORK.seq_len)
     with one_thread():
         forged = engine_of(tiny, "bfloat16", four_bits=True).compute(work, range(12)).values
     artifacts = [{"nonce": n, "vector_b64": text} for n, text in enumerate(encode(forged))]

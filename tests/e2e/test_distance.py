@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proofserve.protocol.statistics import DISTANCE_P_MISMATCH
+from proofserve.protocol.verdict.counting import DISTANCE_P_MISMATCH
 from support.node import ServedNode, until
 
 pytestmark = pytest.mark.engine

@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 
 from proofserve.engines.fake import FakeEngine
+from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 
 pytestmark = pytest.mark.anyio
 
-WORK = Workload(scheme("artifact-v1"), "block", "key", 16)
+WORK = Workload(scheme("artifact-v1"), Block("block", 7), "key", 16)
 
 
 async def prove(engine: FakeEngine, *nonces: int, work: Workload = WORK) -> ProofBatch:
@@ -29,9 +30,9 @@ async def test_a_vector_does_not_depend_on_its_batch() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Workload(scheme("artifact-v1"), "other", "key", 16),
-        Workload(scheme("artifact-v1"), "block", "other", 16),
-        Workload(scheme("artifact-v1"), "block", "key", 17),
+        Workload(scheme("artifact-v1"), Block("other", 7), "key", 16),
+        Workload(scheme("artifact-v1"), Block("block", 7), "other", 16),
+        Workload(scheme("artifact-v1"), Block("block", 7), "key", 17),
     ],
 )
 async def test_everything_in_a_workload_changes_the_vector(other: Workload) -> None:

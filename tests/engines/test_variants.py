@@ -11,6 +11,8 @@ from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.variants import last_tokens_only, with_matrices, without_layers
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
+from proofserve.protocol.identity import Block
+from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.scheme import Scheme
 from proofserve.rounds.records import ProofBatch, Workload
 from support.models import SmallModels
@@ -25,7 +27,7 @@ def network(request: pytest.FixtureRequest, small_models: SmallModels) -> Networ
 
 
 def batch(network: Network, scheme: Scheme = PLAIN) -> ProofBatch:
-    work = Workload(scheme, "0xabc", "node-key", SEQ_LEN)
+    work = Workload(scheme, Block("0xabc", 7), "node-key", SEQ_LEN)
     return ReferenceEngine(network, 4).compute(work, range(4))
 
 
@@ -47,7 +49,7 @@ def test_a_skipped_layer_is_missed_and_only_in_the_variant(network: Network) -> 
 
 @torch.inference_mode()
 def test_without_any_layer_the_norm_remains(network: Network) -> None:
-    block = PLAIN.for_block("0xabc", network.hidden_size, network.device)
+    block = PLAIN.for_block(Block("0xabc", 7), ModelFacts(network.hidden_size), network.device)
     inputs = block.inputs("node-key", range(4), SEQ_LEN, network.dtype)
     norm = network.decoder.norm
     assert isinstance(norm, nn.Module)

@@ -12,10 +12,12 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.draws import normal, uniform, unit_vectors
 from proofserve.protocol.errors import MalformedVector, ProtocolError
+from proofserve.protocol.identity import Block
 from proofserve.protocol.identity import seed, words
 from proofserve.protocol.murmur import hash_keys, seed_bits
 from proofserve.protocol.nonces import NonceLane, pad
-from proofserve.protocol.statistics import judge
+from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.verdict.counting import judge
 from proofserve.protocol.transforms import reflect
 
 from .cases import DEVICE, Case, assert_close, bits, tensor
@@ -62,7 +64,7 @@ def replay_inputs(case: Case) -> None:
     args = case.args
     concat = args["variant"] == "concat"
     scheme = ArtifactScheme(k_dim=1, layer_reflections=concat, stronger_rng=concat)
-    block = scheme.for_block(args["block_hash"], args["dim"], DEVICE)
+    block = scheme.for_block(Block(args["block_hash"], 7), ModelFacts(args["dim"]), DEVICE)
     dtype = getattr(torch, args["dtype"])
     inputs = block.inputs(args["public_key"], args["nonces"], args["seq_len"], dtype)
     assert inputs.dtype == dtype

@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from proofserve.protocol.comparison import compare_distances
+from proofserve.protocol.verdict.comparison import compare_distances
 from proofserve.protocol.distance import DistanceScheme, is_winner, projection, target
 from proofserve.protocol.draws import unit_vectors
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
+from proofserve.protocol.identity import Block
 from proofserve.protocol.identity import Challenge, seed
 from proofserve.protocol.murmur import as_ordered, hash_keys, seed_bits
-from proofserve.protocol.statistics import judge_distances
+from proofserve.protocol.scheme import ModelFacts
+from proofserve.protocol.verdict.counting import judge_distances
 from proofserve.protocol.transforms import normalise, rotate, sign_flips
 
 from .cases import DEVICE, Case, assert_close, tensor
@@ -59,7 +61,7 @@ def replay_pipeline_a(case: Case) -> None:
     args, expect = case.args, case.expect
     hidden = tensor(args["last_hidden"])
     scheme = DistanceScheme(sign_flips=args["use_sign_flips"])
-    block = scheme.for_block(args["block_hash"], args["hidden_size"], DEVICE)
+    block = scheme.for_block(Block(args["block_hash"], 7), ModelFacts(args["hidden_size"]), DEVICE)
     distances = block.finish(args["public_key"], args["nonces"], hidden).squeeze(1)
     assert_close(distances, expect["distances"], 5e-6)
     assert [is_winner(d, args["r_target"]) for d in distances.tolist()] == expect["valid"]

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.draws import normal
+from proofserve.protocol.identity import Block
 from proofserve.protocol.identity import seed
+from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.scheme import BlockScheme, Scheme
 from proofserve.protocol.schemes import scheme
 
@@ -41,7 +43,7 @@ def replay_layer_hooks(case: Case) -> None:
         "one": (hidden,),
         "plain": hidden,
     }[args["output_form"]]
-    block = _LAYER_SCHEMES[args["protocol"]].for_block(args["block_hash"], hidden.shape[-1], DEVICE)
+    block = _LAYER_SCHEMES[args["protocol"]].for_block(Block(args["block_hash"], 7), ModelFacts(hidden.shape[-1]), DEVICE)
     # "Inactive" means only that no code calls the transform outside a proof forward.
     result = block.layer_transform(args["layer_index"], output) if args["poc_active"] else output
     assert isinstance(result, tuple) == isinstance(output, tuple)
@@ -74,7 +76,7 @@ def _toy_forward(case: Case, recipe: Scheme) -> tuple[BlockScheme, Tensor]:
     """The block at work and the toy model's last hidden states, as toy_e2e.json describes it."""
     args = case.args
     dim = args["dim"]
-    block = recipe.for_block(args["block_hash"], dim, DEVICE)
+    block = recipe.for_block(Block(args["block_hash"], 7), ModelFacts(dim), DEVICE)
     hidden = block.inputs(args["public_key"], args["nonces"], args["seq_len"], torch.float32)
     residual = torch.zeros_like(hidden)
     for layer in range(args["n_layers"]):

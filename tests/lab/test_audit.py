@@ -14,7 +14,7 @@ from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import NoProgress
 from proofserve.protocol.codec import encode
-from proofserve.protocol.comparison import Claim, compare
+from proofserve.protocol.verdict.comparison import Claim, compare
 
 RULE = ConvictionRule(0.1)
 

@@ -11,7 +11,7 @@ from proofserve.lab.audit.audit_page import page
 from proofserve.lab.audit.audit_report import COLUMNS, AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
 from proofserve.lab.client.progress import NoProgress
-from proofserve.protocol.statistics import sample_size
+from proofserve.protocol.verdict.counting import sample_size
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ import pytest
 from proofserve.lab.calibrate.calibration_file import CalibrationFile, checkpoint_shape, read
 from proofserve.lab.client.errors import LabError
 from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 
 SHAPE = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 512}
-WORK = Workload(ArtifactScheme(k_dim=12), "block", "key", 64)
+WORK = Workload(ArtifactScheme(k_dim=12), Block("block", 7), "key", 64)
 FIELDS: dict[str, Any] = {
     "format": "proofserve-calibration",
     "version": 1,
@@ -118,7 +119,7 @@ def test_other_artifacts_are_refused_by_the_name_of_the_field(
     path: Path, change: dict[str, Any], message: str
 ) -> None:
     values = {"scheme": WORK.scheme, "seq_len": WORK.seq_len} | change
-    work = Workload(values["scheme"], "block", "key", values["seq_len"])
+    work = Workload(values["scheme"], Block("block", 7), "key", values["seq_len"])
     with pytest.raises(LabError, match=message):
         read(path).require(work, ["tiny-qwen3"], SHAPE)
 

@@ -10,7 +10,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import DistanceWork, Work
 from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection, from_file, from_node
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 
 ANY = Selection()
 BODY: dict[str, Any] = {

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from proofserve.lab.calibrate.noise import distances_needed, noise, pairs_of, require_enough
 from proofserve.lab.client.errors import LabError
 from proofserve.protocol.codec import encode
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.errors import MalformedVector
 
 K = 12

@@ -13,13 +13,14 @@ from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, VerificationRule, draw, verify
 from proofserve.protocol.codec import encode, to_float16
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.identity import Block
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.schemes import scheme
-from proofserve.protocol.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.rounds.records import Workload
 from support.four_bits import engine_of, one_thread
 
-WORK = Workload(scheme("artifact-v1", k_dim=12), "block", "key", seq_len=16)
+WORK = Workload(scheme("artifact-v1", k_dim=12), Block("block", 7), "key", seq_len=16)
 NONCES = range(64)
 # The rate that so few nonces can tell, for the threshold of an honest node.
 RATE = 0.06

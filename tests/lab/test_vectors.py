@@ -3,7 +3,7 @@ import pytest
 
 from proofserve.lab.client.vectors import distances, tampered, vectors_of
 from proofserve.protocol.codec import encode
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 
 
 @pytest.fixture

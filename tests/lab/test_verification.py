@@ -11,8 +11,8 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, draw, verify
 from proofserve.protocol.codec import decode, encode
-from proofserve.protocol.comparison import Claim, Reason
-from proofserve.protocol.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.comparison import Claim, Reason
+from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 
 K = 12
 TEST = SequentialTest(p_honest=0.001, p_fraud=0.5)

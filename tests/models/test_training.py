@@ -61,7 +61,7 @@ def test_windows_overlap_by_the_token_that_is_only_predicted() -> None:
 def trained(tokenizer: PreTrainedTokenizerFast) -> tuple[Qwen3ForCausalLM, list[str]]:
     ids = torch.tensor(tokenizer(LINE * 2000, add_special_tokens=False)["input_ids"])
     model, lines = train.new_model(), list[str]()
-    train.train(model, data.Data(ids, ids[:1000], len(LINE) * 50), 25, lines.append)
+    train.train(model, data.Data(ids, ids, ids[:1000], len(LINE) * 50), 25, lines.append)
     return model, lines
 
 

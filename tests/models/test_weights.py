@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from proofserve.models.architectures import architecture, shape
 from proofserve.models.weights import seeded_weights
 from proofserve.models.writer import ModelSummary
+from proofserve.protocol.identity import Block
+from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.schemes import scheme
 
 CPU = torch.device("cpu")
@@ -42,7 +44,7 @@ class Moves:
 def _moves(model: PreTrainedModel) -> Moves:
     model = model.to(torch.bfloat16).eval()
     hidden = model.config.hidden_size
-    block = scheme("artifact-v1", k_dim=12).for_block("block-1", hidden, CPU)
+    block = scheme("artifact-v1", k_dim=12).for_block(Block("block-1", 7), ModelFacts(hidden), CPU)
     inputs = block.inputs(KEY, NONCES, SEQ_LEN, torch.bfloat16)
 
     def vectors(embeds: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proofserve.outbox.sender import CallbackSender
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import Artifact, RoundSpec, Winner, Workload
@@ -25,7 +26,7 @@ from proofserve.rounds.records import Target as Radius
 
 
 def a_spec(round_id: str = "r1", url: str | None = None, k_dim: int = 12) -> RoundSpec:
-    work = Workload(scheme("artifact-v1", k_dim=k_dim), "b10c", "k3y", 256)
+    work = Workload(scheme("artifact-v1", k_dim=k_dim), Block("b10c", 7), "k3y", 256)
     return RoundSpec(round_id, work, 77, NonceLane(3, 4), 32, url)
 
 
@@ -34,7 +35,7 @@ def artifacts(*nonces: int) -> list[Artifact]:
 
 
 def a_distance_spec(round_id: str = "d1", url: str | None = None) -> RoundSpec:
-    work = Workload(scheme("distance-v1"), "b10c", "k3y", 256)
+    work = Workload(scheme("distance-v1"), Block("b10c", 7), "k3y", 256)
     return RoundSpec(round_id, work, 77, NonceLane(3, 4), 32, url, Radius(1.4))
 
 

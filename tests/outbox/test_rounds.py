@@ -8,6 +8,7 @@ import pytest
 
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import RoundProgress, RoundSpec, Target, Workload
@@ -21,7 +22,7 @@ SPECS = [
     a_spec(),
     RoundSpec(
         "artifact",
-        Workload(scheme("artifact-v1-layers", k_dim=24, stronger_rng=True), "b", "kéy", 1024),
+        Workload(scheme("artifact-v1-layers", k_dim=24, stronger_rng=True), Block("b", 7), "kéy", 1024),
         2**31,
         LANE,
         64,
@@ -30,7 +31,7 @@ SPECS = [
     a_distance_spec(),
     RoundSpec(
         "distance",
-        Workload(scheme("distance-v1", sign_flips=False, layer_hooks=True), "b", "k", 16),
+        Workload(scheme("distance-v1", sign_flips=False, layer_hooks=True), Block("b", 7), "k", 16),
         0,
         LANE,
         3,

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from proofserve.outbox.store import SqliteOutbox
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import Artifact, RoundSpec, Workload
@@ -13,7 +14,7 @@ BATCH = 32
 
 
 async def write(path: Path) -> None:
-    work = Workload(scheme("artifact-v1"), "block", "key", 256)
+    work = Workload(scheme("artifact-v1"), Block("block", 7), "key", 256)
     spec = RoundSpec("r1", work, 1, NonceLane(0, 1), BATCH, "http://127.0.0.1:9")
     async with await SqliteOutbox.open(path) as store:
         index = (await store.open_round(spec)).next_index

@@ -4,27 +4,29 @@ import torch
 from proofserve.protocol.artifact import ArtifactScheme, rotation_steps
 from proofserve.protocol.draws import normal, unit_vectors
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.identity import Block
 from proofserve.protocol.identity import Challenge, seed
+from proofserve.protocol.scheme import ModelFacts
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("k_dim", [1, 2, 12, 64])
 def test_vectors_have_length_one(k_dim: int) -> None:
-    block = ArtifactScheme(k_dim).for_block("block", 64, CPU)
+    block = ArtifactScheme(k_dim).for_block(Block("block", 7), ModelFacts(64), CPU)
     vectors = block.finish("key", range(5), normal(range(5), 64, CPU))
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(5), rtol=0, atol=1e-5)
 
 
 def test_a_hidden_state_of_zeros_is_a_vector_of_zeros() -> None:
-    block = ArtifactScheme().for_block("block", 64, CPU)
+    block = ArtifactScheme().for_block(Block("block", 7), ModelFacts(64), CPU)
     assert block.finish("key", [0], torch.zeros(1, 64)).eq(0).all()
 
 
 def test_layer_reflections_leave_what_follows_the_forward_alone() -> None:
     hidden = normal([1], 64, CPU)
-    plain = ArtifactScheme().for_block("block", 64, CPU)
-    layers = ArtifactScheme(layer_reflections=True).for_block("block", 64, CPU)
+    plain = ArtifactScheme().for_block(Block("block", 7), ModelFacts(64), CPU)
+    layers = ArtifactScheme(layer_reflections=True).for_block(Block("block", 7), ModelFacts(64), CPU)
     assert torch.equal(plain.finish("key", [0], hidden), layers.finish("key", [0], hidden))
 
 
@@ -43,7 +45,7 @@ def test_one_dimension_is_not_rotated() -> None:
 
 def test_more_dimensions_than_the_model_has_are_refused() -> None:
     with pytest.raises(ProtocolError, match=r"^k_dim: 12 "):
-        ArtifactScheme().for_block("block", 11, CPU)
+        ArtifactScheme().for_block(Block("block", 7), ModelFacts(11), CPU)
 
 
 @pytest.mark.parametrize("k_dim", [0, -1])

@@ -10,6 +10,7 @@ import pytest
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.receiver.store import ReceiverStore
@@ -122,7 +123,7 @@ def test_it_takes_what_the_outbox_sends(url: str, store: ReceiverStore, tmp_path
 
 
 async def _send(url: str, path: Path) -> None:
-    work = Workload(scheme("artifact-v1", k_dim=4), "b10c", "k3y", 256)
+    work = Workload(scheme("artifact-v1", k_dim=4), Block("b10c", 7), "k3y", 256)
     spec = RoundSpec("r1", work, 77, NonceLane(3, 4), 10, url)
     async with await SqliteOutbox.open(path) as store:
         sender = CallbackSender(store, CallbackPolicy(max_artifacts=30))

@@ -12,6 +12,7 @@ import pytest
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.receiver.store import ReceiverStore
@@ -162,7 +163,7 @@ def test_it_takes_what_the_outbox_sends(url: str, store: ReceiverStore, tmp_path
 
 
 async def _send(url: str, path: Path) -> None:
-    work = Workload(scheme("distance-v1"), "b10c", "k3y", 256)
+    work = Workload(scheme("distance-v1"), Block("b10c", 7), "k3y", 256)
     target = Target(1.4)
     spec = RoundSpec("r1", work, 77, NonceLane(3, 4), 10, url, target)
     claims = DistanceClaims("b10c", 77, "k3y", 3, (3, 7, 11), (1.25, NAN, -7.5))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.identity import Block
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.errors import OutboxUnavailable
@@ -29,7 +30,7 @@ from proofserve.rounds.records import (
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback
 
-WORK = Workload(scheme("artifact-v1"), "block", "key", 16)
+WORK = Workload(scheme("artifact-v1"), Block("block", 7), "key", 16)
 # What takes seconds in service takes milliseconds here.
 QUICK = Limits(
     rounds=RoundLimits(

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.calls import artifacts_of
 from proofserve.rounds.computation import validate
 from proofserve.rounds.errors import EngineFault

@@ -4,6 +4,7 @@ import pytest
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.calls import ChunkDeadline
 from proofserve.rounds.counters import NodeTotals
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 TARGET = Target(1.41, 0.01)
 SPEC = round_spec(
-    work=Workload(scheme("distance-v1"), "block", "key", 16), target=TARGET, lane=None
+    work=Workload(scheme("distance-v1"), Block("block", 7), "key", 16), target=TARGET, lane=None
 )
 
 

@@ -11,6 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from proofserve.engines.vllm.client import VllmEngine
+from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
@@ -19,7 +20,7 @@ SEQ_LEN = 64
 
 
 def workload(key: str = "key", seq_len: int = SEQ_LEN, made_by: Scheme | None = None) -> Workload:
-    return Workload(made_by or scheme("artifact-v1", k_dim=12), "block", key, seq_len)
+    return Workload(made_by or scheme("artifact-v1", k_dim=12), Block("block", 7), key, seq_len)
 
 
 class EmbeddedEngine:

@@ -10,6 +10,7 @@ from proofserve.api.access import LOCAL
 from proofserve.api.errors import TooMany
 from proofserve.api.node import Node
 from proofserve.engines.fake import FakeEngine
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import RoundSpec, Target, Workload
@@ -34,7 +35,7 @@ def engine() -> FakeEngine:
 
 
 def distance_spec() -> RoundSpec:
-    work = Workload(scheme("distance-v1", layer_hooks=True), "block", "key", 16)
+    work = Workload(scheme("distance-v1", layer_hooks=True), Block("block", 7), "key", 16)
     return round_spec(work=work, target=Target(2.0))
 
 
@@ -94,8 +95,8 @@ async def test_a_round_that_a_fault_has_ended_continues(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        Workload(scheme("artifact-v1-layers"), "block", "key", 16),
-        Workload(scheme("artifact-v1"), "block", "key", 100_000),
+        Workload(scheme("artifact-v1-layers"), Block("block", 7), "key", 16),
+        Workload(scheme("artifact-v1"), Block("block", 7), "key", 100_000),
     ],
     ids=["another scheme", "beyond the context"],
 )

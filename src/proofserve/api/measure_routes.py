@@ -12,6 +12,7 @@ from proofserve.api.routes import empty_router
 from proofserve.api.schemas import Body, Count, Params, Text
 from proofserve.protocol import schemes
 from proofserve.protocol.distance import DistanceScheme
+from proofserve.protocol.identity import Block
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.records import Workload
 
@@ -57,9 +58,10 @@ def router(
 
 
 def _workload(body: MeasureRequest, deployment: Deployment) -> Workload:
+    block = Block(body.block_hash, 0)
     if body.seq_len is not None:
-        return Workload(DistanceScheme(), body.block_hash, body.public_key, body.seq_len)
+        return Workload(DistanceScheme(), block, body.public_key, body.seq_len)
     if body.params is None:
         raise AssertionError("the body's own check lets exactly one protocol pass")
     scheme = schemes.scheme(deployment.scheme, k_dim=body.params.k_dim)
-    return Workload(scheme, body.block_hash, body.public_key, body.params.seq_len)
+    return Workload(scheme, block, body.public_key, body.params.seq_len)

@@ -84,8 +84,8 @@ async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:
 
 def _config(spec: RoundSpec) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "block_hash": spec.work.block_hash,
-        "block_height": spec.block_height,
+        "block_hash": spec.work.block.hash,
+        "block_height": spec.work.block.height,
         "public_key": spec.work.public_key,
         **(asdict(spec.lane) if spec.lane else _NO_LANE),
         "seq_len": spec.work.seq_len,

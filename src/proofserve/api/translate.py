@@ -17,9 +17,11 @@ from proofserve.api.schemas import (
     RoundRequest,
     Thresholds,
 )
-from proofserve.protocol import comparison, schemes
+from proofserve.protocol import schemes
+from proofserve.protocol.verdict import comparison
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, check_nonces
 from proofserve.protocol.scheme import Scheme
 from proofserve.rounds.records import (
@@ -39,7 +41,6 @@ def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) ->
     return RoundSpec(
         round_id=round_id,
         work=work,
-        block_height=body.block_height,
         lane=_lane(body, batch_size),
         batch_size=batch_size,
         url=body.url,
@@ -57,7 +58,6 @@ def job(body: JobRequest, deployment: Deployment) -> Job:
         work=work,
         nonces=tuple(body.nonces),
         batch_size=body.batch_size or deployment.default_batch_size,
-        block_height=body.block_height,
         node_id=body.node_id,
         url=body.url,
         validation=_validation(body, deployment),
@@ -68,8 +68,9 @@ def _workload(body: CommonFields, deployment: Deployment) -> Workload:
     _match_deployment(body, deployment)
     params = body.params
     _check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
-    _check_fits("params.k_dim", params.k_dim, deployment.engine_info.hidden_size, "hidden size")
-    return Workload(_scheme(body, deployment), body.block_hash, body.public_key, params.seq_len)
+    _check_fits("params.k_dim", params.k_dim, deployment.engine_info.facts.hidden_size, "hidden size")
+    block = Block(body.block_hash, body.block_height)
+    return Workload(_scheme(body, deployment), block, body.public_key, params.seq_len)
 
 
 def _match_deployment(body: CommonFields, deployment: Deployment) -> None:
@@ -166,11 +167,11 @@ def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id:
         )
     _check_fits("seq_len", body.seq_len, deployment.engine_info.max_seq_len, "context")
     scheme = DistanceScheme(sign_flips=body.use_sign_flips, layer_hooks=body.use_layer_hooks)
+    block = Block(body.block_hash, body.block_height)
     batch_size = body.batch_size or deployment.default_batch_size
     return RoundSpec(
         round_id=round_id,
-        work=Workload(scheme, body.block_hash, body.public_key, body.seq_len),
-        block_height=body.block_height,
+        work=Workload(scheme, block, body.public_key, body.seq_len),
         lane=_distance_lane(body, batch_size),
         batch_size=batch_size,
         url=body.callback_url,
@@ -182,8 +183,7 @@ def distance_claims(body: DistanceClaimsRequest, deployment: Deployment) -> Dist
     _check_length("nonces", body.nonces, deployment)
     check_nonces("nonces", body.nonces)
     return DistanceClaims(
-        block_hash=body.block_hash,
-        block_height=body.block_height,
+        block=Block(body.block_hash, body.block_height),
         public_key=body.public_key,
         node_id=body.node_id,
         nonces=tuple(body.nonces),

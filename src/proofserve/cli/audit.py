@@ -26,6 +26,7 @@ from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.verify.claimed import artifact_scheme
+from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
 
@@ -108,7 +109,7 @@ def command(
             forward_batch=forward_batch,
             other=other,
         )
-        work = Workload(setup.scheme, "", "", seq_len)
+        work = Workload(setup.scheme, Block("", 0), "", seq_len)
         threshold.require(work, [model.name], checkpoint_shape(model))
         if threshold.calibration is not None:
             threshold.calibration.validator_dtype(validator_dtype)

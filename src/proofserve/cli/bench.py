@@ -21,6 +21,7 @@ from proofserve.lab.client.records import Work
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
 from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.identity import Block
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
 
@@ -35,6 +36,7 @@ app = typer.Typer(help="Measure a server that we start, or a running one.", no_a
 # around it negligible. A window of small has few forwards, so that there are more of them.
 DEFAULTS = {"tiny": (32, 0.95, 12), "small": (8, 0.99, 24)}
 WINDOW_S = 5.0
+BLOCK = Block("block", 1)
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
 Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
@@ -207,7 +209,7 @@ def _forward(network: "Network") -> Forward:
     def forward(seq_len: int, batch: int) -> bool:
         engine = ReferenceEngine(network, batch)
         try:
-            engine.compute(Workload(ArtifactScheme(), "block", "key", seq_len), range(batch))
+            engine.compute(Workload(ArtifactScheme(), BLOCK, "key", seq_len), range(batch))
         except EngineFault as error:
             if isinstance(error.__cause__, torch.OutOfMemoryError):
                 return False

@@ -18,7 +18,7 @@ from proofserve.lab.client.load import Reply, ask_all
 from proofserve.lab.client.node_client import NodeClient, computing_round, wait_until
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Artifact, StatTest, Verdict
 
 # Small, so that the round hardly delays the chat beside it.

@@ -24,7 +24,7 @@ from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
 from proofserve.lab.verify.claimed import ClaimedArtifacts, completed, to_file, workload
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 
 ONE, OTHER = "reference:float32", "vllm"
 DEFAULT_MODELS = ("qwen", "llama")

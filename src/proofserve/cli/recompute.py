@@ -14,7 +14,8 @@ from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of
 from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection, from_file, only_source
 from proofserve.protocol.artifact import ArtifactScheme
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.identity import Block
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver import reader
 from proofserve.receiver.database import ReceiverFileError
 from proofserve.rounds.calls import NOT_FINITE, artifacts_of, chunks
@@ -104,7 +105,7 @@ def claims_of_model(
     of a node that does not run the model it claims. Raises as ``by_checkpoint``.
     """
     scheme = ArtifactScheme(k_dim=work.k_dim)
-    workload = Workload(scheme, work.block_hash, work.public_key, work.seq_len)
+    workload = Workload(scheme, Block(work.block_hash, HEIGHT), work.public_key, work.seq_len)
     compute = by_checkpoint(workload, directory, "bfloat16", "cpu", forward_batch, redrawn=redrawn)
     return compute(nonces)
 
@@ -116,7 +117,7 @@ def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
     """
     request = Work(
         model,
-        block_hash=work.block_hash,
+        block_hash=work.block.hash,
         public_key=work.public_key,
         seq_len=work.seq_len,
         k_dim=work.scheme.width,

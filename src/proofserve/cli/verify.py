@@ -35,7 +35,7 @@ from proofserve.lab.verify.claimed import (
     workload,
 )
 from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, draw, verify
-from proofserve.protocol.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 
 app = typer.Typer()
 

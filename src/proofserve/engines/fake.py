@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from proofserve.protocol.draws import normal
-from proofserve.protocol.identity import Challenge, seed
-from proofserve.protocol.scheme import BlockScheme, Scheme
+from proofserve.protocol.identity import Block, Challenge, seed
+from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges
 
 TOY_ENGINE_INFO = EngineInfo(
-    model_names=("toy",), hidden_size=64, max_seq_len=512, versions={"vllm": "none"}
+    model_names=("toy",), facts=ModelFacts(64), max_seq_len=512, versions={"vllm": "none"}
 )
 _CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ class FakeEngine:
         self.calls: list[tuple[int, ...]] = []
         """The nonces of every call, answered or not."""
         self._one_call = asyncio.Lock()
-        self._blocks: dict[tuple[Scheme, str], BlockScheme] = {}
+        self._blocks: dict[tuple[Scheme, Block], BlockScheme] = {}
 
     @asynccontextmanager
     async def session(self, work: Workload) -> AsyncIterator["FakeSession"]:
@@ -100,17 +100,17 @@ class FakeEngine:
         width = work.scheme.width
         if not kept:
             return ProofBatch((), np.empty((0, width), dtype=np.float32), failed)
-        challenge = Challenge(work.block_hash, work.public_key)
+        challenge = Challenge(work.block.hash, work.public_key)
         seeds = [seed(f"{challenge.input_string(n)} of {work.seq_len}") for n in kept]
-        hidden = normal(seeds, self.engine_info.hidden_size, _CPU)
+        hidden = normal(seeds, self.engine_info.facts.hidden_size, _CPU)
         values = self._block(work).finish(work.public_key, kept, hidden).numpy()
         return ProofBatch(kept, values, failed)
 
     def _block(self, work: Workload) -> BlockScheme:
-        key = work.scheme, work.block_hash
+        key = work.scheme, work.block
         if key not in self._blocks:
-            size = self.engine_info.hidden_size
-            self._blocks[key] = work.scheme.for_block(work.block_hash, size, _CPU)
+            facts = self.engine_info.facts
+            self._blocks[key] = work.scheme.for_block(work.block, facts, _CPU)
         return self._blocks[key]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import from_wire
 from proofserve.rounds.records import (
+from proofserve.protocol.identity import Block
     Artifact,
     Finding,
     RoundProgress,
@@ -187,8 +188,8 @@ def _spec_columns(spec: RoundSpec) -> tuple[str | int | float | None, ...]:
         raise ValueError(f"round {spec.round_id!r} has no nonces to generate")
     scheme = json.dumps(work.scheme.to_wire(), sort_keys=True)
     return (
-        *(scheme, work.scheme.width, work.block_hash, work.public_key, work.seq_len),
-        *(spec.block_height, *astuple(lane), spec.batch_size, spec.url),
+        *(scheme, work.scheme.width, work.block.hash, work.public_key, work.seq_len),
+        *(work.block.height, *astuple(lane), spec.batch_size, spec.url),
         *((None, None) if target is None else astuple(target)),
     )
 
@@ -198,8 +199,9 @@ def _spec(round_id: str, *columns: Any) -> RoundSpec:
     *lane, batch_size, url, r_target, fraud_threshold = rest
     return RoundSpec(
         round_id=round_id,
-        work=Workload(from_wire(json.loads(scheme)), block_hash, public_key, seq_len),
-        block_height=height,
+        work=Workload(
+            from_wire(json.loads(scheme)), Block(block_hash, height), public_key, seq_len
+        ),
         lane=NonceLane(*lane),
         batch_size=batch_size,
         url=url,

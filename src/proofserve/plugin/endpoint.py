@@ -104,11 +104,11 @@ class ProofEndpoints:
         config = engine_client.vllm_config
         support.require_supported_options(config)
         # After the version check: in another version this import may fail without advice.
-        from proofserve.engines.vllm.client import VllmEngine  # noqa: PLC0415
+        from proofserve.engines.vllm.client import VllmEngine, served_facts  # noqa: PLC0415
 
         engine_info = EngineInfo(
             model_names=tuple(args.served_model_name or [args.model]),
-            hidden_size=config.model_config.get_hidden_size(),
+            facts=served_facts(config),
             max_seq_len=config.model_config.max_model_len,
             versions=versions(vllm=version),
         )

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from proofserve.protocol.draws import unit_vectors
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.identity import Challenge, seed
-from proofserve.protocol.scheme import BlockScheme, Scheme
+from proofserve.protocol.identity import Block, Challenge, seed
+from proofserve.protocol.inputs import EmbeddingBlock
+from proofserve.protocol.scheme import ModelFacts, Scheme
 from proofserve.protocol.transforms import normalise, pick, reflect, rotate
 
 
@@ -47,28 +48,29 @@ class ArtifactScheme(Scheme):
         """Keys ``name``, ``k_dim`` and ``stronger_rng``; the name tells the layer reflections."""
         return {"name": self.name, "k_dim": self.k_dim, "stronger_rng": self.stronger_rng}
 
-    def for_block(self, block_hash: str, hidden_size: int, device: torch.device) -> "ArtifactBlock":
-        """Bind to a block; raises ProtocolError when ``k_dim`` exceeds ``hidden_size``."""
-        if self.k_dim > hidden_size:
-            raise ProtocolError("k_dim", f"{self.k_dim} exceeds the hidden size {hidden_size}")
-        return ArtifactBlock(self, block_hash, hidden_size, device)
+    def for_block(self, block: Block, model: ModelFacts, device: torch.device) -> "ArtifactBlock":
+        """Bind to a block; raises ProtocolError when ``k_dim`` exceeds the hidden size."""
+        if self.k_dim > model.hidden_size:
+            limit = model.hidden_size
+            raise ProtocolError("k_dim", f"{self.k_dim} exceeds the hidden size {limit}")
+        return ArtifactBlock(self, block, model, device)
 
 
-class ArtifactBlock(BlockScheme):
+class ArtifactBlock(EmbeddingBlock):
     def __init__(
-        self, scheme: ArtifactScheme, block_hash: str, hidden_size: int, device: torch.device
+        self, scheme: ArtifactScheme, block: Block, model: ModelFacts, device: torch.device
     ) -> None:
         step = reflect if scheme.layer_reflections else None
-        super().__init__(block_hash, hidden_size, device, step, scheme.stronger_rng)
+        super().__init__(block, model, device, step, scheme.stronger_rng)
         self._k_dim = scheme.k_dim
 
-    def finish(self, public_key: str, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
+    def finish(self, public_key: str, nonces: Sequence[int], states: Tensor) -> Tensor:
         """Vectors float32 [len(nonces), k_dim] of length 1 (B.1.3 to B.1.8); see ``BlockScheme``.
 
         A hidden state that is zero in every picked dimension gives a vector of zeros.
         """
-        challenge = Challenge(self.block_hash, public_key)
-        h = normalise(self._hidden_rows(nonces, last_hidden))
+        challenge = Challenge(self.block.hash, public_key)
+        h = normalise(self._hidden_rows(nonces, states))
         seeds = [seed(challenge.pick_string(nonce, self._k_dim)) for nonce in nonces]
         indices = pick(seeds, self.hidden_size, self._k_dim, self.device)
         steps = rotation_steps(challenge, nonces, self._k_dim, self.device)

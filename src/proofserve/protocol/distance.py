@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.draws import normal, unit_vectors
-from proofserve.protocol.identity import Challenge, projection_string, seed, target_string
-from proofserve.protocol.scheme import BlockScheme, Scheme
+from proofserve.protocol.identity import Block, Challenge, projection_string, seed, target_string
+from proofserve.protocol.inputs import EmbeddingBlock
+from proofserve.protocol.scheme import ModelFacts, Scheme
 from proofserve.protocol.transforms import normalise, normalise_reflect, rotate, sign_flips
 
 OUTPUT_DIM = 8192
@@ -50,35 +51,34 @@ class DistanceScheme(Scheme):
     def to_wire(self) -> dict[str, str | int | bool]:
         return {"name": self.name, "sign_flips": self.sign_flips, "layer_hooks": self.layer_hooks}
 
-    def for_block(self, block_hash: str, hidden_size: int, device: torch.device) -> "DistanceBlock":
-        """Bind to a block; raises ProtocolError for ``hidden_size`` below 1."""
-        return DistanceBlock(self, block_hash, hidden_size, device)
+    def for_block(self, block: Block, model: ModelFacts, device: torch.device) -> "DistanceBlock":
+        return DistanceBlock(self, block, model, device)
 
 
-class DistanceBlock(BlockScheme):
+class DistanceBlock(EmbeddingBlock):
     def __init__(
-        self, scheme: DistanceScheme, block_hash: str, hidden_size: int, device: torch.device
+        self, scheme: DistanceScheme, block: Block, model: ModelFacts, device: torch.device
     ) -> None:
         step = normalise_reflect if scheme.layer_hooks else None
-        super().__init__(block_hash, hidden_size, device, layer_step=step)
+        super().__init__(block, model, device, layer_step=step)
         self._sign_flips = scheme.sign_flips
 
     @cached_property
     def projection(self) -> Tensor:
         """float32 [8192, hidden_size], 32 KiB per hidden dimension."""
-        return projection(self.block_hash, OUTPUT_DIM, self.hidden_size, self.device)
+        return projection(self.block.hash, OUTPUT_DIM, self.hidden_size, self.device)
 
     @cached_property
     def target(self) -> Tensor:
-        return target(self.block_hash, OUTPUT_DIM, self.device)
+        return target(self.block.hash, OUTPUT_DIM, self.device)
 
-    def finish(self, public_key: str, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
+    def finish(self, public_key: str, nonces: Sequence[int], states: Tensor) -> Tensor:
         """Distances float32 [len(nonces), 1] within 0..2 (A.2); see ``BlockScheme.finish``.
 
         A hidden state of zeros has no direction and gives NaN.
         """
-        challenge = Challenge(self.block_hash, public_key)
-        h = self._hidden_rows(nonces, last_hidden)
+        challenge = Challenge(self.block.hash, public_key)
+        h = self._hidden_rows(nonces, states)
         if self._sign_flips:
             seeds = [seed(challenge.sign_string(nonce)) for nonce in nonces]
             h = h * sign_flips(seeds, self.hidden_size, self.device)

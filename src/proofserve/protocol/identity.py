@@ -18,6 +18,14 @@ def layer_string(block_hash: str, layer: int) -> str:
     return f"{block_hash}_layer_{layer}_householder"
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The block that a proof is for. Schemes of version 1 do not use its height."""
+
+    hash: str
+    height: int
+
+
 @dataclass(frozen=True)
 class Challenge:
     """One node's work on one block. Its methods give the seed strings of a nonce."""

@@ -1,4 +1,4 @@
-"""The schemes by name (protocol P.1)."""
+"""The schemes by name: the network's (protocol P.1), and our own (``docs/native.md``)."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -7,6 +7,7 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError, UnknownScheme
 from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.sketch import SketchScheme
 
 _Builder = tuple[Callable[..., Scheme], Mapping[str, type]]
 
@@ -15,6 +16,7 @@ _BUILDERS: Mapping[str, _Builder] = {
     "distance-v1": (DistanceScheme, {"sign_flips": bool, "layer_hooks": bool}),
     "artifact-v1": (ArtifactScheme, _ARTIFACT_OPTIONS),
     "artifact-v1-layers": (partial(ArtifactScheme, layer_reflections=True), _ARTIFACT_OPTIONS),
+    "sketch-v1": (SketchScheme, {"k_dim": int}),
 }
 
 SCHEMES = tuple(_BUILDERS)

@@ -8,6 +8,7 @@ import numpy as np
 
 from proofserve.protocol.codec import encode, to_float16
 from proofserve.protocol.distance import is_winner
+from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.errors import ChatBusy, EngineFault
 from proofserve.rounds.ports import ProofEngine, ProofSession
@@ -120,7 +121,7 @@ def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 # Fixed inputs of the self-check, so that its result depends only on the node.
 NONCES = (0,)
-BLOCK, KEY = "proofserve self-check", "proofserve"
+BLOCK, KEY = Block("proofserve self-check", 0), "proofserve"
 # Tokens: one KV block for each sequence on most engines, so that even a nearly full pool has room.
 SEQ_LEN = 16
 

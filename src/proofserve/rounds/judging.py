@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from proofserve.protocol.comparison import compare_distances
+from proofserve.protocol.verdict.comparison import compare_distances
 from proofserve.protocol.distance import is_winner
 from proofserve.protocol.errors import IncompleteRecomputation
-from proofserve.protocol.statistics import judge_distances
+from proofserve.protocol.verdict.counting import judge_distances
 from proofserve.rounds.calls import NOT_FINITE, ChunkDeadline, chunks, distances_of
 from proofserve.rounds.counters import NodeTotals
 from proofserve.rounds.errors import EngineFault, OtherRound
@@ -54,8 +54,8 @@ def winners_among(verdict: DistanceVerdict) -> int:
 
 def _require_same_block(spec: RoundSpec, claims: DistanceClaims) -> None:
     for field, claimed, ours in (
-        ("block_hash", claims.block_hash, spec.work.block_hash),
-        ("block_height", claims.block_height, spec.block_height),
+        ("block_hash", claims.block.hash, spec.work.block.hash),
+        ("block_height", claims.block.height, spec.work.block.height),
     ):
         if claimed != ours:
             raise OtherRound(f"{field} {claimed!r} is not the {ours!r} of the configured round")

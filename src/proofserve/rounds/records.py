@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 
 if TYPE_CHECKING:
     # The receiver reads these records, and must not wait for torch.
-    from proofserve.protocol.scheme import Scheme
+    from proofserve.protocol.scheme import ModelFacts, Scheme
 
 # A p-value below this is fraud; the default of both protocols.
 FRAUD_THRESHOLD = 0.01
@@ -24,7 +25,7 @@ class Workload:
     """All inputs of a proof except the nonce."""
 
     scheme: "Scheme"
-    block_hash: str
+    block: Block
     public_key: str
     seq_len: int
 
@@ -48,7 +49,6 @@ class RoundSpec:
 
     round_id: str
     work: Workload
-    block_height: int
     lane: NonceLane | None
     batch_size: int
     url: str | None
@@ -85,7 +85,7 @@ class Measurement:
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     model_names: tuple[str, ...]
-    hidden_size: int
+    facts: "ModelFacts"
     max_seq_len: int
     versions: Mapping[str, str]
 
@@ -156,7 +156,6 @@ class Job:
     work: Workload
     nonces: tuple[int, ...]
     batch_size: int
-    block_height: int
     node_id: int
     url: str | None = None
     validation: Validation | None = None
@@ -198,8 +197,7 @@ class DistanceClaims:
     ``node_id`` is the prover's number; it is only reported.
     """
 
-    block_hash: str
-    block_height: int
+    block: Block
     public_key: str
     node_id: int
     nonces: tuple[int, ...]

@@ -33,8 +33,8 @@ def callback(about: CompletedJob | DistanceVerdict) -> tuple[str, dict[str, Any]
     job, outcome = about.job, about.outcome
     body = {
         "request_id": about.request_id,
-        "block_hash": job.work.block_hash,
-        "block_height": job.block_height,
+        "block_hash": job.work.block.hash,
+        "block_height": job.work.block.height,
         "public_key": job.work.public_key,
         "node_id": job.node_id,
         **outcome_body(job, outcome),
@@ -60,6 +60,6 @@ def _verdict_body(verdict: DistanceVerdict) -> dict[str, Any]:
         "fraud_threshold": target.fraud_threshold,
         "public_key": claims.public_key,
         "node_id": claims.node_id,
-        "block_hash": claims.block_hash,
-        "block_height": claims.block_height,
+        "block_hash": claims.block.hash,
+        "block_height": claims.block.height,
     }

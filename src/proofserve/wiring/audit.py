@@ -22,7 +22,7 @@ from proofserve.lab.verify.verification import Recompute, Vectors
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.rounds.records import Workload
 
-BLOCK, OTHER_BLOCK = "audit-block", "audit-other-block"
+BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)
 KEY, OTHER_KEY = "audit-key", "audit-other-key"
 
 
@@ -91,7 +91,7 @@ class CheckpointDeployment:
         return self._answers(self._network, replace(self._work, public_key=OTHER_KEY))
 
     def other_block(self) -> Recompute:
-        return self._answers(self._network, replace(self._work, block_hash=OTHER_BLOCK))
+        return self._answers(self._network, replace(self._work, block=OTHER_BLOCK))
 
     def _answers(self, network: Network, work: Workload | None = None) -> Recompute:
         engine = ReferenceEngine(network, self._setup.forward_batch)

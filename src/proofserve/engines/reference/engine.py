@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.engines.reference.network import Network
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import pad
 from proofserve.protocol.scheme import BlockScheme, Scheme
 from proofserve.rounds.calls import chunks
@@ -24,7 +25,7 @@ class ReferenceEngine:
         self._network = network
         self._forward_batch = forward_batch
         # Only the last one is kept: in the distance protocol it has a matrix of 8192 rows.
-        self._block: tuple[Scheme, str, BlockScheme] | None = None
+        self._block: tuple[Scheme, Block, BlockScheme] | None = None
 
     def compute(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
         """The proofs of ``nonces``, any number of them; blocks until they are computed.
@@ -52,8 +53,8 @@ class ReferenceEngine:
         return rows
 
     def _block_of(self, work: Workload) -> BlockScheme:
-        if self._block is None or self._block[:2] != (work.scheme, work.block_hash):
-            size, device = self._network.hidden_size, self._network.device
-            block = work.scheme.for_block(work.block_hash, size, device)
-            self._block = work.scheme, work.block_hash, block
+        if self._block is None or self._block[:2] != (work.scheme, work.block):
+            network = self._network
+            block = work.scheme.for_block(work.block, network.facts, network.device)
+            self._block = work.scheme, work.block, block
         return self._block[2]

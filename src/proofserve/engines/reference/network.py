@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from proofserve.engines.checkpoints.facts import model_facts
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.protocol.scheme import BlockScheme
+from proofserve.protocol.scheme import BlockScheme, ModelFacts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -22,12 +23,13 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 class Network:
     """The decoder of a checkpoint, without its head.
 
-    ``decoder`` takes ``inputs_embeds`` [n, seq_len, hidden] and gives ``last_hidden_state`` of the
-    same shape, after the final norm.
+    ``decoder`` takes ``inputs_embeds`` [n, seq_len, hidden] or ``input_ids`` [n, seq_len], and
+    gives ``last_hidden_state`` [n, seq_len, hidden], after the final norm. ``facts`` are those of
+    the published checkpoint, also where the weights were changed: they decide the inputs.
     """
 
     decoder: nn.Module
-    hidden_size: int
+    facts: ModelFacts
     max_seq_len: int
     dtype: torch.dtype
     device: torch.device
@@ -46,14 +48,16 @@ class Network:
     def values(
         self, block: BlockScheme, public_key: str, nonces: tuple[int, ...], seq_len: int
     ) -> Tensor:
-        """Proof values float32 [len(nonces), width] of one forward, bad rows as NaN (A.1, B.1)."""
-        embeddings = block.inputs(public_key, nonces, seq_len, self.dtype)
+        """Proof values float32 [len(nonces), width] of one forward, bad rows as NaN."""
+        inputs = block.inputs(public_key, nonces, seq_len, self.dtype)
+        read = "inputs_embeds" if inputs.is_floating_point() else "input_ids"
         with ExitStack() as hooks:
             for index, layer in enumerate(self.layers if block.uses_layer_transforms else ()):
                 change = partial(_transformed, block, index)
                 hooks.enter_context(layer.register_forward_hook(change))
-            output = self.decoder(inputs_embeds=embeddings, use_cache=False)
-        return block.finish(public_key, nonces, output.last_hidden_state[:, -1])
+            states = self.decoder(**{read: inputs}, use_cache=False).last_hidden_state
+        read_states = states if block.reads_every_position else states[:, -1]
+        return block.finish(public_key, nonces, read_states)
 
 
 def _transformed(block: BlockScheme, index: int, _layer: nn.Module, _args: Any, out: Any) -> Any:
@@ -82,7 +86,7 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
         raise CheckpointError(f"{path} holds a {type(decoder).__name__}, which has no layers")
     return Network(
         decoder=decoder.to(place).eval(),
-        hidden_size=config.hidden_size,
+        facts=model_facts(path, config.hidden_size),
         max_seq_len=config.max_position_embeddings,
         dtype=wanted,
         device=place,

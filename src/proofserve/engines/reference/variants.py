@@ -7,13 +7,15 @@ that do not change, so that a variant costs only the memory of what it changes.
 import copy
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.precision import redrawn
+from proofserve.engines.reference.rounding import Rounding, redrawn
 
 
 def without_layers(network: Network, left_out: Collection[int]) -> Network:
@@ -61,12 +63,51 @@ def with_redrawn_matrices(network: Network) -> Network:
     Each keeps its mean and deviation, so it is like a model of this shape with other training.
     """
     generator = torch.Generator().manual_seed(0)
-    return with_matrices(network, lambda weight: redrawn(weight, generator))
+    return with_matrices(network, in_dtype(lambda weight: redrawn(weight, generator)))
+
+
+def with_activations(network: Network, rounding: Rounding) -> Network:
+    """The network whose layers round what goes into their matrices, token by token."""
+    twin = _twin(network)
+    for module in twin.layers.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(partial(_rounded_input, in_dtype(rounding)))
+    return twin
+
+
+def with_cache(network: Network, rounding: Rounding) -> Network:
+    """The network whose attention reads rounded keys and values, as from a smaller KV cache."""
+    return replace(network, decoder=_WithCache(network.decoder, in_dtype(rounding)))
+
+
+def in_dtype(rounding: Rounding) -> Callable[[Tensor], Tensor]:
+    """``rounding`` of values of any float dtype, in that dtype."""
+    return lambda values: rounding(values.float()).to(values.dtype)
+
+
+def pruned(values: Tensor) -> Tensor:
+    """``values`` with the two smaller of every four magnitudes set to zero (2:4 sparsity)."""
+    groups = values.reshape(*values.shape[:-1], -1, 4)
+    kept = groups.abs().topk(2, dim=-1).indices
+    return torch.zeros_like(groups).scatter(-1, kept, groups.gather(-1, kept)).view(values.shape)
+
+
+def of_rank(values: Tensor, share: float) -> Tensor:
+    """The nearest matrices whose rank is ``share`` of the full one."""
+    u, sizes, v = torch.linalg.svd(values, full_matrices=False)
+    rank = max(1, round(share * sizes.shape[-1]))
+    return (u[..., :rank] * sizes[..., None, :rank]) @ v[..., :rank, :]
 
 
 def _twin(network: Network) -> Network:
     shared = {id(weight): weight for weight in network.decoder.parameters()}
     return replace(network, decoder=copy.deepcopy(network.decoder, shared))
+
+
+def _rounded_input(
+    rounded: Callable[[Tensor], Tensor], _module: nn.Module, args: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    return (rounded(args[0]), *args[1:])
 
 
 class _SkippedLayer(nn.Module):
@@ -76,6 +117,28 @@ class _SkippedLayer(nn.Module):
         return hidden_states
 
 
+class _RoundedCache(DynamicCache):
+    def __init__(self, rounded: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._rounded = rounded
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> Any:
+        rounded = self._rounded
+        return super().update(rounded(key_states), rounded(value_states), *args, **options)
+
+
+class _WithCache(nn.Module):
+    def __init__(self, decoder: nn.Module, rounded: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._decoder = decoder
+        self._rounded = rounded
+        self.layers = decoder.layers
+
+    def forward(self, **options: Any) -> Any:
+        cache = _RoundedCache(self._rounded)
+        return self._decoder(**{**options, "past_key_values": cache, "use_cache": True})
+
+
 class _LastTokens(nn.Module):
     def __init__(self, decoder: nn.Module, count: int) -> None:
         super().__init__()
@@ -83,8 +146,8 @@ class _LastTokens(nn.Module):
         self._count = count
         self.layers = decoder.layers
 
-    def forward(self, inputs_embeds: Tensor, **options: Any) -> Any:
-        n, length, _ = inputs_embeds.shape
-        positions = torch.arange(length, device=inputs_embeds.device)[-self._count :].expand(n, -1)
-        last = inputs_embeds[:, -self._count :]
-        return self._decoder(inputs_embeds=last, position_ids=positions, **options)
+    def forward(self, use_cache: bool, **inputs: Tensor) -> Any:
+        ((name, read),) = inputs.items()
+        positions = torch.arange(read.shape[1], device=read.device)[-self._count :]
+        options = {name: read[:, -self._count :], "position_ids": positions.expand(len(read), -1)}
+        return self._decoder(**options, use_cache=use_cache)

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from proofserve.engines.checkpoints.facts import checkpoint_folder, model_facts
 from proofserve.engines.vllm import compat_client, core_messages
 from proofserve.engines.vllm.core_messages import ProveCall
+from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, EngineInfo, Measurement, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges
@@ -54,7 +56,7 @@ class VllmEngine:
 
     async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
         """See ``rounds.ports.MeasurableEngine.measure``. It has no time limit."""
-        call = call_for(work, uuid.uuid4().hex, nonces, self._defer_s)
+        call = call_for(work, self.engine_info.facts, uuid.uuid4().hex, nonces, self._defer_s)
         return Measurement(**await self.call(MEASURE, asdict(call), forwards))
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -63,7 +65,7 @@ class VllmEngine:
 
     async def prove(self, work: Workload, lease: str, nonces: Sequence[int]) -> dict[str, Any]:
         """One ``prove`` call and its reply. Raises EngineFault, also when none came in time."""
-        call = call_for(work, lease, nonces, self._defer_s)
+        call = call_for(work, self.engine_info.facts, lease, nonces, self._defer_s)
         try:
             async with asyncio.timeout(self._defer_s + self._timeout_s):
                 return dict(await self.call(PROVE, asdict(call)))
@@ -99,11 +101,27 @@ class VllmSession:
             await self._engine.call(RELEASE, self._lease)
 
 
-def call_for(work: Workload, lease: str, nonces: Sequence[int], defer_s: float) -> ProveCall:
+def served_facts(vllm_config: Any) -> ModelFacts:
+    """Facts of the served checkpoint; hashing it takes a second per gigabyte, once.
+
+    Relies on: ModelConfig.model, .revision and .get_hidden_size, LoadConfig.download_dir.
+    """
+    model, cache = vllm_config.model_config, vllm_config.load_config.download_dir
+    folder = checkpoint_folder(model.model, model.revision, cache)
+    return model_facts(folder, model.get_hidden_size())
+
+
+def call_for(
+    work: Workload, facts: ModelFacts, lease: str, nonces: Sequence[int], defer_s: float
+) -> ProveCall:
     return ProveCall(
         lease=lease,
         scheme=work.scheme.to_wire(),
-        block_hash=work.block_hash,
+        sequences_per_nonce=work.scheme.sequences_per_nonce,
+        weights_digest=facts.weights_digest,
+        token_ranges=facts.tokens.ranges if facts.tokens else (),
+        block_hash=work.block.hash,
+        block_height=work.block.height,
         public_key=work.public_key,
         seq_len=work.seq_len,
         nonces=tuple(nonces),

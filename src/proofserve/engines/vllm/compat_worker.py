@@ -74,8 +74,8 @@ def group_layer_names(runner: Any) -> list[list[str]]:
 def call_model(runner: Any, metadata: dict[str, Any], slots: dict[str, Any], inputs: Any) -> Any:
     """Run the deployed model once, eagerly, and return what its forward returns.
 
-    ``inputs`` holds ``positions``, ``intermediate_tensors`` and ``inputs_embeds``. Compiled
-    graphs are skipped: they were traced for token ids and replay chat's buffers.
+    ``inputs`` holds ``positions``, ``intermediate_tensors``, and on the first pipeline rank
+    ``input_ids`` or ``inputs_embeds``. Compiled graphs are skipped: they replay chat's buffers.
 
     Relies on: set_forward_context(skip_compiled), GPUModelRunner._model_forward,
     .use_aux_hidden_state_outputs, .uses_mrope.
@@ -90,7 +90,7 @@ def call_model(runner: Any, metadata: dict[str, Any], slots: dict[str, Any], inp
         slot_mapping=slots,
         skip_compiled=True,
     ):
-        output = runner._model_forward(input_ids=None, **{**inputs, "positions": positions})
+        output = runner._model_forward(**{"input_ids": None, **inputs, "positions": positions})
     return output[0] if runner.use_aux_hidden_state_outputs else output
 
 

@@ -16,13 +16,20 @@ from numpy.typing import NDArray
 class ProveCall:
     """Prove ``nonces`` under the lease ``lease``; it is opened by its first call.
 
+    ``weights_digest`` and ``token_ranges`` are facts of the checkpoint, None and empty if it lacks
+    them: the engine's own processes never read its files again.
+
     After ``defer_s`` seconds the call is answered with what is done by then, or ``deferred`` if
     chat let nothing be done.
     """
 
     lease: str
     scheme: Mapping[str, str | int | bool]
+    sequences_per_nonce: int
+    weights_digest: str | None
+    token_ranges: tuple[tuple[int, int], ...]
     block_hash: str
+    block_height: int
     public_key: str
     seq_len: int
     nonces: Sequence[int]
@@ -31,7 +38,7 @@ class ProveCall:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One forward of the deployed shape: a sequence for each nonce of ``call``.
+    """One forward of the deployed shape: ``sequences_per_nonce`` sequences for each nonce.
 
     ``blocks[g][i]`` lists the KV blocks of sequence ``i`` in KV-cache group ``g``, each of
     ``block_sizes[g]`` tokens. Picklable, because an executor may send it to other processes.
@@ -40,6 +47,10 @@ class Forward:
     call: ProveCall
     blocks: tuple[tuple[tuple[int, ...], ...], ...]
     block_sizes: tuple[int, ...]
+
+    @property
+    def sequences(self) -> int:
+        return len(self.call.nonces) * self.call.sequences_per_nonce
 
 
 # The kinds of replies to a ProveCall.

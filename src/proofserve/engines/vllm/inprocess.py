@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from proofserve.engines.vllm import compat_client, support
-from proofserve.engines.vllm.client import PROVE, RELEASE, call_for, read_reply
+from proofserve.engines.vllm.client import PROVE, RELEASE, call_for, read_reply, served_facts
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 
 
@@ -21,6 +21,7 @@ class SyncProver:
         support.require_tested_version()
         support.require_supported_options(llm_engine.vllm_config)
         self._engine = llm_engine
+        self._facts = served_facts(llm_engine.vllm_config)
 
     def prove(self, work: Workload, nonces: Sequence[int]) -> ProofBatch | Deferred:
         """Prove ``nonces`` now, or answer ``Deferred`` at once while requests are unfinished.
@@ -28,7 +29,7 @@ class SyncProver:
         Raises:
             EngineFault: the computation failed; the engine lives.
         """
-        call = call_for(work, uuid.uuid4().hex, nonces, defer_s=0.0)
+        call = call_for(work, self._facts, uuid.uuid4().hex, nonces, defer_s=0.0)
         try:
             return read_reply(
                 nonces, compat_client.call_engine_sync(self._engine, PROVE, asdict(call))

@@ -1,17 +1,19 @@
 """One proof forward on one rank: draw the inputs, run the deployed model, finish the scheme."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from proofserve.engines.vllm import compat_worker
-from proofserve.engines.vllm.core_messages import Forward, proved
+from proofserve.engines.vllm.core_messages import Forward, ProveCall, proved
 from proofserve.engines.vllm.last_layer import published_rows_only
-from proofserve.protocol.scheme import BlockScheme
+from proofserve.protocol.identity import Block
+from proofserve.protocol.scheme import BlockScheme, ModelFacts
 from proofserve.protocol.schemes import from_wire
+from proofserve.protocol.tokens import AllowedTokens
 
 
 def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
@@ -23,9 +25,11 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
     if not hasattr(worker, "proofserve_block"):
         # The tensors of recent blocks: some are large and take a second to draw.
         worker.proofserve_block = lru_cache(maxsize=4)(_block_scheme)
-    size, device = runner.model_config.get_hidden_size(), torch.device(runner.device)
     scheme = tuple(sorted(call.scheme.items()))
-    block = worker.proofserve_block(scheme, call.block_hash, size, device)
+    tokens = _tokens(call.token_ranges)
+    facts = ModelFacts(runner.model_config.get_hidden_size(), call.weights_digest, tokens)
+    of_block = Block(call.block_hash, call.block_height)
+    block = worker.proofserve_block(scheme, of_block, facts, torch.device(runner.device))
     values = run_forward(runner, block, forward)
     if values is None:
         return None
@@ -34,10 +38,15 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
     return proved(values[finite].cpu().numpy(), failed, len(call.nonces))
 
 
+def _tokens(ranges: Sequence[Sequence[int]]) -> AllowedTokens | None:
+    """The tokens of a call; a message that crossed processes has lists where ranges were tuples."""
+    return AllowedTokens(tuple((first, end) for first, end in ranges)) if ranges else None
+
+
 def _block_scheme(
-    scheme: tuple[tuple[str, Any], ...], block_hash: str, hidden_size: int, device: torch.device
+    scheme: tuple[tuple[str, Any], ...], block: Block, model: ModelFacts, device: torch.device
 ) -> BlockScheme:
-    return from_wire(dict(scheme)).for_block(block_hash, hidden_size, device)
+    return from_wire(dict(scheme)).for_block(block, model, device)
 
 
 @torch.inference_mode()
@@ -47,29 +56,36 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     Collective: every rank must run the same forward. Keys and values go only into the blocks
     that ``forward`` names.
     """
-    call, seq_len, n = forward.call, forward.call.seq_len, len(forward.call.nonces)
+    call, seq_len, n = forward.call, forward.call.seq_len, forward.sequences
     positions = torch.arange(seq_len, device=torch.device(runner.device)).repeat(n)
     metadata, slots = _attention(runner, forward, positions)
-    received, embeds = compat_worker.receive_stage(), None
+    received = compat_worker.receive_stage()
+    inputs = {"positions": positions, "intermediate_tensors": received}
     if received is None:
-        embeds = block.inputs(call.public_key, call.nonces, seq_len, runner.model_config.dtype)
-        embeds = embeds.view(n * seq_len, -1)
-    inputs = {"positions": positions, "intermediate_tensors": received, "inputs_embeds": embeds}
+        inputs |= _drawn(block, call, runner.model_config.dtype)
     model = runner.get_model()
-    with _layer_transforms(model, block), published_rows_only(model, n, seq_len):
+    narrowed = nullcontext() if block.reads_every_position else published_rows_only(model, n, seq_len)
+    with _layer_transforms(model, block), narrowed:
         output = compat_worker.call_model(runner, metadata, slots, inputs)
     hidden = compat_worker.send_stage(output)
     if hidden is None:
         return None
-    last = hidden.view(n, seq_len, -1)[:, -1]
-    return block.finish(call.public_key, call.nonces, last)
+    states = hidden.view(n, seq_len, -1)
+    read = states if block.reads_every_position else states[:, -1]
+    return block.finish(call.public_key, call.nonces, read)
+
+
+def _drawn(block: BlockScheme, call: ProveCall, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The prompts of all sequences, one after the other: token ids or embeddings."""
+    drawn = block.inputs(call.public_key, call.nonces, call.seq_len, dtype).flatten(0, 1)
+    return {"inputs_embeds" if drawn.is_floating_point() else "input_ids": drawn}
 
 
 def _attention(
     runner: Any, forward: Forward, positions: torch.Tensor
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Attention metadata and slot mapping by layer, addressing only the leased blocks."""
-    n, seq_len = len(forward.call.nonces), forward.call.seq_len
+    n, seq_len = forward.sequences, forward.call.seq_len
     starts = torch.arange(0, (n + 1) * seq_len, seq_len, dtype=torch.int32)
     common = []
     slots: dict[str, torch.Tensor] = {}

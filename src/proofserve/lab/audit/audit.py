@@ -13,7 +13,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.verification import Recompute, Vectors
 from proofserve.protocol.codec import to_float16
-from proofserve.protocol.statistics import rate_interval
+from proofserve.protocol.verdict.counting import rate_interval
 from proofserve.rounds.calls import chunks
 
 # Shares of the nonces that a cautious prover forges; it computes the others honestly.

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from proofserve.lab.audit.audit import FARTHEST, Audit
 from proofserve.lab.audit.audit_report import ASSUMPTIONS, COLUMNS, AuditReport
-from proofserve.protocol.statistics import power
+from proofserve.protocol.verdict.counting import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from proofserve.protocol.sequential import SequentialTest
-from proofserve.protocol.statistics import (
+from proofserve.protocol.verdict.sequential import SequentialTest
+from proofserve.protocol.verdict.counting import (
     check_inside,
     convicting_count,
     power,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from proofserve.lab.calibrate.target import CONFIDENCE, quantile_interval
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.vectors import vectors_of
-from proofserve.protocol.comparison import Claim
-from proofserve.protocol.statistics import rate_interval
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.verdict.counting import rate_interval
 
 # The chance of a value beyond one end of an interval.
 _TAIL = (1.0 - CONFIDENCE) / 2.0

@@ -8,7 +8,7 @@ from proofserve.lab.calibrate.noise import Noise
 from proofserve.lab.calibrate.simulation import VerificationTrial
 from proofserve.lab.report.figures import Figure, Limit
 from proofserve.lab.report.report import Report
-from proofserve.protocol.sequential import SequentialResult
+from proofserve.protocol.verdict.sequential import SequentialResult
 
 # Of an honest node.
 NO_CONVICTION = Limit(0, at_most=True)

@@ -10,9 +10,9 @@ from proofserve.lab.client.progress import NoProgress, Progress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, verify
 from proofserve.protocol.codec import encode
-from proofserve.protocol.comparison import Claim
-from proofserve.protocol.sequential import SequentialResult, SequentialTest
-from proofserve.protocol.statistics import sample_size
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.counting import sample_size
 
 RUNS = 1000
 # The defaults of ``proofserve verify``.

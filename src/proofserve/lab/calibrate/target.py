@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from proofserve.lab.calibrate.distances import Distances
 from proofserve.protocol.distance import OUTPUT_DIM
-from proofserve.protocol.statistics import binomial_tail
+from proofserve.protocol.verdict.counting import binomial_tail
 
 # Two independent directions in n dimensions have a cosine c of mean 0 and variance 1/n, and are
 # sqrt(2 - 2c) apart, which is sqrt(2) * (1 - c/2) to first order.

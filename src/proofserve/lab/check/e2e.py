@@ -10,7 +10,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of, tampered
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Artifact
 
 NONCES = 64

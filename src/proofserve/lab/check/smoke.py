@@ -12,7 +12,7 @@ from proofserve.lab.client.load import ask_all
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 from proofserve.lab.client.vectors import claims_of, distances, vectors_of
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.errors import MalformedVector
 
 NONCES = range(12)

@@ -17,7 +17,7 @@ from proofserve.lab.client.records import (
     Work,
     record_of,
 )
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Artifact, StoredResult, Verdict, Winner
 from proofserve.rounds.status import EngineGauges
 from proofserve.wire.paths import PROOFS

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.codec import decode, encode
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Artifact
 
 

@@ -11,7 +11,8 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.report.json_files import read_json, write_json
 from proofserve.protocol.artifact import ArtifactScheme
-from proofserve.protocol.comparison import Claim
+from proofserve.protocol.identity import Block
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.rounds.records import Workload
@@ -41,6 +42,7 @@ class ClaimedArtifacts:
     k_dim: int | None = None
     seq_len: int | None = None
     scheme: str | None = None
+    block_height: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ def completed(
 def workload(claimed: ClaimedArtifacts, stronger_rng: bool) -> Workload:
     """What an engine computes to check ``claimed``. Raises LabError and ProtocolError."""
     scheme = artifact_scheme(claimed.scheme or DEFAULT_SCHEME, claimed.k_dim, stronger_rng)
-    return Workload(scheme, claimed.block_hash, claimed.public_key, claimed.seq_len or 0)
+    block = Block(claimed.block_hash, claimed.block_height or 0)
+    return Workload(scheme, block, claimed.public_key, claimed.seq_len or 0)
 
 
 def artifact_scheme(name: str, k_dim: int | None, stronger_rng: bool) -> ArtifactScheme:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.protocol.codec import encode
-from proofserve.protocol.comparison import Claim, Comparison, Reason, compare, compare_distances
+from proofserve.protocol.verdict.comparison import Claim, Comparison, Reason, compare, compare_distances
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
 
 K = 4

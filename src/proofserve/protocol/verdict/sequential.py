@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.statistics import check_inside
+from proofserve.protocol.verdict.counting import check_inside
 
 # Rounding of a logarithm must not miss a boundary that is met exactly.
 _SLACK = 1e-9

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.statistics import (
+from proofserve.protocol.verdict.counting import (
     DISTANCE_P_MISMATCH,
     BinomialVerdict,
     binomial_tail,

@@ -75,10 +75,35 @@ def compare(
     check_nonces("nonces", nonces)
     if not 0 <= dist_threshold < math.inf:
         raise ProtocolError("dist_threshold", f"{dist_threshold} is not a finite number from 0 on")
+    errors = claim_errors(nonces, computed, claims, k_dim)
+    found = (_judge(error, dist_threshold) for error in errors)
+    return Comparison(len(nonces), tuple(each for each in found if each is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimError:
+    """A claim less our vector: ``error`` float32 [k_dim], or ``broken`` if there is no vector."""
+
+    nonce: int
+    error: NDArray[np.float32] | None
+    broken: Mismatch | None = None
+
+    @property
+    def distance(self) -> float:
+        """The length of ``error``; a claim without a vector is infinitely far."""
+        return math.inf if self.error is None else float(np.linalg.norm(self.error))
+
+
+def claim_errors(
+    nonces: Sequence[int],
+    computed: Mapping[int, NDArray[np.float32]],
+    claims: Sequence[Claim],
+    k_dim: int,
+) -> tuple[ClaimError, ...]:
+    """The error of every nonce's claim, in the order of ``nonces``; raises as ``compare``."""
     texts = _texts_by_nonce(nonces, claims)
     ours = {nonce: _wire_vector(nonce, computed, k_dim) for nonce in nonces}
-    verdicts = (_judge(nonce, ours[nonce], texts[nonce], dist_threshold) for nonce in nonces)
-    return Comparison(len(nonces), tuple(verdict for verdict in verdicts if verdict is not None))
+    return tuple(_claim_error(nonce, ours[nonce], texts[nonce]) for nonce in nonces)
 
 
 def compare_distances(
@@ -129,20 +154,26 @@ def _wire_vector(
     return vector
 
 
-def _judge(
-    nonce: int, ours: NDArray[np.float32], texts: list[str], dist_threshold: float
-) -> Mismatch | None:
+def _claim_error(nonce: int, ours: NDArray[np.float32], texts: list[str]) -> ClaimError:
+    def broken(reason: Reason, detail: str = "") -> ClaimError:
+        return ClaimError(nonce, None, Mismatch(nonce, reason, detail=detail))
+
     if not texts:
-        return Mismatch(nonce, Reason.MISSING)
+        return broken(Reason.MISSING)
     if len(texts) > 1:
-        return Mismatch(nonce, Reason.DUPLICATE, detail=f"claimed {len(texts)} times")
+        return broken(Reason.DUPLICATE, f"claimed {len(texts)} times")
     if not texts[0]:
-        return Mismatch(nonce, Reason.EMPTY)
+        return broken(Reason.EMPTY)
     try:
         theirs = decode(texts[0], len(ours))
     except MalformedVector as error:
-        return Mismatch(nonce, Reason.MALFORMED, detail=error.message)
-    distance = np.linalg.norm(ours - theirs)
-    if distance > np.float32(dist_threshold):
-        return Mismatch(nonce, Reason.TOO_FAR, float(distance))
+        return broken(Reason.MALFORMED, error.message)
+    return ClaimError(nonce, theirs - ours)
+
+
+def _judge(claim: ClaimError, dist_threshold: float) -> Mismatch | None:
+    if claim.broken is not None:
+        return claim.broken
+    if claim.distance > np.float32(dist_threshold):
+        return Mismatch(claim.nonce, Reason.TOO_FAR, claim.distance)
     return None

@@ -1,0 +1,1 @@
+"""What a proof needs to know of a checkpoint besides its forward."""

@@ -1,0 +1,83 @@
+"""The digest of a checkpoint's weights, which binds proofs to them (``docs/native.md``).
+
+SHA-256 over one line "name dtype shape sha256" for each tensor, in the order of the names; dtype
+and shape as safetensors writes them, the last hash over the tensor's bytes. How the tensors are
+spread over files does not matter.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from proofserve.protocol.errors import ProtocolError
+
+CACHE: Final = "weights_digest.json"
+_CHUNK = 2**24
+
+
+def weights_digest(folder: Path) -> str:
+    """The digest of the checkpoint in ``folder``, in hexadecimal.
+
+    Hashing takes about a second per gigabyte, so the result is kept beside the files, with their
+    sizes and times; a folder that cannot be written is hashed each time. Raises ProtocolError for a
+    folder without safetensors files, or with a broken one.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ProtocolError("weights_digest", f"{folder} has no safetensors files")
+    stamp = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+    if (known := _read(folder / CACHE)) and known.get("files") == stamp:
+        return str(known["weights_digest"])
+    lines = sorted(line for file in files for line in _lines(file))
+    digest = hashlib.sha256(b"".join(line for _, line in lines)).hexdigest()
+    _keep(folder / CACHE, {"weights_digest": digest, "files": stamp})
+    return digest
+
+
+def _lines(file: Path) -> Iterator[tuple[bytes, bytes]]:
+    """The name of each tensor of a file, and its line."""
+    with file.open("rb") as opened:
+        header, begin = _header(file, opened.read(8), opened.read)
+        for name, about in header.items():
+            start, end = about["data_offsets"]
+            opened.seek(begin + start)
+            content = hashlib.sha256()
+            left = end - start
+            while left > 0:
+                chunk = opened.read(min(left, _CHUNK))
+                if not chunk:
+                    raise ProtocolError("weights_digest", f"{file} ends within {name}")
+                content.update(chunk)
+                left -= len(chunk)
+            shape = "[" + ",".join(map(str, about["shape"])) + "]"
+            line = f"{name} {about['dtype']} {shape} {content.hexdigest()}\n"
+            yield name.encode(), line.encode()
+
+
+def _header(file: Path, length: bytes, read: Any) -> tuple[dict[str, Any], int]:
+    """What a safetensors file says of its tensors, and where their bytes begin."""
+    size = int.from_bytes(length, "little")
+    try:
+        header = json.loads(read(size))
+    except ValueError as error:
+        raise ProtocolError("weights_digest", f"{file} is no safetensors file") from error
+    header.pop("__metadata__", None)
+    return header, len(length) + size
+
+
+def _read(cache: Path) -> dict[str, Any] | None:
+    try:
+        known = json.loads(cache.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return known if isinstance(known, dict) else None
+
+
+def _keep(cache: Path, known: dict[str, Any]) -> None:
+    try:
+        cache.write_text(json.dumps(known), "utf-8")
+    except OSError:
+        # A read-only checkpoint, as in a container: the digest is computed at each start.
+        return

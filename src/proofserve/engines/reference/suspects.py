@@ -1,0 +1,79 @@
+"""The bank of suspects: weights that a cheating prover may deploy instead of the published ones.
+
+A suspect is made from the published weights alone, as anyone can make it. Weights that were rounded
+with the help of calibration data (AWQ, GPTQ) are suspects as checkpoints of their own.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from proofserve.engines.reference.network import Network
+from proofserve.engines.reference.rounding import (
+    Rounding,
+    fp8,
+    fp8_unscaled,
+    in_blocks,
+    in_groups,
+    integers,
+    mxfp4,
+    nf4,
+    nvfp4,
+    of_whole_matrix,
+    shifted_integers,
+)
+from proofserve.engines.reference.variants import (
+    in_dtype,
+    with_activations,
+    with_cache,
+    with_matrices,
+)
+
+_WEIGHTS: Final[Mapping[str, Rounding]] = {
+    "int8 per tensor": of_whole_matrix(integers(8)),
+    "int8 per channel": integers(8),
+    "int8 g32": in_groups(integers(8), 32),
+    "int8 g64": in_groups(integers(8), 64),
+    "int8 g128": in_groups(integers(8), 128),
+    "fp8 per tensor": of_whole_matrix(fp8),
+    "fp8 per channel": fp8,
+    "fp8 blocks of 128": in_blocks(fp8, 128),
+    "int6 g16": in_groups(integers(6), 16),
+    "int4 g32": in_groups(integers(4), 32),
+    "int4 g64": in_groups(integers(4), 64),
+    "int4 g128": in_groups(integers(4), 128),
+    "int4 g32 with zero points": in_groups(shifted_integers(4), 32),
+    "int4 g64 with zero points": in_groups(shifted_integers(4), 64),
+    "int4 g128 with zero points": in_groups(shifted_integers(4), 128),
+    "nf4": in_groups(nf4, 64),
+    "mxfp4": in_groups(mxfp4, 32),
+    "nvfp4": nvfp4,
+}
+
+
+
+def _of_weights(rounding: Rounding, network: Network) -> Network:
+    return with_matrices(network, in_dtype(rounding))
+
+
+def _of_both(rounding: Rounding, network: Network) -> Network:
+    """Weights rounded for each output, and activations for each token."""
+    return with_activations(_of_weights(rounding, network), rounding)
+
+
+_BANK: Final[Mapping[str, Callable[[Network], Network]]] = {
+    **{name: partial(_of_weights, rounding) for name, rounding in _WEIGHTS.items()},
+    "W8A8 int8": partial(_of_both, integers(8)),
+    "W8A8 fp8": partial(_of_both, fp8),
+    "KV cache in fp8": partial(with_cache, rounding=fp8_unscaled),
+}
+
+SUSPECTS: Final = tuple(_BANK)
+
+
+def suspect(network: Network, name: str) -> Network:
+    """``network`` changed as the suspect ``name`` of ``SUSPECTS`` is.
+
+    The memory is that of the matrices of all layers, once more.
+    """
+    return _BANK[name](network)

@@ -1,0 +1,204 @@
+"""The tests that reach a verdict, each from the errors of one nonce after the other."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
+from proofserve.protocol.verdict.counting import judge, power
+from proofserve.protocol.verdict.rank import RankEvidence
+from proofserve.protocol.verdict.scale import ScaleClearing, ScaleEvidence, ScaleFit
+from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.twins import TwinEvidence
+
+# Vectors by nonce, float32 [width] each, and a function that computes them.
+Vectors = Mapping[int, NDArray[np.float32]]
+Recompute = Callable[[Sequence[int]], Vectors]
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """The largest chances of one test to convict an honest node, and to clear a fraud."""
+
+    alpha: float
+    beta: float
+
+    @property
+    def convicts_at(self) -> float:
+        """The logarithm of the evidence that convicts."""
+        return -math.log(self.alpha)
+
+    @property
+    def clears_at(self) -> float:
+        return -math.log(self.beta)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one test found after ``nonces``; ``text`` says it in words, for a reader."""
+
+    test: str
+    result: SequentialResult
+    nonces: int
+    text: str
+
+
+class Judge(Protocol):
+    # Whether the test can say that a node is honest, or only that it is not.
+    clears: bool
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        """Compute what the test needs besides the errors, for several nonces in one go."""
+
+    def add(self, error: ClaimError) -> None:
+        """Take one of the nonces that were prepared."""
+
+    def finding(self) -> Finding: ...
+
+
+class CountJudge:
+    """Counts claims further than ``dist_threshold``; the network's test.
+
+    With ``sample`` nonces it decides once, by the binomial test; with None after any nonce.
+    """
+
+    clears = True
+
+    def __init__(
+        self, test: SequentialTest, dist_threshold: float, sample: int | None = None
+    ) -> None:
+        self._test = test
+        self._dist_threshold = np.float32(dist_threshold)
+        self._sample = sample
+        self._nonces = 0
+        self.mismatches: list[Mismatch] = []
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        pass
+
+    def add(self, error: ClaimError) -> None:
+        self._nonces += 1
+        if error.broken is not None:
+            self.mismatches.append(error.broken)
+        elif np.float32(error.distance) > self._dist_threshold:
+            self.mismatches.append(Mismatch(error.nonce, Reason.TOO_FAR, error.distance))
+
+    def finding(self) -> Finding:
+        count = len(self.mismatches)
+        result, figure = self._fixed(count) if self._sample else self._sequential(count)
+        text = f"{count} mismatches beyond {self._dist_threshold:g}, {figure}"
+        return Finding("count", result, self._nonces, text)
+
+    def _sequential(self, count: int) -> tuple[SequentialResult, str]:
+        ratio = math.exp(self._test.log_ratio(count, self._nonces))
+        return self._test.result(count, self._nonces), f"likelihood ratio {ratio:.3g}"
+
+    def _fixed(self, count: int) -> tuple[SequentialResult, str]:
+        test = self._test
+        judged = judge(count, self._nonces, test.p_honest, test.alpha)
+        text = f"p-value {judged.p_value:.3g}"
+        if self._nonces != self._sample:
+            return SequentialResult.UNDECIDED, text
+        if judged.fraud_detected:
+            return SequentialResult.FRAUD, text
+        if power(self._nonces, test.p_honest, test.alpha, test.p_fraud) >= 1.0 - test.beta:
+            return SequentialResult.HONEST, text
+        # With so few nonces the test would also miss too many frauds.
+        return SequentialResult.UNDECIDED, text
+
+
+class ScaleJudge:
+    """Bets on distances larger than the calibration's."""
+
+    clears = True
+
+    def __init__(self, fit: ScaleFit, chances: Chances) -> None:
+        self._evidence = ScaleEvidence(fit)
+        self._clearing = ScaleClearing(fit)
+        self._chances = chances
+        self._nonces = 0
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        pass
+
+    def add(self, error: ClaimError) -> None:
+        self._nonces += 1
+        self._evidence.add(error.distance)
+        self._clearing.add(error.distance)
+
+    def finding(self) -> Finding:
+        result = SequentialResult.UNDECIDED
+        if self._evidence.log >= self._chances.convicts_at:
+            result = SequentialResult.FRAUD
+        elif self._clearing.log >= self._chances.clears_at:
+            result = SequentialResult.HONEST
+        return Finding("scale", result, self._nonces, evidence_text(self._evidence.log))
+
+
+class RankJudge:
+    """Bets on distances that rank high among the calibration's."""
+
+    clears = False
+
+    def __init__(self, honest: Sequence[float], chances: Chances) -> None:
+        self._evidence = RankEvidence(honest)
+        self._chances = chances
+        self._nonces = 0
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        pass
+
+    def add(self, error: ClaimError) -> None:
+        self._nonces += 1
+        self._evidence.add(error.distance)
+
+    def finding(self) -> Finding:
+        return convicting("rank", self._evidence.log, self._chances, self._nonces)
+
+
+class TwinJudge:
+    """Bets on twins whose errors are more alike than those of ``served``.
+
+    ``served`` is the validator's own model in the dtype that the node serves, ``truth`` the one
+    that the errors are against.
+    """
+
+    clears = False
+
+    def __init__(self, truth: Recompute, served: Recompute, chances: Chances) -> None:
+        self._truth = truth
+        self._served = served
+        self._chances = chances
+        self._evidence = TwinEvidence()
+        self._own: dict[int, NDArray[np.float32]] = {}
+        self._nonces = 0
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        nonces = [error.nonce for error in errors if error.error is not None]
+        truth, served = self._truth(nonces), self._served(nonces)
+        self._own = {nonce: served[nonce] - truth[nonce] for nonce in nonces}
+
+    def add(self, error: ClaimError) -> None:
+        # A claim without a vector has no direction; the other tests count it.
+        if error.error is not None:
+            self._nonces += 1
+            self._evidence.add(error.error, self._own[error.nonce])
+
+    def finding(self) -> Finding:
+        return convicting("twins", self._evidence.log, self._chances, self._nonces)
+
+
+def convicting(test: str, log_evidence: float, chances: Chances, nonces: int) -> Finding:
+    """The finding of a test that cannot clear."""
+    fraud = log_evidence >= chances.convicts_at
+    result = SequentialResult.FRAUD if fraud else SequentialResult.UNDECIDED
+    return Finding(test, result, nonces, evidence_text(log_evidence))
+
+
+def evidence_text(log_evidence: float) -> str:
+    power_of_ten = log_evidence / math.log(10)
+    return f"E = {10**power_of_ten:.2g}" if abs(power_of_ten) < 300 else f"E = 1e{power_of_ten:.0f}"

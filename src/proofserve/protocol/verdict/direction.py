@@ -1,0 +1,71 @@
+"""The direction test: whether an error points to where suspected weights would move the result.
+
+Rounded weights move every result in a direction that the validator can compute. Rounding in honest
+kernels has no reason to point there, so for an honest node the cosine of the two is as often
+negative as positive. The test needs no threshold, and names the weights (``docs/native.md``).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.verdict.evidence import Evidence, symmetric_log_factors
+
+# Honest kernels may lean a little: the largest mean cosine seen is 0.036.
+MARGIN = 0.05
+_CERTIFIED_BETS = np.array([0.5, 1.0, 2.0, 4.0])
+# In standard deviations of an honest cosine.
+_CALIBRATED_BETS = np.array([0.5, 1.0, 1.5, 2.0, 4.0, 8.0])
+
+Vector = NDArray[np.float32]
+
+
+def cosine(error: Vector, prediction: Vector) -> float:
+    """The cosine of two vectors; 0 if one of them is zero, because it has no direction."""
+    lengths = float(np.linalg.norm(error)) * float(np.linalg.norm(prediction))
+    return float(np.dot(error, prediction)) / lengths if lengths > 0.0 else 0.0
+
+
+class CertifiedDirection:
+    """Evidence for one suspect from the cosines of the nonces.
+
+    It only needs that an honest cosine less ``MARGIN`` is not more often positive than negative.
+    """
+
+    def __init__(self) -> None:
+        self._evidence = Evidence(len(_CERTIFIED_BETS))
+
+    def add(self, c: float) -> None:
+        self._evidence.add(symmetric_log_factors(c - MARGIN, _CERTIFIED_BETS))
+
+    @property
+    def log(self) -> float:
+        return self._evidence.log
+
+
+@dataclass(frozen=True, slots=True)
+class HonestSpread:
+    """The standard deviation of honest cosines, from the validator's own runs of other kernels."""
+
+    sd: float
+
+
+class CalibratedDirection:
+    """Evidence for one suspect, sharper by the known spread of honest cosines.
+
+    It needs that an honest cosine less ``MARGIN`` has tails no heavier than a normal number of that
+    spread: exp(lam x / sd - lam^2 / 2) then has a mean of at most 1.
+    """
+
+    def __init__(self, honest: HonestSpread) -> None:
+        self._honest = honest
+        self._evidence = Evidence(len(_CALIBRATED_BETS))
+
+    def add(self, c: float) -> None:
+        x = (c - MARGIN) / self._honest.sd
+        self._evidence.add(_CALIBRATED_BETS * x - _CALIBRATED_BETS**2 / 2)
+
+    @property
+    def log(self) -> float:
+        return self._evidence.log

@@ -1,0 +1,40 @@
+"""Evidence that grows with every nonce and may be looked at after each of them.
+
+An e-process is a number E that starts at 1 and, for an honest node, stays below 1/alpha for ever
+with a chance of at least 1 - alpha (J. Ville, 1939). So a validator convicts at 1/alpha and may
+stop whenever it knows enough. Here E is a mean of products, one product for each bet: a guess of
+how a fraud would look. The mean of e-processes is one, whichever bet comes true.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Evidence:
+    """The logarithms of ``bets`` products, each of one factor per nonce."""
+
+    def __init__(self, bets: int) -> None:
+        self._logs = np.zeros(bets)
+        self.nonces = 0
+
+    def add(self, log_factors: NDArray[np.float64]) -> None:
+        """Multiply every product [bets] by its factor for one more nonce."""
+        self._logs += log_factors
+        self.nonces += 1
+
+    @property
+    def log(self) -> float:
+        """The natural logarithm of E."""
+        highest = float(self._logs.max())
+        return highest + math.log(float(np.exp(self._logs - highest).mean()))
+
+
+def symmetric_log_factors(x: float, bets: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log of exp(lam x - lam^2 x^2 / 2) for every lam of ``bets`` (``docs/native.md``).
+
+    Its mean is at most 1 for every ``x`` whose sign is a fair coin, whatever its size: cosh(a) is
+    at most exp(a^2 / 2). The same holds if the sign is more often minus.
+    """
+    return bets * x - (bets * x) ** 2 / 2

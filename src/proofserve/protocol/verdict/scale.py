@@ -1,0 +1,128 @@
+"""The scale test: how large distances are against honest ones (``docs/native.md``).
+
+Honest ``u = (d / (g s))^2`` is fitted by the density (1 + u)^(-(nu1 + nu2)/2) u^(nu1/2 - 1), an F
+distribution with its ratio taken into ``s``. A prover whose errors are rho times as large has the
+same shape, stretched; the ratio of the two densities is the bet on rho.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.verdict.evidence import Evidence
+
+SCALES = (1.4, 2.0, 4.0, 12.0)
+# A prover may compute some nonces honestly: the shares that it forges.
+SHARES = (1.0, 0.4, 0.1)
+# Room for two engines' rounding, and for a deployment noisier than the calibrated one.
+ALLOWANCE = 1.45
+# Standard errors by which the mean of a bet on the calibration's own pairs may be too low.
+_MEAN_ERRORS = 2.33
+# The largest factor that one nonce may contribute: below a scale of 3, and from there on.
+_CAP_SMALL, _CAP_LARGE, _LARGE = 25.0, 1000.0, 3.0
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleFit:
+    """``s`` in the unit of the distances; ``nu1`` and ``nu2`` shape the fit's two ends.
+
+    ``norms`` are the divisors of the bets, by ``SCALES``: each is at least the bet's mean over the
+    honest distances of the calibration.
+    """
+
+    s: float
+    nu1: float
+    nu2: float
+    norms: tuple[float, ...]
+
+    def log_bets(self, distances: Floats) -> Floats:
+        """log L_rho of ``distances`` [n], infinite ones included: float64 [n, len(SCALES)]."""
+        scaled = (distances / (ALLOWANCE * self.s)) ** 2
+        return _log_bets(scaled, self.nu1, self.nu2) - np.log(self.norms)
+
+
+def fitted(distances: Floats) -> ScaleFit:
+    """The fit of honest ``distances`` [n], all above 0, by maximum likelihood.
+
+    Raises ProtocolError for less than two distances, or one that is not finite and above 0.
+    """
+    if len(distances) < 2 or not (np.isfinite(distances) & (distances > 0)).all():
+        raise ProtocolError("distances", "at least two are needed, finite and above 0")
+    squares = distances**2
+    start = np.array([math.log(float(np.median(squares))), math.log(10.0), math.log(10.0)])
+    found = optimize.minimize(_misfit, start, args=(squares,), method="Nelder-Mead")
+    scale, nu1, nu2 = np.exp(found.x).tolist()
+    bets = np.exp(_log_bets(squares / (scale * ALLOWANCE**2), nu1, nu2))
+    error = bets.std(axis=0, ddof=1) / math.sqrt(len(bets))
+    norms = np.maximum(1.0, bets.mean(axis=0) + _MEAN_ERRORS * error)
+    return ScaleFit(math.sqrt(scale), nu1, nu2, tuple(norms.tolist()))
+
+
+class ScaleEvidence:
+    """Evidence that a prover's distances are larger than an honest node's."""
+
+    def __init__(self, fit: ScaleFit) -> None:
+        self._fit = fit
+        self._evidence = Evidence(len(SCALES) * len(SHARES))
+
+    def add(self, distance: float) -> None:
+        """One more nonce; a missing or malformed claim is infinitely far."""
+        bets = self._fit.log_bets(np.array([distance]))[0]
+        shares = np.array(SHARES)[:, np.newaxis]
+        factors = np.log1p(shares * np.expm1(bets))
+        self._evidence.add(factors.ravel())
+
+    @property
+    def log(self) -> float:
+        return self._evidence.log
+
+
+class ScaleClearing:
+    """Evidence against a fraud whose errors are ``scale`` times as large as calibrated, or more.
+
+    The fraud forges at least ``share`` of its nonces. Each factor is the ratio of the honest
+    density to the fraud's, so that its mean is 1 for such a fraud, and lower for a larger one.
+    """
+
+    def __init__(self, fit: ScaleFit, scale: float = 2.0, share: float = 1.0) -> None:
+        self._fit = fit
+        self._scale = scale
+        self._share = share
+        self.log = 0.0
+
+    def add(self, distance: float) -> None:
+        fit = self._fit
+        u = np.array([(distance / fit.s) ** 2])
+        ratio = float(_log_ratios(u, fit.nu1, fit.nu2, np.array([self._scale]))[0, 0])
+        self.log -= math.log1p(self._share * math.expm1(ratio))
+
+
+def _log_bets(u: Floats, nu1: float, nu2: float) -> Floats:
+    """The logarithms of the capped bets, before their norms: float64 [len(u), len(SCALES)]."""
+    scales = np.array(SCALES)
+    caps = np.where(scales < _LARGE, _CAP_SMALL, _CAP_LARGE)
+    return np.minimum(np.log(caps), _log_ratios(u, nu1, nu2, scales))
+
+
+def _log_ratios(u: Floats, nu1: float, nu2: float, scales: Floats) -> Floats:
+    """log of rho^-nu1 ((1 + u) / (1 + u/rho^2))^((nu1 + nu2)/2): float64 [len(u), len(scales)]."""
+    with np.errstate(invalid="ignore"):
+        ratio = np.log1p(u)[:, np.newaxis] - np.log1p(u[:, np.newaxis] / scales**2)
+    # Both logarithms are infinite for an infinite u; their difference is then log rho^2.
+    ratio = np.where(np.isnan(ratio), 2 * np.log(scales), ratio)
+    return (nu1 + nu2) / 2 * ratio - nu1 * np.log(scales)
+
+
+def _misfit(logs: Floats, squares: Floats) -> float:
+    """The negative log likelihood of a scale, nu1 and nu2, given by their logarithms."""
+    scale, nu1, nu2 = np.exp(logs)
+    u = squares / scale
+    density = (nu1 / 2 - 1) * np.log(u) - (nu1 + nu2) / 2 * np.log1p(u)
+    constant = special.betaln(nu1 / 2, nu2 / 2) + math.log(scale)
+    return float(len(u) * constant - density.sum())
