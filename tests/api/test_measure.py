@@ -8,6 +8,7 @@ import pytest
 from api.support import ORDER, Server, said
 from proofserve.api import measure_routes
 from proofserve.protocol.distance import DistanceScheme
+from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import Measurement, Workload
 

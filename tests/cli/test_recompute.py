@@ -10,8 +10,9 @@ from proofserve.cli.recompute import claims_of_model
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import distances
 from proofserve.protocol.codec import encode
-from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Workload
 from support.models import SmallModels
 from support.reference import reference_vectors
@@ -21,7 +22,9 @@ WORK = Work("tiny", seq_len=64)
 
 def test_the_prover_agrees_with_a_reference_of_the_same_checkpoint(tiny: Path) -> None:
     ours = claims_of_model(tiny, WORK, range(5), forward_batch=2)
-    workload = Workload(scheme("artifact-v1", k_dim=12), Block(WORK.block_hash, 7), WORK.public_key, 64)
+    workload = Workload(
+        scheme("artifact-v1", k_dim=12), Block(WORK.block_hash, 7), WORK.public_key, 64
+    )
     vectors = reference_vectors(tiny, workload, range(5), torch.float32)
     theirs = [Claim(n, text) for n, text in enumerate(encode(np.asarray(vectors)))]
     # Bfloat16 against float32.

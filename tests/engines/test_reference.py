@@ -12,8 +12,7 @@ from proofserve.engines.reference.network import Network, load
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
-from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.scheme import ModelFacts, Scheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
 from support.models import SmallModels
@@ -38,7 +37,9 @@ def engine(network: Network) -> ReferenceEngine:
 @torch.inference_mode()
 def test_it_is_the_last_hidden_state_of_the_checkpoint(tiny: Path, engine: ReferenceEngine) -> None:
     whole = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).eval()
-    block = PLAIN.for_block(Block("0xabc", 7), ModelFacts(whole.config.hidden_size), torch.device("cpu"))
+    block = PLAIN.for_block(
+        Block("0xabc", 7), ModelFacts(whole.config.hidden_size), torch.device("cpu")
+    )
     inputs = block.inputs("node-key", range(4), 32, torch.bfloat16)
     states = whole(inputs_embeds=inputs, output_hidden_states=True, use_cache=False).hidden_states
     expected = block.finish("node-key", range(4), states[-1][:, -1]).numpy()

@@ -12,8 +12,7 @@ from proofserve.engines.reference.variants import last_tokens_only, with_matrice
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
-from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.scheme import ModelFacts, Scheme
 from proofserve.rounds.records import ProofBatch, Workload
 from support.models import SmallModels
 

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from proofserve.protocol.artifact import ArtifactScheme, rotation_steps
 from proofserve.protocol.codec import encode, to_float16
-from proofserve.protocol.verdict.comparison import Claim, compare
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
-from proofserve.protocol.identity import Block
-from proofserve.protocol.identity import Challenge, seed
+from proofserve.protocol.identity import Block, Challenge, seed
 from proofserve.protocol.murmur import hash_keys, seed_bits
 from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.verdict.counting import judge
 from proofserve.protocol.transforms import normalise, pick, pick_by_score, rotate
+from proofserve.protocol.verdict.comparison import Claim, compare
+from proofserve.protocol.verdict.counting import judge
 
 from .cases import DEVICE, Case, assert_close, assert_f16_close, tensor
 
@@ -68,7 +67,9 @@ def replay_pipeline_b(case: Case) -> None:
     args, per_order = case.args, case.expect["per_order"]
     challenge, nonces, k = challenge_of(case), args["nonces"], args["k_dim"]
     hidden = tensor(args["last_hidden"])
-    block = ArtifactScheme(k_dim=k).for_block(Block(args["block_hash"], 7), ModelFacts(args["hidden_size"]), DEVICE)
+    block = ArtifactScheme(k_dim=k).for_block(
+        Block(args["block_hash"], 7), ModelFacts(args["hidden_size"]), DEVICE
+    )
     cuda = block.finish(args["public_key"], nonces, hidden)
     seeds = [seed(challenge.pick_string(nonce, k)) for nonce in nonces]
     cuda_indices = pick(seeds, args["hidden_size"], k, DEVICE)

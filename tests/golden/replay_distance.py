@@ -8,16 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from proofserve.protocol.verdict.comparison import compare_distances
 from proofserve.protocol.distance import DistanceScheme, is_winner, projection, target
 from proofserve.protocol.draws import unit_vectors
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
-from proofserve.protocol.identity import Block
-from proofserve.protocol.identity import Challenge, seed
+from proofserve.protocol.identity import Block, Challenge, seed
 from proofserve.protocol.murmur import as_ordered, hash_keys, seed_bits
 from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.verdict.counting import judge_distances
 from proofserve.protocol.transforms import normalise, rotate, sign_flips
+from proofserve.protocol.verdict.comparison import compare_distances
+from proofserve.protocol.verdict.counting import judge_distances
 
 from .cases import DEVICE, Case, assert_close, tensor
 

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.draws import normal
-from proofserve.protocol.identity import Block
-from proofserve.protocol.identity import seed
-from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.scheme import BlockScheme, Scheme
+from proofserve.protocol.identity import Block, seed
+from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
 from proofserve.protocol.schemes import scheme
 
 from .cases import DEVICE, Case, assert_close, tensor
@@ -43,7 +41,9 @@ def replay_layer_hooks(case: Case) -> None:
         "one": (hidden,),
         "plain": hidden,
     }[args["output_form"]]
-    block = _LAYER_SCHEMES[args["protocol"]].for_block(Block(args["block_hash"], 7), ModelFacts(hidden.shape[-1]), DEVICE)
+    block = _LAYER_SCHEMES[args["protocol"]].for_block(
+        Block(args["block_hash"], 7), ModelFacts(hidden.shape[-1]), DEVICE
+    )
     # "Inactive" means only that no code calls the transform outside a proof forward.
     result = block.layer_transform(args["layer_index"], output) if args["poc_active"] else output
     assert isinstance(result, tuple) == isinstance(output, tuple)

@@ -47,7 +47,9 @@ def replay_sketch(case: Case) -> None:
 
 def replay_forward(case: Case) -> None:
     shape = qwen3.Shape()
-    config = Qwen3Config(**vars(shape), rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta})
+    config = Qwen3Config(
+        **vars(shape), rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta}
+    )
     decoder = Qwen3Model(config).to(torch.float32).eval()
     weights = {
         name.removeprefix("model."): torch.from_numpy(values)

@@ -3,8 +3,8 @@ import pytest
 
 from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.protocol.verdict.counting import judge, judge_distances, power, rate_interval
+from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.rounds.records import StatTest
 
 RULE = ConvictionRule(0.1)

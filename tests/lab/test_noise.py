@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 from proofserve.lab.calibrate.noise import distances_needed, noise, pairs_of, require_enough
 from proofserve.lab.client.errors import LabError
 from proofserve.protocol.codec import encode
-from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.verdict.comparison import Claim
 
 K = 12
 RATE = 0.01

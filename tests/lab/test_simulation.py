@@ -14,8 +14,8 @@ from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, VerificationRule, draw, verify
 from proofserve.protocol.codec import encode, to_float16
 from proofserve.protocol.identity import Block
-from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.schemes import scheme
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.rounds.records import Workload
 from support.four_bits import engine_of, one_thread

@@ -22,7 +22,9 @@ SPECS = [
     a_spec(),
     RoundSpec(
         "artifact",
-        Workload(scheme("artifact-v1-layers", k_dim=24, stronger_rng=True), Block("b", 7), "kéy", 1024),
+        Workload(
+            scheme("artifact-v1-layers", k_dim=24, stronger_rng=True), Block("b", 7), "kéy", 1024
+        ),
         2**31,
         LANE,
         64,

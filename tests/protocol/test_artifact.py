@@ -4,8 +4,7 @@ import torch
 from proofserve.protocol.artifact import ArtifactScheme, rotation_steps
 from proofserve.protocol.draws import normal, unit_vectors
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.identity import Block
-from proofserve.protocol.identity import Challenge, seed
+from proofserve.protocol.identity import Block, Challenge, seed
 from proofserve.protocol.scheme import ModelFacts
 
 CPU = torch.device("cpu")
@@ -26,7 +25,9 @@ def test_a_hidden_state_of_zeros_is_a_vector_of_zeros() -> None:
 def test_layer_reflections_leave_what_follows_the_forward_alone() -> None:
     hidden = normal([1], 64, CPU)
     plain = ArtifactScheme().for_block(Block("block", 7), ModelFacts(64), CPU)
-    layers = ArtifactScheme(layer_reflections=True).for_block(Block("block", 7), ModelFacts(64), CPU)
+    layers = ArtifactScheme(layer_reflections=True).for_block(
+        Block("block", 7), ModelFacts(64), CPU
+    )
     assert torch.equal(plain.finish("key", [0], hidden), layers.finish("key", [0], hidden))
 
 

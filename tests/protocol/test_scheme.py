@@ -5,15 +5,15 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.draws import normal, unit_vectors
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.identity import Block
-from proofserve.protocol.identity import seed
+from proofserve.protocol.identity import Block, seed
 from proofserve.protocol.inputs import input_embeddings
-from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.scheme import ModelFacts, Scheme
 from proofserve.protocol.transforms import normalise_reflect, reflect
 
 CPU = torch.device("cpu")
 HIDDEN = 32
+BLOCK = Block("block", 7)
+FACTS = ModelFacts(HIDDEN)
 RECIPES = [
     DistanceScheme(),
     DistanceScheme(sign_flips=False, layer_hooks=True),
@@ -25,7 +25,7 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=repr)
 
 @every_recipe
 def test_finish_gives_a_row_per_nonce_whatever_the_others(recipe: Scheme) -> None:
-    block = recipe.for_block(Block("block", 7), ModelFacts(HIDDEN), CPU)
+    block = recipe.for_block(BLOCK, FACTS, CPU)
     nonces = [3, 0, 2**63 - 1, -1]
     hidden = normal(range(4), HIDDEN, CPU, torch.bfloat16)
     rows = block.finish("key", nonces, hidden)
@@ -39,7 +39,7 @@ def test_finish_gives_a_row_per_nonce_whatever_the_others(recipe: Scheme) -> Non
 @every_recipe
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 3e38])
 def test_a_broken_row_is_nan_and_harms_no_other(recipe: Scheme, poison: float) -> None:
-    block = recipe.for_block(Block("block", 7), ModelFacts(HIDDEN), CPU)
+    block = recipe.for_block(BLOCK, FACTS, CPU)
     hidden = normal([1, 2, 3], HIDDEN, CPU)
     whole = block.finish("key", [0, 1, 2], hidden)
     # One dimension is enough, also one that no pick looks at; 3e38 overflows the norm.
@@ -55,14 +55,14 @@ def test_a_broken_row_is_nan_and_harms_no_other(recipe: Scheme, poison: float) -
 @every_recipe
 @pytest.mark.parametrize("shape", [(2, HIDDEN), (3, HIDDEN - 1), (3,)])
 def test_finish_refuses_other_shapes(recipe: Scheme, shape: tuple[int, ...]) -> None:
-    block = recipe.for_block(Block("block", 7), ModelFacts(HIDDEN), CPU)
-    with pytest.raises(ProtocolError, match=r"^last_hidden: "):
+    block = recipe.for_block(BLOCK, FACTS, CPU)
+    with pytest.raises(ProtocolError, match=r"^states: "):
         block.finish("key", [0, 1, 2], torch.zeros(shape))
 
 
 @every_recipe
 def test_no_nonces_no_rows(recipe: Scheme) -> None:
-    block = recipe.for_block(Block("block", 7), ModelFacts(HIDDEN), CPU)
+    block = recipe.for_block(BLOCK, FACTS, CPU)
     assert block.inputs("key", [], 4, torch.float32).shape == (0, 4, HIDDEN)
     assert block.finish("key", [], torch.zeros(0, HIDDEN)).shape == (0, recipe.width)
 
@@ -71,10 +71,10 @@ def test_no_nonces_no_rows(recipe: Scheme) -> None:
 def test_numbers_do_not_follow_torchs_defaults(recipe: Scheme) -> None:
     """Model loaders change the default dtype; the proof must not notice."""
     hidden = normal([1], HIDDEN, CPU)
-    expected = recipe.for_block(Block("block", 7), ModelFacts(HIDDEN), CPU).finish("key", [5], hidden)
+    expected = recipe.for_block(BLOCK, FACTS, CPU).finish("key", [5], hidden)
     torch.set_default_dtype(torch.float16)
     try:
-        rows = recipe.for_block(Block("block", 7), ModelFacts(HIDDEN), CPU).finish("key", [5], hidden)
+        rows = recipe.for_block(BLOCK, FACTS, CPU).finish("key", [5], hidden)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(rows, expected)
@@ -82,7 +82,7 @@ def test_numbers_do_not_follow_torchs_defaults(recipe: Scheme) -> None:
 
 @every_recipe
 def test_inputs_follow_the_recipe(recipe: Scheme) -> None:
-    block = recipe.for_block(Block("block", 7), ModelFacts(HIDDEN), CPU)
+    block = recipe.for_block(BLOCK, FACTS, CPU)
     stronger = recipe.to_wire().get("stronger_rng") is True
     expected = input_embeddings(
         ["block_key_nonce7", "block_key_nonce-1"], 4, HIDDEN, torch.bfloat16, CPU, stronger
@@ -92,7 +92,7 @@ def test_inputs_follow_the_recipe(recipe: Scheme) -> None:
 
 @every_recipe
 def test_layer_transforms_only_where_the_recipe_has_them(recipe: Scheme) -> None:
-    block = recipe.for_block(Block("block", 7), ModelFacts(HIDDEN), CPU)
+    block = recipe.for_block(BLOCK, FACTS, CPU)
     assert block.uses_layer_transforms == recipe.uses_layer_transforms
     x = normal([1, 2], HIDDEN, CPU, torch.bfloat16)
     if not recipe.uses_layer_transforms:
@@ -110,4 +110,4 @@ def test_layer_transforms_only_where_the_recipe_has_them(recipe: Scheme) -> None
 @pytest.mark.parametrize("hidden_size", [0, -8])
 def test_a_model_has_dimensions(hidden_size: int) -> None:
     with pytest.raises(ProtocolError, match=r"^hidden_size: "):
-        DistanceScheme().for_block(Block("block", 7), ModelFacts(hidden_size), CPU)
+        DistanceScheme().for_block(BLOCK, ModelFacts(hidden_size), CPU)

@@ -9,8 +9,8 @@ from proofserve.protocol.errors import ProtocolError, UnknownScheme
 from proofserve.protocol.schemes import SCHEMES, from_wire, scheme
 
 
-def test_the_names_are_those_of_the_protocol() -> None:
-    assert SCHEMES == ("distance-v1", "artifact-v1", "artifact-v1-layers")
+def test_the_schemes_are_the_networks_and_our_own() -> None:
+    assert SCHEMES == ("distance-v1", "artifact-v1", "artifact-v1-layers", "sketch-v1")
 
 
 @pytest.mark.parametrize("name", SCHEMES)

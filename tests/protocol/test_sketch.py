@@ -11,10 +11,11 @@ from proofserve.protocol.tokens import AllowedTokens
 
 CPU = torch.device("cpu")
 HIDDEN, SEQ_LEN, K = 32, 24, 16
+BLOCK = Block("block", 7)
 FACTS = ModelFacts(HIDDEN, "5e" * 32, AllowedTokens(((5, 100),)))
 
 
-def block(of: Block = Block("block", 7), facts: ModelFacts = FACTS, k_dim: int = K) -> SketchBlock:
+def block(of: Block = BLOCK, facts: ModelFacts = FACTS, k_dim: int = K) -> SketchBlock:
     return SketchScheme(k_dim).for_block(of, facts, CPU)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.identity import Block
-from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import JobLimits, Limits, RoundLimits
 from proofserve.rounds.records import (

@@ -18,12 +18,12 @@ from proofserve.api.schemas import (
     Thresholds,
 )
 from proofserve.protocol import schemes
-from proofserve.protocol.verdict import comparison
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, check_nonces
 from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.verdict import comparison
 from proofserve.rounds.records import (
     DistanceClaims,
     Job,
@@ -68,7 +68,9 @@ def _workload(body: CommonFields, deployment: Deployment) -> Workload:
     _match_deployment(body, deployment)
     params = body.params
     _check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
-    _check_fits("params.k_dim", params.k_dim, deployment.engine_info.facts.hidden_size, "hidden size")
+    _check_fits(
+        "params.k_dim", params.k_dim, deployment.engine_info.facts.hidden_size, "hidden size"
+    )
     block = Block(body.block_hash, body.block_height)
     return Workload(_scheme(body, deployment), block, body.public_key, params.seq_len)
 

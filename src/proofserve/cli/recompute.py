@@ -10,7 +10,7 @@ from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import Work
+from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.client.vectors import claims_of
 from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection, from_file, only_source
 from proofserve.protocol.artifact import ArtifactScheme
@@ -105,7 +105,7 @@ def claims_of_model(
     of a node that does not run the model it claims. Raises as ``by_checkpoint``.
     """
     scheme = ArtifactScheme(k_dim=work.k_dim)
-    workload = Workload(scheme, Block(work.block_hash, HEIGHT), work.public_key, work.seq_len)
+    workload = Workload(scheme, Block(work.block_hash, BLOCK_HEIGHT), work.public_key, work.seq_len)
     compute = by_checkpoint(workload, directory, "bfloat16", "cpu", forward_batch, redrawn=redrawn)
     return compute(nonces)
 

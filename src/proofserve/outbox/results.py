@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
+from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import from_wire
 from proofserve.rounds.records import (
-from proofserve.protocol.identity import Block
     Artifact,
     Finding,
     RoundProgress,

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.draws import fill_normal, normal, unit_vectors
-from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block, Challenge, layer_string, seed, words
 from proofserve.protocol.scheme import BlockScheme, ModelFacts
 from proofserve.protocol.transforms import LayerOutput, map_layer_output
@@ -64,7 +63,6 @@ class EmbeddingBlock(BlockScheme):
             vector = unit_vectors([seed(string)], self.hidden_size, self.device)[0]
             self._layer_vectors[key] = vector.to(dtype)
         return self._layer_vectors[key]
-
 
 
 def input_embeddings(

@@ -67,9 +67,9 @@ class BlockScheme(abc.ABC):
         """The output of decoder layer ``layer`` (global index), transformed in its dtype.
 
         Keeps the structure of ``output``. Only for schemes whose ``uses_layer_transforms`` is
-        true; any other raises RuntimeError.
+        true; any other raises NotImplementedError.
         """
-        raise RuntimeError("this scheme has no layer transforms")
+        raise NotImplementedError("this scheme has no layer transforms")
 
     @abc.abstractmethod
     def finish(self, public_key: str, nonces: Sequence[int], states: Tensor) -> Tensor:

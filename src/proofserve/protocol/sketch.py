@@ -64,14 +64,20 @@ class SketchBlock(BlockScheme):
     ) -> None:
         super().__init__(block, model, device)
         if model.tokens is None or model.weights_digest is None:
-            raise ProtocolError("scheme", "sketch-v1 needs the model's tokenizer and weights digest")
+            raise ProtocolError(
+                "scheme", "sketch-v1 needs the model's tokenizer and weights digest"
+            )
         self._tokens = model.tokens
         self._digest = bytes.fromhex(model.weights_digest)
         self._k_dim = scheme.k_dim
         self._rows: dict[int, Tensor] = {}
 
     def inputs(
-        self, public_key: str, nonces: Sequence[int], seq_len: int, dtype: torch.dtype
+        self,
+        public_key: str,
+        nonces: Sequence[int],
+        seq_len: int,
+        dtype: torch.dtype,  # noqa: ARG002
     ) -> Tensor:
         """Token ids int64 [2 * len(nonces), seq_len]: each nonce's twins, one after the other.
 
@@ -94,7 +100,7 @@ class SketchBlock(BlockScheme):
         # One sequence at a time: a result must not depend on the others of its forward, and a
         # float32 copy of all states at once can take gigabytes.
         sketches = [_sketch(h, s, rows) for h, s in zip(states, signs, strict=True)]
-        return torch.stack(sketches).view(len(nonces), self.width)
+        return torch.stack(sketches).view(len(nonces), TWINS * self._k_dim)
 
     def _twins(self, public_key: str, nonce: int, seq_len: int) -> NDArray[np.int64]:
         """Places among the allowed tokens: int64 [2, seq_len]."""

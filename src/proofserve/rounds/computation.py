@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proofserve.protocol.verdict.comparison import Claim, compare
 from proofserve.protocol.errors import IncompleteRecomputation
+from proofserve.protocol.verdict.comparison import Claim, compare
 from proofserve.protocol.verdict.counting import judge
 from proofserve.rounds.calls import NOT_FINITE, ChunkDeadline, artifacts_of, chunks, failures_of
 from proofserve.rounds.counters import NodeTotals, Work

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from proofserve.protocol.verdict.comparison import compare_distances
 from proofserve.protocol.distance import is_winner
 from proofserve.protocol.errors import IncompleteRecomputation
+from proofserve.protocol.verdict.comparison import compare_distances
 from proofserve.protocol.verdict.counting import judge_distances
 from proofserve.rounds.calls import NOT_FINITE, ChunkDeadline, chunks, distances_of
 from proofserve.rounds.counters import NodeTotals

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.verdict.comparison import Claim
 
 if TYPE_CHECKING:
     # The receiver reads these records, and must not wait for torch.

@@ -20,6 +20,7 @@ from proofserve.lab.audit.attacks import FP8
 from proofserve.lab.audit.compute_share import ModelShape, Price
 from proofserve.lab.verify.verification import Recompute, Vectors
 from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 
 BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)

@@ -56,7 +56,10 @@ def forward_cases() -> list[dict[str, Any]]:
                 {
                     "id": f"{seq_len}-{k_dim}-{nonce}",
                     "args": {**vars(setting), "nonce": nonce, "allowed": allowed},
-                    "expect": {"weights_digest": digest, "z": setting.sketch(nonce, states).tolist()},
+                    "expect": {
+                        "weights_digest": digest,
+                        "z": setting.sketch(nonce, states).tolist(),
+                    },
                 }
             )
     return cases

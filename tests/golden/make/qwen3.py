@@ -105,7 +105,9 @@ def _rms(x: Floats, weight: Floats, shape: Shape) -> Floats:
 
 def _matrix(name: str, rows: int, columns: int) -> NDArray[np.float32]:
     """Uniform numbers of a variance of about 1 / columns."""
-    return (_uniform(name, rows * columns) * np.sqrt(3 / columns)).reshape(rows, columns).astype("<f4")
+    return (
+        (_uniform(name, rows * columns) * np.sqrt(3 / columns)).reshape(rows, columns).astype("<f4")
+    )
 
 
 def _norm(name: str, length: int) -> NDArray[np.float32]:

@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.protocol.codec import encode
-from proofserve.protocol.verdict.comparison import Claim, Comparison, Reason, compare, compare_distances
 from proofserve.protocol.errors import IncompleteRecomputation, ProtocolError
+from proofserve.protocol.verdict.comparison import (
+    Claim,
+    Comparison,
+    Reason,
+    compare,
+    compare_distances,
+)
 
 K = 4
 THRESHOLD = 0.1

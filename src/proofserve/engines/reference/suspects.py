@@ -51,7 +51,6 @@ _WEIGHTS: Final[Mapping[str, Rounding]] = {
 }
 
 
-
 def _of_weights(rounding: Rounding, network: Network) -> Network:
     return with_matrices(network, in_dtype(rounding))
 

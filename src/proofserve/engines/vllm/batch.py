@@ -28,8 +28,8 @@ def run_batch(core: CorePort, lease: Lease, call: core_messages.ProveCall, start
     size = lease.sequences // call.sequences_per_nonce
     if not size:
         raise LeaseRefused(
-            f"a step of the engine holds {lease.sequences} sequence of {call.seq_len} tokens, and a "
-            f"nonce has {call.sequences_per_nonce}. Raise --max-num-batched-tokens or "
+            f"a step of the engine holds {lease.sequences} sequence of {call.seq_len} tokens, "
+            f"and a nonce has {call.sequences_per_nonce}. Raise --max-num-batched-tokens or "
             "--poc-forward-batch."
         )
     wanted = call.nonces[start : start + size]

@@ -64,7 +64,9 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     if received is None:
         inputs |= _drawn(block, call, runner.model_config.dtype)
     model = runner.get_model()
-    narrowed = nullcontext() if block.reads_every_position else published_rows_only(model, n, seq_len)
+    narrowed = (
+        nullcontext() if block.reads_every_position else published_rows_only(model, n, seq_len)
+    )
     with _layer_transforms(model, block), narrowed:
         output = compat_worker.call_model(runner, metadata, slots, inputs)
     hidden = compat_worker.send_stage(output)

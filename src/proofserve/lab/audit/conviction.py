@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.protocol.verdict.counting import (
     check_inside,
     convicting_count,
@@ -11,6 +10,7 @@ from proofserve.protocol.verdict.counting import (
     root,
     sample_size,
 )
+from proofserve.protocol.verdict.sequential import SequentialTest
 
 # The settings of ``p_fraud`` that are tried, from the test with the fewest nonces to the one with
 # the most. The first is the default of ``proofserve verify``.

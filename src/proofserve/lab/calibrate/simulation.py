@@ -11,8 +11,8 @@ from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, verify
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.protocol.verdict.counting import sample_size
+from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 
 RUNS = 1000
 # The defaults of ``proofserve verify``.

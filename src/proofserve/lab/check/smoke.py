@@ -12,8 +12,8 @@ from proofserve.lab.client.load import ask_all
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 from proofserve.lab.client.vectors import claims_of, distances, vectors_of
-from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.verdict.comparison import Claim
 
 NONCES = range(12)
 # A float16 of a number below 1 is off by 2^-12 at most.

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from proofserve.rounds.status import EngineGauges
 
 R = TypeVar("R")
+
+# Of all orders.
+BLOCK_HEIGHT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class ProofOrder:
         """
         fields = {
             "block_hash": self.block_hash,
-            "block_height": 1,
+            "block_height": BLOCK_HEIGHT,
             "public_key": self.public_key,
             "node_id": 0,
             "node_count": 1,

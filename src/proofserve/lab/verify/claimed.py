@@ -12,9 +12,9 @@ from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.report.json_files import read_json, write_json
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
-from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.protocol.schemes import scheme as scheme_named
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Workload
 from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
 

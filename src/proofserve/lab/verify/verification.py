@@ -50,8 +50,8 @@ def verify(
 ) -> Verification:
     """Judge the claims about ``sample``, recomputed in its order, up to ``at_once`` in one call.
 
-    One test is enough to convict; to clear, all have to that can. Raises LabError if there is nothing to
-    judge, or our own recomputation is not complete.
+    One test is enough to convict; to clear, all tests that can clear must do so. Raises LabError
+    if there is nothing to judge, or our own recomputation is not complete.
     """
     if not sample:
         raise LabError("there is no artifact to verify")
@@ -82,10 +82,7 @@ def verify(
 
 
 def _errors(
-    nonces: Sequence[int],
-    recompute: Recompute,
-    about: defaultdict[int, list[Claim]],
-    width: int,
+    nonces: Sequence[int], recompute: Recompute, about: defaultdict[int, list[Claim]], width: int
 ) -> tuple[ClaimError, ...]:
     claims = [claim for nonce in nonces for claim in about.get(nonce, ())]
     try:

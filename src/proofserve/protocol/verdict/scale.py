@@ -74,9 +74,8 @@ class ScaleEvidence:
     def add(self, distance: float) -> None:
         """One more nonce; a missing or malformed claim is infinitely far."""
         bets = self._fit.log_bets(np.array([distance]))[0]
-        shares = np.array(SHARES)[:, np.newaxis]
-        factors = np.log1p(shares * np.expm1(bets))
-        self._evidence.add(factors.ravel())
+        factors = [_mixed(bets, share) for share in SHARES]
+        self._evidence.add(np.concatenate(factors))
 
     @property
     def log(self) -> float:
@@ -99,8 +98,14 @@ class ScaleClearing:
     def add(self, distance: float) -> None:
         fit = self._fit
         u = np.array([(distance / fit.s) ** 2])
-        ratio = float(_log_ratios(u, fit.nu1, fit.nu2, np.array([self._scale]))[0, 0])
-        self.log -= math.log1p(self._share * math.expm1(ratio))
+        ratio = _log_ratios(u, fit.nu1, fit.nu2, np.array([self._scale]))[0]
+        self.log -= float(_mixed(ratio, self._share)[0])
+
+
+def _mixed(log_ratios: Floats, share: float) -> Floats:
+    """log of 1 - share + share * ratio: what a prover gives that forges this share."""
+    # log1p would be inexact where the share is 1 and the ratio nearly 0.
+    return log_ratios if share == 1.0 else np.log1p(share * np.expm1(log_ratios))
 
 
 def _log_bets(u: Floats, nu1: float, nu2: float) -> Floats:
