@@ -55,9 +55,10 @@ def errors(prover: str | None, nonces: Sequence[int], bank: Bank, seed: int) -> 
 
 
 def judged(
-    prover: str | None, *, honest: HonestSpread | None, seed: int = 0, most: int = 200
+    prover: str | None, *, sd: float | None, seed: int = 0, most: int = 200
 ) -> tuple[DirectionJudge, Bank, int]:
     bank = Bank()
+    honest = dict.fromkeys(NAMES, HonestSpread(sd)) if sd else {}
     judge = DirectionJudge(bank, EXPECTED, honest, CHANCES)
     for nonce in range(most):
         made = errors(prover, [nonce], bank, seed * 1000 + nonce)
@@ -71,7 +72,7 @@ def judged(
 @pytest.mark.parametrize(("prover", "most"), [("int8", 40), ("fp8", 8), ("int4", 8)])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_prover_s_weights_are_named(prover: str, most: int, seed: int) -> None:
-    judge, _, nonces = judged(prover, honest=HonestSpread(0.16), seed=seed)
+    judge, _, nonces = judged(prover, sd=0.16, seed=seed)
     finding = judge.finding()
     assert finding.result is SequentialResult.FRAUD
     assert finding.text.startswith(f"{prover}, E = ")
@@ -80,8 +81,8 @@ def test_the_prover_s_weights_are_named(prover: str, most: int, seed: int) -> No
 
 
 def test_without_a_calibration_the_verdict_is_certified_and_takes_longer() -> None:
-    sharp, _, few = judged("fp8", honest=HonestSpread(0.16))
-    certain, _, more = judged("fp8", honest=None)
+    sharp, _, few = judged("fp8", sd=0.16)
+    certain, _, more = judged("fp8", sd=None)
     assert sharp.finding().result is certain.finding().result is SequentialResult.FRAUD
     assert certain.finding().text.endswith("(certified)")
     assert few < more <= 45
@@ -89,7 +90,7 @@ def test_without_a_calibration_the_verdict_is_certified_and_takes_longer() -> No
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_honest_node_is_cleared_once_all_suspects_are_ruled_out(seed: int) -> None:
-    judge, bank, nonces = judged(None, honest=HonestSpread(0.16), seed=seed)
+    judge, bank, nonces = judged(None, sd=0.16, seed=seed)
     assert judge.finding().result is SequentialResult.HONEST
     assert nonces <= 20
     # Suspects that would show at once are not computed for every nonce.
@@ -100,7 +101,7 @@ def test_an_honest_node_is_cleared_once_all_suspects_are_ruled_out(seed: int) ->
 
 def test_a_claim_without_a_vector_is_left_to_the_other_tests() -> None:
     bank = Bank()
-    judge = DirectionJudge(bank, EXPECTED, None, CHANCES)
+    judge = DirectionJudge(bank, EXPECTED, {}, CHANCES)
     broken = ClaimError(4, None, Mismatch(4, Reason.MISSING))
     judge.prepare([broken])
     judge.add(broken)

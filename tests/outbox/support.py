@@ -26,8 +26,8 @@ from proofserve.rounds.records import Target as Radius
 
 
 def a_spec(round_id: str = "r1", url: str | None = None, k_dim: int = 12) -> RoundSpec:
-    work = Workload(scheme("artifact-v1", k_dim=k_dim), Block("b10c", 7), "k3y", 256)
-    return RoundSpec(round_id, work, 77, NonceLane(3, 4), 32, url)
+    work = Workload(scheme("artifact-v1", k_dim=k_dim), Block("b10c", 77), "k3y", 256)
+    return RoundSpec(round_id, work, NonceLane(3, 4), 32, url)
 
 
 def artifacts(*nonces: int) -> list[Artifact]:
@@ -35,8 +35,8 @@ def artifacts(*nonces: int) -> list[Artifact]:
 
 
 def a_distance_spec(round_id: str = "d1", url: str | None = None) -> RoundSpec:
-    work = Workload(scheme("distance-v1"), Block("b10c", 7), "k3y", 256)
-    return RoundSpec(round_id, work, 77, NonceLane(3, 4), 32, url, Radius(1.4))
+    work = Workload(scheme("distance-v1"), Block("b10c", 77), "k3y", 256)
+    return RoundSpec(round_id, work, NonceLane(3, 4), 32, url, Radius(1.4))
 
 
 def winners(*nonces: int) -> list[Winner]:

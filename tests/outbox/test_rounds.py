@@ -23,9 +23,8 @@ SPECS = [
     RoundSpec(
         "artifact",
         Workload(
-            scheme("artifact-v1-layers", k_dim=24, stronger_rng=True), Block("b", 7), "kéy", 1024
+            scheme("artifact-v1-layers", k_dim=24, stronger_rng=True), Block("b", 2**31), "kéy", 1024
         ),
-        2**31,
         LANE,
         64,
         "http://a/base",
@@ -33,8 +32,7 @@ SPECS = [
     a_distance_spec(),
     RoundSpec(
         "distance",
-        Workload(scheme("distance-v1", sign_flips=False, layer_hooks=True), Block("b", 7), "k", 16),
-        0,
+        Workload(scheme("distance-v1", sign_flips=False, layer_hooks=True), Block("b", 0), "k", 16),
         LANE,
         3,
         "http://a/base",

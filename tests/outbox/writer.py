@@ -15,7 +15,7 @@ BATCH = 32
 
 async def write(path: Path) -> None:
     work = Workload(scheme("artifact-v1"), Block("block", 7), "key", 256)
-    spec = RoundSpec("r1", work, 1, NonceLane(0, 1), BATCH, "http://127.0.0.1:9")
+    spec = RoundSpec("r1", work, NonceLane(0, 1), BATCH, "http://127.0.0.1:9")
     async with await SqliteOutbox.open(path) as store:
         index = (await store.open_round(spec)).next_index
         while True:

@@ -123,8 +123,8 @@ def test_it_takes_what_the_outbox_sends(url: str, store: ReceiverStore, tmp_path
 
 
 async def _send(url: str, path: Path) -> None:
-    work = Workload(scheme("artifact-v1", k_dim=4), Block("b10c", 7), "k3y", 256)
-    spec = RoundSpec("r1", work, 77, NonceLane(3, 4), 10, url)
+    work = Workload(scheme("artifact-v1", k_dim=4), Block("b10c", 77), "k3y", 256)
+    spec = RoundSpec("r1", work, NonceLane(3, 4), 10, url)
     async with await SqliteOutbox.open(path) as store:
         sender = CallbackSender(store, CallbackPolicy(max_artifacts=30))
         running = asyncio.create_task(sender.run())

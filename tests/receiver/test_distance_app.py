@@ -163,10 +163,10 @@ def test_it_takes_what_the_outbox_sends(url: str, store: ReceiverStore, tmp_path
 
 
 async def _send(url: str, path: Path) -> None:
-    work = Workload(scheme("distance-v1"), Block("b10c", 7), "k3y", 256)
+    work = Workload(scheme("distance-v1"), Block("b10c", 77), "k3y", 256)
     target = Target(1.4)
-    spec = RoundSpec("r1", work, 77, NonceLane(3, 4), 10, url, target)
-    claims = DistanceClaims("b10c", 77, "k3y", 3, (3, 7, 11), (1.25, NAN, -7.5))
+    spec = RoundSpec("r1", work, NonceLane(3, 4), 10, url, target)
+    claims = DistanceClaims(Block("b10c", 77), "k3y", 3, (3, 7, 11), (1.25, NAN, -7.5))
     verdict = DistanceVerdict(
         claims, Target(1.4), (1.25, 1.5, 1.3), (True, False, True), 0.0015, True
     )

@@ -137,7 +137,6 @@ def round_spec(name: str = "round", **changes: Any) -> RoundSpec:
     values = {
         "round_id": name,
         "work": WORK,
-        "block_height": 7,
         "lane": NonceLane(1, 3),
         "batch_size": 4,
         "url": None,
@@ -147,7 +146,7 @@ def round_spec(name: str = "round", **changes: Any) -> RoundSpec:
 
 
 def job(*nonces: int, **changes: Any) -> Job:
-    values = {"work": WORK, "nonces": nonces, "batch_size": 4, "block_height": 7, "node_id": 1}
+    values = {"work": WORK, "nonces": nonces, "batch_size": 4, "node_id": 1}
     return Job(**{**values, **changes})
 
 

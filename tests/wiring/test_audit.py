@@ -10,7 +10,7 @@ from transformers import MixtralConfig, Qwen3MoeConfig
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network, load
 from proofserve.lab.audit.compute_share import ModelShape
-from proofserve.lab.verify.verification import Vectors
+from proofserve.lab.verify.judges import Vectors
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment, shape_of
 from support.models import SmallModels

@@ -25,7 +25,7 @@ from proofserve.lab.audit.conviction import ConvictionRule
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
-from proofserve.lab.verify.claimed import artifact_scheme
+from proofserve.lab.verify.claimed import vector_scheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
@@ -101,7 +101,7 @@ def command(
         rule = ConvictionRule(limit, p_honest, alpha, power, max_nonces)
         setup = AuditSetup(
             model=model,
-            scheme=artifact_scheme(scheme, k_dim, stronger_rng),
+            scheme=vector_scheme(scheme, k_dim, stronger_rng),
             seq_len=seq_len,
             dtype=dtype,
             validator_dtype=validator_dtype,
@@ -132,7 +132,7 @@ def _facts(setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]
     return {
         "model": setup.model.resolve().name,
         "scheme": setup.scheme.name,
-        "k_dim": setup.scheme.k_dim,
+        "values": setup.scheme.width,
         "seq_len": setup.seq_len,
         "prover": setup.dtype or "the checkpoint's dtype",
         "validator": setup.validator_dtype,

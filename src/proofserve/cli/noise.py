@@ -1,6 +1,6 @@
 """``proofserve calibrate noise``: finds a threshold between rounding and fraud."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +8,31 @@ from typing import Annotated
 import typer
 
 from proofserve.cli.model import Checkpoint, checkpoint_named
-from proofserve.cli.options import ApiKey, Device, ForwardBatch, Json, Png, Size, StrongerRng
-from proofserve.cli.recompute import ComparedEngine, ComparisonTask, engine_named
+from proofserve.cli.options import (
+    ApiKey,
+    Device,
+    ForwardBatch,
+    Json,
+    Png,
+    Size,
+    StrongerRng,
+    Suspects,
+)
+from proofserve.cli.recompute import (
+    ComparedEngine,
+    ComparisonTask,
+    engine_named,
+    measured_directions,
+)
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.calibrate.calibration_file import FORMAT, CalibrationFile, checkpoint_shape
+from proofserve.lab.calibrate.calibration_file import (
+    FORMAT,
+    CalibrationFile,
+    checkpoint_shape,
+    fit_of,
+    suspects_of,
+)
+from proofserve.lab.calibrate.direction import SuspectCosines
 from proofserve.lab.calibrate.histogram import write_noise
 from proofserve.lab.calibrate.noise import Noise, pairs_of, require_enough
 from proofserve.lab.calibrate.noise import noise as noise_of
@@ -19,11 +40,11 @@ from proofserve.lab.calibrate.noise_report import noise_report
 from proofserve.lab.calibrate.simulation import simulated_trials
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import Work
+from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
-from proofserve.lab.verify.claimed import ClaimedArtifacts, completed, to_file, workload
+from proofserve.lab.verify.claimed import SKETCH, ClaimedArtifacts, WorkOptions, to_file, workload
 from proofserve.protocol.verdict.comparison import Claim
 
 ONE, OTHER = "reference:float32", "vllm"
@@ -31,7 +52,9 @@ DEFAULT_MODELS = ("qwen", "llama")
 # Enough for the default rate of one in a hundred.
 NONCES = 400
 SEQ_LEN = 64
-K_DIM = 12
+# Values per vector, unless --k-dim says another number.
+LENGTHS = {SKETCH: 64}
+NETWORK_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +91,15 @@ def noise(
         int | None, typer.Option(help=f"Tokens per nonce; {SEQ_LEN}, or the file's.", min=1)
     ] = None,
     k_dim: Annotated[
-        int | None, typer.Option(help=f"Values per vector; {K_DIM}, or the file's.", min=1)
+        int | None, typer.Option(help="Values per vector; 64 of sketch-v1, else 12.", min=1)
     ] = None,
     scheme: Annotated[
-        str | None, typer.Option(help="artifact-v1, or artifact-v1-layers, or the file's.")
+        str | None, typer.Option(help=f"{SKETCH} if unset; artifact-v1, or artifact-v1-layers.")
     ] = None,
+    bank: Annotated[
+        int, typer.Option(help="Nonces on which --out measures the suspects; 0 for none.", min=0)
+    ] = 128,
+    suspect: Suspects = None,
     stronger_rng: StrongerRng = False,
     api_key: ApiKey = None,
     device: Device = "cpu",
@@ -88,7 +115,12 @@ def noise(
 
     A share of --rate of the honest nonces exceeds the threshold. Its 95 %
     interval holds for any distribution. The command then simulates
-    verifications with both tests: exit code 1 if one of them convicts.
+    verifications with both forms of the count: exit code 1 if one convicts.
+
+    --out also writes all distances, for the scale test, and how the honest
+    errors lie to those of suspected weights, for the direction test, if one
+    engine is reference:float32. 1,000 nonces carry any --alpha of `verify`,
+    n fewer ones an alpha of 1/n.
 
     \b
     proofserve calibrate noise ./model --seq-len 256 --out calibration.json
@@ -100,45 +132,55 @@ def noise(
     with open_session() as session:
         alone = other is None and save is not None
         engines = [engine_named(name) for name in ([one] if alone else [one, other or OTHER])]
-        claimed = completed(_to_compute(engines, nonces, seq_len, k_dim), seq_len, k_dim, scheme)
+        claimed = _to_compute(engines, nonces)
+        given = _completed(WorkOptions(scheme, k_dim, seq_len, None, stronger_rng), claimed)
+        work, results = workload(claimed, given), []
         if not alone:
             # Too few nonces are refused before anything is computed.
             require_enough(len(claimed.nonces), rate)
         elif json or png or out:
             raise LabError("--json, --png and --out need a second engine: give --other")
-        work, results = workload(claimed, stronger_rng), []
         compared = _models(models, size, engines, save, session)
         name = _name(compared, engines, api_key) if out else ""
         for model in compared:
             task = ComparisonTask(work, claimed.nonces, model, device, forward_batch, api_key)
             computed = [engine.artifacts(task, session) for engine in engines]
             if save is not None:
-                to_file(save, claimed, computed[0])
+                to_file(save, work, computed[0])
                 session.console.print(f"artifacts of {one} written to {save}")
             if not alone:
                 results.append(_measure(task, engines, computed, rate, session))
         _write(results, json, png, session)
         if out is not None and results[0].report.passed:
-            _calibration(name, task, engines, results[0].found).write(out)
+            others = tuple(suspect or ())
+            directions = measured_directions(task, engines, computed, bank, others, session)
+            _calibration(name, task, engines, results[0].found, directions).write(out)
             session.console.print(f"calibration of {name} written to {out}", soft_wrap=True)
     if not all(result.report.passed for result in results):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _to_compute(
-    engines: Sequence[ComparedEngine], nonces: int | None, seq_len: int | None, k_dim: int | None
-) -> ClaimedArtifacts:
+def _to_compute(engines: Sequence[ComparedEngine], nonces: int | None) -> ClaimedArtifacts:
     saved = [engine.claimed for engine in engines if engine.claimed is not None]
     if not saved:
         numbers = tuple(range(nonces or NONCES))
         ours = Work("")
         return ClaimedArtifacts(
-            ours.block_hash, ours.public_key, numbers, (), k_dim or K_DIM, seq_len or SEQ_LEN
+            ours.block_hash, ours.public_key, numbers, (), block_height=BLOCK_HEIGHT
         )
-    for field in ("block_hash", "public_key", "k_dim", "seq_len", "scheme"):
+    for field in ("block_hash", "block_height", "public_key", "width", "seq_len", "scheme"):
         if len({getattr(each, field) for each in saved} - {None}) > 1:
             raise LabError(f"the two files differ in {field}")
     return replace(saved[0], nonces=saved[0].nonces[:nonces])
+
+
+def _completed(given: WorkOptions, claimed: ClaimedArtifacts) -> WorkOptions:
+    """``given`` with the defaults of this command for what neither it nor a file says."""
+    if claimed.claims:
+        return given
+    scheme = given.scheme or SKETCH
+    k_dim = given.k_dim or LENGTHS.get(scheme, NETWORK_LENGTH)
+    return replace(given, scheme=scheme, k_dim=k_dim, seq_len=given.seq_len or SEQ_LEN)
 
 
 def _models(
@@ -176,28 +218,34 @@ def _name(
 
 
 def _calibration(
-    name: str, task: ComparisonTask, engines: Sequence[ComparedEngine], found: Noise
+    name: str,
+    task: ComparisonTask,
+    engines: Sequence[ComparedEngine],
+    found: Noise,
+    directions: Mapping[str, SuspectCosines],
 ) -> CalibrationFile:
     """The measured threshold for a file. Raises LabError if all distances are 0."""
-    if not found.dist_threshold:
-        raise LabError("the vectors of the engines are equal: without noise there is no threshold")
+    if not found.distances.all():
+        raise LabError("some vectors of the engines are equal: without noise there is no threshold")
     scheme = task.work.scheme.to_wire()
     return CalibrationFile(
         format=FORMAT,
-        version=1,
+        version=2,
         model=name,
         shape=checkpoint_shape(task.model.folder) if task.model else None,
         scheme=str(scheme["name"]),
-        stronger_rng=bool(scheme["stronger_rng"]),
+        stronger_rng=bool(scheme.get("stronger_rng", False)),
         seq_len=task.work.seq_len,
-        k_dim=task.work.scheme.width,
+        k_dim=int(scheme["k_dim"]),
         dtype=engines[0].dtype or engines[1].dtype,
         engines=(engines[0].name, engines[1].name),
-        nonces=len(task.nonces),
         quantiles=found.quantiles,
         dist_threshold=found.dist_threshold,
         p_mismatch=found.rate,
         p_mismatch_interval=found.rate_interval,
+        distances=found.distances.tolist(),
+        fit=fit_of(found.distances),
+        suspects=suspects_of(directions),
     )
 
 

@@ -44,6 +44,13 @@ Calibration = Annotated[
     Path | None,
     typer.Option(help="Or a file of `calibrate noise --out`; it must be of this model."),
 ]
+Suspects = Annotated[
+    list[Path] | None,
+    typer.Option(help="A checkpoint that a cheating node may serve, beside the bank of suspects."),
+]
+BlockHeight = Annotated[
+    int | None, typer.Option(help="For sketch-v1, if the source does not say.", min=0)
+]
 PMismatch = Annotated[
     float | None,
     typer.Option(

@@ -1,18 +1,21 @@
 """Vectors to compare with: from a checkpoint, a started server, a running node, or a file."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
+from proofserve.lab.calibrate.direction import SuspectCosines, suspect_cosines
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import BLOCK_HEIGHT, Work
-from proofserve.lab.client.vectors import claims_of
+from proofserve.lab.client.vectors import claims_of, vectors_of
 from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection, from_file, only_source
+from proofserve.lab.verify.judges import Recompute, Vectors
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.verdict.comparison import Claim
@@ -20,6 +23,9 @@ from proofserve.receiver import reader
 from proofserve.receiver.database import ReceiverFileError
 from proofserve.rounds.calls import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
+
+if TYPE_CHECKING:
+    from proofserve.wiring.validator import CheckpointValidator
 
 DTYPES = ("float32", "bfloat16", "float16")
 MOST_RANKS = 64
@@ -110,6 +116,46 @@ def claims_of_model(
     return compute(nonces)
 
 
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The vectors that a validator compares with, and the digest of their weights if known.
+
+    ``validator`` has other vectors of the checkpoint, None if a node recomputes.
+    """
+
+    vectors: Recompute
+    weights_digest: str | None
+    validator: "CheckpointValidator | None" = None
+
+
+def truth_of_checkpoint(
+    work: Workload,
+    model: Path,
+    dtype: str | None,
+    device: str,
+    forward_batch: int,
+    suspects: tuple[Path, ...],
+) -> Truth:
+    """Load ``model``, and ``suspects`` when they are needed. Raises as ``by_checkpoint``."""
+    try:
+        from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
+    setup = ValidatorSetup(model, dtype, device, forward_batch, suspects)
+    validator = CheckpointValidator(setup, work)
+    return Truth(validator.truth, validator.weights_digest, validator)
+
+
+def truth_of_node(node: NodeClient, work: Workload) -> Truth:
+    """Let ``node`` recompute. Raises NodeError, as the function that it returns."""
+    compute = by_node(work, node, node.models()[0])
+
+    def vectors(nonces: Sequence[int]) -> Vectors:
+        return vectors_of(compute(nonces), work.scheme.width)
+
+    return Truth(vectors, node.weights_digest())
+
+
 def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
     """Let ``node``, which serves ``model``, compute ``work``; the function raises NodeError.
 
@@ -192,6 +238,31 @@ class ComparedEngine:
             session.line.step(f"loading {model.name} as {self.dtype}")
             with session.interrupts.allowed():
                 yield by_checkpoint(work, model.folder, self.dtype, task.device, task.forward_batch)
+
+
+def measured_directions(
+    task: ComparisonTask,
+    engines: Sequence[ComparedEngine],
+    computed: Sequence[Sequence[Claim]],
+    nonces: int,
+    suspects: tuple[Path, ...],
+    session: CommandSession,
+) -> Mapping[str, SuspectCosines]:
+    """The suspects' cosines on the first ``nonces`` of the honest engine beside a float32 one.
+
+    Empty without such a pair, without the checkpoint or without nonces. Raises as ``by_checkpoint``
+    and EngineFault.
+    """
+    exact = [engine.dtype == "float32" for engine in engines]
+    if task.model is None or sum(exact) != 1 or not nonces:
+        return {}
+    honest = vectors_of(computed[exact.index(False)][:nonces], task.work.scheme.width)
+    truth = truth_of_checkpoint(
+        task.work, task.model.folder, "float32", task.device, task.forward_batch, suspects
+    )
+    if truth.validator is None:
+        raise AssertionError("a checkpoint's truth has a validator")
+    return suspect_cosines(truth.validator, honest, session.line)
 
 
 def engine_named(name: str) -> ComparedEngine:

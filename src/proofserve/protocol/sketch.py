@@ -149,7 +149,8 @@ def _sketch(states: Tensor, signs: Tensor, rows: Tensor) -> Tensor:
     norms = torch.linalg.vector_norm(exact, dim=1)
     # Dividing by an infinite norm would turn a broken state into zeros, which look valid.
     y = (signs / norms.masked_fill(~norms.isfinite(), torch.nan)) @ exact
-    return rows @ (y / torch.linalg.vector_norm(y))
+    z: Tensor = rows @ (y / torch.linalg.vector_norm(y))
+    return z
 
 
 def _signs(drawn: bytes, count: int) -> NDArray[np.float32]:

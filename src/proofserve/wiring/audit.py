@@ -18,8 +18,8 @@ from proofserve.engines.reference.variants import (
 )
 from proofserve.lab.audit.attacks import FP8
 from proofserve.lab.audit.compute_share import ModelShape, Price
-from proofserve.lab.verify.verification import Recompute, Vectors
-from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.lab.verify.judges import Recompute, Vectors
+from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 
@@ -38,7 +38,7 @@ class AuditSetup:
     """
 
     model: Path
-    scheme: ArtifactScheme
+    scheme: Scheme
     seq_len: int
     dtype: str | None = None
     validator_dtype: str = "float32"
@@ -58,7 +58,7 @@ class CheckpointDeployment:
         self._setup = setup
         self._network = load(setup.model, setup.dtype, setup.device)
         self._work = Workload(setup.scheme, BLOCK, KEY, setup.seq_len)
-        self.k_dim = setup.scheme.k_dim
+        self.k_dim = setup.scheme.width
         self.price = Price(shape_of(self._network), setup.seq_len)
 
     def validator(self) -> Recompute:

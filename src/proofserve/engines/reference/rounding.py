@@ -65,7 +65,8 @@ def integers(bits: int) -> Rounding:
 
     def rounded(values: Tensor) -> Tensor:
         scale = _largest(values) / most
-        return (values / scale).round() * scale
+        made: Tensor = (values / scale).round() * scale
+        return made
 
     return rounded
 
@@ -80,7 +81,8 @@ def shifted_integers(bits: int) -> Rounding:
         high = values.amax(dim=-1, keepdim=True).clamp_min(0.0)
         scale = _not_zero(high - low) / most
         zero = (-low / scale).round()
-        return ((values / scale + zero).round().clamp(0, most) - zero) * scale
+        made: Tensor = ((values / scale + zero).round().clamp(0, most) - zero) * scale
+        return made
 
     return rounded
 
@@ -128,7 +130,8 @@ def stochastic(bits: int, generator: torch.Generator) -> Rounding:
     def rounded(values: Tensor) -> Tensor:
         scale = _largest(values) / most
         chance = torch.rand(values.shape, generator=generator).to(values.device)
-        return (values / scale + chance).floor() * scale
+        made: Tensor = (values / scale + chance).floor() * scale
+        return made
 
     return rounded
 

@@ -89,14 +89,16 @@ def pruned(values: Tensor) -> Tensor:
     """``values`` with the two smaller of every four magnitudes set to zero (2:4 sparsity)."""
     groups = values.reshape(*values.shape[:-1], -1, 4)
     kept = groups.abs().topk(2, dim=-1).indices
-    return torch.zeros_like(groups).scatter(-1, kept, groups.gather(-1, kept)).view(values.shape)
+    zeros = torch.zeros_like(groups)
+    return zeros.scatter(-1, kept, groups.gather(-1, kept)).view(values.shape)
 
 
 def of_rank(values: Tensor, share: float) -> Tensor:
     """The nearest matrices whose rank is ``share`` of the full one."""
     u, sizes, v = torch.linalg.svd(values, full_matrices=False)
     rank = max(1, round(share * sizes.shape[-1]))
-    return (u[..., :rank] * sizes[..., None, :rank]) @ v[..., :rank, :]
+    made: Tensor = (u[..., :rank] * sizes[..., None, :rank]) @ v[..., :rank, :]
+    return made
 
 
 def _twin(network: Network) -> Network:
@@ -117,7 +119,7 @@ class _SkippedLayer(nn.Module):
         return hidden_states
 
 
-class _RoundedCache(DynamicCache):
+class _RoundedCache(DynamicCache):  # type: ignore[misc]
     def __init__(self, rounded: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self._rounded = rounded

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.lab.audit.compute_share import Price
-from proofserve.lab.verify.verification import Recompute, Vectors
+from proofserve.lab.verify.judges import Recompute, Vectors
 
 # Bits of weights that are rounded to integers.
 BITS: Final = (8, 6, 4)

@@ -11,7 +11,7 @@ from proofserve.lab.audit.attacks import Attack, AuditedDeployment, attacks
 from proofserve.lab.audit.conviction import Conviction, ConvictionRule, PowerAnalysis
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
-from proofserve.lab.verify.verification import Recompute, Vectors
+from proofserve.lab.verify.judges import Recompute, Vectors
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.verdict.counting import rate_interval
 from proofserve.rounds.calls import chunks

@@ -1,19 +1,27 @@
-"""The file that carries a measured threshold from ``calibrate noise`` to ``verify`` and ``audit``.
+"""The file that carries what honest nodes look like from ``calibrate noise`` to ``verify``.
 
-A threshold holds for one model, scheme, ``seq_len``, ``k_dim`` and dtype of the validator, so the
+It holds for one model, scheme, ``seq_len``, ``k_dim`` and dtype of the validator, so the
 file says all of them, and a judgement of anything else is refused. No field has a default.
 """
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from proofserve.lab.calibrate.direction import SuspectCosines
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.report.json_files import read_json, write_json
+from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions
+from proofserve.lab.verify.direction import Expected
+from proofserve.lab.verify.judges import Chances
+from proofserve.protocol.verdict.direction import HonestSpread
+from proofserve.protocol.verdict.scale import SCALES, ScaleFit, fitted
 from proofserve.rounds.records import Workload
 
 FORMAT: Final = "proofserve-calibration"
@@ -26,25 +34,58 @@ NETWORK_P_MISMATCH: Final = 0.001
 # The fields of a checkpoint's configuration in which models differ.
 SHAPE_FIELDS: Final = ("hidden_size", "num_hidden_layers", "intermediate_size")
 
+# The chance of convicting an honest node that fewer pairs carry is one in their number.
+PAIRS_FOR_ANY_ALPHA: Final = 1000
+# The largest honest distance over the one that the fit expects; beyond, the tail is not the fit's.
+HEAVIEST_TAIL: Final = 1.5
+
 Shape = Mapping[str, int]
 Name = Annotated[str, Field(min_length=1)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
 
 
-class CalibrationFile(BaseModel):
-    """A threshold, and what it was measured with. Distances are L2 between vectors of length 1.
-
-    ``dtype`` is the one in which the validator computes, None if both engines were nodes or files.
-    ``shape`` is None if there was no checkpoint. ``quantiles`` are honest distances by the
-    share (0 to 1) of nonces at or below them. At most ``p_mismatch`` of the honest nonces are
-    beyond ``dist_threshold``; ``p_mismatch_interval`` is the 95 % Clopper-Pearson interval of that
-    share, from these ``nonces``.
-    """
-
+class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
+
+class Fit(_Strict):
+    """A ``ScaleFit``. ``tail`` is the largest distance over the one that the fit expects."""
+
+    s: Positive
+    nu1: Positive
+    nu2: Positive
+    norms: list[Annotated[float, Field(ge=1.0)]] = Field(
+        min_length=len(SCALES), max_length=len(SCALES)
+    )
+    tail: Positive
+
+    @property
+    def scale_fit(self) -> ScaleFit:
+        return ScaleFit(self.s, self.nu1, self.nu2, tuple(self.norms))
+
+
+class SuspectFields(_Strict):
+    """``SuspectCosines`` of one suspect."""
+
+    honest_sd: Positive
+    margin: Positive
+    own_mean: float
+    own_sd: Positive
+
+
+class CalibrationFile(_Strict):
+    """Honest distances, and what they were measured with. Distances are L2 between vectors.
+
+    ``dtype`` is the one in which the validator computes, None if both engines were nodes or files.
+    ``shape`` is None if there was no checkpoint. ``distances`` are those of all honest nonces,
+    ``quantiles`` some of them by the share (0 to 1) of nonces at or below. At most ``p_mismatch``
+    of the honest nonces are beyond ``dist_threshold``; ``p_mismatch_interval`` is the 95 %
+    Clopper-Pearson interval of that share. ``suspects`` are empty if no bank was measured.
+    """
+
     format: Literal["proofserve-calibration"]
-    version: Literal[1]
+    version: Literal[2]
     model: Name
     shape: dict[str, int] | None
     scheme: Name
@@ -53,14 +94,39 @@ class CalibrationFile(BaseModel):
     k_dim: int = Field(ge=1)
     dtype: Name | None
     engines: tuple[Name, Name]
-    nonces: int = Field(ge=1)
     quantiles: dict[str, Annotated[float, Field(ge=0.0)]]
     dist_threshold: float = Field(gt=0.0, le=2.0)
     p_mismatch: float = Field(gt=0.0, lt=1.0)
     p_mismatch_interval: tuple[Probability, Probability]
+    distances: list[Positive] = Field(min_length=2)
+    fit: Fit
+    suspects: dict[Name, SuspectFields]
 
     def write(self, path: Path) -> None:
         write_json(path, self.model_dump())
+
+    @property
+    def least_alpha(self) -> float:
+        """The least chance of convicting an honest node that these distances carry."""
+        enough = len(self.distances) >= PAIRS_FOR_ANY_ALPHA and self.fit.tail <= HEAVIEST_TAIL
+        return 0.0 if enough else 1.0 / len(self.distances)
+
+    def carried(self, chances: Chances) -> Chances:
+        """``chances`` with an alpha that these distances carry."""
+        return replace(chances, alpha=max(chances.alpha, self.least_alpha))
+
+    def directions(self) -> tuple[dict[str, Expected], dict[str, HonestSpread]]:
+        """What the direction test needs to know, by the names of the suspects."""
+        found = self.suspects.items()
+        expected = {name: Expected(each.own_mean, each.own_sd) for name, each in found}
+        return expected, {n: HonestSpread(each.honest_sd, each.margin) for n, each in found}
+
+    def completed(self, given: WorkOptions, claimed: ClaimedArtifacts) -> WorkOptions:
+        """``given`` with this file's lengths where neither it nor the source says them."""
+        seq_len = given.seq_len or (None if claimed.seq_len else self.seq_len)
+        k_dim = given.k_dim or (None if claimed.width else self.k_dim)
+        scheme = given.scheme or (None if claimed.scheme else self.scheme)
+        return replace(given, seq_len=seq_len, k_dim=k_dim, scheme=scheme)
 
     def require(self, work: Workload, models: Collection[str], shape: Shape | None) -> None:
         """Raise LabError, naming the field, unless the threshold holds for these artifacts.
@@ -68,7 +134,7 @@ class CalibrationFile(BaseModel):
         ``models`` are the names of the judged model, ``shape`` the shape of its checkpoint. The
         shapes decide where both are known; a served model has other names than its folder.
         """
-        theirs = {"seq_len": work.seq_len, **work.scheme.to_wire()}
+        theirs = {"seq_len": work.seq_len, "stronger_rng": False, **work.scheme.to_wire()}
         theirs["scheme"] = theirs.pop("name")
         for field, value in theirs.items():
             if getattr(self, field) != value:
@@ -86,6 +152,26 @@ class CalibrationFile(BaseModel):
         if self.dtype is not None and given not in {None, self.dtype}:
             raise _misfit("dtype", self.dtype, f"--dtype is {given}")
         return given or self.dtype
+
+
+def fit_of(distances: NDArray[np.float64]) -> Fit:
+    """The fit of honest ``distances`` [n], for a file. Raises ProtocolError as ``fitted``."""
+    fit = fitted(distances)
+    expected = fit.quantile(1.0 - 1.0 / (len(distances) + 1))
+    fields = asdict(fit) | {"norms": list(fit.norms), "tail": float(distances.max()) / expected}
+    return Fit(**fields)
+
+
+def suspects_of(found: Mapping[str, SuspectCosines]) -> dict[str, SuspectFields]:
+    return {
+        name: SuspectFields(
+            honest_sd=each.honest.sd,
+            margin=each.honest.margin,
+            own_mean=each.own.mean,
+            own_sd=each.own.sd,
+        )
+        for name, each in found.items()
+    }
 
 
 def read(path: Path) -> CalibrationFile:
@@ -130,8 +216,8 @@ def measured_threshold(
     if p_mismatch not in {None, measured.p_mismatch}:
         known = f"{calibration} has {measured.p_mismatch:g}"
         raise LabError(f"p_mismatch: {known}; leave --p-mismatch out")
-    one, other = measured.engines
-    origin = f"calibration of {measured.model}: {one} against {other}, {measured.nonces} nonces"
+    engines, count = " against ".join(measured.engines), len(measured.distances)
+    origin = f"calibration of {measured.model}: {engines}, {count} nonces"
     return MeasuredThreshold(measured.dist_threshold, measured.p_mismatch, origin, measured)
 
 

@@ -8,7 +8,9 @@ import numpy as np
 from proofserve.lab.calibrate.noise import Noise, Pairs
 from proofserve.lab.client.progress import NoProgress, Progress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, verify
+from proofserve.lab.verify.counting import CountJudge, CountRule
+from proofserve.lab.verify.judges import Vectors
+from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.counting import sample_size
@@ -28,7 +30,7 @@ class VerificationTrial:
     Each drew ``nonces`` with replacement by ``seed``.
     """
 
-    rule: VerificationRule
+    rule: CountRule
     nonces: int
     seed: int
     verdicts: tuple[SequentialResult, ...]
@@ -55,7 +57,7 @@ def simulated_trials(
     trials = []
     for sequential, count in ((True, MOST_NONCES), (False, enough)):
         # At the quantile honest vectors mismatch as often as the test allows.
-        rule = VerificationRule(test, found.quantile, sequential)
+        rule = CountRule(test, found.quantile, sequential)
         kind = "sequential" if sequential else "fixed"
         progress.step(f"{title}: simulating verifications, {kind}", RUNS)
         trials.append(simulate(pairs, rule, RUNS, count, progress))
@@ -63,7 +65,7 @@ def simulated_trials(
 
 
 def simulate(
-    pairs: Pairs, rule: VerificationRule, runs: int, nonces: int, progress: Progress, seed: int = 0
+    pairs: Pairs, rule: CountRule, runs: int, nonces: int, progress: Progress, seed: int = 0
 ) -> VerificationTrial:
     """Verify ``pairs.one``, claimed, against ``pairs.other``, recomputed, by ``verify`` itself.
 
@@ -82,12 +84,13 @@ def simulate(
 
 
 def _verified(
-    pairs: Pairs, texts: Sequence[str], rows: Sequence[int], rule: VerificationRule
+    pairs: Pairs, texts: Sequence[str], rows: Sequence[int], rule: CountRule
 ) -> Verification:
     def recorded(nonces: Sequence[int]) -> Vectors:
         return {nonce: pairs.other[rows[nonce]] for nonce in nonces}
 
-    every, k_dim = tuple(range(len(rows))), pairs.one.shape[1]
+    every = tuple(range(len(rows)))
     claims = tuple(Claim(nonce, texts[row]) for nonce, row in enumerate(rows))
-    claimed = ClaimedArtifacts("simulated", "simulated", every, claims, k_dim)
-    return verify(claimed, every, recorded, rule, NoProgress())
+    claimed = ClaimedArtifacts("simulated", "simulated", every, claims)
+    ours = Recomputation(recorded, pairs.one.shape[1], at_once=len(rows))
+    return verify(claimed, every, ours, [CountJudge(rule, len(rows))], NoProgress())

@@ -55,6 +55,11 @@ class NodeClient:
     def versions(self) -> dict[str, str]:
         return dict(self._call("GET", f"{PROOFS}/versions")["versions"])
 
+    def weights_digest(self) -> str | None:
+        """Of the served checkpoint; None if the node does not know it, or is not ours."""
+        digest = self._call("GET", f"{PROOFS}/versions").get("weights_digest")
+        return digest if isinstance(digest, str) else None
+
     def status(self) -> NodeStatus:
         """The node's status. It answers between two forwards, so this may take as long as one."""
         return NodeStatus.read(self.describe())

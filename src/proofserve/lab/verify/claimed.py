@@ -1,7 +1,7 @@
 """Artifacts that a prover published, from a file, a receiver or a node."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -10,9 +10,9 @@ from pydantic import BaseModel, BeforeValidator, Field
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.report.json_files import read_json, write_json
-from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Workload
@@ -20,6 +20,8 @@ from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_rec
 
 # The scheme of a source that does not say one.
 DEFAULT_SCHEME: Final = "artifact-v1"
+SKETCH: Final = "sketch-v1"
+DISTANCES: Final = "distance-v1"
 
 T = TypeVar("T")
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
@@ -32,17 +34,25 @@ class ClaimedArtifacts:
     """What one prover claims about one block.
 
     ``nonces`` are those that it has to prove, each once; a nonce without a claim is missing.
-    ``k_dim``, ``seq_len`` and ``scheme`` (its name) are None where the source does not say.
+    ``width`` is the number of values per vector. It and all below are None where the source does
+    not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal.
     """
 
     block_hash: str
     public_key: str
     nonces: tuple[int, ...]
     claims: tuple[Claim, ...]
-    k_dim: int | None = None
+    width: int | None = None
     seq_len: int | None = None
     scheme: str | None = None
     block_height: int | None = None
+    weights_digest: str | None = None
+
+    def require_digest(self, ours: str | None) -> None:
+        """Raise LabError if the prover's checkpoint is known to be another one than ours."""
+        if None not in {self.weights_digest, ours} and self.weights_digest != ours:
+            theirs = self.weights_digest
+            raise LabError(f"weights_digest: the source has {theirs}, the checkpoint here {ours}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,45 +76,60 @@ class _Artifact(ArtifactRecord):
 
 
 class _Document(BaseModel):
-    """The body of ``/generated`` (protocol B.7); the last three fields may be added to it."""
+    """The body of ``/generated`` (protocol B.7); the last four fields may be added to it."""
 
     block_hash: str
+    block_height: int | None = Field(default=None, ge=0)
     public_key: str
     artifacts: list[_Artifact]
     encoding: VectorEncoding
     nonces: list[Nonce] | None = None
     params: _Params = _Params()
     scheme: str | None = None
+    weights_digest: str | None = None
 
 
-def completed(
-    claimed: ClaimedArtifacts, seq_len: int | None, k_dim: int | None, scheme: str | None
-) -> ClaimedArtifacts:
-    """``claimed`` with the options filled in for what the source does not say.
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """What a user says of the work; None for what the source says, or for a default."""
 
-    Raises LabError for an option that contradicts the source, and for a number that neither says.
+    scheme: str | None = None
+    k_dim: int | None = None
+    seq_len: int | None = None
+    block_height: int | None = None
+    stronger_rng: bool = False
+
+
+def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
+    """What an engine computes to check ``claimed``.
+
+    Raises LabError for an option that contradicts the source, and for a number that neither says,
+    and ProtocolError for a scheme or its length.
     """
-    return replace(
-        claimed,
-        seq_len=_known("seq_len", claimed.seq_len, seq_len),
-        k_dim=_known("k_dim", claimed.k_dim, k_dim),
-        scheme=_agreed("scheme", claimed.scheme, scheme) or DEFAULT_SCHEME,
-    )
+    name = _agreed("scheme", claimed.scheme, options.scheme) or DEFAULT_SCHEME
+    said = None if claimed.width is None else claimed.width // vectors_per_nonce(name)
+    k_dim = _known("k_dim", said, options.k_dim)
+    height = _agreed("block_height", claimed.block_height, options.block_height)
+    if height is None and name == SKETCH:
+        raise LabError("the source does not say block_height; give --block-height")
+    block = Block(claimed.block_hash, height or 0)
+    seq_len = _known("seq_len", claimed.seq_len, options.seq_len)
+    scheme = vector_scheme(name, k_dim, options.stronger_rng)
+    return Workload(scheme, block, claimed.public_key, seq_len)
 
 
-def workload(claimed: ClaimedArtifacts, stronger_rng: bool) -> Workload:
-    """What an engine computes to check ``claimed``. Raises LabError and ProtocolError."""
-    scheme = artifact_scheme(claimed.scheme or DEFAULT_SCHEME, claimed.k_dim, stronger_rng)
-    block = Block(claimed.block_hash, claimed.block_height or 0)
-    return Workload(scheme, block, claimed.public_key, claimed.seq_len or 0)
-
-
-def artifact_scheme(name: str, k_dim: int | None, stronger_rng: bool) -> ArtifactScheme:
+def vector_scheme(name: str, k_dim: int, stronger_rng: bool) -> Scheme:
     """The scheme of that name. Raises LabError for one without vectors, and ProtocolError."""
-    scheme = scheme_named(name, k_dim=k_dim, stronger_rng=stronger_rng)
-    if not isinstance(scheme, ArtifactScheme):
+    if name == DISTANCES:
         raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
-    return scheme
+    # Only sketch-v1 has no weaker seeds to strengthen; asked for, it refuses the option by name.
+    stronger = {"stronger_rng": stronger_rng} if stronger_rng or name != SKETCH else {}
+    return scheme_named(name, k_dim=k_dim, **stronger)
+
+
+def vectors_per_nonce(name: str) -> int:
+    """How many vectors of ``k_dim`` values follow each other in one artifact."""
+    return scheme_named(name, k_dim=1).width if name == SKETCH else 1
 
 
 def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
@@ -119,9 +144,11 @@ def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         public_key=read.public_key,
         nonces=tuple(dict.fromkeys(nonces)),
         claims=claims,
-        k_dim=read.encoding.k_dim,
+        width=read.encoding.k_dim,
         seq_len=read.params.seq_len,
         scheme=read.scheme,
+        block_height=read.block_height,
+        weights_digest=read.weights_digest,
     )
 
 
@@ -140,21 +167,17 @@ def only_source(
     raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
 
 
-def to_file(path: Path, claimed: ClaimedArtifacts, claims: Sequence[Claim]) -> None:
-    """Write ``claims`` with the block, key and parameters of ``claimed``, for ``from_file``.
-
-    Raises OSError, and LabError if ``claimed`` does not say the length of its vectors.
-    """
-    if claimed.k_dim is None:
-        raise LabError("cannot write claims: k_dim is not known")
+def to_file(path: Path, work: Workload, claims: Sequence[Claim]) -> None:
+    """Write ``claims`` about ``work``, for ``from_file``. Raises OSError."""
     document = {
-        "block_hash": claimed.block_hash,
-        "public_key": claimed.public_key,
-        "nonces": list(claimed.nonces),
+        "block_hash": work.block.hash,
+        "block_height": work.block.height,
+        "public_key": work.public_key,
+        "nonces": [claim.nonce for claim in claims],
         "artifacts": [artifact_record(one.nonce, one.vector_b64) for one in claims],
-        "encoding": encoding_of(claimed.k_dim),
-        "params": {"seq_len": claimed.seq_len},
-        "scheme": claimed.scheme,
+        "encoding": encoding_of(work.scheme.width),
+        "params": {"seq_len": work.seq_len},
+        "scheme": work.scheme.name,
     }
     write_json(path, document)
 
@@ -166,6 +189,7 @@ def from_node(node: NodeClient) -> ClaimedArtifacts:
         raise LabError(f"{node.url} has no round")
     if "k_dim" not in config:
         raise LabError(f"the round of {node.url} is of the distance protocol; see /validate")
+    scheme = config.get("scheme") or status.get("scheme") or DEFAULT_SCHEME
     rows, after = [], 0
     while page := node.results(after):
         rows += [row for row in page if row.round_id == round_id]
@@ -176,9 +200,11 @@ def from_node(node: NodeClient) -> ClaimedArtifacts:
         nonces=tuple(dict.fromkeys(row.nonce for row in rows)),
         # A nonce that the node failed to compute has no claim, so it counts as missing.
         claims=tuple(Claim(row.nonce, row.value) for row in rows if isinstance(row.value, str)),
-        k_dim=config["k_dim"],
+        width=config["k_dim"] * vectors_per_nonce(scheme),
         seq_len=config["seq_len"],
-        scheme=status.get("scheme"),
+        scheme=scheme,
+        block_height=config["block_height"],
+        weights_digest=node.weights_digest(),
     )
 
 

@@ -18,7 +18,8 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 class Bank(Protocol):
     """Suspected weights by name, and how each would move the results."""
 
-    names: Sequence[str]
+    @property
+    def names(self) -> Sequence[str]: ...
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         """The suspect's vectors less the published model's, float32 [width] each."""
@@ -39,11 +40,11 @@ UNKNOWN = Expected(0.3, 0.2)
 class Suspicion:
     """One suspect: the evidence for it, and whether it is ruled out."""
 
-    def __init__(self, expected: Expected, honest: HonestSpread | None, beta_log: float) -> None:
+    def __init__(self, expected: Expected, honest: HonestSpread | None, clears_at: float) -> None:
         self.certified = CertifiedDirection()
         self.calibrated = CalibratedDirection(honest) if honest else None
         self._expected = expected
-        self._beta_log = beta_log
+        self._clears_at = clears_at
         # The likelihood ratio of the suspect's cosines over an honest node's, both as normal.
         self._ratio = 0.0
 
@@ -61,14 +62,14 @@ class Suspicion:
     @property
     def ruled_out(self) -> bool:
         """Whether the suspect's weights would have shown by now. It only saves forwards."""
-        return self._ratio <= -self._beta_log
+        return self._ratio <= -self._clears_at
 
 
 class DirectionJudge:
     """Convicts by the union bound: each suspect of the bank at its number over alpha.
 
-    With ``honest`` the calibrated form, else the certified one. It clears a node once every suspect
-    is ruled out.
+    With ``honest`` the calibrated form, else the certified one; a suspect that ``honest`` does not
+    name gets the widest spread. It clears a node once every suspect is ruled out.
     """
 
     clears = True
@@ -77,15 +78,17 @@ class DirectionJudge:
         self,
         bank: Bank,
         expected: Mapping[str, Expected],
-        honest: HonestSpread | None,
+        honest: Mapping[str, HonestSpread],
         chances: Chances,
     ) -> None:
         self._bank = bank
         self._form = "calibrated" if honest else "certified"
         self._chances = Chances(chances.alpha / len(bank.names), chances.beta)
         clears_at = self._chances.clears_at
+        widest = max(honest.values(), key=lambda spread: spread.sd, default=None)
         self._open = {
-            name: Suspicion(expected.get(name, UNKNOWN), honest, clears_at) for name in bank.names
+            name: Suspicion(expected.get(name, UNKNOWN), honest.get(name, widest), clears_at)
+            for name in bank.names
         }
         self._strongest = ("", 0.0)
         self._predicted: dict[str, Vectors] = {}
@@ -109,11 +112,12 @@ class DirectionJudge:
     def finding(self) -> Finding:
         name, log_evidence = self._strongest
         result = SequentialResult.UNDECIDED
-        text = f"{len(self._open)} suspects left ({self._form})"
+        text = f"{len(self._open)} suspects not ruled out ({self._form})"
         if log_evidence >= self._chances.convicts_at:
             result = SequentialResult.FRAUD
             text = f"{name}, {evidence_text(log_evidence)} ({self._form})"
         elif not self._open:
             result = SequentialResult.HONEST
             text = f"all suspects ruled out ({self._form})"
-        return Finding("direction", result, self._nonces, text)
+        figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name, "form": self._form}
+        return Finding("direction", result, self._nonces, text, figures)

@@ -8,11 +8,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.protocol.verdict.comparison import ClaimError, Mismatch, Reason
-from proofserve.protocol.verdict.counting import judge, power
+from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.rank import RankEvidence
 from proofserve.protocol.verdict.scale import ScaleClearing, ScaleEvidence, ScaleFit
-from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.protocol.verdict.twins import TwinEvidence
 
 # Vectors by nonce, float32 [width] each, and a function that computes them.
@@ -39,12 +38,16 @@ class Chances:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one test found after ``nonces``; ``text`` says it in words, for a reader."""
+    """What one test found after ``nonces``; ``text`` says it in words, for a reader.
+
+    ``figures`` are the numbers behind it, by their names.
+    """
 
     test: str
     result: SequentialResult
     nonces: int
     text: str
+    figures: Mapping[str, float | str]
 
 
 class Judge(Protocol):
@@ -58,57 +61,6 @@ class Judge(Protocol):
         """Take one of the nonces that were prepared."""
 
     def finding(self) -> Finding: ...
-
-
-class CountJudge:
-    """Counts claims further than ``dist_threshold``; the network's test.
-
-    With ``sample`` nonces it decides once, by the binomial test; with None after any nonce.
-    """
-
-    clears = True
-
-    def __init__(
-        self, test: SequentialTest, dist_threshold: float, sample: int | None = None
-    ) -> None:
-        self._test = test
-        self._dist_threshold = np.float32(dist_threshold)
-        self._sample = sample
-        self._nonces = 0
-        self.mismatches: list[Mismatch] = []
-
-    def prepare(self, errors: Sequence[ClaimError]) -> None:
-        pass
-
-    def add(self, error: ClaimError) -> None:
-        self._nonces += 1
-        if error.broken is not None:
-            self.mismatches.append(error.broken)
-        elif np.float32(error.distance) > self._dist_threshold:
-            self.mismatches.append(Mismatch(error.nonce, Reason.TOO_FAR, error.distance))
-
-    def finding(self) -> Finding:
-        count = len(self.mismatches)
-        result, figure = self._fixed(count) if self._sample else self._sequential(count)
-        text = f"{count} mismatches beyond {self._dist_threshold:g}, {figure}"
-        return Finding("count", result, self._nonces, text)
-
-    def _sequential(self, count: int) -> tuple[SequentialResult, str]:
-        ratio = math.exp(self._test.log_ratio(count, self._nonces))
-        return self._test.result(count, self._nonces), f"likelihood ratio {ratio:.3g}"
-
-    def _fixed(self, count: int) -> tuple[SequentialResult, str]:
-        test = self._test
-        judged = judge(count, self._nonces, test.p_honest, test.alpha)
-        text = f"p-value {judged.p_value:.3g}"
-        if self._nonces != self._sample:
-            return SequentialResult.UNDECIDED, text
-        if judged.fraud_detected:
-            return SequentialResult.FRAUD, text
-        if power(self._nonces, test.p_honest, test.alpha, test.p_fraud) >= 1.0 - test.beta:
-            return SequentialResult.HONEST, text
-        # With so few nonces the test would also miss too many frauds.
-        return SequentialResult.UNDECIDED, text
 
 
 class ScaleJudge:
@@ -136,7 +88,8 @@ class ScaleJudge:
             result = SequentialResult.FRAUD
         elif self._clearing.log >= self._chances.clears_at:
             result = SequentialResult.HONEST
-        return Finding("scale", result, self._nonces, evidence_text(self._evidence.log))
+        log = self._evidence.log
+        return Finding("scale", result, self._nonces, evidence_text(log), {"log_evidence": log})
 
 
 class RankJudge:
@@ -196,7 +149,8 @@ def convicting(test: str, log_evidence: float, chances: Chances, nonces: int) ->
     """The finding of a test that cannot clear."""
     fraud = log_evidence >= chances.convicts_at
     result = SequentialResult.FRAUD if fraud else SequentialResult.UNDECIDED
-    return Finding(test, result, nonces, evidence_text(log_evidence))
+    text, figures = evidence_text(log_evidence), {"log_evidence": log_evidence}
+    return Finding(test, result, nonces, text, figures)
 
 
 def evidence_text(log_evidence: float) -> str:

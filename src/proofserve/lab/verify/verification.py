@@ -2,15 +2,17 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.judges import Finding, Judge, Recompute
 from proofserve.protocol.errors import IncompleteRecomputation
-from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, claim_errors
+from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
 
 # The first nonces are judged alone: they rule out most suspects of a bank.
@@ -18,13 +20,36 @@ FIRST_CHUNK = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Recomputation:
+    """How a validator computes vectors of ``width`` values: up to ``at_once`` in one call."""
+
+    vectors: Recompute
+    width: int
+    at_once: int
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
-    """The verdict, what each test found, and the claims that had no vector."""
+    """The verdict, what each test found, and the error of each nonce that was used."""
 
     verdict: SequentialResult
-    nonces_used: int
     findings: tuple[Finding, ...]
-    broken: tuple[Mismatch, ...]
+    errors: tuple[ClaimError, ...]
+
+    @property
+    def nonces_used(self) -> int:
+        return len(self.errors)
+
+    def mismatches(self, dist_threshold: float | None) -> tuple[Mismatch, ...]:
+        """The claims without a vector, and those further than the threshold if there is one."""
+        limit = np.float32(np.inf if dist_threshold is None else dist_threshold)
+        found = []
+        for error in self.errors:
+            if error.broken is not None:
+                found.append(error.broken)
+            elif np.float32(error.distance) > limit:
+                found.append(Mismatch(error.nonce, Reason.TOO_FAR, error.distance))
+        return tuple(found)
 
 
 def draw(nonces: Sequence[int], seed: str, most: int | None = None) -> tuple[int, ...]:
@@ -43,12 +68,11 @@ def draw(nonces: Sequence[int], seed: str, most: int | None = None) -> tuple[int
 def verify(
     claimed: ClaimedArtifacts,
     sample: Sequence[int],
-    recompute: Recompute,
+    ours: Recomputation,
     judges: Sequence[Judge],
-    at_once: int,
     progress: Progress,
 ) -> Verification:
-    """Judge the claims about ``sample``, recomputed in its order, up to ``at_once`` in one call.
+    """Judge the claims about ``sample``, recomputed in its order.
 
     One test is enough to convict; to clear, all tests that can clear must do so. Raises LabError
     if there is nothing to judge, or our own recomputation is not complete.
@@ -59,34 +83,33 @@ def verify(
     about: defaultdict[int, list[Claim]] = defaultdict(list)
     for claim in claimed.claims:
         about[claim.nonce].append(claim)
-    broken: list[Mismatch] = []
-    used, size = 0, min(FIRST_CHUNK, at_once)
-    while used < len(sample):
-        chunk = sample[used : used + size]
-        errors = _errors(chunk, recompute, about, claimed.width)
+    judged: list[ClaimError] = []
+    findings: tuple[Finding, ...] = ()
+    size = min(FIRST_CHUNK, ours.at_once)
+    while len(judged) < len(sample):
+        chunk = sample[len(judged) : len(judged) + size]
+        errors = _errors(chunk, ours, about)
         for judge in judges:
             judge.prepare(errors)
         for error in errors:
-            used += 1
+            judged.append(error)
             progress.advance()
-            if error.broken is not None:
-                broken.append(error.broken)
             for judge in judges:
                 judge.add(error)
             findings = tuple(judge.finding() for judge in judges)
             verdict = _verdict(judges, findings)
             if verdict is not SequentialResult.UNDECIDED:
-                return Verification(verdict, used, findings, tuple(broken))
-        size = min(2 * size, at_once)
-    return Verification(SequentialResult.UNDECIDED, used, findings, tuple(broken))
+                return Verification(verdict, findings, tuple(judged))
+        size = min(2 * size, ours.at_once)
+    return Verification(SequentialResult.UNDECIDED, findings, tuple(judged))
 
 
 def _errors(
-    nonces: Sequence[int], recompute: Recompute, about: defaultdict[int, list[Claim]], width: int
+    nonces: Sequence[int], ours: Recomputation, about: Mapping[int, Sequence[Claim]]
 ) -> tuple[ClaimError, ...]:
     claims = [claim for nonce in nonces for claim in about.get(nonce, ())]
     try:
-        return claim_errors(nonces, recompute(nonces), claims, width)
+        return claim_errors(nonces, ours.vectors(nonces), claims, ours.width)
     except IncompleteRecomputation as error:
         raise LabError(f"no verdict is possible: {error}") from error
 

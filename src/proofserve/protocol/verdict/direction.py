@@ -5,16 +5,21 @@ kernels has no reason to point there, so for an honest node the cosine of the tw
 negative as positive. The test needs no threshold, and names the weights (``docs/native.md``).
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
+from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import Evidence, symmetric_log_factors
 
 # Honest kernels may lean a little: the largest mean cosine seen is 0.036.
 MARGIN = 0.05
 _CERTIFIED_BETS = np.array([0.5, 1.0, 2.0, 4.0])
+# How often a bound of the honest spread may be wrong, and the normal quantile of that.
+_WRONG, _Z = 0.01, 2.33
 # In standard deviations of an honest cosine.
 _CALIBRATED_BETS = np.array([0.5, 1.0, 1.5, 2.0, 4.0, 8.0])
 
@@ -46,16 +51,33 @@ class CertifiedDirection:
 
 @dataclass(frozen=True, slots=True)
 class HonestSpread:
-    """The standard deviation of honest cosines, from the validator's own runs of other kernels."""
+    """Bounds on the standard deviation and on the mean of honest cosines with one suspect."""
 
     sd: float
+    margin: float = MARGIN
+
+
+def honest_spread(cosines: NDArray[np.float64]) -> HonestSpread:
+    """The bounds that the cosines [n] of honest nonces give, each wrong 1 time in 100.
+
+    For normal cosines the sum of squares over the variance has a chi-square distribution with
+    n - 1 degrees of freedom. Raises ProtocolError for fewer than 2.
+    """
+    if len(cosines) < 2:
+        raise ProtocolError("cosines", f"{len(cosines)} are too few, 2 are needed")
+    degrees = len(cosines) - 1
+    sd = float(cosines.std(ddof=1))
+    mean = float(cosines.mean()) + _Z * sd / math.sqrt(len(cosines))
+    return HonestSpread(
+        sd * math.sqrt(degrees / float(stats.chi2.ppf(_WRONG, degrees))), max(MARGIN, mean)
+    )
 
 
 class CalibratedDirection:
     """Evidence for one suspect, sharper by the known spread of honest cosines.
 
-    It needs that an honest cosine less ``MARGIN`` has tails no heavier than a normal number of that
-    spread: exp(lam x / sd - lam^2 / 2) then has a mean of at most 1.
+    It needs that an honest cosine less the margin has tails no heavier than a normal number of
+    that spread: exp(lam x / sd - lam^2 / 2) then has a mean of at most 1.
     """
 
     def __init__(self, honest: HonestSpread) -> None:
@@ -63,7 +85,7 @@ class CalibratedDirection:
         self._evidence = Evidence(len(_CALIBRATED_BETS))
 
     def add(self, c: float) -> None:
-        x = (c - MARGIN) / self._honest.sd
+        x = (c - self._honest.margin) / self._honest.sd
         self._evidence.add(_CALIBRATED_BETS * x - _CALIBRATED_BETS**2 / 2)
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import optimize, special, stats
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import Evidence
@@ -41,10 +41,16 @@ class ScaleFit:
     nu2: float
     norms: tuple[float, ...]
 
+    def quantile(self, share: float) -> float:
+        """The distance below which ``share`` (0 to 1) of the honest distances lie, by the fit."""
+        # u is a beta prime number, u / (1 + u) a beta one.
+        return self.s * math.sqrt(float(stats.betaprime.ppf(share, self.nu1 / 2, self.nu2 / 2)))
+
     def log_bets(self, distances: Floats) -> Floats:
         """log L_rho of ``distances`` [n], infinite ones included: float64 [n, len(SCALES)]."""
         scaled = (distances / (ALLOWANCE * self.s)) ** 2
-        return _log_bets(scaled, self.nu1, self.nu2) - np.log(self.norms)
+        norms: Floats = np.log(self.norms)
+        return _log_bets(scaled, self.nu1, self.nu2) - norms
 
 
 def fitted(distances: Floats) -> ScaleFit:
@@ -105,14 +111,16 @@ class ScaleClearing:
 def _mixed(log_ratios: Floats, share: float) -> Floats:
     """log of 1 - share + share * ratio: what a prover gives that forges this share."""
     # log1p would be inexact where the share is 1 and the ratio nearly 0.
-    return log_ratios if share == 1.0 else np.log1p(share * np.expm1(log_ratios))
+    mixed: Floats = log_ratios if share == 1.0 else np.log1p(share * np.expm1(log_ratios))
+    return mixed
 
 
 def _log_bets(u: Floats, nu1: float, nu2: float) -> Floats:
     """The logarithms of the capped bets, before their norms: float64 [len(u), len(SCALES)]."""
     scales = np.array(SCALES)
     caps = np.where(scales < _LARGE, _CAP_SMALL, _CAP_LARGE)
-    return np.minimum(np.log(caps), _log_ratios(u, nu1, nu2, scales))
+    capped: Floats = np.minimum(np.log(caps), _log_ratios(u, nu1, nu2, scales))
+    return capped
 
 
 def _log_ratios(u: Floats, nu1: float, nu2: float, scales: Floats) -> Floats:

@@ -1,0 +1,72 @@
+"""How honest errors and those of suspects point along the suspects' predictions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.verify.direction import Bank, Expected
+from proofserve.lab.verify.judges import Vectors
+from proofserve.protocol.codec import to_float16
+from proofserve.protocol.verdict.direction import HonestSpread, cosine, honest_spread
+from proofserve.rounds.calls import chunks
+
+# Of them a deployment with each suspect's weights computes a part: its cosines vary little.
+OWN_SHARE = 4
+AT_ONCE = 32
+
+
+class DeployableBank(Bank, Protocol):
+    """A bank that also knows what a node with a suspect's weights answers."""
+
+    def truth(self, nonces: Sequence[int]) -> Vectors: ...
+
+    def served_by(self, name: str, nonces: Sequence[int]) -> Vectors: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectCosines:
+    """Cosines with one suspect's prediction: of honest nonces, and of a node that has its weights.
+
+    ``honest`` bounds the honest spread, ``own`` is the mean and standard deviation of the node's.
+    """
+
+    honest: HonestSpread
+    own: Expected
+
+
+def suspect_cosines(
+    bank: DeployableBank, honest: Vectors, progress: Progress
+) -> dict[str, SuspectCosines]:
+    """Measure every suspect of ``bank`` on the nonces of ``honest``, an honest node's vectors.
+
+    Raises EngineFault if a forward fails.
+    """
+    nonces = tuple(honest)
+    own_nonces = nonces[: max(2, len(nonces) // OWN_SHARE)]
+    progress.step(f"{len(bank.names)} suspects on {len(nonces)} nonces", len(bank.names))
+    errors = _less(honest, bank.truth(nonces))
+    found = {}
+    for name in bank.names:
+        predicted: dict[int, NDArray[np.float32]] = {}
+        for chunk in chunks(nonces, AT_ONCE):
+            predicted |= bank.predictions(name, chunk)
+        of_honest = np.array([cosine(errors[n], predicted[n]) for n in nonces])
+        served = _less(_as_sent(bank.served_by(name, own_nonces)), bank.truth(own_nonces))
+        of_own = np.array([cosine(served[n], predicted[n]) for n in own_nonces])
+        own = Expected(float(of_own.mean()), float(of_own.std(ddof=1)))
+        found[name] = SuspectCosines(honest_spread(of_honest), own)
+        progress.advance()
+    return found
+
+
+def _less(vectors: Vectors, truth: Vectors) -> Vectors:
+    return {nonce: vector - truth[nonce] for nonce, vector in vectors.items()}
+
+
+def _as_sent(vectors: Vectors) -> Vectors:
+    """Rounded to the float16 of the wire."""
+    return {nonce: to_float16(vector).astype(np.float32) for nonce, vector in vectors.items()}

@@ -1,0 +1,100 @@
+"""A validator with the published checkpoint: true vectors, and those of suspected weights."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.suspects import SUSPECTS, suspect
+from proofserve.lab.verify.judges import Vectors
+from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.records import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatorSetup:
+    """``dtype`` is the one to recompute in, None for the checkpoint's own.
+
+    ``suspects`` are checkpoints, such as public quantised ones, beside the bank that is made from
+    ``model``. ``forward_batch`` is in nonces.
+    """
+
+    model: Path
+    dtype: str | None
+    device: str = "cpu"
+    forward_batch: int = 8
+    suspects: tuple[Path, ...] = ()
+
+
+class CheckpointValidator:
+    """Implements ``lab.verify.direction.Bank``. Nothing is computed twice.
+
+    One suspect's matrices are in memory at a time, beside the published ones. ``forwards`` counts
+    the nonces that suspects computed. Raises CheckpointError if a checkpoint cannot be used; the
+    methods raise EngineFault.
+    """
+
+    def __init__(self, setup: ValidatorSetup, work: Workload) -> None:
+        others = {folder.name: folder for folder in setup.suspects}
+        self.names = (*SUSPECTS, *others)
+        self.forwards = 0
+        self._setup = setup
+        self._work = work
+        self._others = others
+        self._published = load(setup.model, setup.dtype, setup.device)
+        # The deployed dtype is the checkpoint's own; loaded when a test first asks for it.
+        self._deployed = cache(lambda: load(setup.model, None, setup.device))
+        self._known: dict[tuple[str, int], NDArray[np.float32]] = {}
+
+    @property
+    def weights_digest(self) -> str | None:
+        return self._published.facts.weights_digest
+
+    @property
+    def rounds_as_deployed(self) -> bool:
+        """Whether ``truth`` is computed in the dtype of the deployment, so has its rounding."""
+        return self._published.dtype == self._deployed().dtype
+
+    def truth(self, nonces: Sequence[int]) -> Vectors:
+        """The vectors of the published checkpoint in the validator's dtype."""
+        return self._of("published", lambda: self._published, nonces)
+
+    def deployed(self, nonces: Sequence[int]) -> Vectors:
+        """The vectors of the published checkpoint in its own dtype, as an honest node has them."""
+        return self._of("deployed", self._deployed, nonces)
+
+    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        truth = self.truth(nonces)
+        self.forwards += sum((name, nonce) not in self._known for nonce in nonces)
+        # Changed weights are made anew for each call: keeping all would take their memory 20 times.
+        made = self._of(name, lambda: self._suspect(name, self._published), nonces)
+        return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
+
+    def served_by(self, name: str, nonces: Sequence[int]) -> Vectors:
+        """The vectors of a node that deploys the suspect's weights in the checkpoint's dtype."""
+        make = lambda: self._suspect(name, self._deployed())  # noqa: E731
+        return self._of(f"{name}, deployed", make, nonces)
+
+    def _of(self, name: str, network: Callable[[], Network], nonces: Sequence[int]) -> Vectors:
+        """The vectors by a network, computed where they are not known yet."""
+        missing = [nonce for nonce in nonces if (name, nonce) not in self._known]
+        if missing:
+            engine = ReferenceEngine(network(), self._setup.forward_batch)
+            batch = engine.compute(self._work, missing)
+            if batch.failed:
+                raise EngineFault(f"{name}: the vector of nonce {batch.failed[0]} is not finite")
+            rows = zip(batch.nonces, batch.values, strict=True)
+            self._known |= {(name, nonce): vector for nonce, vector in rows}
+        return {nonce: self._known[name, nonce] for nonce in nonces}
+
+    def _suspect(self, name: str, of: Network) -> Network:
+        if name not in self._others:
+            return suspect(of, name)
+        other = load(self._others[name], str(of.dtype).removeprefix("torch."), str(of.device))
+        # The published checkpoint decides the inputs: its digest is part of every seed.
+        return replace(other, facts=of.facts)
