@@ -70,7 +70,8 @@ class SketchBlock(BlockScheme):
         self._tokens = model.tokens
         self._digest = bytes.fromhex(model.weights_digest)
         self._k_dim = scheme.k_dim
-        self._rows: dict[int, Tensor] = {}
+        # Of the last length only: a client may ask for any number of lengths.
+        self._rows: tuple[int, Tensor] | None = None
 
     def inputs(
         self,
@@ -118,13 +119,14 @@ class SketchBlock(BlockScheme):
 
     def _rows_of(self, seq_len: int) -> Tensor:
         """The projection float32 [k_dim, hidden_size] of +-1 / sqrt(k_dim)."""
-        if seq_len not in self._rows:
+        if self._rows is None or self._rows[0] != seq_len:
             count = self._k_dim * self.hidden_size
             # What belongs to the block alone has no key and the nonce 0.
             drawn = self._stream("rows", 0, seq_len, "", math.ceil(count / 8))
             rows = _signs(drawn, count).reshape(self._k_dim, self.hidden_size)
-            self._rows[seq_len] = torch.from_numpy(rows).to(self.device) / math.sqrt(self._k_dim)
-        return self._rows[seq_len]
+            scaled = torch.from_numpy(rows).to(self.device) / math.sqrt(self._k_dim)
+            self._rows = seq_len, scaled
+        return self._rows[1]
 
     def _stream(self, label: str, nonce: int, seq_len: int, public_key: str, length: int) -> bytes:
         """``length`` bytes of SHAKE-256 of the seed of ``label``."""

@@ -1,8 +1,9 @@
 """Skips work whose result is not published: the last MLP for all tokens but each sequence's last.
 
-A proof publishes the last position of each sequence. Every earlier layer needs all positions,
-because later tokens attend to them; after the last attention nothing mixes positions.
-The published numbers are the same (ADR 8).
+For schemes that publish the last position of each sequence alone. sketch-v1 reads every position,
+so that nothing of its forward can be left out (``BlockScheme.reads_every_position``). Every earlier
+layer needs all positions, because later tokens attend to them; after the last attention nothing
+mixes positions. The published numbers are the same (ADR 8).
 """
 
 from collections.abc import Iterator
