@@ -38,7 +38,7 @@ def test_the_count_is_that_of_torch(tiny: Path) -> None:
     network = load(tiny, None, "cpu")
     seq_len = 16
     shape = shape_of(network)
-    inputs = torch.zeros(1, seq_len, network.hidden_size, dtype=network.dtype)
+    inputs = torch.zeros(1, seq_len, shape.hidden, dtype=network.dtype)
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
         network.decoder(inputs_embeds=inputs, use_cache=False)
     counts = {str(name): count for name, count in counter.get_flop_counts()["Global"].items()}

@@ -43,7 +43,7 @@ class Bank:
 
 def errors(prover: str | None, nonces: Sequence[int], bank: Bank, seed: int) -> list[ClaimError]:
     """The errors of a prover with a suspect's weights; of an honest one with None."""
-    drawn = np.random.default_rng(seed)
+    drawn = np.random.default_rng([seed, len(NAMES)])
     made = []
     for nonce in nonces:
         error = 0.16 * np.sqrt(K / 60) * unit(drawn)

@@ -11,7 +11,9 @@ from proofserve.lab.calibrate.noise import Pairs, noise
 from proofserve.lab.calibrate.simulation import VerificationTrial, simulate
 from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.verification import Vectors, VerificationRule, draw, verify
+from proofserve.lab.verify.counting import CountJudge, CountRule
+from proofserve.lab.verify.judges import Vectors
+from proofserve.lab.verify.verification import Recomputation, Verification, draw, verify
 from proofserve.protocol.codec import encode, to_float16
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
@@ -72,11 +74,14 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
     def recompute(nonces: object) -> Vectors:
         return {nonce: pairs.other[nonce] for nonce in nonces}  # type: ignore[attr-defined]
 
-    rule = VerificationRule(DEFAULTS, recorded.threshold)
-    outcomes = [
-        verify(claimed, draw(claimed.nonces, str(seed)), recompute, rule, NoProgress())
-        for seed in range(100)
-    ]
+    rule = CountRule(DEFAULTS, recorded.threshold)
+    ours = Recomputation(recompute, 12, 8)
+
+    def judged(seed: int) -> Verification:
+        sample = draw(claimed.nonces, str(seed))
+        return verify(claimed, sample, ours, [CountJudge(rule, len(sample))], NoProgress())
+
+    outcomes = [judged(seed) for seed in range(100)]
     expected = SequentialResult.FRAUD if forged else SequentialResult.HONEST
     assert {outcome.verdict for outcome in outcomes} == {expected}
     assert float(np.median([outcome.nonces_used for outcome in outcomes])) <= 10
@@ -84,7 +89,7 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
 
 @pytest.mark.parametrize("sequential", [True, False])
 def test_1000_verifications_have_no_wrong_verdict(recorded: Recorded, sequential: bool) -> None:
-    rule = VerificationRule(DEFAULTS, recorded.threshold, sequential)
+    rule = CountRule(DEFAULTS, recorded.threshold, sequential)
     honest = simulate(recorded.truth, rule, RUNS, 18, NoProgress())
     forged = simulate(recorded.fraud, rule, RUNS, 18, NoProgress())
     assert honest.count(SequentialResult.HONEST) == forged.count(SequentialResult.FRAUD) == RUNS
@@ -104,7 +109,7 @@ def test_errors_are_as_rare_as_stated_where_they_happen_at_all(recorded: Recorde
     test = SequentialTest(p_honest=0.25, p_fraud=0.5, alpha=bound, beta=bound)
 
     def trial(pairs: Pairs, threshold: float) -> VerificationTrial:
-        return simulate(pairs, VerificationRule(test, threshold), RUNS, 200, NoProgress())
+        return simulate(pairs, CountRule(test, threshold), RUNS, 200, NoProgress())
 
     honest = trial(recorded.truth, honest_at)
     forged = trial(recorded.fraud, forged_at)
@@ -114,7 +119,7 @@ def test_errors_are_as_rare_as_stated_where_they_happen_at_all(recorded: Recorde
 
 
 def test_the_seed_decides_what_is_drawn(recorded: Recorded) -> None:
-    rule = VerificationRule(
+    rule = CountRule(
         SequentialTest(0.25, 0.5, 0.05, 0.05), float(np.median(recorded.truth.distances))
     )
 

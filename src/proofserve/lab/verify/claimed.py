@@ -203,7 +203,7 @@ def from_node(node: NodeClient) -> ClaimedArtifacts:
         width=config["k_dim"] * vectors_per_nonce(scheme),
         seq_len=config["seq_len"],
         scheme=scheme,
-        block_height=config["block_height"],
+        block_height=config.get("block_height"),
         weights_digest=node.weights_digest(),
     )
 
