@@ -31,7 +31,7 @@ def written(folder: Path, body: object) -> Path:
 
 
 def test_a_callback_is_a_file_of_artifacts(tmp_path: Path) -> None:
-    expected = ClaimedArtifacts("block", "key", (4, 2), CLAIMS, width=12)
+    expected = ClaimedArtifacts("block", "key", (4, 2), CLAIMS, width=12, block_height=7)
     assert from_file(written(tmp_path, BODY), ANY) == expected
 
 
