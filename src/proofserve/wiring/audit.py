@@ -19,8 +19,8 @@ from proofserve.engines.reference.variants import (
 from proofserve.lab.audit.attacks import FP8
 from proofserve.lab.audit.compute_share import ModelShape, Price
 from proofserve.lab.verify.judges import Recompute, Vectors
-from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.scheme import Scheme
 from proofserve.rounds.records import Workload
 
 BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.direction import Bank, Expected
 from proofserve.lab.verify.judges import Vectors
@@ -43,7 +44,7 @@ def suspect_cosines(
 ) -> dict[str, SuspectCosines]:
     """Measure every suspect of ``bank`` on the nonces of ``honest``, an honest node's vectors.
 
-    Raises EngineFault if a forward fails.
+    Raises EngineFault if a forward fails, and LabError for a suspect with the published weights.
     """
     nonces = tuple(honest)
     own_nonces = nonces[: max(2, len(nonces) // OWN_SHARE)]
@@ -54,6 +55,8 @@ def suspect_cosines(
         predicted: dict[int, NDArray[np.float32]] = {}
         for chunk in chunks(nonces, AT_ONCE):
             predicted |= bank.predictions(name, chunk)
+        if not any(vector.any() for vector in predicted.values()):
+            raise LabError(f"suspect {name}: its vectors are those of the published weights")
         of_honest = np.array([cosine(errors[n], predicted[n]) for n in nonces])
         served = _less(_as_sent(bank.served_by(name, own_nonces)), bank.truth(own_nonces))
         of_own = np.array([cosine(served[n], predicted[n]) for n in own_nonces])

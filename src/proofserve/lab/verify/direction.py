@@ -119,5 +119,9 @@ class DirectionJudge:
         elif not self._open:
             result = SequentialResult.HONEST
             text = f"all suspects ruled out ({self._form})"
-        figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name, "form": self._form}
+        figures: dict[str, float | str] = {
+            "log_evidence": log_evidence,
+            "suspect": name,
+            "form": self._form,
+        }
         return Finding("direction", result, self._nonces, text, figures)
