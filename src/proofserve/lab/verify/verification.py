@@ -15,8 +15,8 @@ from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
 
-# The first nonces are judged alone: they rule out most suspects of a bank.
-FIRST_CHUNK = 2
+# Nonces are judged in growing groups, because the first ones show which suspects matter.
+FIRST_CHUNK = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ _CERTIFIED_BETS = np.array([0.5, 1.0, 2.0, 4.0])
 _WRONG, _Z = 0.01, 2.33
 # In standard deviations of an honest cosine.
 _CALIBRATED_BETS = np.array([0.5, 1.0, 1.5, 2.0, 4.0, 8.0])
+# Of one nonce: rare honest errors need not be normal, and must not convict alone.
+_LOG_CAP = math.log(1000.0)
 
 Vector = NDArray[np.float32]
 
@@ -86,7 +88,8 @@ class CalibratedDirection:
 
     def add(self, c: float) -> None:
         x = (c - self._honest.margin) / self._honest.sd
-        self._evidence.add(_CALIBRATED_BETS * x - _CALIBRATED_BETS**2 / 2)
+        factors = _CALIBRATED_BETS * x - _CALIBRATED_BETS**2 / 2
+        self._evidence.add(np.minimum(factors, _LOG_CAP))
 
     @property
     def log(self) -> float:
