@@ -22,6 +22,9 @@ SHARES = (1.0, 0.4, 0.1)
 ALLOWANCE = 1.45
 # Standard errors by which the mean of a bet on the calibration's own pairs may be too low.
 _MEAN_ERRORS = 2.33
+# Bounds of the logarithms of nu1 and nu2. Without the upper one the fit of distances with light tails
+# runs to infinity, and its scale with it.
+_SHAPES = (math.log(0.5), math.log(1000.0))
 # The largest factor that one nonce may contribute: below a scale of 3, and from there on.
 _CAP_SMALL, _CAP_LARGE, _LARGE = 25.0, 1000.0, 3.0
 
@@ -62,7 +65,8 @@ def fitted(distances: Floats) -> ScaleFit:
         raise ProtocolError("distances", "at least two are needed, finite and above 0")
     squares = distances**2
     start = np.array([math.log(float(np.median(squares))), math.log(10.0), math.log(10.0)])
-    found = optimize.minimize(_misfit, start, args=(squares,), method="Nelder-Mead")
+    bounds = ((None, None), _SHAPES, _SHAPES)
+    found = optimize.minimize(_misfit, start, args=(squares,), method="Nelder-Mead", bounds=bounds)
     scale, nu1, nu2 = np.exp(found.x).tolist()
     bets = np.exp(_log_bets(squares / (scale * ALLOWANCE**2), nu1, nu2))
     error = bets.std(axis=0, ddof=1) / math.sqrt(len(bets))
