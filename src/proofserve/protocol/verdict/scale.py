@@ -22,8 +22,8 @@ SHARES = (1.0, 0.4, 0.1)
 ALLOWANCE = 1.45
 # Standard errors by which the mean of a bet on the calibration's own pairs may be too low.
 _MEAN_ERRORS = 2.33
-# Bounds of the logarithms of nu1 and nu2. Without the upper one the fit of distances with light tails
-# runs to infinity, and its scale with it.
+# Bounds of the logarithms of nu1 and nu2. Without the upper one a fit of distances with light
+# tails runs to infinity, and its scale with it.
 _SHAPES = (math.log(0.5), math.log(1000.0))
 # The largest factor that one nonce may contribute: below a scale of 3, and from there on.
 _CAP_SMALL, _CAP_LARGE, _LARGE = 25.0, 1000.0, 3.0
