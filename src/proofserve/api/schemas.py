@@ -4,7 +4,7 @@ Strict: a bool, a float or a string is not an integer here. What depends on the 
 model's context, the list limits) is checked in ``translate``.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -139,6 +139,10 @@ class RoundRequest(
     json_schema_extra={"examples": [ARTIFACT_EXAMPLE, ARTIFACT_ROUND_EXAMPLE]},
 ):
     """Generate proofs until stopped."""
+
+    commit: Literal["vectors", "roots"] = Field(
+        "vectors", description="What callbacks publish: vectors, or the root of each batch."
+    )
 
 
 class ClaimModel(Body, ArtifactRecord):

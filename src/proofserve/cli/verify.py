@@ -34,7 +34,8 @@ from proofserve.lab.verify.claimed import (
 )
 from proofserve.lab.verify.judges import Chances
 from proofserve.lab.verify.verdict_report import VerdictReport
-from proofserve.lab.verify.verification import Recomputation, draw, verify
+from proofserve.lab.verify.verification import Recomputation, verify
+from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.wiring.judges import TESTS, JudgingOptions, judges_of, threshold_of
 

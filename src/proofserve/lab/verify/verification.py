@@ -1,6 +1,5 @@
 """Compares the artifacts of a prover with our own recomputation of a sample of them."""
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,19 +49,6 @@ class Verification:
             elif np.float32(error.distance) > limit:
                 found.append(Mismatch(error.nonce, Reason.TOO_FAR, error.distance))
         return tuple(found)
-
-
-def draw(nonces: Sequence[int], seed: str, most: int | None = None) -> tuple[int, ...]:
-    """The first ``most`` of ``nonces``, in an order that ``seed`` decides.
-
-    The order is that of the SHA-256 of "{seed}|{nonce}", so that all who know the seed draw the
-    same. The prover must not know it before it publishes the artifacts.
-    """
-
-    def rank(nonce: int) -> bytes:
-        return hashlib.sha256(f"{seed}|{nonce}".encode()).digest()
-
-    return tuple(sorted(nonces, key=rank)[:most])
 
 
 def verify(
