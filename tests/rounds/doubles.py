@@ -117,10 +117,10 @@ class MemoryOutbox:
     async def committed_round(
         self, block_hash: str, public_key: str, round_id: str | None
     ) -> CommittedRound:
-        raise UnknownRound(f"there is no round of block {block_hash}, key {public_key}")
+        raise UnknownRound(f"no round of block {block_hash}, key {public_key}, id {round_id}")
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
-        raise UnknownRound(f"round {committed.round_id} is deleted")
+        raise UnknownRound(f"round {committed.round_id} with {len(nonces)} nonces is deleted")
 
     async def probe(self) -> None:
         await self._take()

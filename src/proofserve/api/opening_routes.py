@@ -1,7 +1,7 @@
 """Opening what a round with ``"commit": "roots"`` has committed to (ADR 26)."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import Field, JsonValue, model_validator
@@ -9,10 +9,11 @@ from pydantic_core import PydanticCustomError
 
 from proofserve.api.node import ServedNode
 from proofserve.api.response_models import OpeningsAnswer, documented
-from proofserve.api.schemas import Body, Nonces, Text
+from proofserve.api.schemas import Body, Text
 from proofserve.protocol.nonces import check_nonces, draw
 from proofserve.rounds.records import CommittedRound
 from proofserve.wire.commitments import opening_record
+from proofserve.wire.records import Whole
 
 # Of one request. The node reads the whole batch of each nonce.
 MOST_OPENED = 1000
@@ -31,8 +32,8 @@ class OpenRequest(Body, json_schema_extra={"examples": _EXAMPLES}):
     round_id: Text | None = Field(
         None, description="Needed if several rounds of the block and key commit roots."
     )
-    nonces: Annotated[Nonces, Field(max_length=MOST_OPENED)] | None = Field(
-        None, description=f"At most {MOST_OPENED}, each once."
+    nonces: list[Whole] | None = Field(
+        None, min_length=1, max_length=MOST_OPENED, description="Each once."
     )
     seed: Text | None = Field(None, description="Draws among all nonces committed so far.")
     count: int | None = Field(None, ge=1, le=MOST_OPENED, description="How many to draw.")

@@ -102,9 +102,7 @@ def _roots(
     return page[0], {"roots": _dumps([root_record(batch) for batch in page[1]])[1:-1]}
 
 
-def _rows(
-    connection: sqlite3.Connection, span: Span, after: int
-) -> Sequence[tuple[int, int, str]]:
+def _rows(connection: sqlite3.Connection, span: Span, after: int) -> Sequence[tuple[int, int, str]]:
     place = (after, span.last_seq, span.round_number, _PAGE)
     return connection.execute(_ROWS, place).fetchall()
 

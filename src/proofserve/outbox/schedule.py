@@ -32,10 +32,11 @@ class CallbackPolicy:
     """The limits and times of callbacks. Times in seconds.
 
     A round's first callback is made ``interval_s`` after its first result, later ones at most once
-    in each ``interval_s``, of at most ``max_artifacts``, or as many roots. A callback that failed ``max_retries``
-    times expires; with 0 it never expires. A target must answer within ``timeout_s``. The pause
-    after a failure doubles from ``backoff_first_s`` to ``backoff_longest_s``. At least every
-    ``look_again_s`` the sender reads the file again: another process may have made callbacks due.
+    in each ``interval_s``, of at most ``max_artifacts`` or as many roots. A callback that failed
+    ``max_retries`` times expires; with 0 it never expires. A target must answer within
+    ``timeout_s``. The pause after a failure doubles from ``backoff_first_s`` to
+    ``backoff_longest_s``. At least every ``look_again_s`` the sender reads the file again: another
+    process may have made callbacks due.
 
     Raises ValueError for a number outside its range.
     """

@@ -13,7 +13,7 @@ _LEAF, _INNER = b"\x00", b"\x01"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The root over ``count`` nonces in the order of their lane, from lane index ``first_index`` on.
+    """The root over ``count`` nonces of a lane, in its order, from lane index ``first_index`` on.
 
     ``previous_root`` is that of the batch before it in the round, None for the round's first.
     """

@@ -64,7 +64,10 @@ class ReceivedArtifacts:
         """The rounds with roots; none in a file that no receiver of this version has opened."""
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         rows = self._connection.execute(_ROUNDS) if version >= FIRST_WITH_ROOTS else ()
-        return [ReceivedRound(*row[:5], NonceLane(*row[5:9]), *row[9:]) for row in rows]
+        return [
+            ReceivedRound(number, block, key, round_id, height, NonceLane(*lane), scheme, width, seq)
+            for number, block, key, round_id, height, *lane, scheme, width, seq in rows
+        ]
 
     def batches(self, number: int) -> list[Batch]:
         """The batches of a round in the order of its lane."""

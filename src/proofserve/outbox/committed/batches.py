@@ -86,7 +86,7 @@ def page(
 def nth_end(
     connection: sqlite3.Connection, round_number: int, seqs: tuple[int, int], n: int
 ) -> int | None:
-    """The end of batch ``n`` = 0, 1, ... of those that end within ``seqs``; None if there is none."""
+    """The end of batch ``n`` = 0, 1, ... of those that end within ``seqs``, None without it."""
     row = connection.execute(_NTH, (round_number, *seqs, n)).fetchone()
     return None if row is None else int(row[0])
 

@@ -51,7 +51,7 @@ def find(
 async def openings(
     database: Database, committed: CommittedRound, nonces: Sequence[int]
 ) -> list[Opening]:
-    """As the port. One transaction for each batch: a few milliseconds, so that results need not wait."""
+    """As the port. One short transaction for each batch, so that new results need not wait."""
     left = sorted({_index(committed, nonce) for nonce in nonces})
     opened: dict[int, Opening] = {}
     while left:
