@@ -13,9 +13,10 @@ from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.counting import CountJudge, CountRule
 from proofserve.lab.verify.judges import Chances, ScaleJudge, Vectors
-from proofserve.lab.verify.verification import Recomputation, Verification, draw, verify
+from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import encode, to_float16
 from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import draw
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.scale import fitted

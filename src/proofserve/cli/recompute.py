@@ -46,7 +46,9 @@ def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         if not reader.is_database(path):
             return from_file(path, wanted)
         with reader.reading(path) as received:
-            source = only_source(path, received.counts(), wanted)
+            if not (counts := received.counts()) and received.rounds():
+                raise LabError(f"{path} has roots and no vectors; give --open NODE")
+            source = only_source(path, counts, wanted)
             claims = tuple(Claim(nonce, text) for nonce, text in received.of(source))
         return ClaimedArtifacts(*source, tuple(claim.nonce for claim in claims), claims)
     except OSError as error:
