@@ -19,6 +19,14 @@ _BETS = np.array([0.5, 1.0, 2.0, 4.0])
 Vector = NDArray[np.float32]
 
 
+def twin_log_factors(alike: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What nonces give to every bet, from ``alikeness`` of their errors [n] and of our own [n].
+
+    float64 [n, bets].
+    """
+    return symmetric_log_factors((alike - own - MARGIN)[:, np.newaxis], _BETS)
+
+
 class TwinEvidence:
     """Evidence from sketches of both twins, each float32 [2 * k_dim]."""
 
@@ -27,14 +35,15 @@ class TwinEvidence:
 
     def add(self, error: Vector, own_error: Vector) -> None:
         """``own_error`` is of the validator's run in the served dtype, for the same nonce."""
-        x = _alike(error) - _alike(own_error) - MARGIN
-        self._evidence.add(symmetric_log_factors(x, _BETS))
+        alike, own = np.array([alikeness(error)]), np.array([alikeness(own_error)])
+        self._evidence.add(twin_log_factors(alike, own)[0])
 
     @property
     def log(self) -> float:
         return self._evidence.log
 
 
-def _alike(error: Vector) -> float:
+def alikeness(error: Vector) -> float:
+    """The cosine of the two twins' errors."""
     first, second = np.split(error, TWINS)
     return cosine(first, second)
