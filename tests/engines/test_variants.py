@@ -12,7 +12,7 @@ from proofserve.engines.reference.variants import last_tokens_only, with_matrice
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
-from proofserve.protocol.scheme import ModelFacts, Scheme
+from proofserve.protocol.scheme import Scheme
 from proofserve.rounds.records import ProofBatch, Workload
 from support.models import SmallModels
 
@@ -48,7 +48,7 @@ def test_a_skipped_layer_is_missed_and_only_in_the_variant(network: Network) -> 
 
 @torch.inference_mode()
 def test_without_any_layer_the_norm_remains(network: Network) -> None:
-    block = PLAIN.for_block(Block("0xabc", 7), ModelFacts(network.hidden_size), network.device)
+    block = PLAIN.for_block(Block("0xabc", 7), network.facts, network.device)
     inputs = block.inputs("node-key", range(4), SEQ_LEN, network.dtype)
     norm = network.decoder.norm
     assert isinstance(norm, nn.Module)
