@@ -98,7 +98,9 @@ class CheckpointDeployment:
 
     def honest_settings(self) -> Iterator[AuditedProver]:
         def setting(name: str, network: Network, batch: int | None = None) -> AuditedProver:
-            return AuditedProver(f"honest, {name}", 0.0, lambda: self._answers(network, batch=batch))
+            return AuditedProver(
+                f"honest, {name}", 0.0, lambda: self._answers(network, batch=batch)
+            )
 
         yield setting("batch of 1", self._network, batch=1)
         yield setting("eager attention", with_eager_attention(self._network))

@@ -6,10 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.rounding import in_groups, integers, stochastic
+from proofserve.engines.reference.rounding import Rounding, in_groups, integers, stochastic
 from proofserve.engines.reference.suspects import SUSPECTS, suspect, weight_bits
 from proofserve.engines.reference.variants import (
     in_dtype,
@@ -49,30 +48,25 @@ def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
     def change(name: str, saving: float, make: Callable[[Network], Network]) -> ChangedWeights:
         return ChangedWeights(name, saving, make, private=True)
 
-    def matrices(rounding: Callable[[Tensor], Tensor]) -> Callable[[Network], Network]:
+    def matrices(rounding: Rounding) -> Callable[[Network], Network]:
         return lambda of: with_matrices(of, in_dtype(rounding))
 
-    half = price.bits(8) / 2
-    first = range(0, len(network.layers), 2)
-    by_chance = lambda: stochastic(8, torch.Generator().manual_seed(0))  # noqa: E731
-    yield change(
-        "int8 per channel by chance", price.bits(8), lambda of: matrices(by_chance())(of)
-    )
-    yield change(
-        "int8 g32 by chance", price.bits(8), lambda of: matrices(in_groups(by_chance(), 32))(of)
-    )
+    yield change("int8 per channel by chance", price.bits(8), matrices(_by_chance()))
+    yield change("int8 g32 by chance", price.bits(8), matrices(in_groups(_by_chance(), 32)))
     grouped = in_groups(integers(8), PRIVATE_GROUP)
     yield change(f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped))
-    yield change(
-        "int8 per channel on half of the layers",
-        half,
-        lambda of: with_matrices(of, in_dtype(integers(8)), first),
-    )
+    every_other = range(0, len(network.layers), 2)
+    half = partial(with_matrices, change=in_dtype(integers(8)), layers=every_other)
+    yield change("int8 per channel on half of the layers", price.bits(8) / 2, half)
     yield change("KV cache in int8", price.cache(8), partial(with_cache, rounding=integers(8)))
     yield change("pruned 2:4", price.of_matrices(0.5), matrices(pruned))
     for name, share in RANKS.items():
         saving = price.of_matrices(1.0 - share_of_rank(network, share))
         yield change(f"{name} of the rank", saving, matrices(partial(of_rank, share=share)))
+
+
+def _by_chance() -> Rounding:
+    return stochastic(8, torch.Generator().manual_seed(0))
 
 
 def size_saving(folder: Path, model: Path) -> float:

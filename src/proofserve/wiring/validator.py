@@ -20,8 +20,8 @@ from proofserve.rounds.records import Workload
 class ValidatorSetup:
     """``dtype`` is the one to recompute in, ``served_dtype`` the one that nodes serve.
 
-    None is the checkpoint's own. ``suspects`` are checkpoints, such as public quantised ones, beside the bank that is made from
-    ``model``. ``forward_batch`` is in nonces.
+    None is the checkpoint's own. ``suspects`` are checkpoints, such as public quantised ones,
+    beside the bank that is made from ``model``. ``forward_batch`` is in nonces.
     """
 
     model: Path
@@ -94,7 +94,7 @@ class CheckpointValidator:
         return {nonce: self._known[name, nonce] for nonce in nonces}
 
     def suspect(self, name: str, of: Network) -> Network:
-        """``of`` with the suspect's weights. Raises CheckpointError for a checkpoint that is none."""
+        """``of`` with the suspect's weights. Raises CheckpointError if they cannot be loaded."""
         if name not in self._others:
             return suspect(of, name)
         other = load(self._others[name], str(of.dtype).removeprefix("torch."), str(of.device))

@@ -78,7 +78,7 @@ _WEIGHT_BITS: Final = {
 
 def weight_bits(name: str) -> int:
     """Bits of a weight of the suspect ``name``, without scales."""
-    return _WEIGHT_BITS[name.split()[0]]
+    return _WEIGHT_BITS[name.split(maxsplit=1)[0]]
 
 
 def suspect(network: Network, name: str) -> Network:

@@ -73,7 +73,7 @@ class AuditedDeployment(Protocol):
         """The model without the layers of these indices."""
 
     def some_tokens(self, count: int) -> Recompute:
-        """The model that computes ``count`` positions: the last, or where all are read the first."""
+        """The model that computes ``count`` positions: the last, or the first if all are read."""
 
     def other_checkpoint(self) -> AuditedProver:
         """A model with other weights, of the same shape or a smaller one."""
@@ -111,11 +111,16 @@ def _noisy(prover: AuditedProver, times: float, length: float) -> AuditedProver:
         plain = prover.prepare()
 
         def answer(nonces: Sequence[int]) -> Vectors:
-            return {n: vector + length * _random_unit(n, len(vector)) for n, vector in plain(nonces).items()}
+            return {
+                n: vector + length * _random_unit(n, len(vector))
+                for n, vector in plain(nonces).items()
+            }
 
         return answer
 
-    return replace(prover, name=f"{prover.name}, noise of {times:g} honest distances", prepare=prepare)
+    return replace(
+        prover, name=f"{prover.name}, noise of {times:g} honest distances", prepare=prepare
+    )
 
 
 def _of_layers(deployment: AuditedDeployment) -> Iterator[AuditedProver]:

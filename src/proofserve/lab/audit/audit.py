@@ -1,7 +1,7 @@
 """Measures every attack on a deployment, and works out which of them its validators convict."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray

@@ -49,10 +49,13 @@ class BootstrapResult:
     """``tests`` by name; the first are the default ones, without those that cannot be run.
 
     ``cleared`` is how a default verification ends that clears the prover before it convicts.
+    ``growth`` is by how much each bet of a default test, float64 [bets], grows with a nonce on
+    average; of the direction, the likeliest suspect's.
     """
 
     tests: dict[str, NoncesNeeded]
     cleared: NoncesNeeded
+    growth: dict[str, Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Draws:
 
     @property
     def never(self) -> int:
-        return self.rows.shape[1] + 1
+        return int(self.rows.shape[1]) + 1
 
 
 class Bootstrap:
@@ -96,7 +99,7 @@ class Bootstrap:
         if len(pairs) >= LEAST_PAIRS:
             tests[RANK] = self._ranks(made.distances, draws, pairs)
         needed = {name: self._needed(each) for name, each in tests.items()}
-        return BootstrapResult(needed, self._needed(cleared))
+        return BootstrapResult(needed, self._needed(cleared), _growth(made, chances))
 
     def _default_stops(self, made: Increments, draws: Draws) -> dict[str, Counts]:
         """The default tests without the direction, at their share of alpha."""
@@ -152,7 +155,7 @@ class Bootstrap:
             count = among_pairs[drawn] + above[np.arange(len(running)), drawn]
             logs += rank_log_factors((count + 1) / (len(pairs) + n + 1))
             above += allowed[drawn, np.newaxis] >= allowed
-            over = _log_mean(logs) >= -math.log(self._rule.alpha)
+            over = log_mean(logs) >= -math.log(self._rule.alpha)
             stops[running[over]] = n + 1
             running, above, logs = running[~over], above[~over], logs[~over]
             if not len(running):
@@ -195,6 +198,13 @@ def first_passages(
     return stops
 
 
+def _growth(made: Increments, chances: Floats) -> dict[str, Floats]:
+    by_suspect = np.einsum("n,nsb->sb", chances, made.direction)
+    likeliest = by_suspect[by_suspect.max(axis=1).argmax()]
+    found = {SCALE: chances @ made.scale, DIRECTION: likeliest}
+    return found if made.twins is None else {**found, TWINS: chances @ made.twins}
+
+
 def _hopeless(factors: Floats, chances: Floats) -> bool:
     """Whether no bet grows on average: by Ville's inequality hardly a run is then convicted."""
     with np.errstate(over="ignore"):
@@ -203,12 +213,12 @@ def _hopeless(factors: Floats, chances: Floats) -> bool:
 
 def _reached(logs: Floats, limit: float) -> NDArray[np.bool_]:
     # The mean is at most the largest, which is quicker to compute.
-    over = logs.max(axis=-1) >= limit
-    over[over] = _log_mean(logs[over]) >= limit
+    over: NDArray[np.bool_] = logs.max(axis=-1) >= limit
+    over[over] = log_mean(logs[over]) >= limit
     return over
 
 
-def _log_mean(logs: Floats) -> Floats:
+def log_mean(logs: Floats) -> Floats:
     """The logarithm of the mean of exp(``logs``) along the last axis."""
     highest = logs.max(axis=-1, keepdims=True)
     found: Floats = highest[..., 0] + np.log(np.exp(logs - highest).mean(axis=-1))

@@ -1,8 +1,7 @@
 """What each measured nonce of a prover gives to each test's evidence."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,8 @@ from proofserve.protocol.verdict.twins import alikeness, twin_log_factors
 class HonestFigures:
     """What a calibration knows: of distances, and of cosines with each suspect's prediction.
 
-    ``pairs`` are the honest distances. A suspect that ``spreads`` lacks gets the widest of them.
+    ``pairs`` are the honest distances. A suspect that ``spreads`` lacks gets the widest of them;
+    without any the direction test is the certified one.
     """
 
     fit: ScaleFit
@@ -56,14 +56,20 @@ class Increments:
     # [n, bets].
     twins: Floats | None
 
-    def followed_by(self, other: Self) -> "Increments":
+    def followed_by(self, other: "Increments") -> "Increments":
         """The rows of both."""
-
-        def joined(name: str) -> Floats | None:
-            ours, theirs = getattr(self, name), getattr(other, name)
-            return None if ours is None else np.concatenate([ours, theirs])
-
-        return Increments(**{field.name: joined(field.name) for field in fields(self)})
+        twins = None
+        if self.twins is not None and other.twins is not None:
+            twins = np.concatenate([self.twins, other.twins])
+        return Increments(
+            distances=np.concatenate([self.distances, other.distances]),
+            scale=np.concatenate([self.scale, other.scale]),
+            clearing=np.concatenate([self.clearing, other.clearing]),
+            direction=np.concatenate([self.direction, other.direction]),
+            certified=np.concatenate([self.certified, other.certified]),
+            innocence=np.concatenate([self.innocence, other.innocence]),
+            twins=twins,
+        )
 
 
 def cosines(errors: Errors, predictions: Mapping[str, Errors]) -> Floats:
@@ -99,13 +105,16 @@ class NonceEvidence:
     def increments(self, errors: Errors) -> Increments:
         """Those of a prover with these ``errors`` [n, width], NaN where there is no vector."""
         fit = self.honest.fit
-        broken = np.isnan(errors).any(axis=1)
+        broken = np.asarray(np.isnan(errors).any(axis=1))
         lengths = np.linalg.norm(np.nan_to_num(errors), axis=1).astype(np.float64)
         distances = np.where(broken, np.inf, lengths)
         c = cosines(errors, self.predictions)
         columns = list(zip(self.predictions, c.T, strict=True))
-        calibrated = [calibrated_log_factors(each, self.honest.spread(n)) for n, each in columns]
         certified = [certified_log_factors(each) for _, each in columns]
+        calibrated = certified
+        if self.honest.spreads:
+            spread = self.honest.spread
+            calibrated = [calibrated_log_factors(each, spread(name)) for name, each in columns]
         return Increments(
             distances=distances,
             scale=fit.log_factors(distances),

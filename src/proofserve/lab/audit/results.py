@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from proofserve.lab.audit.bootstrap import DEFAULT_TESTS, BootstrapResult, NoncesNeeded
 from proofserve.lab.audit.conviction import Conviction, ConvictionRule
 from proofserve.lab.audit.measurement import Floats, ProverMeasurement
@@ -35,6 +37,14 @@ class ProverResult:
     def convicted(self) -> bool:
         """Whether a default test convicts at all, in any of the verifications."""
         return any(each.share > 0.0 for each in self._by_default)
+
+    @property
+    def mean_cosines(self) -> list[float] | None:
+        """With each suspect, over the nonces with a vector; None if there are no such."""
+        if self.cosines is None:
+            return None
+        rows = self.cosines[np.isfinite(self.cosines).all(axis=1)]
+        return rows.mean(axis=0).tolist() if len(rows) else None
 
     @property
     def _by_default(self) -> list[NoncesNeeded]:
@@ -92,7 +102,6 @@ class Audit:
         if self.passed:
             return f"CAUGHT: every attack worth {WORTHWHILE:.0%} {within}; not {_named(missed)}"
         return f"NOT CAUGHT {within}: {_named(missed)}"
-
 
 
 def _named(missed: Sequence[ProverResult]) -> str:
