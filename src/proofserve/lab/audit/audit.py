@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.lab.audit.attacks import AuditedDeployment, AuditedProver, attacks
-from proofserve.lab.audit.bootstrap import Bootstrap
+from proofserve.lab.audit.bootstrap import RUNS, Bootstrap
 from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
 from proofserve.lab.audit.evidence import HonestFigures, NonceEvidence, alike, cosines
 from proofserve.lab.audit.measurement import (
@@ -33,7 +33,7 @@ HONEST = "honest"
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """``nonces`` are those of each prover.
+    """``nonces`` are those of each prover, ``runs`` its simulated verifications.
 
     Without ``figures`` of a calibration the audit takes those of its own honest prover, and without
     ``dist_threshold`` the distance that a share ``rule.p_mismatch`` of honest vectors exceeds by
@@ -44,6 +44,7 @@ class AuditOptions:
     nonces: int
     figures: HonestFigures | None = None
     dist_threshold: float | None = None
+    runs: int = RUNS
 
 
 def audit(deployment: AuditedDeployment, options: AuditOptions, progress: Progress) -> Audit:
@@ -92,12 +93,13 @@ class _Auditing:
         twins = self._deployment.has_twins
         own_alike = alike(_exact_errors(served, truth)) if twins else None
         evidence = NonceEvidence(figures, predictions, own_alike)
-        judging = _Judging(options.rule, evidence, self._progress)
+        judging = _Judging(options, evidence, self._progress)
         return Audit(
             rule=options.rule,
             dist_threshold=limit,
             suspects=tuple(predictions),
             pairs=len(figures.pairs),
+            runs=options.runs,
             honest=judging.results(honest),
             attacks=(*judging.results(seen), *judging.mixed(honest[0], seen)),
         )
@@ -126,9 +128,9 @@ class _Auditing:
 
 
 class _Judging:
-    def __init__(self, rule: ConvictionRule, evidence: NonceEvidence, progress: Progress) -> None:
-        self._analysis = PowerAnalysis(rule)
-        self._bootstrap = Bootstrap(rule)
+    def __init__(self, options: AuditOptions, evidence: NonceEvidence, progress: Progress) -> None:
+        self._analysis = PowerAnalysis(options.rule)
+        self._bootstrap = Bootstrap(options.rule, options.runs)
         self._evidence = evidence
         self._progress = progress
 

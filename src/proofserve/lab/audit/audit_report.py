@@ -8,7 +8,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from proofserve.lab.audit.bootstrap import CERTIFIED, DIRECTION, RANK, RUNS, SCALE, TWINS
+from proofserve.lab.audit.bootstrap import CERTIFIED, DIRECTION, RANK, SCALE, TWINS
 from proofserve.lab.audit.compute_share import Price
 from proofserve.lab.audit.measurement import ProverMeasurement
 from proofserve.lab.audit.results import WORTHWHILE, Audit, ProverResult
@@ -30,8 +30,8 @@ ASSUMPTIONS = (
     "Honest vectors differ from the validator's because the prover computes in a dtype that rounds"
     " more. Two machines that both round, each in its own way, are about 1.4 times as far apart;"
     " the scale test allows for that.",
-    f"Nonces are those of {RUNS} simulated verifications, which draw the measured nonces again and"
-    " again: they know no prover's vector that was not measured. Directions are followed for the"
+    "Nonces are those of simulated verifications, which draw the measured nonces again and again:"
+    " they know no prover's vector that was not measured. Directions are followed for the"
     " likeliest suspects.",
 )
 
@@ -98,7 +98,7 @@ class AuditReport:
             f" direction, twins) convicts it with a chance of {rule.power:g} or more within"
             f" {rule.max_nonces} nonces, and all together an honest node with {rule.alpha:g} or"
             " less. The table shows the nonces after which a test has convicted half of the"
-            f" verifications, and {rule.power:.1%} of them. The default tests share that alpha;"
+            f" {audit.runs} simulated verifications, and {rule.power:.1%} of them. The default tests share that alpha;"
             " count, rank and certified (the direction test without a calibration) have all of it."
             f" The count calls a vector a mismatch if it is further than"
             f" {audit.dist_threshold:.4g} from the validator's; an honest node may have mismatches"
@@ -139,6 +139,7 @@ class AuditReport:
             "rule": {**asdict(audit.rule), "dist_threshold": audit.dist_threshold},
             "rule_in_words": self.rule,
             "honest_pairs": audit.pairs,
+            "simulated_verifications": audit.runs,
             "suspects": list(audit.suspects),
             "honest": [self._record(each) for each in audit.honest],
             "attacks": [self._record(each) for each in audit.attacks],

@@ -84,11 +84,7 @@ class Bootstrap:
 
         ``pairs`` are the honest distances of the rank test.
         """
-        count = len(made.distances)
-        if chances is None:
-            chances = np.full(count, 1.0 / count)
-        shape = self._runs, self._rule.max_nonces
-        draws = Draws(np.random.default_rng(0).choice(count, shape, p=chances), chances)
+        draws = self._draws(len(made.distances), chances)
         stops = self._default_stops(made, draws)
         direction, unless_ruled_out, ruled_out = self._direction(made, draws, len(stops) + 1)
         cleared = self._cleared(made, draws, ruled_out)
@@ -99,7 +95,13 @@ class Bootstrap:
         if len(pairs) >= LEAST_PAIRS:
             tests[RANK] = self._ranks(made.distances, draws, pairs)
         needed = {name: self._needed(each) for name, each in tests.items()}
-        return BootstrapResult(needed, self._needed(cleared), _growth(made, chances))
+        return BootstrapResult(needed, self._needed(cleared), _growth(made, draws.chances))
+
+    def _draws(self, count: int, chances: Floats | None) -> Draws:
+        random, shape = np.random.default_rng(0), (self._runs, self._rule.max_nonces)
+        if chances is None:
+            return Draws(random.integers(0, count, shape), np.full(count, 1.0 / count))
+        return Draws(random.choice(count, shape, p=chances), chances)
 
     def _default_stops(self, made: Increments, draws: Draws) -> dict[str, Counts]:
         """The default tests without the direction, at their share of alpha."""

@@ -63,12 +63,14 @@ class Audit:
     """The results: of honest provers, the deployed one first, and of the attacks.
 
     ``dist_threshold`` (L2) is that of the count. ``suspects`` are the columns of the results'
-    cosines, ``pairs`` the number of honest distances behind the tests.
+    cosines, ``pairs`` the number of honest distances behind the tests, ``runs`` that of simulated
+    verifications of each prover.
     """
 
     rule: ConvictionRule
     dist_threshold: float
     pairs: int
+    runs: int
     suspects: tuple[str, ...]
     honest: tuple[ProverResult, ...]
     attacks: tuple[ProverResult, ...]
