@@ -103,7 +103,7 @@ MANY = tuple(f"suspect {number}" for number in range(20))
 
 
 @pytest.mark.parametrize("guilty", [None, "suspect 0", "suspect 19"])
-def test_a_nonce_costs_five_forwards_however_many_suspects_there_are(guilty: str | None) -> None:
+def test_a_nonce_costs_four_forwards_however_many_suspects_there_are(guilty: str | None) -> None:
     bank = Bank(MANY)
     honest = dict.fromkeys(MANY, HonestSpread(0.16))
     judge = DirectionJudge(bank, dict.fromkeys(MANY, Expected(0.44, 0.14)), honest, CHANCES)
@@ -122,7 +122,7 @@ def test_a_nonce_costs_five_forwards_however_many_suspects_there_are(guilty: str
     expected = SequentialResult.FRAUD if guilty else SequentialResult.HONEST
     assert judge.finding().result is expected
     assert nonce <= 40
-    assert max(Counter(each for _, each in bank.asked).values()) == 5
+    assert max(Counter(each for _, each in bank.asked).values()) == 4
     assert guilty is None or judge.finding().figures["suspect"] == guilty
 
 

@@ -112,9 +112,7 @@ def test_a_vector_that_was_changed_afterwards_convicts_by_its_path(
     assert nonce in {mismatch.nonce for mismatch in outcome.mismatches(0.01)}
 
 
-def test_a_new_root_for_changed_vectors_does_not_help(
-    committed: tuple[FakeNode, Receiver],
-) -> None:
+def test_a_new_root_for_changed_vectors_does_not_help(committed: tuple[FakeNode, Receiver]) -> None:
     node, received = committed
     source = received.roots()
     zero = base64.b64encode(bytes(24)).decode()
@@ -262,9 +260,7 @@ def test_whatever_a_node_answers_it_is_no_proof(
     assert judged(claimed).verdict is SequentialResult.FRAUD
 
 
-def test_a_text_that_is_no_vector_does_not_fit_a_root(
-    committed: tuple[FakeNode, Receiver],
-) -> None:
+def test_a_text_that_is_no_vector_does_not_fit_a_root(committed: tuple[FakeNode, Receiver]) -> None:
     source = committed[1].roots()
 
     def answer(body: Any) -> Response:
@@ -300,9 +296,7 @@ def test_a_refusal_of_the_validator_itself_is_no_verdict(
         open_sample(committed[1].roots(), client, "s", 4, NoProgress(), IMPATIENT)
 
 
-def test_a_node_that_was_never_reached_is_no_verdict(
-    committed: tuple[FakeNode, Receiver],
-) -> None:
+def test_a_node_that_was_never_reached_is_no_verdict(committed: tuple[FakeNode, Receiver]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with NodeClient(url) as client, pytest.raises(NodeError, match="refused"):

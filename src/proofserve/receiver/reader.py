@@ -65,7 +65,9 @@ class ReceivedArtifacts:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         rows = self._connection.execute(_ROUNDS) if version >= FIRST_WITH_ROOTS else ()
         return [
-            ReceivedRound(number, block, key, round_id, height, NonceLane(*lane), scheme, width, seq)
+            ReceivedRound(
+                number, block, key, round_id, height, NonceLane(*lane), scheme, width, seq
+            )
             for number, block, key, round_id, height, *lane, scheme, width, seq in rows
         ]
 

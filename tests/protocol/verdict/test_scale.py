@@ -35,6 +35,17 @@ def test_a_fit_of_light_tails_has_a_scale_of_their_size() -> None:
     assert fit.quantile(0.999) == pytest.approx(float(np.quantile(light, 0.999)), rel=0.1)
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.1, 0.3])
+@pytest.mark.parametrize("count", [2, 12, 32, 64])
+def test_few_distances_have_a_fit(count: int, spread: float) -> None:
+    """Also where the likelihood has its maximum at infinity."""
+    for seed in range(10):
+        distances = S * np.exp(spread * np.random.default_rng(seed).normal(size=count))
+        fit = fitted(distances)
+        assert distances.min() * 0.99 <= fit.quantile(0.5) <= distances.max() * 1.01
+        assert np.isfinite(fit.log_bets(distances)).all()
+
+
 def test_the_mean_of_a_bet_is_at_most_one_on_honest_distances(fit: ScaleFit) -> None:
     """Also on ones that are 1.4 times as large: the allowance is 1.45."""
     for times in (1.0, 1.4):

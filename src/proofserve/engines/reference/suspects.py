@@ -70,6 +70,17 @@ _BANK: Final[Mapping[str, Callable[[Network], Network]]] = {
 
 SUSPECTS: Final = tuple(_BANK)
 
+# What a weight is stored in, by the first word of a name; the KV cache leaves weights as they are.
+_WEIGHT_BITS: Final = {
+    **{"int8": 8, "fp8": 8, "W8A8": 8, "int6": 6},
+    **{"int4": 4, "nf4": 4, "mxfp4": 4, "nvfp4": 4, "KV": 16},
+}
+
+
+def weight_bits(name: str) -> int:
+    """Bits of a weight of the suspect ``name``, without scales."""
+    return _WEIGHT_BITS[name.split(maxsplit=1)[0]]
+
 
 def suspect(network: Network, name: str) -> Network:
     """``network`` changed as the suspect ``name`` of ``SUSPECTS`` is.

@@ -1,5 +1,6 @@
 """How honest errors and those of suspects point along the suspects' predictions."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,8 @@ from proofserve.rounds.calls import chunks
 # Of them a deployment with each suspect's weights computes a part: its cosines vary little.
 OWN_SHARE = 4
 AT_ONCE = 32
+# The normal quantile of 0.99.
+_Z = 2.33
 
 
 class DeployableBank(Bank, Protocol):
@@ -32,7 +35,8 @@ class DeployableBank(Bank, Protocol):
 class SuspectCosines:
     """Cosines with one suspect's prediction: of honest nonces, and of a node that has its weights.
 
-    ``honest`` bounds the honest spread, ``own`` is the mean and standard deviation of the node's.
+    ``honest`` bounds the honest spread. ``own`` has a lower bound of the node's mean, wrong 1 time
+    in 100, and its standard deviation.
     """
 
     honest: HonestSpread
@@ -60,7 +64,9 @@ def suspect_cosines(
         of_honest = np.array([cosine(errors[n], predicted[n]) for n in nonces])
         served = _less(_as_sent(bank.served_by(name, own_nonces)), bank.truth(own_nonces))
         of_own = np.array([cosine(served[n], predicted[n]) for n in own_nonces])
-        own = Expected(float(of_own.mean()), float(of_own.std(ddof=1)))
+        sd = float(of_own.std(ddof=1))
+        # The lower bound of the mean: what is expected too high would clear a fraud too soon.
+        own = Expected(float(of_own.mean()) - _Z * sd / math.sqrt(len(of_own)), sd)
         found[name] = SuspectCosines(honest_spread(of_honest), own)
         progress.advance()
     return found

@@ -55,6 +55,17 @@ class ScaleFit:
         norms: Floats = np.log(self.norms)
         return _log_bets(scaled, self.nu1, self.nu2) - norms
 
+    def log_factors(self, distances: Floats) -> Floats:
+        """What each of ``distances`` [n] gives to every bet: float64 [n, len(SCALES * SHARES)]."""
+        bets = self.log_bets(distances)
+        return np.concatenate([_mixed(bets, share) for share in SHARES], axis=1)
+
+    def log_clearing(self, distances: Floats, scale: float = 2.0, share: float = 1.0) -> Floats:
+        """What each of ``distances`` [n] gives to a ``ScaleClearing``: float64 [n]."""
+        u = (distances / self.s) ** 2
+        ratio = _log_ratios(u, self.nu1, self.nu2, np.array([scale]))[:, 0]
+        return -_mixed(ratio, share)
+
 
 def fitted(distances: Floats) -> ScaleFit:
     """The fit of honest ``distances`` [n], all above 0, by maximum likelihood.
@@ -83,9 +94,7 @@ class ScaleEvidence:
 
     def add(self, distance: float) -> None:
         """One more nonce; a missing or malformed claim is infinitely far."""
-        bets = self._fit.log_bets(np.array([distance]))[0]
-        factors = [_mixed(bets, share) for share in SHARES]
-        self._evidence.add(np.concatenate(factors))
+        self._evidence.add(self._fit.log_factors(np.array([distance]))[0])
 
     @property
     def log(self) -> float:
@@ -106,10 +115,8 @@ class ScaleClearing:
         self.log = 0.0
 
     def add(self, distance: float) -> None:
-        fit = self._fit
-        u = np.array([(distance / fit.s) ** 2])
-        ratio = _log_ratios(u, fit.nu1, fit.nu2, np.array([self._scale]))[0]
-        self.log -= float(_mixed(ratio, self._share)[0])
+        factor = self._fit.log_clearing(np.array([distance]), self._scale, self._share)
+        self.log += float(factor[0])
 
 
 def _mixed(log_ratios: Floats, share: float) -> Floats:
