@@ -80,7 +80,12 @@ def test_the_callbacks_have_no_vectors_and_the_chain_is_whole(received: Receiver
     (summary,) = received.store.summary().sources
     assert (summary.artifacts, summary.duplicates) == (0, 0)
     assert source.broken_links() == {}
-    assert (source.scheme, source.width, source.seq_len, source.lane) == ("artifact-v1", 12, 16, LANE)
+    assert (source.scheme, source.width, source.seq_len, source.lane) == (
+        "artifact-v1",
+        12,
+        16,
+        LANE,
+    )
     firsts = [batch.first_index for batch in source.batches]
     assert firsts == list(range(0, 32 * len(firsts), 32))
 

@@ -91,9 +91,7 @@ def test_a_vector_changed_after_its_root_was_posted_is_fraud(
     assert "nonce 5: not committed its path does not lead to the root" in result.output
 
 
-def test_a_node_without_its_vectors_is_fraud(
-    tiny: Path, served: tuple[FakeNode, Receiver]
-) -> None:
+def test_a_node_without_its_vectors_is_fraud(tiny: Path, served: tuple[FakeNode, Receiver]) -> None:
     node, received = served
     node.change("DELETE FROM results")
     result = run(received.file, node, "--model", tiny)

@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from proofserve.protocol.commitments import Batch
+from proofserve.protocol.commitments import CommittedBatch
 from proofserve.protocol.nonces import NonceLane
 from proofserve.receiver.database import ReceiverFileError
 
@@ -65,13 +65,15 @@ class ReceivedArtifacts:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         rows = self._connection.execute(_ROUNDS) if version >= FIRST_WITH_ROOTS else ()
         return [
-            ReceivedRound(number, block, key, round_id, height, NonceLane(*lane), scheme, width, seq)
+            ReceivedRound(
+                number, block, key, round_id, height, NonceLane(*lane), scheme, width, seq
+            )
             for number, block, key, round_id, height, *lane, scheme, width, seq in rows
         ]
 
-    def batches(self, number: int) -> list[Batch]:
+    def batches(self, number: int) -> list[CommittedBatch]:
         """The batches of a round in the order of its lane."""
-        return [Batch(*row) for row in self._connection.execute(_ROOTS, (number,))]
+        return [CommittedBatch(*row) for row in self._connection.execute(_ROOTS, (number,))]
 
     def of(self, source: Source) -> list[tuple[int, str]]:
         return self._connection.execute(_ARTIFACTS, source).fetchall()
