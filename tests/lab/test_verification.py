@@ -11,8 +11,9 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.counting import CountJudge, CountRule
 from proofserve.lab.verify.judges import Vectors
-from proofserve.lab.verify.verification import Recomputation, Verification, draw, verify
+from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import decode, encode
+from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 

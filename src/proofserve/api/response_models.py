@@ -80,7 +80,7 @@ class NodeStatusResponse(StoppedPowStatus):
     config: dict[str, Any] | None
     stats: dict[str, Any] | None
     round_id: str | None
-    scheme: str
+    scheme: str | None
     paused_reason: str | None
     error: str | None
     warning: str | None
@@ -112,6 +112,7 @@ class ResultsPage(ResponseModel):
 class Versions(ResponseModel):
     vllm_version: str | None
     poc_validation_inference: bool
+    weights_digest: str | None
     versions: dict[str, str]
 
 
@@ -129,7 +130,10 @@ class EncodingModel(ResponseModel, VectorEncoding):
 
 
 class JobAnswer(ResponseModel):
-    """A job: artifacts or a verdict once it is completed, ``error`` once it has failed."""
+    """A job: artifacts or a verdict once it is completed, ``error`` once it has failed.
+
+    ``p_value`` is that of the binomial test, or of the scale test min(1, 1/E) with E its evidence.
+    """
 
     status: Literal["queued", "running", "completed", "failed", "cancelled"]
     request_id: str
@@ -144,6 +148,27 @@ class JobAnswer(ResponseModel):
     fraud_detected: bool | None = None
     error: str | None = None
     warning: str | None = None
+
+
+class OpeningModel(ResponseModel, ArtifactRecord):
+    """A nonce of a committed round: ``index`` is its place in the lane, the rest its batch.
+
+    Root and path are in base64; the path is one text of all hashes, from the leaf upwards.
+    """
+
+    index: int
+    first_index: int
+    count: int
+    root: str
+    path: str
+
+
+class OpeningsAnswer(ResponseModel):
+    """The vectors asked for. The round has roots for its first ``committed`` nonces."""
+
+    round_id: str
+    committed: int
+    openings: list[OpeningModel]
 
 
 class HealthAnswer(ResponseModel):
@@ -169,6 +194,7 @@ _REASONS = {
     401: "the server needs a key, and the request has none of its keys",
     403: "the key is a viewer's, or the server has no keys and the client is on another machine",
     404: "unknown or expired",
+    410: "the vectors are deleted, because their root was delivered long ago",
     409: "not in this state, or for another deployment or block",
     422: "a field is wrong; its name is in the detail",
     413: "the body is larger than this server reads",

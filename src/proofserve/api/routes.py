@@ -7,7 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request, Security
 from fastapi.security import HTTPBearer
 
-from proofserve.api import artifact_routes, distance_routes, health_routes, translate
+from proofserve.api import (
+    artifact_routes,
+    distance_routes,
+    health_routes,
+    opening_routes,
+    translate,
+)
 from proofserve.api.failures import guarded
 from proofserve.api.node import Node, ServedNode, require_engine
 from proofserve.api.response_models import (
@@ -18,14 +24,10 @@ from proofserve.api.response_models import (
     Versions,
     documented,
 )
-from proofserve.api.schemas import (
-    ARTIFACT_ROUND_EXAMPLE,
-    DISTANCE_ROUND_EXAMPLE,
-    AnyRoundRequest,
-    DistanceRoundRequest,
-)
+from proofserve.api.schemas import AnyRoundRequest, DistanceRoundRequest
 from proofserve.api.status import pow_status, status_body, stopped_body
 from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.wire.examples import ARTIFACT_ROUND_EXAMPLE, DISTANCE_ROUND_EXAMPLE
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.records import result_record
 
@@ -47,6 +49,7 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
     _add_shared(made)
     artifact_routes.add_to(made)
     distance_routes.add_to(made)
+    opening_routes.add_to(made)
     health_routes.add_to(made, without_key)
     both = APIRouter()
     both.include_router(made)
@@ -125,10 +128,15 @@ async def results(
 
 
 async def versions(node: ServedNode) -> dict[str, Any]:
-    """The versions of vLLM, proofserve and what they use."""
-    versions = dict(node.deployment.engine_info.versions)
+    """The versions of vLLM, proofserve and what they use, and the digest of the weights.
+
+    ``weights_digest`` is null if the checkpoint has no safetensors files.
+    """
+    engine_info = node.deployment.engine_info
+    versions = dict(engine_info.versions)
     return {
         "vllm_version": versions.get("vllm"),
         "poc_validation_inference": True,
+        "weights_digest": engine_info.facts.weights_digest,
         "versions": versions,
     }

@@ -91,7 +91,9 @@ def _config(spec: RoundSpec) -> dict[str, Any]:
         "seq_len": spec.work.seq_len,
     }
     if spec.target is None:
-        return {**config, "k_dim": spec.work.scheme.width}
+        scheme = spec.work.scheme.to_wire()
+        commit = "roots" if spec.commits_roots else "vectors"
+        return {**config, "k_dim": scheme["k_dim"], "scheme": scheme["name"], "commit": commit}
     return {**config, **asdict(spec.target), "scheme": spec.work.scheme.to_wire()}
 
 

@@ -22,6 +22,8 @@ _CERTIFIED_BETS = np.array([0.5, 1.0, 2.0, 4.0])
 _WRONG, _Z = 0.01, 2.33
 # In standard deviations of an honest cosine.
 _CALIBRATED_BETS = np.array([0.5, 1.0, 1.5, 2.0, 4.0, 8.0])
+# Of one nonce: rare honest errors need not be normal, and must not convict alone.
+_LOG_CAP = math.log(1000.0)
 
 Vector = NDArray[np.float32]
 
@@ -83,8 +85,9 @@ def calibrated_log_factors(
 ) -> NDArray[np.float64]:
     """What each of ``cosines`` [n] gives to every bet of ``CalibratedDirection``: [n, bets]."""
     x = (cosines[:, np.newaxis] - honest.margin) / honest.sd
-    factors: NDArray[np.float64] = _CALIBRATED_BETS * x - _CALIBRATED_BETS**2 / 2
-    return factors
+    factors = _CALIBRATED_BETS * x - _CALIBRATED_BETS**2 / 2
+    capped: NDArray[np.float64] = np.minimum(factors, _LOG_CAP)
+    return capped
 
 
 class CalibratedDirection:

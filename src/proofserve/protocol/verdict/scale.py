@@ -22,8 +22,9 @@ SHARES = (1.0, 0.4, 0.1)
 ALLOWANCE = 1.45
 # Standard errors by which the mean of a bet on the calibration's own pairs may be too low.
 _MEAN_ERRORS = 2.33
-# The logarithm of the largest nu1 and nu2 of a fit.
-_MOST_FREEDOM = math.log(1e4)
+# Bounds of the logarithms of nu1 and nu2. Without the upper one a fit of distances with light
+# tails runs to infinity, and its scale with it.
+_SHAPES = (math.log(0.5), math.log(1000.0))
 # The largest factor that one nonce may contribute: below a scale of 3, and from there on.
 _CAP_SMALL, _CAP_LARGE, _LARGE = 25.0, 1000.0, 3.0
 
@@ -75,7 +76,8 @@ def fitted(distances: Floats) -> ScaleFit:
         raise ProtocolError("distances", "at least two are needed, finite and above 0")
     squares = distances**2
     start = np.array([math.log(float(np.median(squares))), math.log(10.0), math.log(10.0)])
-    found = optimize.minimize(_misfit, start, args=(squares,), method="Nelder-Mead")
+    bounds = ((None, None), _SHAPES, _SHAPES)
+    found = optimize.minimize(_misfit, start, args=(squares,), method="Nelder-Mead", bounds=bounds)
     scale, nu1, nu2 = np.exp(found.x).tolist()
     bets = np.exp(_log_bets(squares / (scale * ALLOWANCE**2), nu1, nu2))
     error = bets.std(axis=0, ddof=1) / math.sqrt(len(bets))
@@ -143,9 +145,6 @@ def _log_ratios(u: Floats, nu1: float, nu2: float, scales: Floats) -> Floats:
 
 def _misfit(logs: Floats, squares: Floats) -> float:
     """The negative log likelihood of a scale, nu1 and nu2, given by their logarithms."""
-    # The best fit of few distances can lie at infinity, where the density hardly changes.
-    if logs[1:].max() > _MOST_FREEDOM:
-        return math.inf
     scale, nu1, nu2 = np.exp(logs)
     u = squares / scale
     density = (nu1 / 2 - 1) * np.log(u) - (nu1 + nu2) / 2 * np.log1p(u)
