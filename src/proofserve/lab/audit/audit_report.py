@@ -31,8 +31,9 @@ ASSUMPTIONS = (
     " more. Two machines that both round, each in its own way, are about 1.4 times as far apart;"
     " the scale test allows for that.",
     "Nonces are those of simulated verifications, which draw the measured nonces again and again:"
-    " they know no prover's vector that was not measured. Directions are followed for the"
-    " likeliest suspects.",
+    " they know no prover's vector that was not measured. They compare every nonce with every"
+    " suspect, and follow the likeliest. `verify` compares a nonce with a few suspects at a time,"
+    " so over a large bank its direction test takes some nonces more, and clears later.",
 )
 
 
