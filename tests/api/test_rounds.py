@@ -42,6 +42,7 @@ async def test_a_round_from_start_to_stop(server: Server) -> None:
         "n_groups": 2,
         "seq_len": 16,
         "k_dim": 12,
+        "scheme": "artifact-v1",
     }
     assert body["stats"]["total_processed"] >= 16
     assert body["stats"]["nonces_per_second"] > 0
@@ -152,12 +153,13 @@ async def test_versions(server: Server) -> None:
     assert body["poc_validation_inference"] is True
 
 
-async def test_the_examples_in_the_api_description_run(server: Server) -> None:
-    schemas = server.app.openapi()["components"]["schemas"]
-    for example in schemas["RoundRequest"]["examples"]:
-        response = await server.post(START, example)
-        assert (response.status_code, response.json()) == (200, STARTED)
-        await server.post(STOP)
-    for example in schemas["JobRequest"]["examples"]:
-        response = await server.post(GENERATE, example)
-        assert response.status_code == 200, response.text
+async def test_the_examples_in_the_api_description_run() -> None:
+    async with serving(scheme=None) as server:
+        schemas = server.app.openapi()["components"]["schemas"]
+        for example in schemas["RoundRequest"]["examples"]:
+            response = await server.post(START, example)
+            assert (response.status_code, response.json()) == (200, STARTED)
+            await server.post(STOP)
+        for example in schemas["JobRequest"]["examples"]:
+            response = await server.post(GENERATE, example)
+            assert response.status_code == 200, response.text

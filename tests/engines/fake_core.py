@@ -160,6 +160,22 @@ def gate_on(
 
 
 def call(
-    nonces: Sequence[int], lease: str = "lease", defer_s: float = 5.0, seq_len: int = 32
+    nonces: Sequence[int],
+    lease: str = "lease",
+    defer_s: float = 5.0,
+    seq_len: int = 32,
+    sequences_per_nonce: int = 1,
 ) -> ProveCall:
-    return ProveCall(lease, {}, "block", "key", seq_len, tuple(nonces), defer_s)
+    return ProveCall(
+        lease=lease,
+        scheme={},
+        sequences_per_nonce=sequences_per_nonce,
+        weights_digest=None,
+        token_ranges=(),
+        block_hash="block",
+        block_height=7,
+        public_key="key",
+        seq_len=seq_len,
+        nonces=tuple(nonces),
+        defer_s=defer_s,
+    )

@@ -1,4 +1,4 @@
-"""The receiver starts at once: without torch, whose import takes seconds, or minutes under load."""
+"""The receiver starts at once: without torch and scipy, whose imports take seconds under load."""
 
 import subprocess
 import sys
@@ -9,6 +9,8 @@ import pytest
 @pytest.mark.parametrize(
     "module", ["receiver.app", "gateway.http.app", "outbox.offline", "cli.main"]
 )
-def test_the_module_does_not_import_torch(module: str) -> None:
-    code = f"import sys, proofserve.{module}; sys.exit('torch' in sys.modules)"
+def test_the_module_imports_neither_torch_nor_scipy(module: str) -> None:
+    code = (
+        f"import sys, proofserve.{module}; sys.exit(bool({{'torch', 'scipy'}} & {{*sys.modules}}))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from proofserve.engines.vllm.client import VllmEngine
+from proofserve.engines.vllm.client import VllmEngine, served_facts
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import scheme
@@ -37,7 +37,8 @@ class EmbeddedEngine:
             **options,
         }
         self.llm: AsyncLLM = self.run(self._start(args))
-        engine_info = EngineInfo(("tiny",), 256, 1024, {})
+        facts = served_facts(self.llm.vllm_config)
+        engine_info = EngineInfo(("tiny",), facts, 1024, {})
         self.engine = VllmEngine(self.llm, engine_info, defer_s, timeout_s=60.0)
 
     @staticmethod

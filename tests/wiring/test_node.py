@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -24,8 +25,8 @@ pytestmark = pytest.mark.anyio
 LANE = NonceLane(1, 3)
 
 
-def settings(folder: Path, resume: bool = False) -> NodeSettings:
-    return NodeSettings(enabled=True, outbox=folder / "outbox.sqlite", resume=resume)
+def settings(folder: Path, resume: bool = False, **more: Any) -> NodeSettings:
+    return NodeSettings(enabled=True, outbox=folder / "outbox.sqlite", resume=resume, **more)
 
 
 def engine() -> FakeEngine:
@@ -93,21 +94,46 @@ async def test_a_round_that_a_fault_has_ended_continues(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "work",
+    ("work", "deployed", "reason"),
     [
-        Workload(scheme("artifact-v1-layers"), Block("block", 7), "key", 16),
-        Workload(scheme("artifact-v1"), Block("block", 7), "key", 100_000),
+        (
+            Workload(scheme("artifact-v1-layers"), Block("block", 7), "key", 16),
+            {"scheme": "artifact-v1"},
+            "it is of scheme artifact-v1-layers, deployed is artifact-v1",
+        ),
+        (
+            Workload(scheme("artifact-v1"), Block("block", 7), "key", 100_000),
+            {},
+            "its seq_len 100000 exceeds",
+        ),
+        (
+            Workload(scheme("artifact-v1", k_dim=65), Block("block", 7), "key", 16),
+            {},
+            "k_dim: 65 exceeds the hidden size 64",
+        ),
     ],
-    ids=["another scheme", "beyond the context"],
+    ids=["another scheme", "beyond the context", "another model"],
 )
 async def test_a_round_of_another_deployment_does_not_continue(
-    work: Workload, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    work: Workload,
+    deployed: dict[str, Any],
+    reason: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running_node(engine(), settings(tmp_path)) as node:
         await node.outbox.open_round(round_spec(work=work))
-    async with running_node(engine(), settings(tmp_path, resume=True)) as node:
+    async with running_node(engine(), settings(tmp_path, resume=True, **deployed)) as node:
         assert node.manager.status().state is State.IDLE
-        assert "cannot continue and is closed" in caplog.text
+        assert f"cannot continue and is closed: {reason}" in caplog.text
+
+
+async def test_a_round_of_any_scheme_continues_where_none_is_set(tmp_path: Path) -> None:
+    spec = round_spec(work=Workload(scheme("sketch-v1"), Block("block", 7), "key", 16))
+    async with running_node(engine(), settings(tmp_path)) as node:
+        await node.outbox.open_round(spec)
+    async with running_node(engine(), settings(tmp_path, resume=True)) as node:
+        assert node.manager.status().spec == spec
 
 
 async def test_callbacks_follow_allowlist_and_secret(tmp_path: Path) -> None:

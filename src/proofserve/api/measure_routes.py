@@ -7,10 +7,10 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from proofserve.api import translate
 from proofserve.api.node import Deployment, Node, ServedNode
 from proofserve.api.routes import empty_router
 from proofserve.api.schemas import Body, Count, Params, Text
-from proofserve.protocol import schemes
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.ports import MeasurableEngine
@@ -23,6 +23,7 @@ class MeasureRequest(Body):
     block_hash: Text
     public_key: Text
     params: Params | None = Field(None, description="Of the artifact protocol.")
+    scheme: Text | None = Field(None, description="Of the artifact protocol, as in a round.")
     seq_len: Count | None = Field(None, description="Of the distance protocol, with sign flips.")
     batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
     forwards: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -33,6 +34,8 @@ class MeasureRequest(Body):
             raise PydanticCustomError(
                 "protocol", "exactly one of params (artifact) and seq_len (distance) is needed"
             )
+        if self.params is None and self.scheme is not None:
+            raise PydanticCustomError("protocol", "scheme belongs to params (artifact)")
         return self
 
 
@@ -63,5 +66,5 @@ def _workload(body: MeasureRequest, deployment: Deployment) -> Workload:
         return Workload(DistanceScheme(), block, body.public_key, body.seq_len)
     if body.params is None:
         raise AssertionError("the body's own check lets exactly one protocol pass")
-    scheme = schemes.scheme(deployment.scheme, k_dim=body.params.k_dim)
+    scheme = translate.artifact_scheme(body.scheme, body.params, deployment)
     return Workload(scheme, block, body.public_key, body.params.seq_len)

@@ -77,7 +77,8 @@ async def _families(node: Node) -> list[Metric]:
     of_outbox = answer_of_outbox(node.outbox.gauges())
     (engine, _), (outbox, _) = await asyncio.gather(read_engine(node), of_outbox)
     versions = node.deployment.engine_info.versions
-    here = (node.deployment.scheme, versions.get("vllm", ""), versions.get("proofserve", ""))
+    scheme = node.deployment.scheme or "any"
+    here = (scheme, versions.get("vllm", ""), versions.get("proofserve", ""))
     up = {("engine",): engine is not None, ("outbox",): outbox is not None}
     tasks = {(): len(asyncio.all_tasks())}
     return [

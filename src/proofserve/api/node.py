@@ -93,8 +93,9 @@ async def _accept(_url: str) -> str | None:
 class Deployment:
     """The values with which requests are compared.
 
-    ``enabled`` is false when the server was started without proofs. ``seq_len`` and ``k_dim`` are
-    the only values that the server allows, None where it allows any that fit the model.
+    ``enabled`` is false when the server was started without proofs. ``scheme``, ``seq_len`` and
+    ``k_dim`` are the only values that the server allows, None where it allows any that fit the
+    model.
     ``max_body_bytes`` and ``max_nonces`` bound one request, ``max_callbacks`` the callbacks that
     may wait when a job asks for another. ``check_url`` returns a warning about a callback URL,
     None for none, and raises ValueError if no callback may go there.
@@ -102,7 +103,7 @@ class Deployment:
 
     engine_info: EngineInfo
     enabled: bool
-    scheme: str
+    scheme: str | None = None
     seq_len: int | None = None
     k_dim: int | None = None
     default_batch_size: int = 32

@@ -80,7 +80,7 @@ class NodeStatusResponse(StoppedPowStatus):
     config: dict[str, Any] | None
     stats: dict[str, Any] | None
     round_id: str | None
-    scheme: str
+    scheme: str | None
     paused_reason: str | None
     error: str | None
     warning: str | None
@@ -112,6 +112,7 @@ class ResultsPage(ResponseModel):
 class Versions(ResponseModel):
     vllm_version: str | None
     poc_validation_inference: bool
+    weights_digest: str | None
     versions: dict[str, str]
 
 
@@ -129,7 +130,10 @@ class EncodingModel(ResponseModel, VectorEncoding):
 
 
 class JobAnswer(ResponseModel):
-    """A job: artifacts or a verdict once it is completed, ``error`` once it has failed."""
+    """A job: artifacts or a verdict once it is completed, ``error`` once it has failed.
+
+    ``p_value`` is that of the binomial test, or of the scale test min(1, 1/E) with E its evidence.
+    """
 
     status: Literal["queued", "running", "completed", "failed", "cancelled"]
     request_id: str

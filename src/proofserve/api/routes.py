@@ -18,14 +18,10 @@ from proofserve.api.response_models import (
     Versions,
     documented,
 )
-from proofserve.api.schemas import (
-    ARTIFACT_ROUND_EXAMPLE,
-    DISTANCE_ROUND_EXAMPLE,
-    AnyRoundRequest,
-    DistanceRoundRequest,
-)
+from proofserve.api.schemas import AnyRoundRequest, DistanceRoundRequest
 from proofserve.api.status import pow_status, status_body, stopped_body
 from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.wire.examples import ARTIFACT_ROUND_EXAMPLE, DISTANCE_ROUND_EXAMPLE
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.records import result_record
 
@@ -125,10 +121,15 @@ async def results(
 
 
 async def versions(node: ServedNode) -> dict[str, Any]:
-    """The versions of vLLM, proofserve and what they use."""
-    versions = dict(node.deployment.engine_info.versions)
+    """The versions of vLLM, proofserve and what they use, and the digest of the weights.
+
+    ``weights_digest`` is null if the checkpoint has no safetensors files.
+    """
+    engine_info = node.deployment.engine_info
+    versions = dict(engine_info.versions)
     return {
         "vllm_version": versions.get("vllm"),
         "poc_validation_inference": True,
+        "weights_digest": engine_info.facts.weights_digest,
         "versions": versions,
     }

@@ -4,57 +4,28 @@ Strict: a bool, a float or a string is not an integer here. What depends on the 
 model's context, the list limits) is checked in ``translate``.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    FailFast,
-    Field,
-    FiniteFloat,
-    JsonValue,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, FailFast, Field, FiniteFloat, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from proofserve.protocol.verdict.scale import SCALES
 from proofserve.rounds.records import FRAUD_THRESHOLD, StatTest
+from proofserve.wire.examples import (
+    ARTIFACT_EXAMPLE,
+    ARTIFACT_ROUND_EXAMPLE,
+    DISTANCE_CLAIMS_EXAMPLE,
+    DISTANCE_ROUND_EXAMPLE,
+    JOB_EXAMPLES,
+)
 from proofserve.wire.protocols import ARTIFACT, DISTANCE, by_field
 from proofserve.wire.records import ArtifactRecord, Whole, WorkRecord
 
-_WORK_EXAMPLE: dict[str, JsonValue] = {
-    "block_hash": "c0ffee",
-    "block_height": 100,
-    "public_key": "node-key",
-    "node_id": 0,
-}
-ARTIFACT_EXAMPLE: dict[str, JsonValue] = {
-    **_WORK_EXAMPLE,
-    "node_count": 1,
-    "params": {"model": "toy", "seq_len": 64, "k_dim": 12},
-}
-ARTIFACT_ROUND_EXAMPLE: dict[str, JsonValue] = {**ARTIFACT_EXAMPLE, "group_id": 1, "n_groups": 2}
-JOB_EXAMPLES: list[JsonValue] = [
-    {**ARTIFACT_EXAMPLE, "nonces": [0, 1, 2]},
-    {
-        **ARTIFACT_EXAMPLE,
-        "nonces": [7],
-        "wait": True,
-        "validation": {"artifacts": [{"nonce": 7, "vector_b64": "A" * 32}]},
-        "stat_test": {"dist_threshold": 0.4, "p_mismatch": 0.1},
-    },
-]
-DISTANCE_ROUND_EXAMPLE: dict[str, JsonValue] = {**_WORK_EXAMPLE, "node_count": 1, "r_target": 1.405}
-# Claims for the round above; the second distance is not below its target.
-DISTANCE_CLAIMS_EXAMPLE: dict[str, JsonValue] = {
-    **_WORK_EXAMPLE,
-    "nonces": [3, 17],
-    "dist": [1.401, 1.409],
-}
-
 # Limit of node and group numbers, so that the first nonces of a node stay in range.
 _MAX_COUNT = 2**31 - 1
+# Of the network's schemes.
+DEFAULT_K_DIM = 12
 # The value of a node number or node count that is not given.
 UNSET = -1
 _DEFAULT_TEST = StatTest()
@@ -84,6 +55,7 @@ Probability = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 BatchSize = Annotated[int, Field(ge=3, le=1024)]
 Nonces = Annotated[list[Whole], FailFast(), Field(min_length=1)]
 OptionalNumber = Annotated[int, Field(ge=UNSET, le=_MAX_COUNT)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Url = Annotated[str, Field(max_length=2048), AfterValidator(_callback_base)]
 
 
@@ -103,7 +75,9 @@ class Params(Body):
 
     model: Text = Field(description="A name under which this server serves its model.")
     seq_len: Count = Field(description="Tokens per nonce.")
-    k_dim: Count = Field(12, description="Values per artifact.")
+    k_dim: Count = Field(
+        DEFAULT_K_DIM, description="Values of a vector; sketch-v1 has 64 if it is left out."
+    )
 
 
 class WorkFields(Body, WorkRecord):
@@ -127,7 +101,14 @@ class CommonFields(WorkFields):
     node_count: Count = Field(description="How many nodes share the nonces.")
     params: Params
     url: Url | None = Field(None, description="Callbacks are POSTed below this address.")
-    scheme: Text | None = Field(None, description="The proof scheme that the node must have.")
+    scheme: Text | None = Field(
+        None,
+        description="artifact-v1, artifact-v1-layers or sketch-v1. If left out, the node's own, or"
+        " artifact-v1 where the node proves any.",
+    )
+    weights_digest: Digest | None = Field(
+        None, description="The digest of the weights that the node must serve, see /versions."
+    )
     poc_stronger_rng: bool = Field(
         False, description="Draw inputs from 256-bit seeds; artifact-v1-layers only."
     )
@@ -153,12 +134,35 @@ class Claims(Body):
     artifacts: Annotated[list[ClaimModel], FailFast()]
 
 
+class ScaleCalibration(Body):
+    """A fit of the honest distances of this model, by `proofserve calibrate noise`."""
+
+    # The limits are far beyond every calibration, and within them no evidence overflows.
+    s: Annotated[FiniteFloat, Field(ge=1e-9, le=1e4)]
+    nu1: Annotated[FiniteFloat, Field(gt=0, le=1e4)]
+    nu2: Annotated[FiniteFloat, Field(gt=0, le=1e4)]
+    norms: Annotated[
+        list[Annotated[FiniteFloat, Field(ge=1, le=1e4)]],
+        Field(min_length=len(SCALES), max_length=len(SCALES)),
+    ]
+
+
 class Thresholds(Body):
     """When a comparison counts as fraud."""
 
+    test: Literal["count", "scale"] = Field(
+        "count", description="Whether too many vectors are too far, or distances are too large."
+    )
+    calibration: ScaleCalibration | None = Field(None, description="Of the scale test only.")
     # Vectors have length 1: no two are further apart than 2.
-    dist_threshold: Annotated[FiniteFloat, Field(gt=0, le=2)] = _DEFAULT_TEST.dist_threshold
-    p_mismatch: Probability = _DEFAULT_TEST.p_mismatch
+    dist_threshold: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
+        _DEFAULT_TEST.dist_threshold,
+        description="A vector further than this is a mismatch. The scale test has no default: then"
+        " only claims without a vector are listed. It does not change that test's verdict.",
+    )
+    p_mismatch: Probability = Field(
+        _DEFAULT_TEST.p_mismatch, description="Of the count test only: share of honest mismatches."
+    )
     fraud_threshold: Probability | None = Field(
         None, description=f"Fraud below this p-value; {_DEFAULT_TEST.fraud_threshold} if left out."
     )
@@ -173,6 +177,16 @@ class Thresholds(Body):
             raise PydanticCustomError(
                 "threshold", "fraud_threshold and p_value_threshold name one value and differ"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _fields_of_its_test(self) -> "Thresholds":
+        scale = self.test == "scale"
+        if scale is (self.calibration is None):
+            text = "calibration is needed for the test scale, and for no other"
+            raise PydanticCustomError("calibration", text)
+        if scale and "p_mismatch" in self.model_fields_set:
+            raise PydanticCustomError("p_mismatch", "p_mismatch belongs to the test count")
         return self
 
 

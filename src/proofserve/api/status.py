@@ -91,7 +91,8 @@ def _config(spec: RoundSpec) -> dict[str, Any]:
         "seq_len": spec.work.seq_len,
     }
     if spec.target is None:
-        return {**config, "k_dim": spec.work.scheme.width}
+        scheme = spec.work.scheme.to_wire()
+        return {**config, "k_dim": scheme["k_dim"], "scheme": scheme["name"]}
     return {**config, **asdict(spec.target), "scheme": spec.work.scheme.to_wire()}
 
 

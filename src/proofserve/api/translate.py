@@ -14,6 +14,7 @@ from proofserve.api.schemas import (
     DistanceClaimsRequest,
     DistanceRoundRequest,
     JobRequest,
+    Params,
     RoundRequest,
     Thresholds,
 )
@@ -23,16 +24,23 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, check_nonces
 from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict import comparison
+from proofserve.protocol.verdict.scale import ScaleFit
 from proofserve.rounds.records import (
+    FRAUD_THRESHOLD,
     DistanceClaims,
     Job,
     RoundSpec,
+    ScaleTest,
     StatTest,
     Target,
     Validation,
     Workload,
 )
+
+# The schemes of the artifact protocol; the first is the network's.
+ARTIFACT_SCHEMES = ("artifact-v1", "artifact-v1-layers", "sketch-v1")
 
 
 def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
@@ -65,27 +73,68 @@ def job(body: JobRequest, deployment: Deployment) -> Job:
 
 
 def _workload(body: CommonFields, deployment: Deployment) -> Workload:
-    _match_deployment(body, deployment)
-    params = body.params
-    _check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
-    _check_fits(
-        "params.k_dim", params.k_dim, deployment.engine_info.facts.hidden_size, "hidden size"
-    )
+    scheme = artifact_scheme(body.scheme, body.params, deployment, body.poc_stronger_rng)
+    served = deployment.engine_info.facts.weights_digest
+    if body.weights_digest not in (None, served):
+        requested = {"weights_digest": body.weights_digest}
+        raise DeploymentMismatch("weights_digest", requested, {"weights_digest": served})
     block = Block(body.block_hash, body.block_height)
-    return Workload(_scheme(body, deployment), block, body.public_key, params.seq_len)
+    return Workload(scheme, block, body.public_key, body.params.seq_len)
 
 
-def _match_deployment(body: CommonFields, deployment: Deployment) -> None:
-    params, models = body.params, deployment.engine_info.model_names
+def artifact_scheme(
+    name: str | None, params: Params, deployment: Deployment, stronger_rng: bool = False
+) -> Scheme:
+    """The scheme that a request names, or its default, on the deployed model."""
+    wanted = name or deployment.scheme or ARTIFACT_SCHEMES[0]
+    proved = ARTIFACT_SCHEMES if deployment.scheme is None else (deployment.scheme,)
+    if wanted not in proved:
+        deployed = deployment.scheme or list(proved)
+        raise DeploymentMismatch("scheme", {"scheme": wanted}, {"scheme": deployed})
+    scheme = _scheme(wanted, params, stronger_rng)
+    _match_params(params, scheme, deployment)
+    _require_usable(scheme, params, deployment)
+    return scheme
+
+
+def _scheme(name: str, params: Params, stronger_rng: bool) -> Scheme:
+    # A k_dim that is left out is the scheme's own default.
+    options = {"k_dim": params.k_dim} if "k_dim" in params.model_fields_set else {}
+    try:
+        plain = schemes.scheme(name, **options)
+    except ProtocolError as error:
+        raise ProtocolError("params.k_dim", error.message) from None
+    if not stronger_rng:
+        return plain
+    try:
+        return schemes.scheme(name, **options, stronger_rng=True)
+    except ProtocolError as error:
+        raise ProtocolError("poc_stronger_rng", error.message) from None
+
+
+def _match_params(params: Params, scheme: Scheme, deployment: Deployment) -> None:
+    models, k_dim = deployment.engine_info.model_names, scheme.to_wire()["k_dim"]
     if (
         params.model not in models
         or deployment.seq_len not in (None, params.seq_len)
-        or deployment.k_dim not in (None, params.k_dim)
+        or deployment.k_dim not in (None, k_dim)
     ):
+        requested = {**params.model_dump(), "k_dim": k_dim}
         deployed = {"model": list(models), "seq_len": deployment.seq_len, "k_dim": deployment.k_dim}
-        raise DeploymentMismatch("params", params.model_dump(), deployed)
-    if body.scheme not in (None, deployment.scheme):
-        raise DeploymentMismatch("scheme", {"scheme": body.scheme}, {"scheme": deployment.scheme})
+        raise DeploymentMismatch("params", requested, deployed)
+
+
+def _require_usable(scheme: Scheme, params: Params, deployment: Deployment) -> None:
+    """Raise for a scheme that the deployed model cannot have."""
+    facts = deployment.engine_info.facts
+    _check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
+    if not isinstance(scheme, SketchScheme):
+        _check_fits("params.k_dim", params.k_dim, facts.hidden_size, "hidden size")
+    elif facts.weights_digest is None or facts.tokens is None:
+        count = len(facts.tokens) if facts.tokens else 0
+        requested = {"scheme": scheme.name, "needs": "a weights_digest and at least 2 token ids"}
+        deployed = {"weights_digest": facts.weights_digest, "token_ids": count}
+        raise DeploymentMismatch("scheme", requested, deployed)
 
 
 def _lane(body: RoundRequest | DistanceRoundRequest, batch_size: int) -> NonceLane:
@@ -129,16 +178,6 @@ def _check_fits(field: str, value: int, limit: int, what: str) -> None:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
 
 
-def _scheme(body: CommonFields, deployment: Deployment) -> Scheme:
-    plain = schemes.scheme(deployment.scheme, k_dim=body.params.k_dim)
-    if not body.poc_stronger_rng:
-        return plain
-    try:
-        return schemes.scheme(deployment.scheme, k_dim=body.params.k_dim, stronger_rng=True)
-    except ProtocolError as error:
-        raise ProtocolError("poc_stronger_rng", error.message) from None
-
-
 def _validation(body: JobRequest, deployment: Deployment) -> Validation | None:
     if body.validation is None:
         return None
@@ -150,14 +189,18 @@ def _validation(body: JobRequest, deployment: Deployment) -> Validation | None:
     return Validation(claims, _stat_test(body.stat_test))
 
 
-def _stat_test(thresholds: Thresholds | None) -> StatTest:
+def _stat_test(thresholds: Thresholds | None) -> StatTest | ScaleTest:
     if thresholds is None:
         return StatTest()
-    given = thresholds.fraud_threshold or thresholds.p_value_threshold
-    return StatTest(
-        dist_threshold=thresholds.dist_threshold,
-        p_mismatch=thresholds.p_mismatch,
-        fraud_threshold=given or StatTest().fraud_threshold,
+    fraud = thresholds.fraud_threshold or thresholds.p_value_threshold or FRAUD_THRESHOLD
+    if thresholds.calibration is None:
+        return StatTest(thresholds.dist_threshold, thresholds.p_mismatch, fraud)
+    fit = thresholds.calibration
+    listed = "dist_threshold" in thresholds.model_fields_set
+    return ScaleTest(
+        fit=ScaleFit(fit.s, fit.nu1, fit.nu2, tuple(fit.norms)),
+        fraud_threshold=fraud,
+        dist_threshold=thresholds.dist_threshold if listed else None,
     )
 
 

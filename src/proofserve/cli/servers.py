@@ -29,13 +29,16 @@ SMALL_MACHINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """A checkpoint, its served name, and how its proofs run; ``ranks`` counts devices."""
+    """A checkpoint, its served name, and how its proofs run; ``ranks`` counts devices.
+
+    ``scheme`` is the only one that the server proves, None for any that a request names.
+    """
 
     checkpoint: Path
     name: str
     forward_batch: int
     measure: bool = False
-    scheme: str = "artifact-v1"
+    scheme: str | None = None
     ranks: int = 1
 
 
@@ -78,7 +81,8 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
         "POC_FORWARD_BATCH": str(deployment.forward_batch),
         "POC_OUTBOX": str(folder / "outbox.sqlite"),
         "POC_MEASURE": "1" if deployment.measure else "0",
-        "POC_SCHEME": deployment.scheme,
+        # An empty variable counts as unset.
+        "POC_SCHEME": deployment.scheme or "",
     }
     command = server_command(str(deployment.checkpoint), options, poc)
     wanted = {**SMALL_MACHINE, **_a_core_each(deployment.ranks)}

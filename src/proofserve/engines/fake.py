@@ -6,16 +6,19 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import Block, Challenge, seed
 from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
+from proofserve.protocol.tokens import AllowedTokens
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges
 
+TOY_FACTS = ModelFacts(64, weights_digest="70" * 32, tokens=AllowedTokens(((10, 210),)))
 TOY_ENGINE_INFO = EngineInfo(
-    model_names=("toy",), facts=ModelFacts(64), max_seq_len=512, versions={"vllm": "none"}
+    model_names=("toy",), facts=TOY_FACTS, max_seq_len=512, versions={"vllm": "none"}
 )
 _CPU = torch.device("cpu")
 
@@ -23,8 +26,9 @@ _CPU = torch.device("cpu")
 class FakeEngine:
     """Answers at once with toy numbers, or misbehaves as its public attributes say.
 
-    The hidden row of a nonce is drawn from the seed of its input string, so equal requests have
-    equal proofs and any other request has others; the scheme's own finish does the rest.
+    The hidden row of a sequence is drawn from the seed of its input string, so equal requests have
+    equal proofs and any other request has others; the scheme's own finish does the rest. Every
+    position has that row, turned by its number of places.
     """
 
     def __init__(self, engine_info: EngineInfo = TOY_ENGINE_INFO) -> None:
@@ -100,11 +104,18 @@ class FakeEngine:
         width = work.scheme.width
         if not kept:
             return ProofBatch((), np.empty((0, width), dtype=np.float32), failed)
-        challenge = Challenge(work.block.hash, work.public_key)
-        seeds = [seed(f"{challenge.input_string(n)} of {work.seq_len}") for n in kept]
-        hidden = normal(seeds, self.engine_info.facts.hidden_size, _CPU)
-        values = self._block(work).finish(work.public_key, kept, hidden).numpy()
+        block = self._block(work)
+        values = block.finish(work.public_key, kept, self._states(work, block, kept)).numpy()
         return ProofBatch(kept, values, failed)
+
+    def _states(self, work: Workload, block: BlockScheme, nonces: Sequence[int]) -> Tensor:
+        challenge = Challenge(work.block.hash, work.public_key)
+        twins = ("", " twin")[: work.scheme.sequences_per_nonce]
+        names = [f"{challenge.input_string(n)} of {work.seq_len}{t}" for n in nonces for t in twins]
+        rows = normal([seed(name) for name in names], self.engine_info.facts.hidden_size, _CPU)
+        if not block.reads_every_position:
+            return rows
+        return torch.stack([rows.roll(place, dims=1) for place in range(work.seq_len)], dim=1)
 
     def _block(self, work: Workload) -> BlockScheme:
         key = work.scheme, work.block

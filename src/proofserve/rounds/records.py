@@ -13,8 +13,9 @@ from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.verdict.comparison import Claim
 
 if TYPE_CHECKING:
-    # The receiver reads these records, and must not wait for torch.
+    # The receiver reads these records, and must not wait for torch and scipy.
     from proofserve.protocol.scheme import ModelFacts, Scheme
+    from proofserve.protocol.verdict.scale import ScaleFit
 
 # A p-value below this is fraud; the default of both protocols.
 FRAUD_THRESHOLD = 0.01
@@ -140,9 +141,22 @@ class StatTest:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleTest:
+    """When distances count as fraud: they are too large against the honest ones of ``fit``.
+
+    ``dist_threshold`` decides only which nonces are listed as mismatches; without one these are
+    the claims without a vector.
+    """
+
+    fit: "ScaleFit"
+    fraud_threshold: float = FRAUD_THRESHOLD
+    dist_threshold: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Validation:
     claims: tuple[Claim, ...]
-    test: StatTest
+    test: StatTest | ScaleTest
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +185,11 @@ class Proofs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a job with claims: every nonce was recomputed and compared with its claim."""
+    """The result of a job with claims: every nonce was recomputed and compared with its claim.
+
+    ``p_value`` is that of the binomial test, or for a ``ScaleTest`` min(1, 1/E) with E its
+    evidence: an honest node has a p-value of at most p with a chance of at most p.
+    """
 
     n_total: int
     n_mismatch: int

@@ -53,7 +53,7 @@ class EngineSettings(BaseSettings):
     )
 
     forward_batch: int = Field(32, ge=1, le=1024)
-    """Nonces per forward. Chat waits for at most one forward: keep it short."""
+    """Sequences per forward: one a nonce, in sketch-v1 two. Chat waits for at most one forward."""
     share: float = Field(0.0, ge=0.0, le=0.9)
     """Fraction of engine time for proofs while chat never pauses."""
     lease_idle_sec: float = Field(30.0, gt=0.0)
@@ -69,12 +69,12 @@ class NodeSettings(EngineSettings):
     """Open POST /api/v1/pow/measure for `bench`; not for a node in service."""
     resume: bool = False
     """Continue the round that ran when the server ended; same model only."""
-    scheme: Literal["artifact-v1", "artifact-v1-layers"] = "artifact-v1"
-    """Scheme of the artifact protocol; artifact-v1-layers adds layer reflections."""
+    scheme: Literal["artifact-v1", "artifact-v1-layers", "sketch-v1"] | None = None
+    """Fix the scheme of artifacts; requests for another get 409. Unset: as each request says."""
     seq_len: int | None = Field(None, ge=1)
     """Fix the tokens per nonce; requests with another value get 409."""
     k_dim: int | None = Field(None, ge=1)
-    """Fix the vector's dimensions; requests with another value get 409."""
+    """Fix the dimensions of a vector; requests with another value get 409."""
     batch_size_default: int = Field(32, ge=3, le=1024)
     """Nonces per engine call if the request has no batch_size."""
     outbox: Path = Path("proofserve-outbox.sqlite")

@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import torch
+
 from proofserve.api.node import Deployment, Node, Rates, Waits
 from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.outbox.transport import UrlCheck
+from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
@@ -24,6 +27,7 @@ from proofserve.wiring.access import access_of, allowlist_of
 _logger = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
+_CPU = torch.device("cpu")
 # At the latest; more often where results are kept for less than four hours.
 PRUNE_EVERY_S = 3600.0
 
@@ -111,10 +115,15 @@ async def _continue_round(
 
 def _mismatch(spec: RoundSpec, deployment: Deployment) -> str | None:
     """Why this deployment would compute other results for the round; None if no reason is known."""
-    if spec.target is None and spec.work.scheme.name != deployment.scheme:
+    if spec.target is None and deployment.scheme not in (None, spec.work.scheme.name):
         return f"it is of scheme {spec.work.scheme.name}, deployed is {deployment.scheme}"
     if spec.work.seq_len > deployment.engine_info.max_seq_len:
         return f"its seq_len {spec.work.seq_len} exceeds the model's context"
+    try:
+        # On the CPU, where this computes nothing yet.
+        spec.work.scheme.for_block(spec.work.block, deployment.engine_info.facts, _CPU)
+    except ProtocolError as error:
+        return str(error)
     return None
 
 
