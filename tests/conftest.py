@@ -13,6 +13,7 @@ SHARED_ENGINE = {
     "tests/e2e/test_distance.py": "the served node",
     "tests/e2e/test_endurance.py": "the served node",
     "tests/e2e/test_rounds.py": "the served node",
+    "tests/e2e/test_sketch.py": "the served node",
     "tests/e2e/test_watching.py": "the served node",
     "tests/embedded_engine/test_embedded.py": "the embedded engine",
     "tests/embedded_engine/test_shapes.py": "the embedded engine",

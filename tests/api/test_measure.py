@@ -1,6 +1,7 @@
 """``POST /measure``: the forwards that it runs, and the requests that it refuses."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,10 +60,26 @@ async def test_measure_runs_bare_forwards_of_both_protocols(
     assert engine.asked == [(Workload(made_by, Block("block", 0), "key", 16), tuple(range(8)), 4)]
 
 
+async def test_a_sketch_is_two_sequences_a_nonce(engine: Stopwatch, server: Server) -> None:
+    server.node = replace(server.node, deployment=replace(server.node.deployment, scheme=None))
+    response = await server.post("/measure", {**ARTIFACT, "scheme": "sketch-v1"})
+    assert response.json()["sequences"] == 16
+    assert engine.asked[0][0].scheme == scheme("sketch-v1", k_dim=12)
+
+
+async def test_another_scheme_than_the_deployed_one_is_not_measured(
+    engine: Stopwatch, server: Server
+) -> None:
+    response = await server.post("/measure", {**ARTIFACT, "scheme": "sketch-v1"})
+    assert response.status_code == 409
+    assert engine.asked == []
+
+
 @pytest.mark.parametrize(
     ("order", "message"),
     [
         ({**ARTIFACT, "seq_len": 16}, "exactly one of params"),
+        ({**DISTANCE, "scheme": "sketch-v1"}, "scheme belongs to params"),
         ({k: v for k, v in DISTANCE.items() if k != "seq_len"}, "exactly one of params"),
         ({**DISTANCE, "forwards": 0}, "body.forwards: "),
         ({**DISTANCE, "batch_size": 1025}, "body.batch_size: "),

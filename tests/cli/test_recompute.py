@@ -1,5 +1,6 @@
 """The prover without a server computes the same vectors as other engines of the checkpoint."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from proofserve.cli.recompute import claims_of_model
-from proofserve.lab.client.records import Work
+from proofserve.lab.client.records import Work, work_of_scheme
 from proofserve.lab.client.vectors import distances
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
@@ -29,6 +30,16 @@ def test_the_prover_agrees_with_a_reference_of_the_same_checkpoint(tiny: Path) -
     theirs = [Claim(n, text) for n, text in enumerate(encode(np.asarray(vectors)))]
     # Bfloat16 against float32.
     assert max(distances(ours, theirs, 12)) < 0.05
+
+
+def test_the_prover_proves_the_scheme_and_height_of_the_order(tiny: Path) -> None:
+    order = replace(work_of_scheme("sketch-v1", "tiny", 64), block_height=5)
+    workload = Workload(scheme("sketch-v1"), Block(order.block_hash, 5), order.public_key, 64)
+    vectors = reference_vectors(tiny, workload, range(3), torch.float32)
+    theirs = [Claim(n, text) for n, text in enumerate(encode(np.asarray(vectors)))]
+    assert max(distances(claims_of_model(tiny, order, range(3)), theirs, order.width)) < 0.05
+    higher = claims_of_model(tiny, replace(order, block_height=6), range(3))
+    assert min(distances(higher, theirs, order.width)) > 0.2
 
 
 def test_another_checkpoint_gives_other_vectors(tiny: Path, small_models: SmallModels) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.engines import EmbeddedEngine, workload
+from support.engines import SKETCH, EmbeddedEngine, workload
 
 # The environment of vLLM's CPU build, set before any engine starts.
 CPU_ENVIRONMENT = {
@@ -50,3 +50,9 @@ def engine(tiny: Path) -> Iterator[EmbeddedEngine]:
 def vectors(engine: EmbeddedEngine) -> NDArray[np.float32]:
     """Nonces 0..31 on one rank, float32 [32, 12]."""
     return engine.run(engine.prove(workload(), range(32))).values
+
+
+@pytest.fixture(scope="session")
+def sketches(engine: EmbeddedEngine) -> NDArray[np.float32]:
+    """Nonces 0..15 on one rank, float32 [16, 128]."""
+    return engine.run(engine.prove(workload(made_by=SKETCH), range(16))).values

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from proofserve.engines.vllm.core_gate import CHAT_GRACE_S
+from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Deferred, ProofBatch
 from proofserve.rounds.status import EngineGauges
-from support.engines import EmbeddedEngine, workload
+from support.engines import SKETCH, EmbeddedEngine, workload
 
 pytestmark = pytest.mark.engine
 
@@ -27,9 +28,11 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0)
         await asyncio.sleep(0.05)
 
 
-async def prove_for_ever(engine: EmbeddedEngine, done: list[int]) -> None:
+async def prove_for_ever(
+    engine: EmbeddedEngine, done: list[int], made_by: Scheme | None = None
+) -> None:
     """A round in its barest form: two calls in flight until cancelled."""
-    async with engine.engine.session(workload()) as session:
+    async with engine.engine.session(workload(made_by=made_by)) as session:
 
         async def one(start: int) -> None:
             outcome = await session.prove(range(start, start + 16))
@@ -66,6 +69,16 @@ def test_a_vector_does_not_depend_on_its_batch(
     np.testing.assert_array_equal(batch.values, vectors[nonces])
 
 
+def test_a_sketch_does_not_depend_on_its_batch(
+    engine: EmbeddedEngine, sketches: NDArray[np.float32]
+) -> None:
+    assert np.isfinite(sketches).all()
+    work = workload(made_by=SKETCH)
+    for nonces in ([5], [15, 0, 7], list(range(12, 3, -1))):
+        part = engine.run(engine.prove(work, nonces)).values
+        np.testing.assert_array_equal(part, sketches[nonces])
+
+
 @pytest.mark.parametrize("layer_hooks", [False, True])
 def test_a_distance_does_not_depend_on_its_batch(engine: EmbeddedEngine, layer_hooks: bool) -> None:
     work = workload(made_by=scheme("distance-v1", layer_hooks=layer_hooks))
@@ -89,11 +102,12 @@ def test_layer_reflections_move_the_vectors_and_leave_chat_alone(
     np.testing.assert_array_equal(again, vectors)
 
 
-def test_chat_is_identical_while_proofs_run(engine: EmbeddedEngine) -> None:
+@pytest.mark.parametrize("made_by", [None, SKETCH], ids=["artifact", "sketch"])
+def test_chat_is_identical_while_proofs_run(engine: EmbeddedEngine, made_by: Scheme | None) -> None:
     async def scenario() -> None:
         without = [await engine.chat(i) for i in range(12)]
         done: list[int] = []
-        proofs = asyncio.create_task(prove_for_ever(engine, done))
+        proofs = asyncio.create_task(prove_for_ever(engine, done, made_by))
         await until(lambda: _true(len(done) > 0))
         assert [await engine.chat(i) for i in range(12)] == without
         before = len(done)

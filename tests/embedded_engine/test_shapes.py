@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from proofserve.engines.vllm import compat_client
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.rounds.records import ProofBatch
-from support.engines import EmbeddedEngine, workload
+from support.engines import SKETCH, EmbeddedEngine, workload
 from support.models import SmallModels
 from support.reference import reference_vectors
 
@@ -44,8 +44,19 @@ def distance_batches(engine: EmbeddedEngine) -> list[ProofBatch]:
     return [engine.run(engine.prove(workload(made_by=s), range(32))) for s in DISTANCES]
 
 
+@pytest.fixture(scope="module")
+def one_rank(
+    vectors: NDArray[np.float32], sketches: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    return vectors, sketches
+
+
 def distances(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.linalg.norm(a - b, axis=1)
+
+
+def figures(found: NDArray[np.float32]) -> str:
+    return f"mean {found.mean():.6f}, largest {found.max():.6f}"
 
 
 async def chat_beside_proofs(engine: EmbeddedEngine) -> None:
@@ -62,6 +73,15 @@ def test_one_rank_agrees_with_transformers(tiny: Path, vectors: NDArray[np.float
     assert distances(vectors, expected).max() < 0.002
 
 
+def test_sketches_agree_with_transformers(tiny: Path, sketches: NDArray[np.float32]) -> None:
+    work = workload(made_by=SKETCH)
+    expected = reference_vectors(tiny, work, range(16), torch.float32)
+    rounded = reference_vectors(tiny, work, range(16), torch.bfloat16)
+    ours, noise = distances(sketches, expected), distances(rounded, expected)
+    print(f"1 rank: {figures(ours)}; reference bfloat16: {figures(noise)}")
+    assert ours.max() < noise.min() / 10
+
+
 def test_distances_agree_with_transformers(tiny: Path, distance_batches: list[ProofBatch]) -> None:
     work = workload(made_by=DISTANCES[0])
     expected = reference_vectors(tiny, work, range(32), torch.float32)
@@ -73,7 +93,7 @@ def test_two_ranks_agree_with_one_and_chat_works_beside_them(
     parallel: str,
     tiny: Path,
     start: Start,
-    vectors: NDArray[np.float32],
+    one_rank: tuple[NDArray[np.float32], NDArray[np.float32]],
     distance_batches: list[ProofBatch],
     cpu_environment: pytest.MonkeyPatch,
 ) -> None:
@@ -86,14 +106,20 @@ def test_two_ranks_agree_with_one_and_chat_works_beside_them(
     try:
         with start(tiny, **options) as engine:
             batch = engine.run(engine.prove(workload(), range(32)))
+            sketched = engine.run(engine.prove(workload(made_by=SKETCH), range(16)))
             ours = [engine.run(engine.prove(workload(made_by=s), range(32))) for s in DISTANCES]
             engine.run(chat_beside_proofs(engine))
     finally:
         cpu_environment.delenv("VLLM_CPU_OMP_THREADS_BIND")
         cpu_environment.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    vectors, sketches = one_rank
     worst = distances(batch.values, vectors).max()
     print(f"{parallel} 2 against 1: largest distance {worst:.5f}")
     assert worst < 0.02
+    apart = distances(sketched.values, sketches)
+    print(f"{parallel} 2 against 1, sketches: {figures(apart)}")
+    # Two bfloat16 forwards are at 0.01 and beyond.
+    assert apart.max() < 0.001
     for mine, theirs in zip(ours, distance_batches, strict=True):
         assert np.abs(mine.values - theirs.values).max() < 1e-3
 

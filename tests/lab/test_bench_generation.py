@@ -12,7 +12,7 @@ from proofserve.lab.bench.generation import (
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import NoProgress
-from proofserve.lab.client.records import BareSpeed, DistanceWork, Work
+from proofserve.lab.client.records import BareSpeed, DistanceWork, Work, work_of_scheme
 from proofserve.lab.report.report import Report
 
 PLAN = GenerationPlan(Work("stub", seq_len=100), seconds=1.0, windows=2, busy=0.9)
@@ -46,6 +46,14 @@ def test_the_figures_are_ratios_of_windows_side_by_side() -> None:
     assert value(found, "seconds_per_forward") == pytest.approx(8 / 90)
     assert value(found, "busy_ratio_spread") == pytest.approx(0.03)
     assert found.passed
+
+
+def test_both_prompts_of_a_nonce_count_against_prefill() -> None:
+    plan = GenerationPlan(
+        work_of_scheme("sketch-v1", "stub", 100), seconds=1.0, windows=2, busy=0.9
+    )
+    measured = readings(bare=[50, 50], round=[49], prefill=[10_000])
+    assert value(report(plan, measured, {}), "vs_prefill") == pytest.approx(0.98)
 
 
 def test_a_slow_round_fails_its_limit() -> None:

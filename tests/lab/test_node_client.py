@@ -3,7 +3,7 @@ import pytest
 from lab.stub_node import Habits, StubNode, stub_node
 from proofserve.lab.client.errors import NodeError
 from proofserve.lab.client.node_client import NodeClient, computing_round
-from proofserve.lab.client.records import DistanceWork, NodeStatus, Work
+from proofserve.lab.client.records import DistanceWork, NodeStatus, Work, work_of_scheme
 from proofserve.lab.client.vectors import claims_of
 from proofserve.rounds.records import Winner
 
@@ -104,6 +104,14 @@ def test_the_bare_speed_is_asked_for_the_same_work() -> None:
     assert order["forwards"] == 7
     assert order["params"] == WORK.params
     assert "seq_len" not in order
+
+
+def test_the_bare_speed_is_that_of_the_orders_scheme() -> None:
+    with stub_node() as (stub, url), NodeClient(url) as node:
+        node.measure(work_of_scheme("sketch-v1", "stub", 256), 7)
+    (order,) = stub.measured
+    assert order["scheme"] == "sketch-v1"
+    assert order["params"] == {"model": "stub", "seq_len": 256, "k_dim": 64}
 
 
 def test_the_bare_speed_of_distances_is_asked_for_by_their_length() -> None:

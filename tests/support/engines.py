@@ -17,6 +17,7 @@ from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
 
 SEQ_LEN = 64
+SKETCH = scheme("sketch-v1")
 
 
 def workload(key: str = "key", seq_len: int = SEQ_LEN, made_by: Scheme | None = None) -> Workload:

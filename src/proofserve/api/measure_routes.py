@@ -52,7 +52,7 @@ def router(
         return {
             "nonces_per_second": measured.nonces / measured.seconds,
             "seconds_per_forward": measured.seconds / body.forwards,
-            "sequences": measured.nonces // body.forwards,
+            "sequences": measured.nonces * work.scheme.sequences_per_nonce // body.forwards,
         }
 
     made = empty_router(get_node, has_keys)

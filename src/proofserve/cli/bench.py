@@ -8,7 +8,17 @@ import torch
 import typer
 
 from proofserve.cli.model import SmallModel, checkpoint, checkpoint_named
-from proofserve.cli.options import ApiKey, Json, Name, Protocol, SeqLen, Size, Url, work_of
+from proofserve.cli.options import (
+    ApiKey,
+    Json,
+    Name,
+    Protocol,
+    SchemeName,
+    SeqLen,
+    Size,
+    Url,
+    work_of,
+)
 from proofserve.cli.servers import ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.bench.chat import ChatPlan, bench_chat
@@ -53,6 +63,7 @@ ForwardBatch = Annotated[
 def generation(
     *,
     protocol: Protocol = "artifact",
+    scheme: SchemeName = None,
     size: Size = "tiny",
     arch: Arch = "qwen3",
     seq_len: SeqLen = 256,
@@ -72,12 +83,13 @@ def generation(
     \b
     proofserve bench generation --size small --json figures.json
     proofserve bench generation --protocol distance   (every nonce wins)
+    proofserve bench generation --scheme sketch-v1
     proofserve bench generation --url http://127.0.0.1:8000   (needs serve --poc-measure)
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
         batch, busy, windows = _defaults(size, url)
-        work = work_of(protocol, name, seq_len, batch_size or batch)
+        work = work_of(protocol, name, seq_len, batch_size or batch, scheme)
         plan = GenerationPlan(work, seconds or WINDOW_S * windows, windows, busy)
         return bench_generation(node, plan, progress)
 

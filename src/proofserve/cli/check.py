@@ -9,7 +9,17 @@ import typer
 from rich.markup import escape
 
 from proofserve.cli.model import checkpoint_named
-from proofserve.cli.options import SEVERAL, ApiKey, Models, Protocols, SeqLen, Url, chosen, works_of
+from proofserve.cli.options import (
+    SEVERAL,
+    ApiKey,
+    Models,
+    Protocols,
+    SchemeName,
+    SeqLen,
+    Url,
+    chosen,
+    works_of,
+)
 from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
@@ -18,7 +28,7 @@ from proofserve.lab.check.coexist import coexist as coexist_checks
 from proofserve.lab.check.distance_e2e import distance_trial
 from proofserve.lab.check.e2e import Trial, artifact_trial, end_to_end
 from proofserve.lab.check.smoke import smoke as smoke_checks
-from proofserve.lab.client.records import AnyWork, DistanceWork, Work
+from proofserve.lab.client.records import AnyWork, DistanceWork, work_of_scheme
 
 app = typer.Typer(
     help="Check a server: one that this command starts with a small model (--models) or with your"
@@ -47,6 +57,7 @@ def smoke(
     api_key: ApiKey = None,
     model: ModelOrName = None,
     seq_len: SeqLen = 256,
+    scheme: SchemeName = None,
 ) -> None:
     """Check that proofs are valid and repeatable and depend on the key, and that a round runs.
 
@@ -54,12 +65,13 @@ def smoke(
     proofserve check smoke
     proofserve check smoke --model ./my-checkpoint
     proofserve check smoke --models qwen llama --protocol distance
+    proofserve check smoke --scheme sketch-v1
     proofserve check smoke --url http://127.0.0.1:8000
     """
 
     def check(subject: ServedModel, report: Reporter) -> None:
         with subject.start() as node:
-            smoke_checks(node, works_of(protocol, subject.name, seq_len), report)
+            smoke_checks(node, works_of(protocol, subject.name, seq_len, scheme), report)
 
     _run(check, _models(ctx, models, model, url), url, model, api_key)
 
@@ -72,6 +84,7 @@ def coexist(
     api_key: ApiKey = None,
     model: ModelOrName = None,
     seq_len: SeqLen = 256,
+    scheme: SchemeName = None,
 ) -> None:
     """Check that chat completes during a round, and that proofs stop for it and resume.
 
@@ -82,7 +95,7 @@ def coexist(
 
     def check(subject: ServedModel, report: Reporter) -> None:
         with subject.start() as node:
-            coexist_checks(node, Work(subject.name, seq_len=seq_len), report)
+            coexist_checks(node, work_of_scheme(scheme, subject.name, seq_len), report)
 
     _run(check, _models(ctx, models, model, url), url, model, api_key)
 
@@ -96,6 +109,7 @@ def e2e(
     api_key: ApiKey = None,
     model: ModelOrName = None,
     seq_len: SeqLen = 256,
+    scheme: SchemeName = None,
 ) -> None:
     """Generate, restart, validate: honest proofs must be accepted, forgeries refused.
 
@@ -108,7 +122,7 @@ def e2e(
     """
 
     def check(subject: ServedModel, report: Reporter) -> None:
-        works = works_of(protocol, subject.name, seq_len)
+        works = works_of(protocol, subject.name, seq_len, scheme)
         trials = [_trial(work, subject.folder) for work in works]
         end_to_end(subject.start, subject.folder is not None, trials, report)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from proofserve.lab.calibrate.calibration_file import NETWORK_P_MISMATCH
-from proofserve.lab.client.records import AnyWork, DistanceWork, Work
+from proofserve.lab.client.records import AnyWork, DistanceWork, work_of_scheme
 
 Url = Annotated[str | None, typer.Option(help="Use this running server; start none.")]
 Name = Annotated[
@@ -25,6 +25,10 @@ SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
 Protocol = Annotated[Literal["artifact", "distance"], typer.Option(help="Of the proofs.")]
 Protocols = Annotated[
     Literal["artifact", "distance", "both"], typer.Option("--protocol", help="Of the proofs.")
+]
+SchemeName = Annotated[
+    Literal["artifact-v1", "artifact-v1-layers", "sketch-v1"] | None,
+    typer.Option("--scheme", help="Of the artifact protocol; the node's default if unset."),
 ]
 Models = Annotated[
     list[str] | None,
@@ -73,11 +77,15 @@ def chosen(
     return [*models, *ctx.args] if models else default
 
 
-def work_of(protocol: str, model: str, seq_len: int, batch_size: int = 32) -> AnyWork:
-    kind = DistanceWork if protocol == "distance" else Work
-    return kind(model, seq_len=seq_len, batch_size=batch_size)
+def work_of(
+    protocol: str, model: str, seq_len: int, batch_size: int = 32, scheme: str | None = None
+) -> AnyWork:
+    """An order of the protocol; ``scheme`` is for the artifact protocol."""
+    if protocol == "distance":
+        return DistanceWork(model, seq_len=seq_len, batch_size=batch_size)
+    return work_of_scheme(scheme, model, seq_len, batch_size)
 
 
-def works_of(protocols: str, model: str, seq_len: int) -> list[AnyWork]:
+def works_of(protocols: str, model: str, seq_len: int, scheme: str | None = None) -> list[AnyWork]:
     names = ("artifact", "distance") if protocols == "both" else (protocols,)
-    return [work_of(name, model, seq_len) for name in names]
+    return [work_of(name, model, seq_len, scheme=scheme) for name in names]

@@ -12,9 +12,16 @@ from proofserve.cli.session import CommandSession
 from proofserve.lab.calibrate.direction import SuspectCosines, suspect_cosines
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import BLOCK_HEIGHT, Work
+from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of, vectors_of
-from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection, from_file, only_source
+from proofserve.lab.verify.claimed import (
+    DEFAULT_SCHEME,
+    ClaimedArtifacts,
+    Selection,
+    from_file,
+    only_source,
+    vector_scheme,
+)
 from proofserve.lab.verify.judges import Recompute, Vectors
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
@@ -46,7 +53,9 @@ def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         if not reader.is_database(path):
             return from_file(path, wanted)
         with reader.reading(path) as received:
-            source = only_source(path, received.counts(), wanted)
+            if not (counts := received.counts()) and received.rounds():
+                raise LabError(f"{path} has roots and no vectors; give --open NODE")
+            source = only_source(path, counts, wanted)
             claims = tuple(Claim(nonce, text) for nonce, text in received.of(source))
         return ClaimedArtifacts(*source, tuple(claim.nonce for claim in claims), claims)
     except OSError as error:
@@ -105,13 +114,14 @@ def claims_of_model(
     forward_batch: int = 8,
     redrawn: bool = False,
 ) -> list[Claim]:
-    """The artifacts of scheme ``artifact-v1`` that a checkpoint gives, in bfloat16 on the CPU.
+    """The artifacts that a checkpoint gives for ``work``, in bfloat16 on the CPU.
 
     With another checkpoint than the server's, or with ``redrawn`` matrices, these are the artifacts
     of a node that does not run the model it claims. Raises as ``by_checkpoint``.
     """
-    scheme = ArtifactScheme(k_dim=work.k_dim)
-    workload = Workload(scheme, Block(work.block_hash, BLOCK_HEIGHT), work.public_key, work.seq_len)
+    scheme = vector_scheme(work.scheme or DEFAULT_SCHEME, work.k_dim, work.stronger_rng)
+    block = Block(work.block_hash, work.block_height)
+    workload = Workload(scheme, block, work.public_key, work.seq_len)
     compute = by_checkpoint(workload, directory, "bfloat16", "cpu", forward_batch, redrawn=redrawn)
     return compute(nonces)
 
@@ -164,9 +174,11 @@ def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
     request = Work(
         model,
         block_hash=work.block.hash,
+        block_height=work.block.height,
         public_key=work.public_key,
         seq_len=work.seq_len,
-        k_dim=work.scheme.width,
+        # Of a sketch this is half the width: an artifact has both twins' sketches.
+        k_dim=work.scheme.width // work.scheme.sequences_per_nonce,
         scheme=work.scheme.name,
         stronger_rng=isinstance(work.scheme, ArtifactScheme) and work.scheme.stronger_rng,
     )

@@ -1,5 +1,6 @@
 """``vllm.endpoint_plugins``: the proof routes in vLLM's own API server."""
 
+import asyncio
 import logging
 from argparse import Namespace
 from collections.abc import AsyncIterator
@@ -77,7 +78,7 @@ class ProofEndpoints:
             return
         access = access_of(self._settings)
         require_access_rule(access, args.host, args.uds is not None)
-        engine = self._engine_of(engine_client, args)
+        engine = await self._engine_of(engine_client, args)
         state.proofserve_engine = engine
         node = await self._running.enter_async_context(running_node(engine, self._settings))
         self._running.enter_context(exposed(node))
@@ -98,7 +99,7 @@ class ProofEndpoints:
         )
         _logger.info("proof endpoints: %s", description(access))
 
-    def _engine_of(self, engine_client: Any, args: Namespace) -> ProofEngine:
+    async def _engine_of(self, engine_client: Any, args: Namespace) -> ProofEngine:
         """Raises UnsupportedEngine."""
         version = support.require_tested_version()
         config = engine_client.vllm_config
@@ -106,9 +107,11 @@ class ProofEndpoints:
         # After the version check: in another version this import may fail without advice.
         from proofserve.engines.vllm.client import VllmEngine, served_facts  # noqa: PLC0415
 
+        # In a thread, because it may hash the whole checkpoint.
+        facts = await asyncio.to_thread(served_facts, config)
         engine_info = EngineInfo(
             model_names=tuple(args.served_model_name or [args.model]),
-            facts=served_facts(config),
+            facts=facts,
             max_seq_len=config.model_config.max_model_len,
             versions=versions(vllm=version),
         )

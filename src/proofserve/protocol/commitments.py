@@ -6,12 +6,43 @@ asked for later, and its path leads to the root or the node is a fraud.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _LEAF, _INNER = b"\x00", b"\x01"
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The root over ``count`` nonces of a lane, in its order, from lane index ``first_index`` on.
+
+    ``previous_root`` is that of the batch before it in the round, None for the round's first.
+    """
+
+    first_index: int
+    count: int
+    root: bytes
+    previous_root: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The vector of a nonce, its index in the lane, and its path to the root of its batch.
+
+    ``vector_b64`` is empty for a nonce that the node could not compute.
+    """
+
+    nonce: int
+    vector_b64: str
+    index: int
+    batch: Batch
+    path: tuple[bytes, ...]
+
+
 def leaf(nonce: int, vector: bytes) -> bytes:
-    """SHA-256(0x00 + nonce as u64 LE + ``vector``, the float16 of the wire): 32 bytes."""
+    """SHA-256(0x00 + nonce as u64 LE + ``vector``, the float16 of the wire): 32 bytes.
+
+    The vector of a nonce that could not be computed has no bytes.
+    """
     return hashlib.sha256(_LEAF + nonce.to_bytes(8, "little") + vector).digest()
 
 

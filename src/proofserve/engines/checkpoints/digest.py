@@ -7,11 +7,14 @@ spread over files does not matter.
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from proofserve.protocol.errors import ProtocolError
+
+_logger = logging.getLogger(__name__)
 
 CACHE: Final = "weights_digest.json"
 _CHUNK = 2**24
@@ -30,8 +33,11 @@ def weights_digest(folder: Path) -> str:
     stamp = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
     if (known := _read(folder / CACHE)) and known.get("files") == stamp:
         return str(known["weights_digest"])
+    gigabytes = sum(size for size, _ in stamp.values()) / 1e9
+    _logger.info("hashing the weights in %s, %.1f GB, a second or so for each", folder, gigabytes)
     lines = sorted(line for file in files for line in _lines(file))
     digest = hashlib.sha256(b"".join(line for _, line in lines)).hexdigest()
+    _logger.info("the weights digest is %s", digest)
     _keep(folder / CACHE, {"weights_digest": digest, "files": stamp})
     return digest
 
@@ -78,6 +84,6 @@ def _read(cache: Path) -> dict[str, Any] | None:
 def _keep(cache: Path, known: dict[str, Any]) -> None:
     try:
         cache.write_text(json.dumps(known), "utf-8")
-    except OSError:
+    except OSError as error:
         # A read-only checkpoint, as in a container: the digest is computed at each start.
-        return
+        _logger.info("the weights digest is not kept for the next start: %s", error)

@@ -1,5 +1,6 @@
 """The facts of a checkpoint that schemes use: hidden size, weights digest, ordinary tokens."""
 
+import logging
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -10,6 +11,9 @@ from proofserve.engines.checkpoints.digest import weights_digest
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.tokens import AllowedTokens, allowed_tokens
+
+_logger = logging.getLogger(__name__)
+_WITHOUT = "sketch-v1 cannot be proved with this checkpoint: %s"
 
 
 def checkpoint_folder(name: str, revision: str | None, cache: str | None) -> Path | None:
@@ -29,13 +33,16 @@ def checkpoint_folder(name: str, revision: str | None, cache: str | None) -> Pat
 def model_facts(folder: Path | None, hidden_size: int) -> ModelFacts:
     """The facts of the checkpoint in ``folder``.
 
-    Schemes of version 1 need neither digest nor tokens, so what a checkpoint lacks is None.
+    Schemes of version 1 need neither digest nor tokens, so what a checkpoint lacks is None, and the
+    log says why. Reads every weight where the digest is not known yet.
     """
     if folder is None:
+        _logger.info(_WITHOUT, "it has no folder on this machine")
         return ModelFacts(hidden_size)
     try:
         digest = weights_digest(folder)
-    except ProtocolError:
+    except ProtocolError as error:
+        _logger.info(_WITHOUT, error)
         digest = None
     return ModelFacts(hidden_size, digest, _tokens(folder))
 
@@ -44,10 +51,12 @@ def _tokens(folder: Path) -> AllowedTokens | None:
     """The ids of the vocabulary less special and added ones; None without a usable tokenizer."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        _logger.info(_WITHOUT, f"no tokenizer: {error}")
         return None
     added = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     try:
         return allowed_tokens(set(tokenizer.get_vocab().values()) - added)
-    except ProtocolError:
+    except ProtocolError as error:
+        _logger.info(_WITHOUT, error)
         return None

@@ -102,7 +102,7 @@ class VllmSession:
 
 
 def served_facts(vllm_config: Any) -> ModelFacts:
-    """Facts of the served checkpoint; hashing it takes a second per gigabyte, once.
+    """Facts of the served checkpoint. Blocks: hashing it takes a second per gigabyte, once.
 
     Relies on: ModelConfig.model, .revision and .get_hidden_size, LoadConfig.download_dir.
     """

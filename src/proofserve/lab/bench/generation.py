@@ -143,7 +143,8 @@ def report(
 def _figures(
     plan: GenerationPlan, readings: GenerationReadings, ratios: Sequence[float]
 ) -> tuple[Figure, ...]:
-    beside_prefill = [rate * plan.work.seq_len for rate in readings.beside_prefill]
+    tokens = plan.work.seq_len * plan.work.sequences_per_nonce
+    beside_prefill = [rate * tokens for rate in readings.beside_prefill]
     forward_s = median(readings.forward_s)
     vs_prefill = [ours / vllm for ours, vllm in zip(beside_prefill, readings.prefill, strict=True)]
     over_prefill, in_forwards = median(vs_prefill), median(readings.in_forwards)
@@ -169,7 +170,7 @@ def _figures(
         Figure("proof_tokens_per_second", median(beside_prefill), "of a round"),
         Figure("prefill_tokens_per_second", median(readings.prefill), "of vLLM, proofs stopped"),
         Figure("seconds_per_forward", forward_s, "the longest that chat waits for proofs"),
-        Figure("sequences_per_forward", readings.sequences, "nonces in one forward"),
+        Figure("sequences_per_forward", readings.sequences, "prompts in one forward"),
     )
 
 

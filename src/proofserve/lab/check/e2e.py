@@ -74,7 +74,7 @@ def _judge_all(
     report(judged(node, other_block, claims, "a proof for another block is fraud"))
     other_key = replace(work, public_key=f"not {work.public_key}")
     report(judged(node, other_key, claims, "a proof of another key is fraud"))
-    altered = tampered(claims, work.k_dim, TAMPER_EVERY)
+    altered = tampered(claims, work.width, TAMPER_EVERY)
     report(judged(node, work, altered, "a proof with an eighth of its vectors altered is fraud"))
     name = "the proof of another checkpoint is fraud"
     if foreign is None:

@@ -1,5 +1,6 @@
 """Smoke checks: chat answers, proofs are valid and repeatable, a round counts correctly."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from proofserve.lab.check.distance_smoke import distance_smoke
 from proofserve.lab.client.chats import chat
 from proofserve.lab.client.load import ask_all
 from proofserve.lab.client.node_client import NodeClient, wait_until
-from proofserve.lab.client.records import AnyWork, DistanceWork, Work
+from proofserve.lab.client.records import SKETCH, AnyWork, DistanceWork, Work
 from proofserve.lab.client.vectors import claims_of, distances, vectors_of
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.verdict.comparison import Claim
@@ -18,6 +19,8 @@ from proofserve.protocol.verdict.comparison import Claim
 NONCES = range(12)
 # A float16 of a number below 1 is off by 2^-12 at most.
 NORM_TOLERANCE = 2e-3
+# The length of a sketch is 1 on average. So many standard deviations are improbable.
+SKETCH_DEVIATIONS = 6.0
 # Unrelated unit vectors are about 1.4 apart; two engines of one model about 0.01.
 UNRELATED = 0.2
 ROUND_S = 60.0
@@ -38,7 +41,7 @@ def smoke(node: NodeClient, works: Sequence[AnyWork], report: Reporter) -> None:
 
 def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
     ours = claims_of(node.artifacts(work, NONCES))
-    report(_vectors_are_valid(ours, work.k_dim))
+    report(_vectors_are_valid(ours, work))
     # Order and batch size must not change a single bit.
     again = node.artifacts(replace(work, batch_size=5), tuple(reversed(NONCES)))
     detail = "computed again in reverse order and in other batches"
@@ -47,7 +50,7 @@ def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
         ("another key", replace(work, public_key="another key")),
         ("another block", replace(work, block_hash="another block")),
     ):
-        nearest = min(distances(ours, claims_of(node.artifacts(other, NONCES)), work.k_dim))
+        nearest = min(distances(ours, claims_of(node.artifacts(other, NONCES)), work.width))
         detail = f"nearest pair {nearest:.2f} apart"
         report(Check(f"{what} gives other values", nearest > UNRELATED, detail))
     _round_counts(node, work, report)
@@ -59,17 +62,19 @@ def _chat_answers(node: NodeClient, model: str) -> Check:
     return Check("chat answers", reply.error is None, detail)
 
 
-def _vectors_are_valid(claims: Sequence[Claim], k_dim: int) -> Check:
+def _vectors_are_valid(claims: Sequence[Claim], work: Work) -> Check:
     name = "vectors are valid"
     if [claim.nonce for claim in claims] != list(NONCES):
         return Check(name, False, f"asked for {list(NONCES)}, got {[c.nonce for c in claims]}")
     try:
-        vectors = vectors_of(claims, k_dim)
+        vectors = vectors_of(claims, work.width)
     except MalformedVector as error:
         return Check(name, False, str(error))
-    off = max(abs(float(np.linalg.norm(vector)) - 1.0) for vector in vectors.values())
-    detail = f"{len(vectors)} of {k_dim} finite numbers, length 1 within {off:.1e}"
-    return Check(name, off < NORM_TOLERANCE, detail)
+    rows = np.concatenate([vector.reshape(-1, work.k_dim) for vector in vectors.values()])
+    off = float(np.abs(np.linalg.norm(rows, axis=1) - 1.0).max())
+    spread = math.sqrt(1 / (2 * work.k_dim)) if work.scheme == SKETCH else 0.0
+    detail = f"{len(vectors)} of {work.width} finite numbers, length 1 within {off:.1e}"
+    return Check(name, off < NORM_TOLERANCE + SKETCH_DEVIATIONS * spread, detail)
 
 
 def _round_counts(node: NodeClient, work: Work, report: Reporter) -> None:

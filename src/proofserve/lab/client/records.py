@@ -1,7 +1,7 @@
 """Orders that the lab sends to a node, and the answers that it reads back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -9,8 +9,12 @@ from proofserve.rounds.status import EngineGauges
 
 R = TypeVar("R")
 
-# Of all orders.
+# Of orders that do not say one.
 BLOCK_HEIGHT: Final = 1
+SKETCH: Final = "sketch-v1"
+# As in ``protocol.sketch``, whose import takes torch.
+_TWINS = 2
+_SKETCH_K_DIM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,12 @@ class ProofOrder:
     seq_len: int = 256
     batch_size: int = 32
     callback_url: str | None = None
+    block_height: int = BLOCK_HEIGHT
+
+    @property
+    def sequences_per_nonce(self) -> int:
+        """How many sequences of ``seq_len`` tokens the model reads for a nonce."""
+        return 1
 
     def common_fields(self, callback: str) -> dict[str, Any]:
         """The fields of both protocols, which name the callback URL differently.
@@ -34,7 +44,7 @@ class ProofOrder:
         """
         fields = {
             "block_hash": self.block_hash,
-            "block_height": BLOCK_HEIGHT,
+            "block_height": self.block_height,
             "public_key": self.public_key,
             "node_id": 0,
             "node_count": 1,
@@ -45,9 +55,9 @@ class ProofOrder:
 
 @dataclass(frozen=True, slots=True)
 class Work(ProofOrder):
-    """An order of the artifact protocol. ``k_dim`` is the number of values per vector.
+    """An order of the artifact protocol. ``k_dim`` is the scheme's own number of values.
 
-    A node refuses an order whose ``scheme`` is not its own.
+    A node refuses an order whose ``scheme`` it does not prove; None is the node's default.
     """
 
     protocol: ClassVar = "artifact"
@@ -56,19 +66,31 @@ class Work(ProofOrder):
     stronger_rng: bool = False
 
     @property
+    def sequences_per_nonce(self) -> int:
+        return _TWINS if self.scheme == SKETCH else 1
+
+    @property
+    def width(self) -> int:
+        """The number of values in one artifact."""
+        return self.sequences_per_nonce * self.k_dim
+
+    @property
     def params(self) -> dict[str, Any]:
         return {"model": self.model, "seq_len": self.seq_len, "k_dim": self.k_dim}
 
     @property
     def measure_fields(self) -> dict[str, Any]:
-        return {"params": self.params}
+        return {"params": self.params, **self._scheme}
 
     @property
     def body(self) -> dict[str, Any]:
-        # Other implementations know neither field, so a request has them only where needed.
-        scheme = {"scheme": self.scheme} if self.scheme is not None else {}
         stronger = {"poc_stronger_rng": True} if self.stronger_rng else {}
-        return {**self.common_fields("url"), **scheme, **stronger, "params": self.params}
+        return {**self.common_fields("url"), **self._scheme, **stronger, "params": self.params}
+
+    @property
+    def _scheme(self) -> dict[str, Any]:
+        # Other implementations do not know the field, so a request has it only where needed.
+        return {} if self.scheme is None else {"scheme": self.scheme}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +115,12 @@ class DistanceWork(ProofOrder):
             "use_sign_flips": self.sign_flips,
             "use_layer_hooks": self.layer_hooks,
         }
+
+
+def work_of_scheme(scheme: str | None, model: str, seq_len: int, batch_size: int = 32) -> Work:
+    """An order with the default ``k_dim`` of ``scheme``."""
+    work = Work(model, seq_len=seq_len, batch_size=batch_size, scheme=scheme)
+    return replace(work, k_dim=_SKETCH_K_DIM) if scheme == SKETCH else work
 
 
 AnyWork = Work | DistanceWork

@@ -22,6 +22,8 @@ _CERTIFIED_BETS = np.array([0.5, 1.0, 2.0, 4.0])
 _WRONG, _Z = 0.01, 2.33
 # In standard deviations of an honest cosine.
 _CALIBRATED_BETS = np.array([0.5, 1.0, 1.5, 2.0, 4.0, 8.0])
+# Of one nonce: rare honest errors need not be normal, and must not convict alone.
+_LOG_CAP = math.log(1000.0)
 
 Vector = NDArray[np.float32]
 
@@ -30,6 +32,11 @@ def cosine(error: Vector, prediction: Vector) -> float:
     """The cosine of two vectors; 0 if one of them is zero, because it has no direction."""
     lengths = float(np.linalg.norm(error)) * float(np.linalg.norm(prediction))
     return float(np.dot(error, prediction)) / lengths if lengths > 0.0 else 0.0
+
+
+def certified_log_factors(cosines: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What each of ``cosines`` [n] gives to every bet of ``CertifiedDirection``: [n, bets]."""
+    return symmetric_log_factors(cosines[:, np.newaxis] - MARGIN, _CERTIFIED_BETS)
 
 
 class CertifiedDirection:
@@ -42,7 +49,7 @@ class CertifiedDirection:
         self._evidence = Evidence(len(_CERTIFIED_BETS))
 
     def add(self, c: float) -> None:
-        self._evidence.add(symmetric_log_factors(c - MARGIN, _CERTIFIED_BETS))
+        self._evidence.add(certified_log_factors(np.array([c]))[0])
 
     @property
     def log(self) -> float:
@@ -73,6 +80,16 @@ def honest_spread(cosines: NDArray[np.float64]) -> HonestSpread:
     )
 
 
+def calibrated_log_factors(
+    cosines: NDArray[np.float64], honest: HonestSpread
+) -> NDArray[np.float64]:
+    """What each of ``cosines`` [n] gives to every bet of ``CalibratedDirection``: [n, bets]."""
+    x = (cosines[:, np.newaxis] - honest.margin) / honest.sd
+    factors = _CALIBRATED_BETS * x - _CALIBRATED_BETS**2 / 2
+    capped: NDArray[np.float64] = np.minimum(factors, _LOG_CAP)
+    return capped
+
+
 class CalibratedDirection:
     """Evidence for one suspect, sharper by the known spread of honest cosines.
 
@@ -85,8 +102,7 @@ class CalibratedDirection:
         self._evidence = Evidence(len(_CALIBRATED_BETS))
 
     def add(self, c: float) -> None:
-        x = (c - self._honest.margin) / self._honest.sd
-        self._evidence.add(_CALIBRATED_BETS * x - _CALIBRATED_BETS**2 / 2)
+        self._evidence.add(calibrated_log_factors(np.array([c]), self._honest)[0])
 
     @property
     def log(self) -> float:
