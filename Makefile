@@ -27,7 +27,7 @@ $(READY): scripts/setup.py $(TORCH) $(HASHED) requirements/uv.lock pyproject.tom
 	@$(PYTHON) scripts/setup.py $(VENV)
 	@touch $(READY)
 
-demo: $(READY) ## Serve a small model, chat, prove, and tell an honest proof from a forged one.
+demo: $(READY) ## Serve a small trained model, chat, prove, and tell honest proofs from forged ones.
 	$(BIN)/proofserve demo
 
 # Two at a time: a starting engine keeps one core busy. Tests with an engine come before the many
