@@ -22,9 +22,10 @@ from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
 from proofserve.lab.verify.claimed import SKETCH, ClaimedArtifacts
 from proofserve.lab.verify.judges import Chances
-from proofserve.lab.verify.verification import Recomputation, Verification, draw, verify
+from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import draw
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
