@@ -27,7 +27,7 @@ $(READY): scripts/setup.py $(TORCH) $(HASHED) requirements/uv.lock pyproject.tom
 	@$(PYTHON) scripts/setup.py $(VENV)
 	@touch $(READY)
 
-demo: $(READY) ## Serve a small model, chat, prove, and tell an honest proof from a forged one.
+demo: $(READY) ## Serve a small trained model, chat, prove, and tell honest proofs from forged ones.
 	$(BIN)/proofserve demo
 
 # Two at a time: a starting engine keeps one core busy. Tests with an engine come before the many
@@ -74,8 +74,9 @@ checks: $(READY) ## Run `proofserve check` on real servers of both model shapes 
 golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, GOLDEN_DEVICE=cuda).
 	$(BIN)/python -m pytest tests/golden
 
+# A thread that waits for another one would spin, and its time would count as work.
 train-model: $(READY) ## Train the small model into .cache/trained (ten minutes on two cores).
-	$(BIN)/python -m training .cache/trained
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m training .cache/trained
 
 bench: $(READY) ## Measure generation and chat priority on the small models.
 	$(BIN)/proofserve bench generation --size tiny

@@ -1,6 +1,6 @@
 """The command line: ``python -m training``."""
 
-import hashlib
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from proofserve.engines.checkpoints.digest import weights_digest
 from proofserve.models.tokenizer import build_tokenizer
 from training import data, train
 
@@ -18,7 +19,7 @@ PROMPTS = ("Hello!", "What is a nonce?", "What does textwrap.fill do?", "Tell me
 
 def main(
     folder: Annotated[Path, typer.Argument(help="Where the checkpoint goes.")],
-    steps: Annotated[int, typer.Option(help="Steps in all.", min=1)] = 540,
+    steps: Annotated[int, typer.Option(help="Steps in all.", min=1)] = 700,
 ) -> None:
     """Train the small model and write it as a checkpoint in bfloat16."""
     # The sums of a different number of threads round differently.
@@ -36,8 +37,8 @@ def main(
     console.print(f"held out: {train.nats_per_byte(model, texts):.3f} nats a byte")
     for prompt in PROMPTS:
         console.print(f"[bold]{prompt}[/bold] {_answer(model, tokenizer, prompt)}")
-    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    console.print(f"{folder}: model.safetensors has SHA-256 {digest}")
+    minutes = time.process_time() / 60
+    console.print(f"{folder}: weights digest {weights_digest(folder)}, {minutes:.1f} CPU minutes")
 
 
 def _write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Final
 from training.text import Docstring
 
 WRITTEN: Final = Path(__file__).with_name("chats.txt")
-# The few written chats are learned as often as some hundred docstrings.
-WRITTEN_COPIES: Final = 24
+# The few written chats are learned by heart.
+WRITTEN_COPIES: Final = 40
 ANSWER_CHARACTERS: Final = range(24, 400)
 
 QUESTIONS: Final = (
@@ -31,9 +31,12 @@ class Chat:
 
 
 def written_chats() -> list[Chat]:
-    """The chats of ``chats.txt``: blocks of two lines, question and answer."""
-    blocks = WRITTEN.read_text("utf-8").strip().split("\n\n")
-    return [Chat(*block.split("\n")) for block in blocks]
+    """The chats of ``chats.txt``: blocks of lines, questions and then their one answer."""
+    found = []
+    for block in WRITTEN.read_text("utf-8").strip().split("\n\n"):
+        *questions, answer = block.split("\n")
+        found += [Chat(question, answer) for question in questions]
+    return found
 
 
 def chats(entries: list[Docstring], random: Random) -> list[Chat]:

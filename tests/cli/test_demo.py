@@ -98,10 +98,12 @@ def is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_the_demo_distinguishes_honest_from_forged_and_leaves_nothing(folder: Path) -> None:
+def test_the_demo_tells_honest_from_forged_and_leaves_nothing(folder: Path) -> None:
     with running_demo(folder) as demo:
         assert demo.process.wait(400) == 0, demo.output
         lines = demo.output.splitlines()
+        assert len([line for line in lines if not line.endswith(" ...")]) <= 35
+        assert any("What is a nonce? - A nonce is a number." in line for line in lines)
         assert any("without proofs" in line and " ms a chat" in line for line in lines)
         assert any("with proofs:" in line and "8 of 8 identical" in line for line in lines)
         assert re.search(r"\d+ nonces/s", demo.output)
@@ -110,9 +112,11 @@ def test_the_demo_distinguishes_honest_from_forged_and_leaves_nothing(folder: Pa
             ("what this server produced", "honest"),
             ("altered", "fraud"),
             ("another model's artifacts", "fraud"),
+            ("4-bit weights", "fraud"),
+            ("fp8 weights", "fraud"),
         ):
             (line,) = [line for line in lines if what in line]
-            assert verdict in line
+            assert re.search(rf"{verdict} +\d+  \w+: ", line), line
         assert demo.processes() == []
         assert demo.leftovers() == []
         assert is_free(demo.port())

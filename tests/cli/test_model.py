@@ -1,9 +1,12 @@
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from proofserve.cli import model
-from proofserve.cli.model import SmallModel, checkpoint
+from proofserve.cli.main import app
+from proofserve.cli.model import SmallModel, checkpoint, checkpoint_named
 from proofserve.models.architectures import UnknownModelError
 from proofserve.models.writer import DirectoryInUseError
 
@@ -63,3 +66,31 @@ def test_an_unknown_model_is_refused() -> None:
 @pytest.mark.parametrize(("said", "name"), [("qwen", "tiny-qwen3"), ("llama", "tiny-llama")])
 def test_a_family_can_be_named_by_its_short_name(said: str, name: str) -> None:
     assert SmallModel(said).name == name
+
+
+def new(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, ["model", "new", *map(str, args)])
+
+
+def test_the_trained_model_is_written(tmp_path: Path) -> None:
+    done = new(tmp_path / "m", "--arch", "trained")
+    assert done.exit_code == 0, done.output
+    assert "qwen3 trained, 3.5M parameters" in " ".join(done.output.split())
+    assert (tmp_path / "m" / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("option", [("--size", "tiny"), ("--seed", "0")])
+def test_the_trained_model_has_no_size_and_no_seed(tmp_path: Path, option: tuple[str, str]) -> None:
+    done = new(tmp_path / "m", "--arch", "trained", *option)
+    assert done.exit_code == 2
+    assert "the trained model has one size and no seed" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_trained_model_is_known_by_name_whatever_the_size(cache: Path) -> None:
+    found = checkpoint_named("trained", "small")
+    assert (found.name, found.folder.parent) == ("trained", cache)
+    marker = found.folder / "seen"
+    marker.touch()
+    assert checkpoint(SmallModel("trained", seed=3)) == found.folder
+    assert marker.exists()

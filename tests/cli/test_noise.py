@@ -8,12 +8,15 @@ from typer.testing import CliRunner
 from lab.stub_node import stub_node
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
+from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.lab.calibrate.calibration_file import read
 from proofserve.lab.verify.claimed import Selection, from_file
 from support.four_bits import one_thread
+from support.models import SmallModels
 
 # The fewest nonces that can measure the rate.
 FEW = ("--nonces", "48", "--rate", "0.08", "--seq-len", "8")
+NETWORK = ("--scheme", "artifact-v1")
 REFERENCES = ("--one", "reference:float32", "--other", "reference:bfloat16")
 
 
@@ -43,7 +46,7 @@ def test_two_dtypes_of_one_model(tiny: Path, tmp_path: Path) -> None:
     # At the quantile some nonces mismatch, and this convicts no honest node.
     assert found["convicted_sequential"] == found["convicted_fixed"] == 0
     assert found["cleared_sequential"] > 990
-    assert found["setup"]["scheme"]["name"] == "artifact-v1"
+    assert found["setup"]["scheme"] == {"name": "sketch-v1", "k_dim": 64}
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "convicted_fixed" in result.output
 
@@ -55,7 +58,7 @@ def test_another_machines_artifacts_are_saved_and_compared(tiny: Path, tmp_path:
     assert saved.exit_code == 0, saved.output
     claimed = from_file(there, Selection())
     assert claimed.nonces == tuple(range(48))
-    assert (claimed.seq_len, claimed.k_dim, claimed.scheme) == (8, 8, "artifact-v1-layers")
+    assert (claimed.seq_len, claimed.width, claimed.scheme) == (8, 8, "artifact-v1-layers")
     # The file names the block, key and nonces to compute.
     figures = tmp_path / "noise.json"
     compared = run(tiny, "--other", there, "--rate", "0.08", "--json", figures)
@@ -71,28 +74,40 @@ def test_another_machines_artifacts_are_saved_and_compared(tiny: Path, tmp_path:
 def test_the_command_measures_running_nodes(tmp_path: Path) -> None:
     figures = tmp_path / "noise.json"
     with stub_node() as (stub, url), stub_node() as (_, other):
-        result = run("--one", url, "--other", other, *FEW, "--json", figures)
+        result = run("--one", url, "--other", other, *NETWORK, *FEW, "--json", figures)
         assert result.exit_code == 0, result.output
         stub.habits.failing_nonce = 40
-        gap = run("--one", url, "--other", other, *FEW)
+        gap = run("--one", url, "--other", other, *NETWORK, *FEW)
         assert gap.exit_code == 2
         assert "computed no vector for" in gap.output
     assert json.loads(figures.read_text())["pairs"][f"{url} against {other}"]["maximum"] == 0.0
 
 
-def test_a_calibration_is_a_file_that_is_read_strictly(tiny: Path, tmp_path: Path) -> None:
+def test_a_calibration_is_a_file_that_is_read_strictly(
+    tiny: Path, small_models: SmallModels, tmp_path: Path
+) -> None:
     out, there = tmp_path / "calibration.json", tmp_path / "there.json"
-    assert run(tiny, *REFERENCES, *FEW, "--out", out).exit_code == 0
+    bank = ("--bank", "8", "--suspect", small_models.get("qwen3", seed=1))
+    made = run(tiny, *REFERENCES, *FEW, *bank, "--out", out)
+    assert made.exit_code == 0, made.output
     calibration = read(out)
+    same = run(tiny, *REFERENCES, *FEW, "--bank", "8", "--suspect", tiny, "--out", there)
+    assert same.exit_code == 2
+    assert f"suspect {tiny.name}: its vectors are those of the published" in same.output
     assert (calibration.model, calibration.dtype) == (tiny.name, "float32")
     assert calibration.shape == {
         "hidden_size": 256,
         "num_hidden_layers": 6,
         "intermediate_size": 512,
     }
-    assert (calibration.scheme, calibration.seq_len, calibration.k_dim) == ("artifact-v1", 8, 12)
+    assert (calibration.scheme, calibration.seq_len, calibration.k_dim) == ("sketch-v1", 8, 64)
     assert calibration.engines == ("reference:float32", "reference:bfloat16")
-    assert (calibration.nonces, calibration.p_mismatch) == (48, 0.08)
+    assert (len(calibration.distances), calibration.p_mismatch) == (48, 0.08)
+    assert calibration.least_alpha == 1 / 48
+    expected, honest = calibration.directions()
+    assert set(expected) == set(honest) == {*SUSPECTS, "qwen3-1"}
+    assert expected["int4 g128"].mean > 0.9
+    assert 0 < honest["int4 g128"].sd < 0.5
     assert 0 < calibration.quantiles["0.5"] < calibration.quantiles["1"]
     assert calibration.quantiles["1"] <= calibration.dist_threshold < 0.1
     assert calibration.p_mismatch_interval[0] == 0.0 < calibration.p_mismatch_interval[1] < 0.08
@@ -103,20 +118,23 @@ def test_a_calibration_is_a_file_that_is_read_strictly(tiny: Path, tmp_path: Pat
     assert unnamed.exit_code == 2
     assert "a file does not name its model" in unnamed.output
     with stub_node() as (_, url), stub_node() as (_, other):
-        same = run("--one", url, "--other", other, *FEW, "--out", tmp_path / "none.json")
+        none = ("--out", tmp_path / "none.json")
+        same = run("--one", url, "--other", other, *NETWORK, *FEW, *none)
     assert same.exit_code == 2
-    assert "the vectors of the engines are equal" in same.output
+    assert "some vectors of the engines are equal" in same.output
     assert not (tmp_path / "none.json").exists()
 
 
 def test_the_command_starts_the_named_servers(
     deployments: list[ServerOptions], tiny: Path, tmp_path: Path
 ) -> None:
-    result = run(tiny, "--one", "vllm", "--other", "vllm:tp2", *FEW, "--forward-batch", "4")
+    result = run(
+        tiny, "--one", "vllm", "--other", "vllm:tp2", *NETWORK, *FEW, "--forward-batch", "4"
+    )
     assert result.exit_code == 0, result.output
     assert [(each.checkpoint, each.ranks) for each in deployments] == [(tiny, 1), (tiny, 2)]
     assert {each.forward_batch for each in deployments} == {4}
-    saved = run(tiny, "--one", "vllm", "--save", tmp_path / "a.json", *FEW)
+    saved = run(tiny, "--one", "vllm", "--save", tmp_path / "a.json", *NETWORK, *FEW)
     assert saved.exit_code == 0, saved.output
     assert len(deployments) == 3
 
@@ -138,7 +156,7 @@ def test_the_command_starts_the_named_servers(
             ("qwen", "--one", "http://x", "--other", "http://y"),
             "no engine needs a model here: leave out qwen",
         ),
-        (("--scheme", "distance-v1"), "distance-v1 has no such option"),
+        (("--scheme", "distance-v1"), "distance-v1 has no artifacts"),
         (("--rate", "0.5"), "--rate"),
     ],
 )

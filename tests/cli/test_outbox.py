@@ -38,7 +38,7 @@ def live_writer(path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 def test_status_counts_by_target_and_shows_no_secret(path: Path) -> None:
     read = status_json(run("status", "--json", "--outbox", path))
-    assert (read["schema_version"], read["rounds"], read["results"]) == (4, 3, 13)
+    assert (read["schema_version"], read["rounds"], read["results"]) == (5, 3, 13)
     assert read["uncut_rounds"] == 1
     assert read["bytes"] == path.stat().st_size
     hook, other = read["targets"]

@@ -50,9 +50,10 @@ def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str 
     """The tiny model and its calibration: float32 against bfloat16."""
     file = tmp_path_factory.mktemp("calibration") / "calibration.json"
     engines = ("--one", "reference:float32", "--other", "reference:bfloat16")
-    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "32")
+    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "32", "--bank", "16")
     with one_thread():
-        options = ["calibrate", "noise", str(tiny), *engines, *few, "--out", str(file)]
+        scheme = ("--scheme", "artifact-v1")
+        options = ["calibrate", "noise", str(tiny), *engines, *few, *scheme, "--out", str(file)]
         result = CliRunner().invoke(app, options)
     assert result.exit_code == 0, result.output
     return "--model", tiny, "--calibration", file
@@ -75,13 +76,16 @@ def test_an_honest_node_is_honest(
     result = run(write(published), "--model", tiny, *CLOSE, "--seed", "42", "--json", record)
     assert result.exit_code == 0, result.output
     assert "honest" in result.output
-    assert "10 of 24 nonces recomputed (seed 42), 0 mismatches" in result.output
+    assert "10 of 24 nonces recomputed (seed 42)" in result.output
+    assert "count     honest: 0 mismatches, likelihood ratio 0.000986" in result.output
     outcome = json.loads(record.read_text())
     assert outcome["verdict"] == "honest"
     assert outcome["nonces_used"] == 10
     assert outcome["seed"] == "42"
-    assert 0 < outcome["likelihood_ratio"] < 1e-3
-    assert outcome["test"] == {"p_honest": 0.001, "p_fraud": 0.5, "alpha": 1e-6, "beta": 1e-3}
+    (finding,) = outcome["findings"]
+    assert 0 < finding["figures"]["likelihood_ratio"] < 1e-3
+    test = {"p_honest": 0.001, "p_fraud": 0.5, "alpha": 1e-6, "beta": 1e-3}
+    assert outcome["count"]["test"] == test
 
 
 def test_without_a_threshold_one_line_says_how_to_measure_it(tiny: Path) -> None:
@@ -102,17 +106,23 @@ def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
     result = run(write(published), *measured, "--json", record)
     assert result.exit_code == 0, result.output
     origin = "calibration of qwen3-0: reference:float32 against reference:bfloat16, 48 nonces"
-    assert f"Threshold: {origin}." in result.output
+    assert f"Honest distances: {origin}." in result.output
     outcome, fields = json.loads(record.read_text()), json.loads(Path(measured[-1]).read_text())
-    assert outcome["dist_threshold"] == fields["dist_threshold"] < 0.05
-    assert outcome["test"]["p_honest"] == fields["p_mismatch"] == 0.08
+    assert [each["test"] for each in outcome["findings"]] == ["scale", "direction"]
+    assert [each["result"] for each in outcome["findings"]] == ["honest", "honest"]
     assert outcome["threshold_from"] == origin
+    counted = run(write(published), *measured, "--test", "count", "--json", record)
+    assert counted.exit_code == 0, counted.output
+    rule = json.loads(record.read_text())["count"]
+    assert rule["dist_threshold"] == fields["dist_threshold"] < 0.05
+    assert rule["test"]["p_honest"] == fields["p_mismatch"] == 0.08
     work = Workload(ArtifactScheme(), Block(WORK.block_hash, 7), WORK.public_key, WORK.seq_len)
     with one_thread():
         forged = engine_of(tiny, "bfloat16", four_bits=True).compute(work, range(24)).values
     artifacts = [{"nonce": n, "vector_b64": text} for n, text in enumerate(encode(forged))]
     fraud = run(write(published | {"artifacts": artifacts}), *measured)
     assert fraud.exit_code == 1, fraud.output
+    assert "fraud: int4" in fraud.output or "scale     fraud" in fraud.output
 
 
 @pytest.mark.parametrize(
@@ -235,7 +245,7 @@ def test_missing_artifacts_convict(
         ({}, ("--p-fraud", "0.0001"), "p_fraud: 0.0001 is not above p_honest"),
         ({}, ("--block-hash", "other"), "is about block lab-block, key lab-key"),
         ({}, ("--dtype", "int3"), "unknown dtype 'int3'"),
-        ({}, ("--scheme", "distance-v1"), "distance-v1 has no such option"),
+        ({}, ("--scheme", "distance-v1"), "distance-v1 has no artifacts"),
         ({}, ("--recompute-url", "http://x"), "--model CHECKPOINT and --recompute-url NODE"),
         ({}, ("--dist-threshold", "nan"), "dist_threshold: nan is not a finite number"),
         ({"scheme": "artifact-v1-layers"}, ("--scheme", "artifact-v1"), "contradicts the source"),

@@ -8,11 +8,21 @@ from torch import Tensor, nn
 
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import Network, load
-from proofserve.engines.reference.variants import last_tokens_only, with_matrices, without_layers
+from proofserve.engines.reference.variants import (
+    first_tokens_only,
+    last_tokens_only,
+    of_rank,
+    pruned,
+    share_of_rank,
+    with_eager_attention,
+    with_matrices,
+    with_split_sums,
+    without_layers,
+)
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
-from proofserve.protocol.scheme import ModelFacts, Scheme
+from proofserve.protocol.scheme import Scheme
 from proofserve.rounds.records import ProofBatch, Workload
 from support.models import SmallModels
 
@@ -48,7 +58,7 @@ def test_a_skipped_layer_is_missed_and_only_in_the_variant(network: Network) -> 
 
 @torch.inference_mode()
 def test_without_any_layer_the_norm_remains(network: Network) -> None:
-    block = PLAIN.for_block(Block("0xabc", 7), ModelFacts(network.hidden_size), network.device)
+    block = PLAIN.for_block(Block("0xabc", 7), network.facts, network.device)
     inputs = block.inputs("node-key", range(4), SEQ_LEN, network.dtype)
     norm = network.decoder.norm
     assert isinstance(norm, nn.Module)
@@ -68,6 +78,64 @@ def test_the_last_tokens_of_all_are_all(network: Network) -> None:
         assert apart(network, last_tokens_only(network, count)) > 0.05
     with pytest.raises(ValueError, match="count: 0 is below 1"):
         last_tokens_only(network, 0)
+
+
+def test_the_first_tokens_of_all_are_all(network: Network) -> None:
+    assert np.array_equal(vectors(first_tokens_only(network, SEQ_LEN)), vectors(network))
+    with pytest.raises(ValueError, match="count: 0 is below 1"):
+        first_tokens_only(network, 0)
+
+
+@torch.inference_mode()
+def test_states_of_tokens_that_are_read_are_right_and_others_are_their_embeddings(
+    network: Network,
+) -> None:
+    ids = torch.arange(10, 10 + SEQ_LEN).expand(2, -1)
+    every = network.decoder(input_ids=ids, use_cache=False).last_hidden_state
+    first = first_tokens_only(network, 8).decoder(input_ids=ids, use_cache=False)
+    norm, embed = network.decoder.norm, network.decoder.embed_tokens
+    assert isinstance(norm, nn.Module)
+    assert isinstance(embed, nn.Module)
+    # Later tokens do not change the states of earlier ones, but the kernel's rounding.
+    assert torch.allclose(first.last_hidden_state[:, :8], every[:, :8], atol=0.1, rtol=0.05)
+    assert torch.equal(first.last_hidden_state[:, 8:], norm(embed(ids))[:, 8:])
+
+
+@pytest.mark.parametrize("kernel", [with_eager_attention, with_split_sums])
+def test_another_kernel_rounds_otherwise_and_only_in_the_variant(
+    network: Network, kernel: Callable[[Network], Network]
+) -> None:
+    before = vectors(network)
+    other = vectors(kernel(network))
+    assert 0 < np.linalg.norm(other - before, axis=1).max() < 0.1
+    assert np.array_equal(vectors(network), before)
+
+
+def test_changes_can_be_of_some_layers(network: Network) -> None:
+    variant = with_matrices(network, lambda w: w / 2, layers=[1, 3])
+    before, after = network.layers, variant.layers
+    for index in range(len(before)):
+        one = before[index].get_submodule("self_attn.q_proj").get_parameter("weight")
+        other = after[index].get_submodule("self_attn.q_proj").get_parameter("weight")
+        assert torch.equal(other, one / 2 if index in {1, 3} else one)
+
+
+def test_two_of_four_weights_are_pruned() -> None:
+    values = torch.tensor([[1.0, -4.0, 3.0, 2.0, 0.5, 0.0, -0.75, 0.25]])
+    assert pruned(values).tolist() == [[0.0, -4.0, 3.0, 0.0, 0.5, 0.0, -0.75, 0.0]]
+
+
+def test_a_matrix_of_lower_rank_is_the_nearest(network: Network) -> None:
+    values = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
+    half = of_rank(values, 0.5)
+    assert torch.linalg.matrix_rank(half) == 12
+    sizes = torch.linalg.svdvals(values)
+    assert torch.linalg.norm(values - half) == pytest.approx(float(sizes[12:].norm()), rel=1e-4)
+    assert share_of_rank(network, 0.25) < share_of_rank(network, 0.5) <= 1.0
+    matrices = [w for w in network.layers.parameters() if w.ndim == 2]
+    # Two factors of a quarter of the smaller side.
+    cost = sum(min(w.shape) // 4 * sum(w.shape) for w in matrices)
+    assert share_of_rank(network, 0.25) == cost / sum(w.numel() for w in matrices)
 
 
 def test_layer_transforms_reach_a_network_that_reads_less(network: Network) -> None:

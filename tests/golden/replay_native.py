@@ -12,17 +12,17 @@ from proofserve.protocol.codec import to_float16
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.sketch import SketchBlock, SketchScheme
-from proofserve.protocol.tokens import allowed_tokens
+from proofserve.protocol.tokens import AllowedTokens
 
 from .cases import DEVICE, Case, assert_f16_close
 from .make import qwen3
 
-CPU = torch.device("cpu")
-
 
 def block_of(case: Case, hidden: int) -> SketchBlock:
     args = case.args
-    facts = ModelFacts(hidden, args["weights_digest"], allowed_tokens(args["allowed"]))
+    facts = ModelFacts(
+        hidden, args["weights_digest"], AllowedTokens(tuple(map(tuple, args["allowed"])))
+    )
     block = Block(args["block_hash"], args["block_height"])
     return SketchScheme(args["k_dim"]).for_block(block, facts, DEVICE)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from . import replay_artifact, replay_common, replay_distance, replay_forward
+from . import replay_artifact, replay_common, replay_distance, replay_forward, replay_native
 from .cases import GOLDEN_DIR, Case, load
 
 REPLAYS = (
@@ -12,6 +12,7 @@ REPLAYS = (
     | replay_distance.REPLAYS
     | replay_artifact.REPLAYS
     | replay_forward.REPLAYS
+    | replay_native.REPLAYS
 )
 CASES = load(GOLDEN_DIR)
 

@@ -1,150 +1,160 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from lab.toy_deployment import ToyDeployment
-from proofserve.lab.audit.audit import (
-    AttackMeasurement,
-    Audit,
-    attack_result,
-    audit,
-    measured,
-    mixtures,
-)
-from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
+from lab.toy_deployment import HONEST, PRIVATE, ToyDeployment
+from proofserve.lab.audit.audit import AuditOptions, audit
+from proofserve.lab.audit.conviction import ConvictionRule
+from proofserve.lab.audit.evidence import HonestFigures
+from proofserve.lab.audit.results import Audit, ProverResult
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import NoProgress
-from proofserve.protocol.codec import encode
-from proofserve.protocol.verdict.comparison import Claim, compare
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.verdict.scale import fitted
 
-RULE = ConvictionRule(0.1)
-
-
-def run(deployment: ToyDeployment, rule: ConvictionRule = RULE, nonces: int = 64) -> Audit:
-    return audit(deployment, rule, nonces, NoProgress())
+RULE = ConvictionRule(max_nonces=300)
+OPTIONS = AuditOptions(RULE, 64, runs=400)
 
 
-def by_name(found: Audit) -> dict[str, AttackMeasurement]:
-    return {each.measurement.name: each.measurement for each in found.results}
+def run(deployment: ToyDeployment, options: AuditOptions | None = None) -> Audit:
+    return audit(deployment, options or OPTIONS, NoProgress())
 
 
-def caught(found: Audit) -> dict[str, bool]:
-    return {each.measurement.name: each.caught for each in found.results}
+def by_name(found: Audit) -> dict[str, ProverResult]:
+    return {each.measurement.name: each for each in (*found.honest, *found.attacks)}
 
 
-def test_far_is_caught_and_near_is_not() -> None:
-    found = run(ToyDeployment(apart={"8 bits": 0.03, "[11]": 0.04}))
-    missed = [name for name, yes in caught(found).items() if not yes]
-    assert missed == [
-        "weights of 8 bits",
-        "last layer skipped",
-        "honest on 98%, else model skipped",
-    ]
+def missed(found: Audit) -> list[str]:
+    return [e.measurement.name for e in found.attacks if not (e.caught or e.measurement.exact)]
+
+
+@pytest.fixture(scope="module")
+def found() -> Audit:
+    return run(ToyDeployment())
+
+
+def test_honest_provers_are_safe_and_what_is_worth_it_is_caught(found: Audit) -> None:
+    assert [each.measurement.name for each in found.honest] == ["honest", "honest, batch of 1"]
+    assert found.unfit is None
+    assert found.passed
+    rare = [name for name in missed(found) if name.startswith("honest on")]
+    assert missed(found) == rare
+    assert found.verdict.startswith("CAUGHT: every attack worth 10% within 300 nonces; not honest")
+
+
+def test_each_attack_is_caught_by_the_test_that_is_made_for_it(found: Audit) -> None:
+    results = by_name(found)
+    weights = results["int8 per channel"].tests.tests
+    assert weights["scale"].at_power is None
+    assert weights["direction"].at_power is not None
+    assert weights["direction"].at_power < 20
+    private = results[PRIVATE].tests.tests
+    assert private["scale"].median is private["direction"].median is None
+    assert private["twins"].at_power is not None
+    assert results["model skipped"].tests.tests["scale"].at_power == 3
+
+
+def test_errors_point_to_the_weights_that_made_them(found: Audit) -> None:
+    assert found.suspects == ("int8 per channel", "int4 g128")
+    for name, own in (("int8 per channel", 0), ("int4 g128", 1)):
+        means = by_name(found)[name].mean_cosines
+        assert means is not None
+        assert means[own] > 0.5
+        assert abs(means[1 - own]) < 0.1
+    honest = found.honest[0].mean_cosines
+    assert honest is not None
+    assert max(map(abs, honest)) < 0.1
+
+
+def test_an_exact_shortcut_is_neither_caught_nor_missed(found: Audit) -> None:
+    (exact,) = (each for each in found.attacks if each.measurement.exact)
+    assert not exact.caught
+    assert not exact.escapes
+    assert exact.measurement.mean == found.honest[0].measurement.mean
+
+
+def test_without_twins_private_weights_escape() -> None:
+    found = run(ToyDeployment(has_twins=False))
+    assert "twins" not in found.honest[0].tests.tests
+    assert PRIVATE in missed(found)
     assert not found.passed
-    assert found.verdict.startswith("NOT CAUGHT within 1000 nonces: weights of 8 bits (saves 49%)")
-    measurement = by_name(found)["weights of 8 bits"]
-    assert measurement.mean == pytest.approx(0.03, abs=1e-3)
-    assert measurement.rate == 0.0
-    assert measurement.interval[1] == pytest.approx(1 - 0.025 ** (1 / 64))
+    assert found.verdict.startswith(f"NOT CAUGHT within 300 nonces: {PRIVATE} (saves 49%)")
 
 
 def test_what_saves_little_fails_nothing() -> None:
-    found = run(ToyDeployment(apart={"[11]": 0.04}))
+    found = run(ToyDeployment(apart={"[11]": HONEST}))
+    assert "last layer skipped" in missed(found)
     assert found.passed
-    assert found.verdict == (
-        "CAUGHT: every attack worth 10% within 1000 nonces; not last layer skipped (saves 9%),"
-        " honest on 98%, else model skipped (saves 2%)"
-    )
-
-
-def test_a_needed_threshold_catches() -> None:
-    deployment = ToyDeployment(apart={"8 bits": 0.03})
-    first = next(each for each in run(deployment).results if not each.caught)
-    assert first.needed == "a threshold below 0.03 (honest: up to 0.01)"
-    again = run(deployment, ConvictionRule(0.029))
-    assert caught(again)[first.measurement.name]
-
-
-def test_a_threshold_that_honest_nodes_cannot_bear_is_no_advice() -> None:
-    found = run(ToyDeployment(apart={"8 bits": 0.009}))
-    first = next(each for each in found.results if not each.caught)
-    assert first.needed == "a threshold below 0.0091, which convicts honest nodes as well"
-
-
-def test_a_threshold_below_the_noise_is_unfit() -> None:
-    found = run(ToyDeployment(), ConvictionRule(0.005))
-    assert found.convicts_honest
-    assert not found.passed
-    assert all(caught(found).values())
-    assert found.verdict.startswith("UNFIT: 100.0% of honest vectors are beyond")
 
 
 def test_a_skipped_model_that_is_not_missed_is_what_the_rest_is_forged_with() -> None:
-    found = run(ToyDeployment(apart={str(list(range(12))): 0.05}))
-    names = [name for name, yes in caught(found).items() if not yes]
-    assert names == [
+    found = run(ToyDeployment(apart={str(list(range(12))): HONEST}))
+    assert missed(found) == [
         "model skipped",
-        *(f"honest on {share}, else model skipped" for share in ("90%", "95%", "98%")),
+        *(f"honest on {x}%, else model skipped" for x in ("90", "95", "98", "99", "99.5")),
     ]
     assert "model skipped (saves 100%)" in found.verdict
-    mixed = by_name(found)["honest on 90%, else model skipped"]
-    assert mixed.saving == 0.1
     # A tenth is worth it, to the last bit.
-    assert [each.escapes for each in found.results][-3:] == [True, False, False]
-    assert next(e for e in found.results if e.measurement is mixed).needed == (
-        "a rule that catches the forged nonces alone"
+    assert [each.escapes for each in found.attacks][-5:] == [True, *[False] * 4]
+
+
+def test_a_deployment_whose_honest_nodes_would_be_convicted_is_unfit() -> None:
+    found = run(ToyDeployment(noisy=0.2))
+    assert not found.passed
+    assert found.verdict.startswith(
+        "UNFIT: a node would be convicted that is honest, batch of 1; 100.0% of its vectors"
     )
 
 
-def test_a_mixture_is_what_sampling_it_gives() -> None:
+def test_a_threshold_below_the_noise_is_unfit() -> None:
+    found = run(ToyDeployment(), replace(OPTIONS, dist_threshold=0.005))
+    assert found.dist_threshold == 0.005
+    assert found.verdict.startswith("UNFIT: a node would be convicted that is honest; 100.0%")
+
+
+def test_without_a_threshold_the_fit_gives_one(found: Audit) -> None:
+    distances = found.honest[0].measurement.distances
+    assert distances.max() < found.dist_threshold < 2 * distances.max()
+    assert found.dist_threshold == fitted(distances).quantile(0.999)
+    assert found.pairs == 64
+
+
+def test_a_calibration_decides_what_is_honest() -> None:
+    # The nodes of this one are three times as noisy.
     random = np.random.default_rng(0)
-    near, far = abs(random.normal(0.05, 0.04, 4000)), random.normal(1.4, 0.2, 4000)
-    honest = measured("honest", 0.0, near, 0.1)
-    (mixed, *_) = mixtures(honest, [measured("forged", 1.0, far, 0.1)])
-    drawn = np.where(random.random(4000) < 0.9, near, far)
-    sampled = measured("sampled", 0.1, drawn, 0.1)
-    assert mixed.mean == pytest.approx(sampled.mean, abs=0.03)
-    assert mixed.sd == pytest.approx(sampled.sd, abs=0.03)
-    assert mixed.rate == pytest.approx(sampled.rate, abs=0.02)
-    assert mixed.interval[0] < mixed.rate < mixed.interval[1]
-
-
-def test_nothing_is_mixed_without_a_cheap_forgery() -> None:
-    honest = measured("honest", 0.0, np.full(9, 0.01), 0.1)
-    assert mixtures(honest, [measured("dear", 0.5, np.ones(9), 0.1)]) == []
-
-
-@pytest.mark.parametrize(
-    ("beyond", "expected"), [(20, True), (7, True), (6, False), (2, False), (0, False)]
-)
-def test_the_lower_end_of_the_rate_decides(beyond: int, expected: bool) -> None:
-    distances = np.where(np.arange(128) < beyond, 0.5, 0.05)
-    honest = measured("honest", 0.0, np.full(128, 0.01), 0.1)
-    found = attack_result(measured("cheat", 0.5, distances, 0.1), honest, PowerAnalysis(RULE))
-    assert found.caught is expected
-    assert found.escapes is not expected
-    assert bool(found.needed) is not expected
-    if beyond == 6:
-        assert found.needed == "2000 nonces, or a threshold below 0.05 (honest: up to 0.01)"
-
-
-def test_a_mismatch_is_what_a_validator_calls_one() -> None:
-    found = run(ToyDeployment(apart={"8 bits": 0.1}), nonces=200)
-    deployment = ToyDeployment(apart={"8 bits": 0.1})
-    truth, made = deployment.validator()(range(200)), deployment.rounded(8)(range(200))
-    claims = [Claim(nonce, encode(vector[None])[0]) for nonce, vector in made.items()]
-    counted = compare(range(200), truth, claims, RULE.dist_threshold, deployment.k_dim)
-    # Rounding to the wire puts some on either side.
-    assert 0 < counted.n_mismatch < 200
-    assert by_name(found)["weights of 8 bits"].rate == counted.n_mismatch / 200
+    pairs = 0.03 * np.exp(0.1 * random.normal(size=300))
+    figures = HonestFigures(fitted(pairs), tuple(pairs.tolist()), {}, {})
+    found = run(ToyDeployment(noisy=0.03), replace(OPTIONS, figures=figures))
+    assert found.pairs == 300
+    assert found.unfit is None
+    # With so many pairs the ranks convict as well.
+    assert found.honest[0].tests.tests["rank"].share == 0.0
+    assert by_name(found)["model skipped"].tests.tests["rank"].at_power is not None
+    # It knows no spread of cosines, so the direction test is the certified one.
+    tests = by_name(found)["int4 g128"].tests.tests
+    assert tests["direction"].median is not None
+    assert tests["direction"].median > 30
 
 
 def test_a_vector_that_is_missing_is_a_mismatch() -> None:
-    measurement = by_name(run(ToyDeployment(silent=["4 bits"])))["weights of 4 bits"]
-    assert (measurement.rate, measurement.mean) == (1.0, 2.0)
+    silent = by_name(run(ToyDeployment(silent=["int4 g128"])))["int4 g128"]
+    assert (silent.measurement.rate, silent.measurement.mean) == (1.0, 2.0)
+    assert silent.mean_cosines is None
+    assert silent.caught
+
+
+def test_a_setting_that_gives_no_numbers_is_left_out() -> None:
+    found = run(ToyDeployment(silent=["batch of 1"]))
+    assert [each.measurement.name for each in found.honest] == ["honest"]
 
 
 def test_a_validator_that_fails_gives_no_verdict() -> None:
     with pytest.raises(LabError, match="not all finite"):
         run(ToyDeployment(missing=[5]))
-    with pytest.raises(ValueError, match=r"nonces: 0 is below 1"):
-        run(ToyDeployment(), nonces=0)
+    with pytest.raises(LabError, match="the vectors of honest are not all finite"):
+        run(ToyDeployment(silent=["honest"]))
+    with pytest.raises(ValueError, match=r"nonces: 1 is below 2"):
+        run(ToyDeployment(), replace(OPTIONS, nonces=1))
+    with pytest.raises(ProtocolError, match="above 0"):
+        run(ToyDeployment(apart={"honest": 0.0}))

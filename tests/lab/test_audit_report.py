@@ -5,13 +5,12 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from lab.toy_deployment import ToyDeployment
-from proofserve.lab.audit.audit import audit
+from lab.toy_deployment import PRIVATE, ToyDeployment
+from proofserve.lab.audit.audit import AuditOptions, audit
 from proofserve.lab.audit.audit_page import page
-from proofserve.lab.audit.audit_report import COLUMNS, AuditReport
+from proofserve.lab.audit.audit_report import COLUMNS, AuditReport, verdict_of
 from proofserve.lab.audit.conviction import ConvictionRule
 from proofserve.lab.client.progress import NoProgress
-from proofserve.protocol.verdict.counting import sample_size
 
 
 @pytest.fixture(scope="module")
@@ -19,56 +18,84 @@ def text(report: AuditReport) -> str:
     return page(report)
 
 
-@pytest.fixture(scope="module")
-def report() -> AuditReport:
-    deployment = ToyDeployment(apart={"8 bits": 0.03})
-    found = audit(deployment, ConvictionRule(0.1), 32, NoProgress())
+def made(deployment: ToyDeployment) -> AuditReport:
+    options = AuditOptions(ConvictionRule(max_nonces=300), 32, runs=400)
+    found = audit(deployment, options, NoProgress())
     setup = {"model": "<b>small</b>", "seq_len": 256}
     return AuditReport(found, deployment.price, setup, {"cores": 2})
 
 
+@pytest.fixture(scope="module")
+def report() -> AuditReport:
+    # One of the suspects has no vector: its row has no distance and no cosine.
+    return made(ToyDeployment(silent=["int4 g128"], apart={PRIVATE: 0.0}))
+
+
 def test_the_table_has_a_row_for_each_and_no_cell_is_cut(report: AuditReport) -> None:
-    console = Console(width=100, record=True)
+    console = Console(width=180, record=True)
     console.print(report.table())
     lines = console.export_text().splitlines()
-    for found in report.audit.results:
-        (line,) = (each for each in lines if each.strip().startswith(found.measurement.name + " "))
-        assert line.rstrip().endswith("CAUGHT")
-        assert f"{found.measurement.mean:.3f} ± {found.measurement.sd:.3f}" in line
-        assert (" @ 0." in line) is found.caught
-    assert sum("NOT CAUGHT" in line for line in lines) == 2
-    assert any(
-        line.strip().startswith("honest ") and line.rstrip().endswith("honest") for line in lines
+    for found in report.audit.attacks:
+        (line,) = (e for e in lines if e.strip().startswith(found.measurement.name + "  "))
+        assert line.rstrip().endswith(verdict_of(found))
+        assert f"{found.measurement.mean:.4f} ± {found.measurement.sd:.4f}" in line
+    (skipped,) = (each for each in lines if each.strip().startswith("model skipped"))
+    assert " 3/3 " in skipped
+    honest = [each for each in lines if each.strip().startswith("honest ")]
+    assert len(honest) >= 2
+    assert honest[0].rstrip().endswith("honest")
+
+
+def test_what_is_missed_comes_with_how_near_it_is(report: AuditReport) -> None:
+    first, *others = report.missed
+    assert re.fullmatch(
+        rf"{PRIVATE}: 1\.00 times as far as an honest prover, cosine -?0\.\d\d with"
+        r" int. \S+( channel)?; a test convicts 0\.0% of the verifications\.",
+        first,
     )
+    assert all(sentence.startswith("honest on 9") for sentence in others)
 
 
-def test_what_is_missed_comes_with_what_is_needed(report: AuditReport) -> None:
-    assert report.missed == [
-        "weights of 8 bits: 0.00% to 10.89% of the vectors mismatch."
-        " Needed: a threshold below 0.03 (honest: up to 0.01).",
-        "honest on 98%, else zero vectors: 1.78% to 12.67% of the vectors mismatch."
-        " Needed: 2000 nonces.",
-    ]
+def test_what_a_verification_clears_is_said(report: AuditReport) -> None:
+    assert f"{PRIVATE} (100%)" in report.cleared_first
+    assert "model skipped" not in report.cleared_first
+    assert re.match(r"An honest node is cleared by \d+ nonces \(median\)", report.honest_cleared)
+
+
+def test_the_rule_says_what_the_honest_distances_carry(report: AuditReport) -> None:
+    assert "32 honest distances, which carry a chance of 0.031" in report.rule
+    assert f"further than {report.audit.dist_threshold:.4g}" in report.rule
 
 
 def test_the_json_says_it_all(report: AuditReport) -> None:
     record = json.loads(json.dumps(report.json(), allow_nan=False))
     assert record["passed"] is False
-    assert record["verdict"].startswith("NOT CAUGHT within 1000 nonces: weights of 8 bits")
-    assert record["rule"]["dist_threshold"] == 0.1
-    assert record["honest"]["mismatch_rate"] == 0.0
-    first, second = record["attacks"][:2]
-    assert (first["caught"], first["fixed_nonces"], first["sequential"]) == (False, None, None)
-    assert second["caught"] is True
-    low = second["mismatch_interval"][0]
-    assert second["fixed_nonces"] == sample_size(0.001, 1e-6, low, 0.999, 1000)
-    assert second["sequential"]["p_fraud"] == 0.5
-    assert len(second["distances"]) == 32
-    assert record["attacks"][-1]["distances"] is None
-    assert 0 < record["attacks"][-1]["default_sequential_convicts"] < 0.01
-    shortcuts = record["exact_shortcuts"]
-    assert 0 < shortcuts["unread_attention"] < shortcuts["unread_mlp"] < 1 / 12
-    assert f"{shortcuts['unread_mlp']:.1%} of a whole forward" in report.shortcuts
+    assert record["verdict"].startswith(f"NOT CAUGHT within 300 nonces: {PRIVATE}")
+    assert record["rule"]["dist_threshold"] == report.audit.dist_threshold
+    assert record["suspects"] == ["int8 per channel", "int4 g128"]
+    assert record["honest"][0]["tests"]["scale"]["share"] == 0.0
+    attacks = {each["name"]: each for each in record["attacks"]}
+    first = attacks["int8 per channel"]
+    assert first["caught"] is True
+    assert first["tests"]["direction"]["median"] < first["tests"]["certified"]["median"]
+    assert first["cosines"][0] > 0.5
+    assert len(first["distances"]) == 32
+    silent = attacks["int4 g128"]
+    assert silent["distances"] == [None] * 32
+    assert silent["cosines"] is None
+    assert silent["count"]["fixed_nonces"] == 7
+    mixture = record["attacks"][-1]
+    assert mixture["distances"] is None
+    assert mixture["cleared"]["share"] > 0.9
+    assert 0 < record["exact_shortcuts"]["first_projections"] < 1 / 12
+    assert record["exact_shortcuts"]["unread_mlp"] == 0.0
+
+
+def test_shortcuts_are_those_of_the_scheme(report: AuditReport) -> None:
+    assert "queries, keys and values depend on the token alone" in report.shortcuts
+    other = made(ToyDeployment(has_twins=False))
+    assert f"{other.price.unread_mlp:.1%} of a whole forward" in other.shortcuts
+    assert other.json()["exact_shortcuts"]["first_projections"] == 0.0
 
 
 class Page(HTMLParser):
@@ -85,15 +112,28 @@ class Page(HTMLParser):
 def test_the_page_is_one_file_with_its_pictures(report: AuditReport, text: str) -> None:
     found = Page()
     found.feed(text)
+    audit = report.audit
     assert found.tags.count("svg") == 2
     # Inside a picture "#id" refers to the picture itself.
     assert not [link for link in found.links if not link.startswith("#")]
-    assert found.tags.count("th") == len(COLUMNS)
-    assert found.tags.count("tr") == 2 + len(report.audit.results)
-    assert report.audit.verdict in text
+    assert found.tags.count("th") == len(COLUMNS) + 1 + len(audit.suspects)
+    provers = [*audit.honest, *audit.attacks]
+    with_cosines = [each for each in provers if each.mean_cosines is not None]
+    assert len(with_cosines) < len(provers)
+    assert found.tags.count("tr") == 2 + len(provers) + len(with_cosines)
+    assert audit.verdict in text
     for sentence in report.missed:
         assert sentence in text
     assert len(text) < 2_000_000
+
+
+def test_a_cosine_has_the_colour_of_its_size(report: AuditReport, text: str) -> None:
+    (own,) = (
+        each.mean_cosines[0]
+        for each in report.audit.attacks
+        if each.measurement.name == "int8 per channel" and each.mean_cosines
+    )
+    assert f'background: rgba(180, 35, 24, {own:.2f})">{own:.2f}' in text
 
 
 def test_a_name_is_no_markup(text: str) -> None:
@@ -101,9 +141,10 @@ def test_a_name_is_no_markup(text: str) -> None:
     assert "&lt;b&gt;small&lt;/b&gt;" in text
 
 
-def test_the_pictures_show_every_attack_that_was_measured(report: AuditReport, text: str) -> None:
+def test_the_pictures_show_every_prover_that_was_measured(report: AuditReport, text: str) -> None:
     # Matplotlib leaves each text as a comment beside its outline.
     comments = re.findall(r"<!-- (.*?) -->", text)
-    for found in report.audit.results:
+    for found in (*report.audit.honest, *report.audit.attacks):
         shown = found.measurement.name in comments
-        assert shown is (found.measurement.distances is not None), found.measurement.name
+        assert shown is (found.measurement.chances is None), found.measurement.name
+    assert {"scale", "direction", "twins"} <= {*comments}

@@ -2,13 +2,22 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from proofserve.lab.calibrate.calibration_file import CalibrationFile, checkpoint_shape, read
+from proofserve.lab.calibrate.calibration_file import (
+    CalibrationFile,
+    checkpoint_shape,
+    fit_of,
+    read,
+)
 from proofserve.lab.client.errors import LabError
+from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions
+from proofserve.lab.verify.judges import Chances
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
@@ -17,7 +26,7 @@ SHAPE = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 512}
 WORK = Workload(ArtifactScheme(k_dim=12), Block("block", 7), "key", 64)
 FIELDS: dict[str, Any] = {
     "format": "proofserve-calibration",
-    "version": 1,
+    "version": 2,
     "model": "tiny-qwen3",
     "shape": SHAPE,
     "scheme": "artifact-v1",
@@ -26,11 +35,13 @@ FIELDS: dict[str, Any] = {
     "k_dim": 12,
     "dtype": "float32",
     "engines": ["reference:float32", "vllm"],
-    "nonces": 400,
     "quantiles": {"0.5": 0.011, "0.9": 0.016, "0.99": 0.022, "1": 0.026},
     "dist_threshold": 0.0261,
     "p_mismatch": 0.01,
     "p_mismatch_interval": [0.0, 0.0092],
+    "distances": [0.01, 0.012, 0.026],
+    "fit": {"s": 0.011, "nu1": 20.0, "nu2": 12.0, "norms": [1.0, 1.0, 1.02, 1.0], "tail": 1.1},
+    "suspects": {"int8 g32": {"honest_sd": 0.12, "margin": 0.05, "own_mean": 0.44, "own_sd": 0.14}},
 }
 
 
@@ -61,7 +72,7 @@ def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: 
     ("change", "named"),
     [
         ({"format": "something"}, "format: "),
-        ({"version": 2}, "version: "),
+        ({"version": 1}, "version: "),
         ({"model": ""}, "model: "),
         ({"shape": {"hidden_size": "256"}}, r"shape\.hidden_size: "),
         ({"seq_len": 64.5}, "seq_len: "),
@@ -74,6 +85,11 @@ def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: 
         ({"p_mismatch_interval": [0.0, 2.0]}, r"p_mismatch_interval\.1: "),
         ({"quantiles": {"0.5": None}}, r"quantiles\.0\.5: "),
         ({"treshold": 0.1}, "treshold: "),
+        ({"distances": [0.01]}, "distances: "),
+        ({"distances": [0.01, 0.0]}, r"distances\.1: "),
+        ({"fit": FIELDS["fit"] | {"norms": [1.0]}}, r"fit\.norms: "),
+        ({"fit": FIELDS["fit"] | {"norms": [1.0, 0.5, 1.0, 1.0]}}, r"fit\.norms\.1: "),
+        ({"suspects": {"int4": {}}}, r"suspects\.int4\.honest_sd: "),
     ],
 )
 def test_a_broken_field_is_named(path: Path, change: dict[str, Any], named: str) -> None:
@@ -146,6 +162,38 @@ def test_the_shape_of_a_checkpoint_is_read_from_its_configuration(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(nest(SHAPE | {"vocab_size": 100})))
     assert checkpoint_shape(tmp_path) == SHAPE
+
+
+def with_distances(path: Path, count: int, largest: float, tail: float) -> CalibrationFile:
+    distances = [0.01] * (count - 1) + [largest]
+    fields = FIELDS | {"distances": distances, "fit": FIELDS["fit"] | {"tail": tail}}
+    path.write_text(json.dumps(fields))
+    return read(path)
+
+
+def test_few_distances_or_a_heavy_tail_carry_no_small_alpha(path: Path) -> None:
+    wanted = Chances(1e-6, 1e-3)
+    assert with_distances(path, 1000, 0.02, 1.2).carried(wanted) == wanted
+    assert with_distances(path, 999, 0.02, 1.2).carried(wanted).alpha == pytest.approx(1 / 999)
+    assert with_distances(path, 1000, 0.2, 1.8).carried(wanted).alpha == pytest.approx(1e-3)
+    assert with_distances(path, 20, 0.02, 1.2).carried(Chances(0.1, 0.1)).alpha == 0.1
+
+
+def test_the_tail_of_a_fit_is_the_largest_distance_over_the_expected_one() -> None:
+    drawn = np.random.default_rng(0)
+    honest = 0.01 * np.sqrt(drawn.chisquare(20, 2000) / drawn.chisquare(20, 2000))
+    assert 0.7 < fit_of(honest).tail < 1.3
+    assert fit_of(np.append(honest, 0.2)).tail > 3
+
+
+def test_what_a_source_says_is_not_completed(path: Path) -> None:
+    calibration = read(path)
+    nothing = ClaimedArtifacts("block", "key", (), ())
+    assert calibration.completed(WorkOptions(), nothing) == WorkOptions("artifact-v1", 12, 64)
+    all_said = replace(nothing, width=8, seq_len=32, scheme="artifact-v1-layers")
+    assert calibration.completed(WorkOptions(), all_said) == WorkOptions()
+    given = WorkOptions("sketch-v1", 64, 128)
+    assert calibration.completed(given, nothing) == given
 
 
 def test_a_calibration_of_no_noise_is_never_written() -> None:

@@ -31,7 +31,7 @@ def written(folder: Path, body: object) -> Path:
 
 
 def test_a_callback_is_a_file_of_artifacts(tmp_path: Path) -> None:
-    expected = ClaimedArtifacts("block", "key", (4, 2), CLAIMS, k_dim=12)
+    expected = ClaimedArtifacts("block", "key", (4, 2), CLAIMS, width=12, block_height=7)
     assert from_file(written(tmp_path, BODY), ANY) == expected
 
 
@@ -95,7 +95,7 @@ def test_a_nodes_round_is_read() -> None:
         with node.round(Work("toy", seq_len=64)):
             wait_until(lambda: node.status().processed >= 32, "results", 30)
             claimed = from_node(node)
-        assert (claimed.block_hash, claimed.seq_len, claimed.k_dim) == ("lab-block", 64, 12)
+        assert (claimed.block_hash, claimed.seq_len, claimed.width) == ("lab-block", 64, 12)
         assert claimed.nonces == tuple(range(len(claimed.nonces)))
         assert len(claimed.claims) == len(claimed.nonces) >= 32
         assert (

@@ -28,8 +28,8 @@ def test_savings_by_hand() -> None:
     # The new last layer's unread MLP can be left out as that of the old one could.
     assert PRICE.without_layers(1) == pytest.approx(layer / honest)
     assert PRICE.without_layers(3) == 1.0
-    assert PRICE.without_layers(0) == PRICE.last_tokens(4) == PRICE.bits(16) == 0.0
-    assert PRICE.last_tokens(1) == pytest.approx(1 - 3 * (16 + 8 + 72 + 8) / honest)
+    assert PRICE.without_layers(0) == PRICE.tokens(4) == PRICE.bits(16) == 0.0
+    assert PRICE.tokens(1) == pytest.approx(1 - 3 * (16 + 8 + 72 + 8) / honest)
     attention = 3 * 10 * 8
     assert PRICE.bits(8) == pytest.approx((honest - attention) / honest / 2)
 
@@ -38,7 +38,7 @@ def test_the_count_is_that_of_torch(tiny: Path) -> None:
     network = load(tiny, None, "cpu")
     seq_len = 16
     shape = shape_of(network)
-    inputs = torch.zeros(1, seq_len, network.hidden_size, dtype=network.dtype)
+    inputs = torch.zeros(1, seq_len, shape.hidden, dtype=network.dtype)
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
         network.decoder(inputs_embeds=inputs, use_cache=False)
     counts = {str(name): count for name, count in counter.get_flop_counts()["Global"].items()}

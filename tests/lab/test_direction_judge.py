@@ -1,5 +1,6 @@
 """The direction test over a bank: who is named, who is ruled out, and what it costs."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -28,9 +29,8 @@ def unit(drawn: np.random.Generator) -> NDArray[np.float32]:
 class Bank:
     """Each suspect moves each nonce in a direction of its own."""
 
-    names = NAMES
-
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = NAMES) -> None:
+        self.names = names
         self.asked: list[tuple[str, int]] = []
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
@@ -38,12 +38,12 @@ class Bank:
         return {nonce: self.direction(name, nonce) for nonce in nonces}
 
     def direction(self, name: str, nonce: int) -> NDArray[np.float32]:
-        return unit(np.random.default_rng([nonce, NAMES.index(name)]))
+        return unit(np.random.default_rng([nonce, self.names.index(name)]))
 
 
 def errors(prover: str | None, nonces: Sequence[int], bank: Bank, seed: int) -> list[ClaimError]:
     """The errors of a prover with a suspect's weights; of an honest one with None."""
-    drawn = np.random.default_rng(seed)
+    drawn = np.random.default_rng([seed, len(NAMES)])
     made = []
     for nonce in nonces:
         error = 0.16 * np.sqrt(K / 60) * unit(drawn)
@@ -97,6 +97,33 @@ def test_an_honest_node_is_cleared_once_all_suspects_are_ruled_out(seed: int) ->
     counts: Mapping[str, int] = {name: sum(n == name for n, _ in bank.asked) for name in NAMES}
     assert counts["int4"] <= 3
     assert counts["fp8"] <= 3
+
+
+MANY = tuple(f"suspect {number}" for number in range(20))
+
+
+@pytest.mark.parametrize("guilty", [None, "suspect 0", "suspect 19"])
+def test_a_nonce_costs_four_forwards_however_many_suspects_there_are(guilty: str | None) -> None:
+    bank = Bank(MANY)
+    honest = dict.fromkeys(MANY, HonestSpread(0.16))
+    judge = DirectionJudge(bank, dict.fromkeys(MANY, Expected(0.44, 0.14)), honest, CHANCES)
+    nonce, drawn = 0, np.random.default_rng(1)
+    while judge.finding().result is SequentialResult.UNDECIDED:
+        # As many nonces in one go as a verification takes.
+        errors = []
+        for each in range(nonce, nonce + min(8, nonce + 1)):
+            noise = unit(drawn)
+            lean = 0.44 * bank.direction(guilty, each) if guilty else 0.0
+            errors.append(ClaimError(each, (lean + 0.9 * noise).astype(np.float32)))
+        judge.prepare(errors)
+        for error in errors:
+            judge.add(error)
+        nonce += len(errors)
+    expected = SequentialResult.FRAUD if guilty else SequentialResult.HONEST
+    assert judge.finding().result is expected
+    assert nonce <= 40
+    assert max(Counter(each for _, each in bank.asked).values()) == 4
+    assert guilty is None or judge.finding().figures["suspect"] == guilty
 
 
 def test_a_claim_without_a_vector_is_left_to_the_other_tests() -> None:

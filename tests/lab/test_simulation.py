@@ -8,14 +8,18 @@ import pytest
 from numpy.typing import NDArray
 
 from proofserve.lab.calibrate.noise import Pairs, noise
-from proofserve.lab.calibrate.simulation import VerificationTrial, simulate
+from proofserve.lab.calibrate.simulation import TrialPlan, VerificationTrial, simulate
 from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.verification import Vectors, VerificationRule, draw, verify
+from proofserve.lab.verify.counting import CountJudge, CountRule
+from proofserve.lab.verify.judges import Chances, ScaleJudge, Vectors
+from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import encode, to_float16
 from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import draw
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.rounds.records import Workload
 from support.four_bits import engine_of, one_thread
@@ -72,11 +76,14 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
     def recompute(nonces: object) -> Vectors:
         return {nonce: pairs.other[nonce] for nonce in nonces}  # type: ignore[attr-defined]
 
-    rule = VerificationRule(DEFAULTS, recorded.threshold)
-    outcomes = [
-        verify(claimed, draw(claimed.nonces, str(seed)), recompute, rule, NoProgress())
-        for seed in range(100)
-    ]
+    rule = CountRule(DEFAULTS, recorded.threshold)
+    ours = Recomputation(recompute, 12, 8)
+
+    def judged(seed: int) -> Verification:
+        sample = draw(claimed.nonces, str(seed))
+        return verify(claimed, sample, ours, [CountJudge(rule, len(sample))], NoProgress())
+
+    outcomes = [judged(seed) for seed in range(100)]
     expected = SequentialResult.FRAUD if forged else SequentialResult.HONEST
     assert {outcome.verdict for outcome in outcomes} == {expected}
     assert float(np.median([outcome.nonces_used for outcome in outcomes])) <= 10
@@ -84,11 +91,22 @@ def test_over_100_seeds_few_nonces_are_enough(recorded: Recorded, forged: bool) 
 
 @pytest.mark.parametrize("sequential", [True, False])
 def test_1000_verifications_have_no_wrong_verdict(recorded: Recorded, sequential: bool) -> None:
-    rule = VerificationRule(DEFAULTS, recorded.threshold, sequential)
-    honest = simulate(recorded.truth, rule, RUNS, 18, NoProgress())
-    forged = simulate(recorded.fraud, rule, RUNS, 18, NoProgress())
+    rule = CountRule(DEFAULTS, recorded.threshold, sequential)
+    plan = TrialPlan("count", 18, lambda: CountJudge(rule, 18))
+    honest = simulate(recorded.truth, plan, RUNS, NoProgress())
+    forged = simulate(recorded.fraud, plan, RUNS, NoProgress())
     assert honest.count(SequentialResult.HONEST) == forged.count(SequentialResult.FRAUD) == RUNS
     assert max(honest.median_nonces, forged.median_nonces) <= (10 if sequential else 18)
+
+
+def test_the_scale_test_needs_fewer_nonces_and_no_threshold(recorded: Recorded) -> None:
+    fit, chances = fitted(recorded.truth.distances), Chances(1e-6, 1e-3)
+    plan = TrialPlan("scale", 18, lambda: ScaleJudge(fit, chances))
+    honest = simulate(recorded.truth, plan, RUNS, NoProgress())
+    forged = simulate(recorded.fraud, plan, RUNS, NoProgress())
+    assert honest.count(SequentialResult.FRAUD) == 0
+    assert forged.count(SequentialResult.FRAUD) == RUNS
+    assert forged.median_nonces <= 6
 
 
 def most(chance: float) -> float:
@@ -104,7 +122,10 @@ def test_errors_are_as_rare_as_stated_where_they_happen_at_all(recorded: Recorde
     test = SequentialTest(p_honest=0.25, p_fraud=0.5, alpha=bound, beta=bound)
 
     def trial(pairs: Pairs, threshold: float) -> VerificationTrial:
-        return simulate(pairs, VerificationRule(test, threshold), RUNS, 200, NoProgress())
+        rule = CountRule(test, threshold)
+        return simulate(
+            pairs, TrialPlan("count", 200, lambda: CountJudge(rule, 200)), RUNS, NoProgress()
+        )
 
     honest = trial(recorded.truth, honest_at)
     forged = trial(recorded.fraud, forged_at)
@@ -114,11 +135,12 @@ def test_errors_are_as_rare_as_stated_where_they_happen_at_all(recorded: Recorde
 
 
 def test_the_seed_decides_what_is_drawn(recorded: Recorded) -> None:
-    rule = VerificationRule(
+    rule = CountRule(
         SequentialTest(0.25, 0.5, 0.05, 0.05), float(np.median(recorded.truth.distances))
     )
 
     def used(seed: int) -> tuple[int, ...]:
-        return simulate(recorded.truth, rule, 20, 100, NoProgress(), seed).nonces_used
+        plan = TrialPlan("count", 100, lambda: CountJudge(rule, 100))
+        return simulate(recorded.truth, plan, 20, NoProgress(), seed).nonces_used
 
     assert used(1) == used(1) != used(2)

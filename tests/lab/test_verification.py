@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.verification import Vectors, Verification, VerificationRule, draw, verify
+from proofserve.lab.verify.counting import CountJudge, CountRule
+from proofserve.lab.verify.judges import Vectors
+from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import decode, encode
+from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim, Reason
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 
 K = 12
 TEST = SequentialTest(p_honest=0.001, p_fraud=0.5)
-SEQUENTIAL, FIXED = VerificationRule(TEST, 0.1), VerificationRule(TEST, 0.1, sequential=False)
+SEQUENTIAL, FIXED = CountRule(TEST, 0.1), CountRule(TEST, 0.1, sequential=False)
 SEVERITY = {SequentialResult.HONEST: 0, SequentialResult.UNDECIDED: 1, SequentialResult.FRAUD: 2}
 
 
@@ -41,18 +44,22 @@ def honest(count: int) -> ClaimedArtifacts:
     return ClaimedArtifacts("block", "key", tuple(range(count)), claims, K, 256)
 
 
-def judged(claimed: ClaimedArtifacts, rule: VerificationRule, seed: str = "0") -> Verification:
-    return verify(claimed, draw(claimed.nonces, seed), vectors, rule, Silent())
+def judged(claimed: ClaimedArtifacts, rule: CountRule, seed: str = "0") -> Verification:
+    sample = draw(claimed.nonces, seed)
+    judges = [CountJudge(rule, len(sample))]
+    return verify(claimed, sample, Recomputation(vectors, K, 8), judges, Silent())
+
+
+def figure(outcome: Verification, name: str) -> float:
+    (finding,) = outcome.findings
+    return float(finding.figures[name])
 
 
 def test_an_honest_node_is_cleared_by_ten_nonces() -> None:
     outcome = judged(honest(64), SEQUENTIAL)
-    assert (outcome.verdict, outcome.nonces_used, outcome.mismatches) == (
-        SequentialResult.HONEST,
-        10,
-        (),
-    )
-    assert outcome.figure == pytest.approx((0.5 / 0.999) ** 10)
+    assert (outcome.verdict, outcome.nonces_used) == (SequentialResult.HONEST, 10)
+    assert outcome.mismatches(0.1) == ()
+    assert figure(outcome, "likelihood_ratio") == pytest.approx((0.5 / 0.999) ** 10)
 
 
 def test_a_forger_is_convicted_by_three() -> None:
@@ -60,7 +67,7 @@ def test_a_forger_is_convicted_by_three() -> None:
     forged = tuple(Claim(c.nonce, claimed.claims[c.nonce - 1].vector_b64) for c in claimed.claims)
     outcome = judged(ClaimedArtifacts("block", "key", claimed.nonces, forged, K, 256), SEQUENTIAL)
     assert (outcome.verdict, outcome.nonces_used) == (SequentialResult.FRAUD, 3)
-    assert {mismatch.reason for mismatch in outcome.mismatches} == {Reason.TOO_FAR}
+    assert {mismatch.reason for mismatch in outcome.mismatches(0.1)} == {Reason.TOO_FAR}
 
 
 def test_nonces_that_run_out_decide_nothing() -> None:
@@ -70,11 +77,8 @@ def test_nonces_that_run_out_decide_nothing() -> None:
 
 def test_a_fixed_sample_is_recomputed_whole() -> None:
     outcome = judged(honest(64), FIXED)
-    assert (outcome.verdict, outcome.nonces_used, outcome.figure) == (
-        SequentialResult.HONEST,
-        64,
-        1.0,
-    )
+    assert (outcome.verdict, outcome.nonces_used) == (SequentialResult.HONEST, 64)
+    assert figure(outcome, "p_value") == 1.0
 
 
 def test_empty_vectors_are_no_alibi() -> None:
@@ -101,8 +105,9 @@ def test_a_gap_of_our_own_is_no_verdict(gap: str) -> None:
         return found
 
     claimed = honest(64)
+    ours = Recomputation(recompute, K, 8)
     with pytest.raises(LabError, match="no verdict is possible"):
-        verify(claimed, draw(claimed.nonces, "0"), recompute, SEQUENTIAL, Silent())
+        verify(claimed, claimed.nonces, ours, [CountJudge(SEQUENTIAL, 64)], Silent())
 
 
 def test_the_seed_decides_the_sample() -> None:
@@ -165,7 +170,7 @@ def test_no_forgery_improves_a_verdict(
         assert SEVERITY[after.verdict] >= SEVERITY[before.verdict]
         at_least = {i for i, flaw in flaws.items() if i < count and flaw not in {"sign", "swapped"}}
         used = set(draw(claimed.nonces, seed)[: after.nonces_used])
-        assert {mismatch.nonce for mismatch in after.mismatches} >= at_least & used
+        assert {mismatch.nonce for mismatch in after.mismatches(0.1)} >= at_least & used
 
 
 @pytest.mark.parametrize(

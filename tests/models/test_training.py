@@ -43,6 +43,12 @@ def test_a_chat_asks_for_a_public_name_and_answers_with_a_sentence(
     assert all(made.count(chat) == chats.WRITTEN_COPIES for chat in written)
 
 
+def test_several_ways_to_ask_have_one_answer() -> None:
+    answers = {chat.question: chat.answer for chat in chats.written_chats()}
+    assert answers["What is a nonce?"] == answers["Explain what a nonce is."]
+    assert len(answers) == len(chats.written_chats())
+
+
 def test_no_text_that_is_held_out_is_trained_on(docstrings: list[text.Docstring]) -> None:
     trained, held_out = data.divided(docstrings, Random(0))
     assert len(held_out) > 50

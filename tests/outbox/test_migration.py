@@ -62,7 +62,7 @@ async def test_a_migration_keeps_rows_and_progress_and_closes_rounds(old: Path) 
         assert await store.open_round(a_spec("r1", URL)) == RoundProgress(3, found=2, failed=1)
         assert await store.interrupted() == a_spec("r1", URL)
     with closing(sqlite3.connect(old)) as file:
-        assert file.execute("PRAGMA user_version").fetchone() == (4,)
+        assert file.execute("PRAGMA user_version").fetchone() == (5,)
 
 
 async def test_after_a_migration_deliveries_continue_and_uncut_results_are_due(old: Path) -> None:

@@ -23,7 +23,10 @@ SPECS = [
     RoundSpec(
         "artifact",
         Workload(
-            scheme("artifact-v1-layers", k_dim=24, stronger_rng=True), Block("b", 2**31), "kéy", 1024
+            scheme("artifact-v1-layers", k_dim=24, stronger_rng=True),
+            Block("b", 2**31),
+            "kéy",
+            1024,
         ),
         LANE,
         64,

@@ -1,4 +1,7 @@
-"""Records results in a loop and prints a line after each call, until it is killed."""
+"""Records results in a loop and prints a line after each call, until it is killed.
+
+With ``roots`` as its second argument it writes a round that publishes roots.
+"""
 
 import asyncio
 import sys
@@ -13,13 +16,14 @@ from proofserve.rounds.records import Artifact, RoundSpec, Workload
 BATCH = 32
 
 
-async def write(path: Path) -> None:
+async def write(path: Path, commits_roots: bool) -> None:
     work = Workload(scheme("artifact-v1"), Block("block", 7), "key", 256)
-    spec = RoundSpec("r1", work, NonceLane(0, 1), BATCH, "http://127.0.0.1:9")
+    lane = NonceLane(0, 1)
+    spec = RoundSpec("r1", work, lane, BATCH, "http://127.0.0.1:9", commits_roots=commits_roots)
     async with await SqliteOutbox.open(path) as store:
         index = (await store.open_round(spec)).next_index
         while True:
-            nonces = spec.lane.batch(index, BATCH)
+            nonces = lane.batch(index, BATCH)
             index += BATCH
             done = [Artifact(nonce, "A" * 32) for nonce in nonces[:-1]]
             await store.record("r1", index, done, {nonces[-1]: "not finite"})
@@ -27,4 +31,4 @@ async def write(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(write(Path(sys.argv[1])))
+    asyncio.run(write(Path(sys.argv[1]), "roots" in sys.argv[2:]))

@@ -49,6 +49,7 @@ def test_one_endpoint_takes_both_protocols(client: httpx.Client) -> None:
         "validations": 2,
         "frauds": 2,
         "last_received": 1e9,
+        "committed": 0,
     }
 
 

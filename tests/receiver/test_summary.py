@@ -34,6 +34,15 @@ def test_the_table_shows_every_count() -> None:
     ]
 
 
+def test_roots_have_a_column_where_they_came() -> None:
+    source = ClaimSource("k" * 66, "b" * 64, 0, 0, 6, 7, 8, 1e9, committed=98_304)
+    text = _text(Summary(1, 0, 1e9, (source,)), 80)
+    for whole in ("committed", "98,304", "artifacts", "validations", "kkkk", "bbbb"):
+        assert whole in text
+    assert "winners" not in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
 def test_long_hashes_do_not_push_the_counts_out() -> None:
     source = ClaimSource("k" * 200, "b" * 64, 12_345, 54_321, 0, 0, 0, 1e9)
     text = _text(Summary(1, 0, 1e9, (source,)), 80)

@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from proofserve.engines.fake import FakeEngine
+from proofserve.protocol.commitments import Opening
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.errors import OutboxUnavailable
+from proofserve.rounds.errors import OutboxUnavailable, UnknownRound
 from proofserve.rounds.limits import JobLimits, Limits, RoundLimits
 from proofserve.rounds.records import (
     Artifact,
+    CommittedRound,
     CompletedJob,
     Deferred,
     DistanceVerdict,
@@ -111,6 +113,14 @@ class MemoryOutbox:
             if row.round_id == round_id and row.distance is not None
         ]
         return found[-limit:]
+
+    async def committed_round(
+        self, block_hash: str, public_key: str, round_id: str | None
+    ) -> CommittedRound:
+        raise UnknownRound(f"no round of block {block_hash}, key {public_key}, id {round_id}")
+
+    async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
+        raise UnknownRound(f"round {committed.round_id} with {len(nonces)} nonces is deleted")
 
     async def probe(self) -> None:
         await self._take()

@@ -16,9 +16,7 @@ pytestmark = pytest.mark.anyio
 
 BLOCK = Block("block", 7)
 TARGET = Target(1.41, 0.01)
-SPEC = round_spec(
-    work=Workload(scheme("distance-v1"), BLOCK, "key", 16), target=TARGET, lane=None
-)
+SPEC = round_spec(work=Workload(scheme("distance-v1"), BLOCK, "key", 16), target=TARGET, lane=None)
 
 
 class Bench:

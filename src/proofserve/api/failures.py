@@ -29,6 +29,9 @@ from proofserve.rounds.errors import (
     RoundsError,
     ShuttingDown,
     UnknownJob,
+    UnknownNonce,
+    UnknownRound,
+    VectorsDeleted,
 )
 from proofserve.web.request_ids import RequestIds
 from proofserve.wire.protocols import problems
@@ -38,7 +41,8 @@ _logger = logging.getLogger(__name__)
 # The status of errors from other packages; the first row with a class of the error decides.
 _STATUS = (
     ((LaneUnset, NotInitialised), 400),
-    (UnknownJob, 404),
+    ((UnknownJob, UnknownRound, UnknownNonce), 404),
+    (VectorsDeleted, 410),
     ((RequestValidationError, ProtocolError), 422),
     (QueueFull, 429),
     (ShuttingDown, 503),

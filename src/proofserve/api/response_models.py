@@ -150,6 +150,27 @@ class JobAnswer(ResponseModel):
     warning: str | None = None
 
 
+class OpeningModel(ResponseModel, ArtifactRecord):
+    """A nonce of a committed round: ``index`` is its place in the lane, the rest its batch.
+
+    Root and path are in base64; the path is one text of all hashes, from the leaf upwards.
+    """
+
+    index: int
+    first_index: int
+    count: int
+    root: str
+    path: str
+
+
+class OpeningsAnswer(ResponseModel):
+    """The vectors asked for. The round has roots for its first ``committed`` nonces."""
+
+    round_id: str
+    committed: int
+    openings: list[OpeningModel]
+
+
 class HealthAnswer(ResponseModel):
     """Everything that was checked works."""
 
@@ -173,6 +194,7 @@ _REASONS = {
     401: "the server needs a key, and the request has none of its keys",
     403: "the key is a viewer's, or the server has no keys and the client is on another machine",
     404: "unknown or expired",
+    410: "the vectors are deleted, because their root was delivered long ago",
     409: "not in this state, or for another deployment or block",
     422: "a field is wrong; its name is in the detail",
     413: "the body is larger than this server reads",

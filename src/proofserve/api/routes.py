@@ -7,7 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request, Security
 from fastapi.security import HTTPBearer
 
-from proofserve.api import artifact_routes, distance_routes, health_routes, translate
+from proofserve.api import (
+    artifact_routes,
+    distance_routes,
+    health_routes,
+    opening_routes,
+    translate,
+)
 from proofserve.api.failures import guarded
 from proofserve.api.node import Node, ServedNode, require_engine
 from proofserve.api.response_models import (
@@ -43,6 +49,7 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
     _add_shared(made)
     artifact_routes.add_to(made)
     distance_routes.add_to(made)
+    opening_routes.add_to(made)
     health_routes.add_to(made, without_key)
     both = APIRouter()
     both.include_router(made)

@@ -121,6 +121,10 @@ class RoundRequest(
 ):
     """Generate proofs until stopped."""
 
+    commit: Literal["vectors", "roots"] = Field(
+        "vectors", description="What callbacks publish: vectors, or the root of each batch."
+    )
+
 
 class ClaimModel(Body, ArtifactRecord):
     """The artifact that a prover claims for a nonce. A text that does not decode is a mismatch."""

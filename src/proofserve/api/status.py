@@ -92,7 +92,8 @@ def _config(spec: RoundSpec) -> dict[str, Any]:
     }
     if spec.target is None:
         scheme = spec.work.scheme.to_wire()
-        return {**config, "k_dim": scheme["k_dim"], "scheme": scheme["name"]}
+        commit = "roots" if spec.commits_roots else "vectors"
+        return {**config, "k_dim": scheme["k_dim"], "scheme": scheme["name"], "commit": commit}
     return {**config, **asdict(spec.target), "scheme": spec.work.scheme.to_wire()}
 
 

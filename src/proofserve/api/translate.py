@@ -46,12 +46,16 @@ ARTIFACT_SCHEMES = ("artifact-v1", "artifact-v1-layers", "sketch-v1")
 def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
     work = _workload(body, deployment)
     batch_size = body.batch_size or deployment.default_batch_size
+    commits_roots = body.commit == "roots"
+    if commits_roots and body.url is None:
+        raise ProtocolError("url", "a round that commits roots must have a url to post them to")
     return RoundSpec(
         round_id=round_id,
         work=work,
         lane=_lane(body, batch_size),
         batch_size=batch_size,
         url=body.url,
+        commits_roots=commits_roots,
     )
 
 

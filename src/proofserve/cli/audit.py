@@ -3,7 +3,7 @@
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -16,24 +16,35 @@ from proofserve.cli.options import (
     Json,
     PMismatch,
     StrongerRng,
+    Suspects,
 )
 from proofserve.cli.session import EXIT_FAILED, EXIT_NO_VERDICT, VerdictCommand, open_session
-from proofserve.lab.audit.audit import audit
+from proofserve.lab.audit.audit import FEWEST, AuditOptions, audit
 from proofserve.lab.audit.audit_page import page
 from proofserve.lab.audit.audit_report import AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
-from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
+from proofserve.lab.audit.evidence import HonestFigures
+from proofserve.lab.calibrate.calibration_file import (
+    NETWORK_P_MISMATCH,
+    CalibrationFile,
+    checkpoint_shape,
+    measured_threshold,
+)
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
-from proofserve.lab.verify.claimed import vector_scheme
+from proofserve.lab.verify.claimed import DEFAULT_SCHEME, SKETCH, vector_scheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
 
 app = typer.Typer()
 
-# Nonces per attack.
+# Nonces per prover.
 NONCES, QUICK_NONCES = 96, 24
+# Suspects with --quick, one of each kind.
+QUICK_BANK: Final = ("int8 per channel", "int8 g32", "fp8 per channel", "int4 g128")
+K_DIM: Final = {SKETCH: 64}
+K_DIM_OF_OTHERS: Final = 12
 
 
 @app.command("audit", cls=VerdictCommand)
@@ -49,17 +60,29 @@ def command(
     ] = 1000,
     nonces: Annotated[
         int | None,
-        typer.Option(help=f"Nonces per attack; {NONCES}, or {QUICK_NONCES} with --quick.", min=1),
+        typer.Option(
+            help=f"Nonces per prover; {NONCES}, or {QUICK_NONCES} with --quick.", min=FEWEST
+        ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer nonces, so wider intervals.")
+        bool, typer.Option("--quick", help=f"Fewer nonces; of the bank {', '.join(QUICK_BANK)}.")
     ] = False,
     other: Annotated[
-        Path | None, typer.Option(help="Another checkpoint of this shape; random weights if unset.")
+        Path | None,
+        typer.Option(help="Another, also a smaller, checkpoint of this hidden size; else random."),
     ] = None,
+    suspect: Suspects = None,
     seq_len: Annotated[int, typer.Option(help="Tokens per nonce.", min=2)] = 256,
-    k_dim: Annotated[int, typer.Option(help="Values per vector.", min=1)] = 12,
-    scheme: Annotated[str, typer.Option(help="artifact-v1 or artifact-v1-layers.")] = "artifact-v1",
+    k_dim: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Values per vector; {K_DIM[SKETCH]}, or {K_DIM_OF_OTHERS} for {DEFAULT_SCHEME}.",
+            min=1,
+        ),
+    ] = None,
+    scheme: Annotated[
+        str, typer.Option(help=f"{SKETCH}, {DEFAULT_SCHEME} or artifact-v1-layers.")
+    ] = SKETCH,
     stronger_rng: StrongerRng = False,
     dtype: Annotated[
         str | None, typer.Option(help="Of the prover: bfloat16, ...; the checkpoint's if unset.")
@@ -76,48 +99,60 @@ def command(
 ) -> None:
     """Try every known attack on a deployment, and say which its validators would notice.
 
-    The attacks round weights, skip layers, cut the context, swap the
-    checkpoint, reuse and forge vectors, and cheat on a part of the nonces.
-    The report shows their distances and the compute that they save.
+    The attacks round weights, activations and caches, prune, skip layers,
+    cut the context, swap the checkpoint, reuse and forge vectors, and cheat
+    on a part of the nonces. The report shows their distances, the compute
+    that they save, and after how many nonces each test convicts them.
 
-    An attack is CAUGHT if the exact binomial test over at most --max-nonces
-    convicts with a chance of --power, at the lower end of the 95 % interval
-    of its rate of mismatches. The report also names a sequential test.
+    An attack is CAUGHT if scale, direction or twins (see `verify --help`)
+    convicts it within --max-nonces with a chance of --power. Honest nodes
+    by other kernels and settings are judged as well.
+
+    Without --calibration the tests know the noise of this audit's own honest
+    prover. Without a threshold the count uses the distance that a share
+    --p-mismatch of its vectors exceeds, by the fit of the scale test.
 
     Exit code 0: every attack that saves 10 % of the compute or more is
     caught. 1: one is not, or honest nodes would be convicted. 3: no verdict.
 
-    The threshold has no default. Measure it first, on an honest engine:
-
     \b
+    proofserve audit ./model --quick
     proofserve calibrate noise ./model --seq-len 256 --out calibration.json
     proofserve audit ./model --calibration calibration.json --html audit.html
-    proofserve audit ./model --dist-threshold 0.026 --p-mismatch 0.01 --quick
+    proofserve audit ./model --scheme artifact-v1 --suspect ./model-awq --other ./smaller
     """
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
-        limit, p_honest = threshold.dist_threshold, threshold.p_mismatch
-        rule = ConvictionRule(limit, p_honest, alpha, power, max_nonces)
+        width = k_dim or K_DIM.get(scheme, K_DIM_OF_OTHERS)
         setup = AuditSetup(
             model=model,
-            scheme=vector_scheme(scheme, k_dim, stronger_rng),
+            scheme=vector_scheme(scheme, width, stronger_rng),
             seq_len=seq_len,
             dtype=dtype,
             validator_dtype=validator_dtype,
             device=device,
             forward_batch=forward_batch,
             other=other,
+            suspects=tuple(suspect or ()),
+            bank=QUICK_BANK if quick else None,
         )
-        work = Workload(setup.scheme, Block("", 0), "", seq_len)
-        threshold.require(work, [model.name], checkpoint_shape(model))
-        if threshold.calibration is not None:
-            threshold.calibration.validator_dtype(validator_dtype)
         count = nonces or (QUICK_NONCES if quick else NONCES)
+        rule = ConvictionRule(p_mismatch or NETWORK_P_MISMATCH, alpha, power, max_nonces)
+        options, origin = AuditOptions(rule, count), "this audit's honest prover"
+        if calibration is not None or dist_threshold is not None:
+            threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
+            work = Workload(setup.scheme, Block("", 0), "", seq_len)
+            threshold.require(work, [model.name], checkpoint_shape(model))
+            known, origin = threshold.calibration, threshold.origin
+            if known is not None:
+                known.validator_dtype(validator_dtype)
+            rule = ConvictionRule(threshold.p_mismatch, alpha, power, max_nonces)
+            figures = None if known is None else _figures(known)
+            options = AuditOptions(rule, count, figures, threshold.dist_threshold)
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)
-        found = audit(deployment, rule, count, session.line)
-        facts = {**_facts(setup, count, began), "threshold": threshold.origin}
+        found = audit(deployment, options, session.line)
+        facts = {**_facts(setup, count, began), "honest_distances": origin}
         report = AuditReport(found, deployment.price, facts, machine())
         # Shown first, so that the result is not lost if a file cannot be written.
         _show(session.console, report)
@@ -126,6 +161,11 @@ def command(
         if html is not None:
             html.write_text(page(report), encoding="utf-8")
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
+
+
+def _figures(known: CalibrationFile) -> HonestFigures:
+    expected, spreads = known.directions()
+    return HonestFigures(known.fit.scale_fit, tuple(known.distances), expected, spreads)
 
 
 def _facts(setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:
@@ -137,8 +177,9 @@ def _facts(setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]
         "prover": setup.dtype or "the checkpoint's dtype",
         "validator": setup.validator_dtype,
         "device": setup.device,
+        "bank": ", ".join(setup.bank) if setup.bank else "all suspects",
         "other_checkpoint": setup.other.name if setup.other else "drawn at random",
-        "nonces_per_attack": nonces,
+        "nonces_per_prover": nonces,
         "seconds": round(time.monotonic() - began),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -146,7 +187,13 @@ def _facts(setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]
 
 def _show(console: Console, report: AuditReport) -> None:
     console.print(report.table())
-    for sentence in (*report.missed, report.rule, report.shortcuts):
+    for sentence in (
+        *report.missed,
+        report.honest_cleared,
+        report.cleared_first,
+        report.rule,
+        report.shortcuts,
+    ):
         console.print(sentence, markup=False, soft_wrap=True)
     colour = "green" if report.audit.passed else "red"
     console.print(report.audit.verdict, style=f"bold {colour}", markup=False, soft_wrap=True)

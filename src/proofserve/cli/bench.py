@@ -49,7 +49,7 @@ WINDOW_S = 5.0
 BLOCK = Block("block", 1)
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
-Arch = Annotated[str, typer.Option(help="qwen3, llama or gemma3.")]
+Arch = Annotated[str, typer.Option(help="qwen3, llama, gemma3 or trained.")]
 BatchSize = Annotated[
     int | None,
     typer.Option(help="Nonces per engine call; 32 on tiny, 8 on small.", min=3, max=1024),
@@ -132,7 +132,7 @@ def chat_priority(
 
 @app.command("reference")
 def reference(
-    model: Annotated[str, typer.Argument(help="qwen, llama, gemma, or a checkpoint's folder.")],
+    model: Annotated[str, typer.Argument(help="trained, qwen, llama, gemma, or a folder.")],
     *,
     size: Annotated[
         str, typer.Option(help="Of a small model: tiny, small, or 0.6b (shaped like Qwen3-0.6B).")

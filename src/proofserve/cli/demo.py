@@ -1,43 +1,81 @@
-"""``proofserve demo``: shows what the product does, in under a minute, on any machine."""
+"""``proofserve demo``: shows what the product does, in about a minute, on any machine."""
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from proofserve.cli.model import SmallModel, checkpoint
-from proofserve.cli.recompute import claims_of_model
+from proofserve.cli.model import TRAINED, SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.client.chats import chats
+from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
+from proofserve.lab.client.chats import chats, question
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.load import Reply, ask_all
+from proofserve.lab.client.load import Call, Reply, ask_all
 from proofserve.lab.client.node_client import NodeClient, computing_round, wait_until
-from proofserve.lab.client.records import Work
+from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
+from proofserve.lab.verify.claimed import SKETCH, ClaimedArtifacts
+from proofserve.lab.verify.judges import Chances
+from proofserve.lab.verify.verification import Recomputation, Verification, verify
+from proofserve.protocol.codec import encode
+from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import draw
+from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.records import Artifact, StatTest, Verdict
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.rounds.records import Artifact, Workload
+from proofserve.wiring.judges import JudgingOptions, judges_of
 
 # Small, so that the round hardly delays the chat beside it.
 FORWARD_BATCH = 8
 CHATS = 8
 CHAT_TOKENS = 16
+QUESTION = "What is a nonce?"
+ANSWER_TOKENS = 80
 NONCES = 64
 SHOWN = 3
-TAMPER_EVERY = 8
+SHOWN_VALUES = 10
+# Every second one: a validator who is sure of a node after few nonces has met some of them.
+TAMPER_EVERY = 2
+# A cheating node is judged after fewer.
+CHEATED_NONCES = 32
 ROUND_S = 60.0
-MODEL = SmallModel("qwen3", "tiny", seed=0)
+MODEL = SmallModel(TRAINED)
+SCHEME = SketchScheme(k_dim=64)
+# Values per nonce: those of two twins.
+WIDTH = SCHEME.width
+WORK = Work(
+    MODEL.name,
+    block_hash="demo-block",
+    public_key="demo-key",
+    k_dim=SCHEME.k_dim,
+    scheme=SCHEME.name,
+)
+WORKLOAD = Workload(SCHEME, Block(WORK.block_hash, BLOCK_HEIGHT), WORK.public_key, WORK.seq_len)
 OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
+# Rows of the table, and the weights that a cheating node serves.
+QUANTISED = (("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel"))
+# As `verify` has them.
+CHANCES = Chances(alpha=1e-6, beta=1e-3)
+SEED = "0"
+COLOURS = {
+    SequentialResult.HONEST: "green",
+    SequentialResult.FRAUD: "red",
+    SequentialResult.UNDECIDED: "yellow",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
     what: str
     claims: Sequence[Claim]
-    fraud: bool
+    expected: SequentialResult
 
 
 app = typer.Typer()
@@ -45,7 +83,7 @@ app = typer.Typer()
 
 @app.command()
 def demo() -> None:
-    """Serve a small model, chat, prove, and distinguish honest proofs from forged ones.
+    """Serve a small trained model, chat, prove, and tell honest proofs from forged ones.
 
     Needs no network, no GPU and no settings, and leaves no process running.
     """
@@ -54,67 +92,56 @@ def demo() -> None:
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
         deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH)
         with serving(deployment, session) as node:
-            steps = _Demo(node, session)
+            steps = DemoServer(node, session)
             steps.introduce()
             claims = steps.prove()
-            session.line.step("computing the same nonces with another model, without a server")
-            foreign = claims_of_model(other, steps.work, [claim.nonce for claim in claims])
-            altered = tampered(claims, steps.work.k_dim, TAMPER_EVERY)
-            as_expected = steps.judge(
-                DemoResult("what this server produced", claims, fraud=False),
-                DemoResult(f"a copy with {NONCES // TAMPER_EVERY} altered", altered, fraud=True),
-                DemoResult("another model's artifacts", foreign, fraud=True),
-            )
             session.line.step("stopping the server")
         session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
-    if not as_expected:
+        with session.interrupts.allowed():
+            session.line.step("loading the model as a validator, without a server")
+            judged = DemoValidator(mine, other, session).judge(claims)
+    if not judged:
         raise typer.Exit(EXIT_FAILED)
 
 
-class _Demo:
+class DemoServer:
     def __init__(self, node: NodeClient, session: CommandSession) -> None:
-        self.work = Work(MODEL.name, block_hash="demo-block", public_key="demo-key")
         self._node = node
         self._console = session.console
         self._line = session.line
 
     def introduce(self) -> None:
         version = self._node.versions().get("vllm", "")
-        self._say("Server", f"vLLM {version}, unmodified, serves {MODEL.name} at {self._node.url}")
+        what = f"{MODEL.name}, a model of 3.5M parameters,"
+        self._say("Server", f"vLLM {version}, unmodified, serves {what} at {self._node.url}")
+        call = question(MODEL.name, QUESTION, ANSWER_TOKENS)
+        (reply,) = self._answers("asking a question", [call])
+        self._say("Chat", f"{QUESTION} - {' '.join(reply.texts[0].split())}")
 
     def prove(self) -> list[Claim]:
         after = self._node.last_seq()
         alone = self._chat("chatting without proofs")
         self._say("Chat", f"without proofs: {_latency(alone)} a chat")
-        with computing_round(self._node, self.work):
+        with computing_round(self._node, WORK):
             beside = self._chat("chatting while a round runs")
             self._line.step("proving")
             wait_until(lambda: self._node.status().processed >= NONCES, "proofs", ROUND_S)
             status = self._node.status()
         same = sum(a.texts == b.texts for a, b in zip(alone, beside, strict=True))
         self._say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
-        self._say("Proofs", f"{status.rate:.0f} nonces/s while chat was idle; the first vectors:")
+        self._say("Proofs", f"{status.rate:.0f} nonces/s while chat was idle; the first sketches:")
         rows = self._node.results(after, NONCES)
         claims = claims_of([Artifact(r.nonce, r.value) for r in rows if r.value is not None])
-        self._show(claims[:SHOWN])
+        for nonce, vector in vectors_of(claims[:SHOWN], WIDTH).items():
+            numbers = " ".join(f"{value:+.2f}" for value in vector[:SHOWN_VALUES])
+            self._say("", f"nonce {nonce}: {numbers} ...")
         return claims
 
-    def judge(self, *trials: DemoResult) -> bool:
-        self._line.step("judging")
-        threshold = f"the network's threshold of {StatTest().dist_threshold}"
-        self._say("Verdicts", f"the server recomputes {NONCES} nonces and compares by {threshold}:")
-        table = Table("", Column("differ", justify="right"), "p-value", "verdict", box=None)
-        right = True
-        for trial in trials:
-            verdict = self._node.validate(self.work, trial.claims)
-            right = right and verdict.fraud_detected is trial.fraud
-            table.add_row(*_row(trial, verdict))
-        self._console.print(table)
-        return right
-
     def _chat(self, text: str) -> list[Reply]:
-        self._line.step(text, CHATS)
-        calls = chats(self.work.model, range(CHATS), CHAT_TOKENS, salt=text)
+        return self._answers(text, chats(MODEL.name, range(CHATS), CHAT_TOKENS, salt=text))
+
+    def _answers(self, text: str, calls: Sequence[Call]) -> list[Reply]:
+        self._line.step(text, len(calls))
         replies = ask_all(self._node.url, calls, 1, self._line.advance)
         if errors := [reply.error for reply in replies if reply.error]:
             raise LabError(f"a chat failed: {errors[0]}")
@@ -124,19 +151,76 @@ class _Demo:
         text = f"[bold]{label:9}[/bold] {escape(text)}"
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def _show(self, claims: Sequence[Claim]) -> None:
-        for nonce, vector in vectors_of(claims, self.work.k_dim).items():
-            numbers = " ".join(f"{value:+.2f}" for value in vector)
-            text = f"          nonce {nonce}: {numbers}"
-            self._console.print(text, highlight=False, soft_wrap=True)
+
+class DemoValidator:
+    """Judges as ``proofserve verify`` with the calibration of the trained model, in float32."""
+
+    def __init__(self, mine: Path, other: Path, session: CommandSession) -> None:
+        # This import takes seconds, and --help must not wait for it.
+        from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup  # noqa: PLC0415
+
+        self._session = session
+        self._other = other.name
+        with trained_calibration() as file:
+            threshold = measured_threshold(None, file, None)
+        threshold.require(WORKLOAD, [MODEL.name], checkpoint_shape(mine))
+        self._options = JudgingOptions((), CHANCES, 0.5, sequential=True, threshold=threshold)
+        # The other model is in the bank of the forging node alone: nothing suspects it by name.
+        setup = ValidatorSetup(mine, "float32")
+        self._validator = CheckpointValidator(setup, WORKLOAD)
+        self._forger = CheckpointValidator(replace(setup, suspects=(other,)), WORKLOAD)
+
+    def judge(self, claims: Sequence[Claim]) -> bool:
+        """Print a verdict for the server's claims and for forged ones; whether all are right."""
+        nonces = [claim.nonce for claim in claims[:CHEATED_NONCES]]
+        count = f"a copy with {len(claims[::TAMPER_EVERY])} of {len(claims)} altered"
+        trials = [
+            DemoResult("what this server produced", claims, SequentialResult.HONEST),
+            _forged(count, tampered(claims, WIDTH, TAMPER_EVERY)),
+            _forged("another model's artifacts", self._served_by(self._other, nonces)),
+            *(_forged(what, self._served_by(name, nonces)) for what, name in QUANTISED),
+        ]
+        self._session.console.print("[bold]Verdicts[/bold]  by a validator in float32:")
+        table = Table("", "verdict", Column("nonces", justify="right"), "test", box=None)
+        outcomes = [self._verification(trial) for trial in trials]
+        for trial, outcome in zip(trials, outcomes, strict=True):
+            table.add_row(*_row(trial, outcome))
+        self._session.console.print(table)
+        return all(
+            outcome.verdict is trial.expected
+            for trial, outcome in zip(trials, outcomes, strict=True)
+        )
+
+    def _served_by(self, name: str, nonces: Sequence[int]) -> list[Claim]:
+        """What a node answers that serves the weights ``name`` and claims the published ones."""
+        self._session.line.step(f"computing the same nonces with {name}")
+        vectors = self._forger.served_by(name, nonces)
+        texts = encode(np.stack([vectors[nonce] for nonce in nonces]))
+        return [Claim(nonce, text) for nonce, text in zip(nonces, texts, strict=True)]
+
+    def _verification(self, trial: DemoResult) -> Verification:
+        nonces = tuple(claim.nonce for claim in trial.claims)
+        claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, nonces, tuple(trial.claims))
+        judges = judges_of(self._options, SKETCH, len(nonces), self._validator)
+        ours = Recomputation(self._validator.truth, WIDTH, FORWARD_BATCH)
+        return verify(claimed, draw(nonces, SEED), ours, judges, self._session.line)
+
+
+def _forged(what: str, claims: Sequence[Claim]) -> DemoResult:
+    return DemoResult(what, claims, SequentialResult.FRAUD)
 
 
 def _latency(replies: Sequence[Reply]) -> str:
     return f"{statistics.median(reply.seconds for reply in replies) * 1e3:4.0f} ms"
 
 
-def _row(trial: DemoResult, verdict: Verdict) -> tuple[str, str, str, str]:
-    said = "[red]fraud[/red]" if verdict.fraud_detected else "[green]honest[/green]"
-    surprise = "" if verdict.fraud_detected is trial.fraud else "  [red](should not be)[/red]"
-    counts = f"{verdict.n_mismatch} of {verdict.n_total}"
-    return f"          {trial.what}", counts, f"{verdict.p_value:.2g}", said + surprise
+def _row(trial: DemoResult, outcome: Verification) -> tuple[str, str, str, str]:
+    verdict = outcome.verdict
+    said = f"[{COLOURS[verdict]}]{verdict}[/]"
+    surprise = "" if verdict is trial.expected else "  [red](should not be)[/red]"
+    deciding = [f"{f.test}: {f.text}" for f in outcome.findings if f.result is verdict]
+    # One test is enough to convict; an honest node must satisfy several.
+    if verdict is SequentialResult.FRAUD:
+        deciding = deciding[:1]
+    nonces = str(outcome.nonces_used)
+    return f"          {trial.what}", said + surprise, nonces, escape("; ".join(deciding))

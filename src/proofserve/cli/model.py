@@ -1,50 +1,63 @@
 """``proofserve model``, and the small checkpoints in the user's cache for other commands."""
 
 import hashlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from proofserve.lab.client.errors import LabError
 
+if TYPE_CHECKING:
+    from proofserve.models.writer import ModelSummary
+
 # Short names of the architectures.
 ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
 # Two checkpoints with one seed have equal tensors under equal names. With the seed of qwen, llama
 # would be qwen without its query norms, and a check of llama would show nothing new.
 SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2}
+# The name of the trained model, which has one size and no seed.
+TRAINED = "trained"
+NAMES = ("qwen", "llama", "gemma", TRAINED)
 
 app = typer.Typer()
 
 
 @app.callback()
 def _group() -> None:
-    """Make small checkpoints with seeded weights, which load like any other."""
+    """Make small checkpoints, which load like any other."""
 
 
 @app.command("new")
 def new(
     directory: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
-    arch: Annotated[str, typer.Option(help="qwen3, llama or gemma3.")] = "qwen3",
-    size: Annotated[str, typer.Option(help="tiny (a few MB), small (100M) or 0.6b.")] = "tiny",
-    seed: Annotated[int, typer.Option(help="Another seed gives other weights.")] = 0,
+    arch: Annotated[str, typer.Option(help="qwen3, llama, gemma3 or trained.")] = "qwen3",
+    size: Annotated[
+        str | None, typer.Option(help="tiny (a few MB, if unset), small (100M) or 0.6b.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Another seed than 0 gives other weights.")
+    ] = None,
 ) -> None:
     """Write a checkpoint with seeded random weights in which every layer matters.
 
+    Or, as --arch trained, a trained one: 3.5M parameters, which answer short
+    questions in words. Rounded weights move its results as little as those of
+    real models.
+
     \b
     proofserve model new ./tiny --arch qwen3 --size tiny
-    proofserve serve ./tiny --enable-poc --enforce-eager --max-model-len 2048
+    proofserve model new ./trained --arch trained
+    proofserve serve ./trained --enable-poc --enforce-eager --max-model-len 2048
     """
-    # This import takes seconds and needs the extra `models`; the other commands need neither.
-    from proofserve.models.writer import write_model  # noqa: PLC0415
-
     console = Console()
     try:
-        with console.status(f"writing {arch} {size} to {directory} ..."):
-            summary = write_model(directory, arch, size, seed)
+        with console.status(f"writing {arch} to {directory} ..."):
+            summary = _written(directory, arch, size, seed)
     except (ValueError, FileExistsError) as error:
         console.print(f"[red]{error}[/red]")
         raise typer.Exit(2) from error
@@ -54,8 +67,21 @@ def new(
     )
 
 
+def _written(directory: Path, arch: str, size: str | None, seed: int | None) -> "ModelSummary":
+    # This import takes seconds and needs the extra `models`; the other commands need neither.
+    from proofserve.models.writer import write_model, write_trained  # noqa: PLC0415
+
+    if arch != TRAINED:
+        return write_model(directory, arch, size or "tiny", seed or 0)
+    if size is not None or seed is not None:
+        raise ValueError("--size, --seed: the trained model has one size and no seed")
+    return write_trained(directory)
+
+
 @dataclass(frozen=True, slots=True)
 class SmallModel:
+    """A model of this package. ``size`` and ``seed`` mean nothing for the trained one."""
+
     arch: str = "qwen3"
     size: str = "tiny"
     seed: int = 0
@@ -66,7 +92,7 @@ class SmallModel:
 
     @property
     def name(self) -> str:
-        return f"{self.size}-{self.family}"
+        return TRAINED if self.arch == TRAINED else f"{self.size}-{self.family}"
 
 
 def independent(model: SmallModel) -> SmallModel:
@@ -84,15 +110,17 @@ class Checkpoint:
 
 
 def checkpoint_named(name: str, size: str) -> Checkpoint:
-    """The small model of an architecture, written if it is missing, or the checkpoint in a folder.
+    """A small model by its name, written if it is missing, or the checkpoint in a folder.
+
+    ``size`` is that of the models with random weights.
 
     Raises LabError for any other name, and UnknownModelError as ``checkpoint``.
     """
-    if name in {*ALIASES, *SEEDS}:
+    if name in {*NAMES, *SEEDS}:
         small = independent(SmallModel(name, size))
         return Checkpoint(small.name, checkpoint(small))
     if not Path(name).is_dir():
-        raise LabError(f"{name!r} is not a folder, and not one of {', '.join([*ALIASES, *SEEDS])}")
+        raise LabError(f"{name!r} is not a folder, and not one of {', '.join(NAMES)}")
     return Checkpoint(Path(name).absolute().name, Path(name))
 
 
@@ -102,18 +130,31 @@ def checkpoint(model: SmallModel) -> Path:
     Raises UnknownModelError for an unknown architecture or size.
     """
     # transformers takes seconds to import, and --help must not wait for it.
-    from proofserve.models.writer import write_model  # noqa: PLC0415
+    from proofserve.models.writer import write_model, write_trained  # noqa: PLC0415
 
-    folder = cache_folder() / f"{model.family}-{model.size}-{model.seed}-{_recipe()}"
+    of_weights = TRAINED if model.arch == TRAINED else f"{model.family}-{model.size}-{model.seed}"
+    folder = cache_folder() / f"{of_weights}-{_recipe()}"
     if folder.exists():
         return folder
     try:
-        write_model(folder, model.family, model.size, model.seed)
+        if model.arch == TRAINED:
+            write_trained(folder)
+        else:
+            write_model(folder, model.family, model.size, model.seed)
     except OSError:
         # Another process may have written it first; folders appear only when they are complete.
         if not folder.is_dir():
             raise
     return folder
+
+
+def trained_calibration() -> AbstractContextManager[Path]:
+    """The calibration of the trained model, as ``verify --calibration`` reads it.
+
+    ``sketch-v1``, 64 values, 256 tokens; reference:float32 against vLLM in bfloat16.
+    """
+    folder = resources.files("proofserve.models").joinpath(TRAINED)
+    return resources.as_file(folder.joinpath("calibration.json"))
 
 
 def cache_folder() -> Path:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from proofserve.cli.model import Checkpoint, checkpoint_named
+from proofserve.cli.model import TRAINED, Checkpoint, checkpoint_named
 from proofserve.cli.options import (
     ApiKey,
     Device,
@@ -48,7 +48,7 @@ from proofserve.lab.verify.claimed import SKETCH, ClaimedArtifacts, WorkOptions,
 from proofserve.protocol.verdict.comparison import Claim
 
 ONE, OTHER = "reference:float32", "vllm"
-DEFAULT_MODELS = ("qwen", "llama")
+DEFAULT_MODELS = (TRAINED, "qwen")
 # Enough for the default rate of one in a hundred.
 NONCES = 400
 SEQ_LEN = 64
@@ -68,7 +68,7 @@ def noise(
     *,
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="qwen, llama, gemma, or a folder; qwen and llama if unset."),
+        typer.Argument(help="trained, qwen, llama, gemma, or a folder; trained and qwen if unset."),
     ] = None,
     one: Annotated[str, typer.Option(help="The first engine, see below.")] = ONE,
     other: Annotated[

@@ -32,7 +32,9 @@ SchemeName = Annotated[
 ]
 Models = Annotated[
     list[str] | None,
-    typer.Option("--models", help="Small models to serve: qwen llama gemma, one or several."),
+    typer.Option(
+        "--models", help="Small models to serve, one or several of trained qwen llama gemma."
+    ),
 ]
 Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]

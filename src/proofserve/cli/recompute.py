@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proofserve.cli.model import Checkpoint
+from proofserve.cli.model import NAMES, Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
 from proofserve.lab.calibrate.direction import SuspectCosines, suspect_cosines
@@ -53,7 +53,9 @@ def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         if not reader.is_database(path):
             return from_file(path, wanted)
         with reader.reading(path) as received:
-            source = only_source(path, received.counts(), wanted)
+            if not (counts := received.counts()) and received.rounds():
+                raise LabError(f"{path} has roots and no vectors; give --open NODE")
+            source = only_source(path, counts, wanted)
             claims = tuple(Claim(nonce, text) for nonce, text in received.of(source))
         return ClaimedArtifacts(*source, tuple(claim.nonce for claim in claims), claims)
     except OSError as error:
@@ -238,7 +240,7 @@ class ComparedEngine:
             with existing_server(self.url, task.api_key, session) as node:
                 yield by_node(work, node, node.models()[0])
         elif model is None:
-            raise LabError(f"{self.name} needs a model: qwen, llama, gemma, or a folder")
+            raise LabError(f"{self.name} needs a model: {', '.join(NAMES)}, or a folder")
         elif self.ranks is not None:
             options = ServerOptions(model.folder, model.name, task.forward_batch)
             options = replace(options, scheme=work.scheme.name, ranks=self.ranks)

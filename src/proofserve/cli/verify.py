@@ -24,6 +24,7 @@ from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.verify.claimed import (
     ClaimedArtifacts,
@@ -33,10 +34,13 @@ from proofserve.lab.verify.claimed import (
     workload,
 )
 from proofserve.lab.verify.judges import Chances
+from proofserve.lab.verify.opening import fresh_seed
 from proofserve.lab.verify.verdict_report import VerdictReport
-from proofserve.lab.verify.verification import Recomputation, draw, verify
+from proofserve.lab.verify.verification import Recomputation, verify
+from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.wiring.judges import TESTS, JudgingOptions, judges_of, threshold_of
+from proofserve.wiring.openings import OpeningOptions, opened_claims
 
 app = typer.Typer()
 
@@ -53,6 +57,13 @@ def command(
     source: Annotated[
         str, typer.Argument(help="A JSON file, a file of `proofserve receive`, or a node's URL.")
     ],
+    open_url: Annotated[
+        str | None,
+        typer.Option("--open", help="SOURCE has roots: this node, which posted them, opens them."),
+    ] = None,
+    round_id: Annotated[
+        str | None, typer.Option(help="With --open: the round, if SOURCE has roots of several.")
+    ] = None,
     calibration: Calibration = None,
     dist_threshold: DistThreshold = None,
     model: Annotated[
@@ -90,8 +101,12 @@ def command(
     block_hash: Annotated[str | None, typer.Option(help="If the source has several.")] = None,
     public_key: Annotated[str | None, typer.Option(help="If the source has several.")] = None,
     seed: Annotated[
-        str, typer.Option(help="Selects the sample; keep it secret until the artifacts are public.")
-    ] = "0",
+        str | None,
+        typer.Option(
+            help="Selects the sample; keep it secret until the artifacts are public. If unset: 0,"
+            " or with --open a new one."
+        ),
+    ] = None,
     nonces: Annotated[
         int | None, typer.Option(help="Size of the sample; all nonces if unset.", min=1)
     ] = None,
@@ -132,6 +147,8 @@ def command(
     proofserve verify received.sqlite --model ./model --calibration calibration.json
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
     proofserve verify http://node:8000 --model ./model --test direction --suspect ./model-awq
+    proofserve verify received.sqlite --open http://node:8000 --model ./model
+        --calibration calibration.json
     """
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         tests = tuple(dict.fromkeys(test or ()))
@@ -140,7 +157,10 @@ def command(
         if (model is None) == (recompute_url is None):
             raise LabError("give exactly one of --model CHECKPOINT and --recompute-url NODE")
         session.line.step(f"reading {source}")
-        claimed = _read(source, api_key, Selection(block_hash, public_key))
+        wanted = Selection(block_hash, public_key)
+        opening = OpeningOptions(open_url, api_key, round_id, nonces) if open_url else None
+        seed = seed or (fresh_seed() if opening else "0")
+        claimed = _read(source, api_key, wanted, opening, seed, session.line)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         if measured := options.calibration:
             given = measured.completed(given, claimed)
@@ -169,7 +189,16 @@ def command(
     raise typer.Exit(EXIT_CODES[outcome.verdict])
 
 
-def _read(source: str, api_key: str | None, wanted: Selection) -> ClaimedArtifacts:
+def _read(
+    source: str,
+    api_key: str | None,
+    wanted: Selection,
+    opening: OpeningOptions | None,
+    seed: str,
+    progress: Progress,
+) -> ClaimedArtifacts:
+    if opening is not None:
+        return opened_claims(Path(source), wanted, opening, seed, progress)
     if not source.startswith(("http://", "https://")):
         return read_file(Path(source), wanted)
     with NodeClient(source, api_key) as node:

@@ -2,21 +2,24 @@
 
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import save
-from transformers import GenerationConfig
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from proofserve.models.architectures import architecture, shape
 from proofserve.models.tokenizer import build_tokenizer
+from proofserve.models.trained import TRAINED, copy_weights, require_own_tokens
 from proofserve.models.weights import seeded_weights
 
 DTYPE: Final = torch.bfloat16
+WEIGHTS: Final = "model.safetensors"
 TOKEN_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -82,11 +85,37 @@ def write_model(directory: Path, arch: str, size: str, seed: int = 0) -> ModelSu
         # Not by safetensors' own writer: only the owner can read its files. transformers reads
         # from the metadata which framework's layout the tensors have.
         blob = save(tensors, metadata={"format": "pt"})
-        (staging / "model.safetensors").write_bytes(blob)
+        (staging / WEIGHTS).write_bytes(blob)
         config.save_pretrained(staging)
-        tokens = {name: getattr(config, name) for name in TOKEN_IDS}
-        GenerationConfig(**tokens).save_pretrained(staging)
-        build_tokenizer(dimensions.context).save_pretrained(staging)
-        written = sum(file.stat().st_size for file in staging.iterdir())
-    parameters = sum(tensor.numel() for tensor in tensors.values())
-    return ModelSummary(directory, arch, size, parameters, written)
+        written = _complete(staging, config, build_tokenizer(dimensions.context))
+    return ModelSummary(directory, arch, size, _parameters(tensors), written)
+
+
+def write_trained(directory: Path) -> ModelSummary:
+    """Write the trained model, a complete checkpoint in bfloat16, to a new directory.
+
+    The directory appears complete or not at all. Raises DirectoryInUseError as ``write_model``, and
+    OtherTokensError if this version of the package tokenizers makes other tokens.
+    """
+    directory = directory.absolute()
+    _refuse_if_in_use(directory)
+    with _appearing_at_once(directory) as staging:
+        copy_weights(staging)
+        config = AutoConfig.from_pretrained(staging)
+        tokenizer = build_tokenizer(config.max_position_embeddings)
+        require_own_tokens(tokenizer)
+        written = _complete(staging, config, tokenizer)
+        tensors = load((staging / WEIGHTS).read_bytes())
+    return ModelSummary(directory, config.model_type, TRAINED, _parameters(tensors), written)
+
+
+def _complete(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> int:
+    """Write what chat needs beside the weights of ``config``. Returns all bytes of ``folder``."""
+    tokens = {name: getattr(config, name) for name in TOKEN_IDS}
+    GenerationConfig(**tokens).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def _parameters(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors.values())

@@ -15,7 +15,7 @@ from typing import BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 from proofserve.outbox import quarantine
 from proofserve.rounds.errors import OutboxUnavailable
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,6 +9,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from proofserve.outbox.committed import batches
+
 # The most that one step deletes: it takes some milliseconds, and a new result may have to wait.
 _RESULTS = 1000
 _CALLBACKS = 100
@@ -73,7 +75,7 @@ def step(connection: sqlite3.Connection, before: float) -> bool:
         return False
     number, after_seq, last_seq, is_newest = ended
     deleted = _prune_results(connection, number, (after_seq + 1, last_seq), _RESULTS)
-    if deleted < _RESULTS and not is_newest:
+    if deleted < _RESULTS and not is_newest and batches.delete(connection, number, _RESULTS) == 0:
         connection.execute("DELETE FROM rounds WHERE number = ?", (number,))
         connection.execute("UPDATE pruned SET rounds = rounds + 1")
     return True

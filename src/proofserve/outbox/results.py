@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
+from proofserve.outbox.committed import batches
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import from_wire
@@ -22,11 +23,12 @@ from proofserve.rounds.records import (
 
 _SPEC_COLUMNS = (
     "scheme, width, block_hash, public_key, seq_len, block_height, "
-    "node_id, node_count, group_id, n_groups, batch_size, url, r_target, fraud_threshold"
+    "node_id, node_count, group_id, n_groups, batch_size, url, r_target, fraud_threshold, "
+    "commits_roots"
 )
 _ADD_ROUND = f"""
     INSERT INTO rounds (round_id, {_SPEC_COLUMNS}, after_seq)
-    VALUES (?, ?,?,?,?,?,?, ?,?,?,?,?,?, ?,?, (SELECT coalesce(max(seq), 0) FROM results))
+    VALUES (?, ?,?,?,?,?,?, ?,?,?,?,?,?, ?,?, ?, (SELECT coalesce(max(seq), 0) FROM results))
 """  # noqa: S608 - only our own column names
 _FIND_SPEC = f"SELECT {_SPEC_COLUMNS} FROM rounds WHERE round_id = ?"  # noqa: S608 - as above
 _FIND_OPEN = f"SELECT round_id, {_SPEC_COLUMNS} FROM rounds WHERE NOT closed"  # noqa: S608 - too
@@ -113,15 +115,17 @@ def progress(connection: sqlite3.Connection, round_id: str) -> RoundProgress:
 def add(
     connection: sqlite3.Connection, round_id: str, next_index: int, rows: Sequence[_Row], now: float
 ) -> bool:
-    """Store ``rows`` and the progress.
+    """Store ``rows``, the roots of their batches if the round publishes these, and the progress.
 
     Returns whether to wake the sender: the round has a URL, and had no result waiting for a
-    callback before, or has ended. Raises ValueError for an unknown round.
+    callback before, or has ended. Raises ValueError for an unknown round, and as ``batches.add``.
     """
     number, wakes_sender = _find(connection, round_id)
     cursor = connection.executemany(_ADD_RESULT, [(number, *row) for row in rows])
     # rowcount is -1 for an empty list.
     added = max(cursor.rowcount, 0)
+    # Before the progress, which tells where the new batches begin.
+    batches.add(connection, number, next_index)
     connection.execute(
         _ADVANCE, {"next_index": next_index, "added": added, "now": now, "number": number}
     )
@@ -191,12 +195,13 @@ def _spec_columns(spec: RoundSpec) -> tuple[str | int | float | None, ...]:
         *(scheme, work.scheme.width, work.block.hash, work.public_key, work.seq_len),
         *(work.block.height, *astuple(lane), spec.batch_size, spec.url),
         *((None, None) if target is None else astuple(target)),
+        int(spec.commits_roots),
     )
 
 
 def _spec(round_id: str, *columns: Any) -> RoundSpec:
     scheme, _width, block_hash, public_key, seq_len, height, *rest = columns
-    *lane, batch_size, url, r_target, fraud_threshold = rest
+    *lane, batch_size, url, r_target, fraud_threshold, commits_roots = rest
     return RoundSpec(
         round_id=round_id,
         work=Workload(
@@ -206,4 +211,5 @@ def _spec(round_id: str, *columns: Any) -> RoundSpec:
         batch_size=batch_size,
         url=url,
         target=None if r_target is None else Target(r_target, fraud_threshold),
+        commits_roots=bool(commits_roots),
     )

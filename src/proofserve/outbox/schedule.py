@@ -1,9 +1,10 @@
 """What the sender does next, by the database and the present time."""
 
 import sqlite3
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from proofserve.outbox import deliveries
+from proofserve.outbox.committed import batches
 from proofserve.outbox.deliveries import Delivery, Span
 
 # A wait longer than its pause and this means that the clock was set back after the due time was
@@ -11,7 +12,8 @@ from proofserve.outbox.deliveries import Delivery, Span
 _CLOCK_SLACK = 1.0
 
 _UNCUT = """
-    SELECT number, url, closed OR r_target IS NOT NULL, cut_seq, last_seq, interval_from
+    SELECT number, url, closed OR r_target IS NOT NULL, cut_seq, last_seq, interval_from,
+           commits_roots
     FROM rounds
     WHERE url IS NOT NULL AND last_seq > cut_seq AND NOT EXISTS (
         SELECT 1 FROM deliveries WHERE state = 'pending' AND round = rounds.number AND NOT revived)
@@ -30,10 +32,11 @@ class CallbackPolicy:
     """The limits and times of callbacks. Times in seconds.
 
     A round's first callback is made ``interval_s`` after its first result, later ones at most once
-    in each ``interval_s``, of at most ``max_artifacts``. A callback that failed ``max_retries``
-    times expires; with 0 it never expires. A target must answer within ``timeout_s``. The pause
-    after a failure doubles from ``backoff_first_s`` to ``backoff_longest_s``. At least every
-    ``look_again_s`` the sender reads the file again: another process may have made callbacks due.
+    in each ``interval_s``, of at most ``max_artifacts`` or as many roots. A callback that failed
+    ``max_retries`` times expires; with 0 it never expires. A target must answer within
+    ``timeout_s``. The pause after a failure doubles from ``backoff_first_s`` to
+    ``backoff_longest_s``. At least every ``look_again_s`` the sender reads the file again: another
+    process may have made callbacks due.
 
     Raises ValueError for a number outside its range.
     """
@@ -111,12 +114,14 @@ def _cut_rounds(
     """
     waits = []
     # All rows first: the loop changes the table.
-    for number, url, at_once, cut_seq, last_seq, since in connection.execute(_UNCUT).fetchall():
+    rounds = connection.execute(_UNCUT).fetchall()
+    for number, url, at_once, cut_seq, last_seq, since, commits_roots in rounds:
         wait_s = _until(since + policy.interval_s, now, policy.interval_s)
         if wait_s > 0.0 and not at_once and not flushing:
             waits.append(wait_s)
             continue
-        span = _next_span(connection, Span(number, cut_seq + 1, last_seq), policy.max_artifacts)
+        cut = _next_span_of_roots if commits_roots else _next_span
+        span = cut(connection, Span(number, cut_seq + 1, last_seq), policy.max_artifacts)
         if span is not None:
             deliveries.add_span(connection, url, span, now)
         connection.execute(
@@ -134,6 +139,13 @@ def _next_span(connection: sqlite3.Connection, uncut: Span, most: int) -> Span |
         return None
     last = connection.execute(_NTH_VALUE, (*place, most - 1)).fetchone()
     return Span(uncut.round_number, first[0], uncut.last_seq if last is None else last[0])
+
+
+def _next_span_of_roots(connection: sqlite3.Connection, uncut: Span, most: int) -> Span | None:
+    """The first ``most`` batches of ``uncut``, which always holds whole batches."""
+    seqs = (uncut.first_seq, uncut.last_seq)
+    last = batches.nth_end(connection, uncut.round_number, seqs, most - 1)
+    return uncut if last is None else replace(uncut, last_seq=last)
 
 
 def _until(at: float, now: float, longest_s: float) -> float:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, Concatenate, Self
 
 from proofserve.outbox import deliveries, payload, pruning, results, schedule
+from proofserve.outbox.committed import opening
 from proofserve.outbox.database import SCHEMA_VERSION, Database, P, T
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.pruning import Pruned
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan
+from proofserve.protocol.commitments import Opening
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import (
+    CommittedRound,
     CompletedJob,
     DistanceVerdict,
     Finding,
@@ -67,7 +70,10 @@ class SqliteOutbox(Outbox):
     async def record(
         self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
     ) -> None:
-        """As the port. Raises ValueError also for a distance that is not finite."""
+        """As the port. Raises ValueError also for a distance that is not finite.
+
+        In a round that publishes roots, the roots of all new batches are stored as well.
+        """
         rows = results.rows_of(findings, failed)
         news = True
         try:
@@ -96,6 +102,14 @@ class SqliteOutbox(Outbox):
 
     async def winners(self, round_id: str, limit: int) -> list[Winner]:
         return await self._database.read(results.newest_winners, round_id, max(0, limit))
+
+    async def committed_round(
+        self, block_hash: str, public_key: str, round_id: str | None
+    ) -> CommittedRound:
+        return await self._database.read(opening.find, block_hash, public_key, round_id)
+
+    async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
+        return await opening.openings(self._database, committed, nonces)
 
     async def probe(self) -> None:
         await self._database.write(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}"))

@@ -6,12 +6,43 @@ asked for later, and its path leads to the root or the node is a fraud.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _LEAF, _INNER = b"\x00", b"\x01"
 
 
+@dataclass(frozen=True, slots=True)
+class CommittedBatch:
+    """The root over ``count`` nonces of a lane, in its order, from lane index ``first_index`` on.
+
+    ``previous_root`` is that of the batch before it in the round, None for the round's first.
+    """
+
+    first_index: int
+    count: int
+    root: bytes
+    previous_root: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The vector of a nonce, its index in the lane, and its path to the root of its batch.
+
+    ``vector_b64`` is empty for a nonce that the node could not compute.
+    """
+
+    nonce: int
+    vector_b64: str
+    index: int
+    batch: CommittedBatch
+    path: tuple[bytes, ...]
+
+
 def leaf(nonce: int, vector: bytes) -> bytes:
-    """SHA-256(0x00 + nonce as u64 LE + ``vector``, the float16 of the wire): 32 bytes."""
+    """SHA-256(0x00 + nonce as u64 LE + ``vector``, the float16 of the wire): 32 bytes.
+
+    The vector of a nonce that could not be computed has no bytes.
+    """
     return hashlib.sha256(_LEAF + nonce.to_bytes(8, "little") + vector).digest()
 
 
@@ -32,16 +63,17 @@ def opens(
     """Whether ``leaf_hash`` is leaf ``index`` of the ``count`` under ``root_hash``."""
     if not 0 <= index < count:
         return False
-    rest, last, found = list(path), count - 1, leaf_hash
+    last, found, used = count - 1, leaf_hash, 0
     while last > 0:
         # A level's last node without a neighbour moves up as it is.
         if index % 2 or index < last:
-            if not rest:
+            if used == len(path):
                 return False
-            beside = rest.pop(0)
+            beside = path[used]
+            used += 1
             found = _inner(beside, found) if index % 2 else _inner(found, beside)
         index, last = index // 2, last // 2
-    return not rest and found == root_hash
+    return used == len(path) and found == root_hash
 
 
 def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:

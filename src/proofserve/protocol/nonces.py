@@ -1,6 +1,8 @@
 """The nonces that a node tries, and the valid range of nonces (protocol B.2, B.3, P.2.6)."""
 
-from collections.abc import Sequence
+import hashlib
+import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proofserve.protocol.errors import ProtocolError
@@ -36,12 +38,25 @@ class NonceLane:
         for field, value in (("start", start), ("size", size)):
             if value < 0:
                 raise ProtocolError(field, f"{value} is negative")
-        stride = self.n_groups * self.node_count
-        first = self.node_id + self.group_id * self.node_count + start * stride
+        stride = self._stride
+        first = self._first + start * stride
         batch = range(first, first + size * stride, stride)
         if size and batch[-1] > MAX_NONCE:
             raise ProtocolError("start", f"the lane ends before number {start + size - 1}")
         return tuple(batch)
+
+    def index_of(self, nonce: int) -> int | None:
+        """The number of ``nonce`` in the lane; None for a nonce of another lane."""
+        index, rest = divmod(nonce - self._first, self._stride)
+        return index if index >= 0 and not rest else None
+
+    @property
+    def _first(self) -> int:
+        return self.node_id + self.group_id * self.node_count
+
+    @property
+    def _stride(self) -> int:
+        return self.n_groups * self.node_count
 
 
 def check_nonces(field: str, nonces: Sequence[int]) -> None:
@@ -53,6 +68,19 @@ def check_nonces(field: str, nonces: Sequence[int]) -> None:
         if nonce in seen:
             raise ProtocolError(field, f"{nonce} occurs twice")
         seen.add(nonce)
+
+
+def draw(nonces: Iterable[int], seed: str, most: int | None = None) -> tuple[int, ...]:
+    """The first ``most`` of ``nonces``, in an order that ``seed`` decides.
+
+    The order is that of the SHA-256 of "{seed}|{nonce}", so that all who know the seed draw the
+    same. The prover must not know it before it publishes the artifacts, or their roots.
+    """
+
+    def rank(nonce: int) -> bytes:
+        return hashlib.sha256(f"{seed}|{nonce}".encode()).digest()
+
+    return tuple(sorted(nonces, key=rank) if most is None else heapq.nsmallest(most, nonces, rank))
 
 
 def pad(nonces: Sequence[int], size: int) -> tuple[int, ...]:

@@ -78,8 +78,39 @@ ALTER TABLE sources ADD COLUMN winners INTEGER NOT NULL DEFAULT 0;
 PRAGMA user_version = 2;
 """
 
+# Adds the roots of rounds that publish these instead of vectors.
+_VERSION_3 = """
+CREATE TABLE committed_rounds (
+    number          INTEGER PRIMARY KEY,
+    block_hash      TEXT NOT NULL,
+    public_key      TEXT NOT NULL,
+    round_id        TEXT NOT NULL,
+    block_height    INTEGER NOT NULL,
+    node_id         INTEGER NOT NULL,
+    node_count      INTEGER NOT NULL,
+    group_id        INTEGER NOT NULL,
+    n_groups        INTEGER NOT NULL,
+    scheme          TEXT NOT NULL,
+    k_dim           INTEGER NOT NULL,
+    seq_len         INTEGER NOT NULL,
+    UNIQUE (block_hash, public_key, round_id)
+);
+CREATE TABLE roots (
+    round           INTEGER NOT NULL REFERENCES committed_rounds (number),
+    first_index     INTEGER NOT NULL,
+    count           INTEGER NOT NULL,
+    root            BLOB NOT NULL,
+    previous_root   BLOB,
+    callback        INTEGER NOT NULL REFERENCES callbacks (id),
+    PRIMARY KEY (round, first_index)
+) WITHOUT ROWID;
+-- Nonces under roots.
+ALTER TABLE sources ADD COLUMN committed INTEGER NOT NULL DEFAULT 0;
+PRAGMA user_version = 3;
+"""
+
 # One script for each version, so that a file of any older version can be migrated.
-_STEPS = (_VERSION_1, _VERSION_2)
+_STEPS = (_VERSION_1, _VERSION_2, _VERSION_3)
 
 
 class ReceiverFileError(Exception):

@@ -15,7 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import check_nonces
-from proofserve.wire.protocols import ARTIFACT, DISTANCE, by_field
+from proofserve.wire.commitments import CommittedWork
+from proofserve.wire.protocols import ARTIFACT, DISTANCE, ROOTS, by_field
 from proofserve.wire.records import ArtifactRecord, UnicodeText, VectorEncoding, Whole, WorkRecord
 
 T = TypeVar("T")
@@ -39,6 +40,10 @@ class Generated(Callback):
     node_id: Whole
     artifacts: list[ArtifactRecord]
     encoding: VectorEncoding
+
+
+class GeneratedRoots(Callback, CommittedWork):
+    """The body of ``/generated`` in a round that publishes roots."""
 
 
 class Validated(Callback):
@@ -129,8 +134,10 @@ class ValidatedDistances(Callback):
 
 
 AnyGenerated = Annotated[
-    Annotated[Generated, Tag(ARTIFACT)] | Annotated[GeneratedWinners, Tag(DISTANCE)],
-    by_field("artifacts", "dist"),
+    Annotated[Generated, Tag(ARTIFACT)]
+    | Annotated[GeneratedWinners, Tag(DISTANCE)]
+    | Annotated[GeneratedRoots, Tag(ROOTS)],
+    by_field("artifacts", "dist", "roots"),
 ]
 AnyValidated = Annotated[
     Annotated[Validated, Tag(ARTIFACT)] | Annotated[ValidatedDistances, Tag(DISTANCE)],

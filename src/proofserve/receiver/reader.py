@@ -1,20 +1,49 @@
-"""Reads the artifacts in a receiver's file for a validator, also while a receiver uses the file."""
+"""Reads artifacts and roots in a receiver's file for a validator, also beside a receiver."""
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from proofserve.protocol.commitments import CommittedBatch
+from proofserve.protocol.nonces import NonceLane
 from proofserve.receiver.database import ReceiverFileError
 
+# The version of the file's schema with the tables of roots.
+FIRST_WITH_ROOTS = 3
 _MAGIC = b"SQLite format 3\0"
 _SOURCES = "SELECT block_hash, public_key, count(*) FROM artifacts GROUP BY 1, 2 ORDER BY 1, 2"
 _ARTIFACTS = (
     "SELECT nonce, vector_b64 FROM artifacts WHERE block_hash = ? AND public_key = ? ORDER BY nonce"
 )
 
+_ROUNDS = """
+    SELECT number, block_hash, public_key, round_id, block_height, node_id, node_count, group_id,
+           n_groups, scheme, k_dim, seq_len
+    FROM committed_rounds ORDER BY number
+"""
+_ROOTS = """
+    SELECT first_index, count, root, previous_root FROM roots WHERE round = ? ORDER BY first_index
+"""
+
 # A block hash and a public key.
 Source = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRound:
+    """A round of which roots came; ``width`` is the number of values per nonce."""
+
+    number: int
+    block_hash: str
+    public_key: str
+    round_id: str
+    block_height: int
+    lane: NonceLane
+    scheme: str
+    width: int
+    seq_len: int
 
 
 def is_database(path: Path) -> bool:
@@ -30,6 +59,21 @@ class ReceivedArtifacts:
 
     def counts(self) -> dict[Source, int]:
         return {(block, key): count for block, key, count in self._connection.execute(_SOURCES)}
+
+    def rounds(self) -> list[ReceivedRound]:
+        """The rounds with roots; none in a file that no receiver of this version has opened."""
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        rows = self._connection.execute(_ROUNDS) if version >= FIRST_WITH_ROOTS else ()
+        return [
+            ReceivedRound(
+                number, block, key, round_id, height, NonceLane(*lane), scheme, width, seq
+            )
+            for number, block, key, round_id, height, *lane, scheme, width, seq in rows
+        ]
+
+    def batches(self, number: int) -> list[CommittedBatch]:
+        """The batches of a round in the order of its lane."""
+        return [CommittedBatch(*row) for row in self._connection.execute(_ROOTS, (number,))]
 
     def of(self, source: Source) -> list[tuple[int, str]]:
         return self._connection.execute(_ARTIFACTS, source).fetchall()

@@ -13,6 +13,7 @@ from proofserve.receiver.database import ReceiverFileError, connect
 from proofserve.receiver.messages import (
     Callback,
     Generated,
+    GeneratedRoots,
     GeneratedWinners,
     Stamp,
     Validated,
@@ -21,17 +22,29 @@ from proofserve.receiver.messages import (
 
 # What one callback adds to its source; ``received`` counts the duplicates too.
 _COUNT = """
-    INSERT INTO sources (public_key, block_hash, received, artifacts, winners, validations,
-                         frauds, last_received)
-    VALUES (:public_key, :block_hash, :received, :artifacts, :winners, :validations, :frauds, :now)
+    INSERT INTO sources (public_key, block_hash, received, artifacts, winners, committed,
+                         validations, frauds, last_received)
+    VALUES (:public_key, :block_hash, :received, :artifacts, :winners, :committed,
+            :validations, :frauds, :now)
     ON CONFLICT DO UPDATE SET
         received = received + excluded.received,
         artifacts = artifacts + excluded.artifacts, winners = winners + excluded.winners,
+        committed = committed + excluded.committed,
         validations = validations + excluded.validations, frauds = frauds + excluded.frauds,
         last_received = max(last_received, excluded.last_received)
 """
 _ADD_ARTIFACT = "INSERT INTO artifacts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _ADD_WINNER = "INSERT INTO winners VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+# What the first callback of a round says of it stays.
+_ADD_ROUND = """
+    INSERT INTO committed_rounds VALUES (
+        NULL, :block_hash, :public_key, :round_id, :block_height, :node_id, :node_count, :group_id,
+        :n_groups, :scheme, :k_dim, :seq_len) ON CONFLICT DO NOTHING
+"""
+_FIND_ROUND = """
+    SELECT number FROM committed_rounds WHERE block_hash = ? AND public_key = ? AND round_id = ?
+"""
+_ADD_ROOT = "INSERT INTO roots VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _ADD_VALIDATION = """
     INSERT INTO validations VALUES (
         NULL, :callback, :request_id, :public_key, :block_hash, :block_height, :node_id,
@@ -44,8 +57,8 @@ _ADD_DISTANCE_VALIDATION = """
 """
 _TOTALS = "SELECT count(*), coalesce(sum(repeats), 0), max(received_at) FROM callbacks"
 _SOURCES = """
-    SELECT public_key, block_hash, artifacts, winners, received - artifacts - winners,
-           validations, frauds, last_received
+    SELECT public_key, block_hash, artifacts, winners, received - artifacts - winners - committed,
+           validations, frauds, last_received, committed
     FROM sources ORDER BY last_received DESC, public_key, block_hash
 """
 
@@ -54,8 +67,9 @@ _SOURCES = """
 class ClaimSource:
     """One public key in one block.
 
-    ``artifacts`` and ``winners`` count distinct nonces of the two protocols, ``duplicates`` nonces
-    that came again in another callback; ``validations`` and ``frauds`` count both protocols.
+    ``artifacts`` and ``winners`` count distinct nonces of the two protocols, ``committed`` nonces
+    under roots, ``duplicates`` nonces that came again in another callback; ``validations`` and
+    ``frauds`` count both protocols.
     ``last_received`` in seconds since the epoch.
     """
 
@@ -67,6 +81,7 @@ class ClaimSource:
     validations: int
     frauds: int
     last_received: float
+    committed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +122,21 @@ class ReceiverStore:
             self._reader.close()
             self._writer.close()
 
-    def add_generated(self, body: Generated | GeneratedWinners, stamp: Stamp) -> bool:
-        """Store artifacts or winners. False if this callback came before: then nothing is stored.
+    def add_generated(
+        self, body: Generated | GeneratedWinners | GeneratedRoots, stamp: Stamp
+    ) -> bool:
+        """Store artifacts, winners or roots. False, and no change, if this callback came before.
 
-        The first value of a nonce stays; later ones are only counted.
+        The first value of a nonce stays, and the first root of a batch; later ones are only
+        counted.
         """
         with self._writing, self._writer:
             callback = self._enter("generated", stamp)
             if callback is None:
                 return False
+            if isinstance(body, GeneratedRoots):
+                self._add_roots(body, callback)
+                return True
             if isinstance(body, Generated):
                 kind, statement = "artifacts", _ADD_ARTIFACT
                 values: list[tuple[int, str | float]] = [
@@ -145,6 +166,18 @@ class ReceiverStore:
             self._count(body, validations=1, frauds=int(body.fraud_detected))
             return True
 
+    def _add_roots(self, body: GeneratedRoots, callback: int) -> None:
+        values = {**dict(body), "k_dim": body.encoding.k_dim, "seq_len": body.params.seq_len}
+        self._writer.execute(_ADD_ROUND, values)
+        source = (body.block_hash, body.public_key, body.round_id)
+        (number,) = self._writer.execute(_FIND_ROUND, source).fetchone()
+        stored = 0
+        for batch in body.roots:
+            row = (number, batch.first_index, batch.count, batch.root, batch.previous_root)
+            if self._writer.execute(_ADD_ROOT, (*row, callback)).rowcount:
+                stored += batch.count
+        self._count(body, received=sum(one.count for one in body.roots), committed=stored)
+
     def summary(self) -> Summary:
         with self._reading, self._reader:
             self._reader.execute("BEGIN")
@@ -165,7 +198,7 @@ class ReceiverStore:
         return None if repeats else int(number)
 
     def _count(self, body: Callback, **added: int) -> None:
-        names = ("received", "artifacts", "winners", "validations", "frauds")
+        names = ("received", "artifacts", "winners", "committed", "validations", "frauds")
         source = {"public_key": body.public_key, "block_hash": body.block_hash}
         self._writer.execute(
             _COUNT, dict.fromkeys(names, 0) | added | source | {"now": self._clock()}

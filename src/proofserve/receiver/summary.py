@@ -7,7 +7,9 @@ from rich.table import Table
 from proofserve.receiver.store import Summary
 
 # Fields of a source that have a column each.
-_COUNTS = ("artifacts", "winners", "duplicates", "validations", "frauds")
+_COUNTS = ("artifacts", "winners", "committed", "duplicates", "validations", "frauds")
+# Shown only if a source has some: a terminal of 80 columns has no room for all.
+_OPTIONAL = ("winners", "committed")
 
 
 def render(summary: Summary) -> Table:
@@ -17,11 +19,16 @@ def render(summary: Summary) -> Table:
     # Keys and hashes share the rest of the width and may be cut: their beginnings identify them.
     for name in ("public key", "block"):
         table.add_column(name, ratio=1, overflow="ellipsis", no_wrap=True)
-    for name in _COUNTS:
+    shown = [
+        name
+        for name in _COUNTS
+        if name not in _OPTIONAL or any(getattr(source, name) for source in summary.sources)
+    ]
+    for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("last", no_wrap=True)
     for source in summary.sources:
-        counts = [f"{getattr(source, name):,}" for name in _COUNTS]
+        counts = [f"{getattr(source, name):,}" for name in shown]
         table.add_row(
             source.public_key,
             source.block_hash,

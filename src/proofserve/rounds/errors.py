@@ -37,6 +37,26 @@ class UnknownJob(Refused):
     """No job has this id: it never existed, has expired, or a stop removed it."""
 
 
+class UnknownRound(Refused):
+    """The outbox has no round of this block and key: there never was one, or it is deleted."""
+
+
+class UnknownNonce(Refused):
+    """The nonce is in no batch of the round, or not yet."""
+
+
+class NotCommitted(Refused):
+    """The round publishes vectors, so that there is no root to open."""
+
+
+class SeveralRounds(Refused):
+    """Several rounds of the block and key publish roots, and the request names none of them."""
+
+
+class VectorsDeleted(Refused):
+    """The vectors of the nonce's batch were deleted some days after their root was delivered."""
+
+
 class ShuttingDown(Refused):
     """The server shuts down and starts nothing new."""
 

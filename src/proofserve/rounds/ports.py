@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from proofserve.protocol.commitments import Opening
 from proofserve.rounds.records import (
+    CommittedRound,
     CompletedJob,
     Deferred,
     DistanceVerdict,
@@ -85,6 +87,22 @@ class Outbox(Protocol):
     async def results(self, after: int, limit: int) -> list[StoredResult]: ...
 
     async def winners(self, round_id: str, limit: int) -> list[Winner]: ...
+
+    async def committed_round(
+        self, block_hash: str, public_key: str, round_id: str | None
+    ) -> CommittedRound:
+        """The round with roots of a block and key; its id chooses among several.
+
+        Raises UnknownRound, NotCommitted and SeveralRounds.
+        """
+        ...
+
+    async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
+        """The vectors of ``nonces``, in their order, and the paths to their roots.
+
+        Raises UnknownNonce and VectorsDeleted, naming the nonce.
+        """
+        ...
 
     async def probe(self) -> None:
         """Write and roll back. Raises OutboxUnavailable if that fails."""

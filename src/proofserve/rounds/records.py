@@ -45,7 +45,8 @@ class RoundSpec:
 
     ``batch_size`` is the number of nonces in one engine call; the engine decides the shape of a
     forward. ``url`` is where callbacks go; None sends none. A round of the distance protocol has a
-    ``target``. A round that only judges claims needs no ``lane``.
+    ``target``. A round that only judges claims needs no ``lane``. A round of artifacts that
+    ``commits_roots`` publishes the roots of its batches instead of vectors.
     """
 
     round_id: str
@@ -54,6 +55,16 @@ class RoundSpec:
     batch_size: int
     url: str | None
     target: Target | None = None
+    commits_roots: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRound:
+    """A round that publishes roots: those of the first ``next_index`` nonces of its lane so far."""
+
+    round_id: str
+    lane: NonceLane
+    next_index: int
 
 
 @dataclass(frozen=True, slots=True)

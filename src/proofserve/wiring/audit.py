@@ -1,30 +1,36 @@
 """The audited deployment: the reference engine on a checkpoint, honest and changed to cheat."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.engines.reference.network import Network, load
-from proofserve.engines.reference.precision import to_bits, to_fp8
+from proofserve.engines.reference.network import DTYPES, Network, load
 from proofserve.engines.reference.variants import (
+    first_tokens_only,
     last_tokens_only,
-    with_matrices,
+    with_eager_attention,
     with_redrawn_matrices,
+    with_split_sums,
     without_layers,
 )
-from proofserve.lab.audit.attacks import FP8
+from proofserve.lab.audit.attacks import AuditedProver
 from proofserve.lab.audit.compute_share import ModelShape, Price
 from proofserve.lab.verify.judges import Recompute, Vectors
-from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.identity import Block
+from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
+from proofserve.wiring.changed_weights import changed_weights, size_saving
+from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup
 
 BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)
 KEY, OTHER_KEY = "audit-key", "audit-other-key"
+# Of two machines that round to 16 bits one may use the other format.
+SIXTEEN_BITS: Final = {"bfloat16": "float16", "float16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,9 @@ class AuditSetup:
 
     The prover computes in ``dtype`` (None: the checkpoint's own), the validator in
     ``validator_dtype``; names as in ``engines.reference.network.DTYPES``. ``other`` is another
-    checkpoint of the same shape, None for weights drawn at random. ``seq_len`` is in tokens,
-    ``forward_batch`` in nonces.
+    checkpoint of the same hidden size, None for weights drawn at random. ``suspects`` are
+    checkpoints that join the bank; ``bank`` restricts it to these names, None for all of it.
+    ``seq_len`` is in tokens, ``forward_batch`` in nonces.
     """
 
     model: Path
@@ -45,10 +52,12 @@ class AuditSetup:
     device: str = "cpu"
     forward_batch: int = 8
     other: Path | None = None
+    suspects: tuple[Path, ...] = ()
+    bank: tuple[str, ...] | None = None
 
 
 class CheckpointDeployment:
-    """Implements ``lab.audit.attacks.AuditedDeployment``; loads each prover when it is asked for.
+    """Implements ``lab.audit.attacks.AuditedDeployment``; makes each prover when it is asked for.
 
     Raises CheckpointError if the checkpoint cannot be used. The functions that it returns raise
     EngineFault if a forward fails.
@@ -56,37 +65,80 @@ class CheckpointDeployment:
 
     def __init__(self, setup: AuditSetup) -> None:
         self._setup = setup
-        self._network = load(setup.model, setup.dtype, setup.device)
         self._work = Workload(setup.scheme, BLOCK, KEY, setup.seq_len)
-        self.k_dim = setup.scheme.width
-        self.price = Price(shape_of(self._network), setup.seq_len)
+        self._validator = CheckpointValidator(
+            ValidatorSetup(
+                model=setup.model,
+                dtype=setup.validator_dtype,
+                device=setup.device,
+                forward_batch=setup.forward_batch,
+                suspects=setup.suspects,
+                served_dtype=setup.dtype,
+            ),
+            self._work,
+        )
+        self._network = self._validator.served()
+        block = setup.scheme.for_block(BLOCK, self._network.facts, self._network.device)
+        self.price = Price(shape_of(self._network), setup.seq_len, block.reads_every_position)
+        self.width = setup.scheme.width
+        has_twins = setup.scheme.sequences_per_nonce == TWINS
+        self.has_twins = has_twins and not self._validator.rounds_as_deployed
+        bank, added = setup.bank, {folder.name for folder in setup.suspects}
+        every = self._validator.names
+        self.names = [each for each in every if bank is None or each in {*bank, *added}]
 
-    def validator(self) -> Recompute:
-        setup = self._setup
-        return self._answers(load(setup.model, setup.validator_dtype, setup.device))
+    def truth(self, nonces: Sequence[int]) -> Vectors:
+        return self._validator.truth(nonces)
 
-    def honest(self) -> Recompute:
-        return self._answers(self._network)
+    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        return self._validator.predictions(name, nonces)
 
-    def rounded(self, precision: int | str) -> Recompute:
-        change = to_fp8 if precision == FP8 else partial(to_bits, bits=int(precision))
-        return self._answers(with_matrices(self._network, change))
+    def deployed(self, nonces: Sequence[int]) -> Vectors:
+        return self._validator.deployed(nonces)
+
+    def honest_settings(self) -> Iterator[AuditedProver]:
+        def setting(name: str, network: Network, batch: int | None = None) -> AuditedProver:
+            return AuditedProver(
+                f"honest, {name}", 0.0, lambda: self._answers(network, batch=batch)
+            )
+
+        yield setting("batch of 1", self._network, batch=1)
+        yield setting("eager attention", with_eager_attention(self._network))
+        yield setting("sums in two parts", with_split_sums(self._network))
+        served = next(name for name, dtype in DTYPES.items() if dtype == self._network.dtype)
+        if other := SIXTEEN_BITS.get(served):
+            yield setting(other, load(self._setup.model, other, self._setup.device))
+
+    def weights(self) -> Iterator[AuditedProver]:
+        for folder in self._setup.suspects:
+            # A quantised checkpoint is a smaller file.
+            saving = self.price.of_matrices(size_saving(folder, self._setup.model))
+            yield AuditedProver(folder.name, saving, partial(self._suspect, folder.name))
+        for change in changed_weights(self._network, self.price):
+            if change.private or change.name in self.names:
+                prepare = partial(self._changed, change.make)
+                yield AuditedProver(change.name, change.saving, prepare)
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
         """The checkpoint without some layers, with its final norm and the scheme's transforms."""
         return self._answers(without_layers(self._network, left_out))
 
-    def last_tokens(self, count: int) -> Recompute:
-        return self._answers(last_tokens_only(self._network, count))
+    def some_tokens(self, count: int) -> Recompute:
+        some = first_tokens_only if self.price.every_position else last_tokens_only
+        return self._answers(some(self._network, count))
 
-    def other_checkpoint(self) -> Recompute:
-        setup = self._setup
-        if setup.other is not None:
-            other = load(setup.other, setup.dtype, setup.device)
-            if shape_of(other) != self.price.shape:
-                raise CheckpointError(f"{setup.other} is not of the shape of {setup.model}")
-            return self._answers(other)
-        return self._answers(with_redrawn_matrices(self._network))
+    def other_checkpoint(self) -> AuditedProver:
+        folder = self._setup.other
+        if folder is None:
+            random = lambda: self._answers(with_redrawn_matrices(self._network))  # noqa: E731
+            return AuditedProver("another checkpoint", 0.0, random)
+        other = load(folder, self._setup.dtype, self._setup.device)
+        self._require_fit(folder, other)
+        saving = self.price.other(shape_of(other))
+        name = "a smaller checkpoint" if saving else "another checkpoint"
+        # The published checkpoint decides the inputs.
+        answers = partial(self._answers, replace(other, facts=self._network.facts))
+        return AuditedProver(name, saving, answers)
 
     def other_key(self) -> Recompute:
         return self._answers(self._network, replace(self._work, public_key=OTHER_KEY))
@@ -94,15 +146,41 @@ class CheckpointDeployment:
     def other_block(self) -> Recompute:
         return self._answers(self._network, replace(self._work, block=OTHER_BLOCK))
 
-    def _answers(self, network: Network, work: Workload | None = None) -> Recompute:
-        engine = ReferenceEngine(network, self._setup.forward_batch)
+    def _suspect(self, name: str) -> Recompute:
+        return self._answers(self._validator.suspect(name, self._network))
+
+    def _changed(self, make: Any) -> Recompute:
+        return self._answers(make(self._network))
+
+    def _require_fit(self, folder: Path, other: Network) -> None:
+        """Raise CheckpointError unless ``other`` can read the inputs of the audited model."""
+        ours, theirs = self._network, other
+        for field, needed, has in (
+            ("hidden_size", ours.facts.hidden_size, theirs.facts.hidden_size),
+            ("vocabulary", _vocabulary(ours), _vocabulary(theirs)),
+        ):
+            if has < needed or (field == "hidden_size" and has != needed):
+                raise CheckpointError(
+                    f"{field}: {folder} has {has}, {self._setup.model} has {needed};"
+                    " --other needs the same hidden size and all of its tokens"
+                )
+
+    def _answers(
+        self, network: Network, work: Workload | None = None, batch: int | None = None
+    ) -> Recompute:
+        engine = ReferenceEngine(network, batch or self._setup.forward_batch)
         work = work or self._work
 
         def answer(nonces: Sequence[int]) -> Vectors:
-            batch = engine.compute(work, nonces)
-            return dict(zip(batch.nonces, batch.values, strict=True))
+            made = engine.compute(work, nonces)
+            return dict(zip(made.nonces, made.values, strict=True))
 
         return answer
+
+
+def _vocabulary(network: Network) -> int:
+    config: Any = network.decoder.config
+    return int(config.vocab_size)
 
 
 def shape_of(network: Network) -> ModelShape:

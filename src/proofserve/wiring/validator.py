@@ -18,10 +18,10 @@ from proofserve.rounds.records import Workload
 
 @dataclass(frozen=True, slots=True)
 class ValidatorSetup:
-    """``dtype`` is the one to recompute in, None for the checkpoint's own.
+    """``dtype`` is the one to recompute in, ``served_dtype`` the one that nodes serve.
 
-    ``suspects`` are checkpoints, such as public quantised ones, beside the bank that is made from
-    ``model``. ``forward_batch`` is in nonces.
+    None is the checkpoint's own. ``suspects`` are checkpoints, such as public quantised ones,
+    beside the bank that is made from ``model``. ``forward_batch`` is in nonces.
     """
 
     model: Path
@@ -29,6 +29,7 @@ class ValidatorSetup:
     device: str = "cpu"
     forward_batch: int = 8
     suspects: tuple[Path, ...] = ()
+    served_dtype: str | None = None
 
 
 class CheckpointValidator:
@@ -47,8 +48,8 @@ class CheckpointValidator:
         self._work = work
         self._others = others
         self._published = load(setup.model, setup.dtype, setup.device)
-        # The deployed dtype is the checkpoint's own; loaded when a test first asks for it.
-        self._deployed = cache(lambda: load(setup.model, None, setup.device))
+        # Loaded when a test first asks for it.
+        self.served = cache(lambda: load(setup.model, setup.served_dtype, setup.device))
         self._known: dict[tuple[str, int], NDArray[np.float32]] = {}
 
     @property
@@ -58,26 +59,26 @@ class CheckpointValidator:
     @property
     def rounds_as_deployed(self) -> bool:
         """Whether ``truth`` is computed in the dtype of the deployment, so has its rounding."""
-        return self._published.dtype == self._deployed().dtype
+        return self._published.dtype == self.served().dtype
 
     def truth(self, nonces: Sequence[int]) -> Vectors:
         """The vectors of the published checkpoint in the validator's dtype."""
         return self._of("published", lambda: self._published, nonces)
 
     def deployed(self, nonces: Sequence[int]) -> Vectors:
-        """The vectors of the published checkpoint in its own dtype, as an honest node has them."""
-        return self._of("deployed", self._deployed, nonces)
+        """The vectors of the published checkpoint as served, which an honest node has."""
+        return self._of("deployed", self.served, nonces)
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         truth = self.truth(nonces)
         self.forwards += sum((name, nonce) not in self._known for nonce in nonces)
         # Changed weights are made anew for each call: keeping all would take their memory 20 times.
-        made = self._of(name, lambda: self._suspect(name, self._published), nonces)
+        made = self._of(name, lambda: self.suspect(name, self._published), nonces)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
 
     def served_by(self, name: str, nonces: Sequence[int]) -> Vectors:
-        """The vectors of a node that deploys the suspect's weights in the checkpoint's dtype."""
-        make = lambda: self._suspect(name, self._deployed())  # noqa: E731
+        """The vectors of a node that deploys the suspect's weights in the served dtype."""
+        make = lambda: self.suspect(name, self.served())  # noqa: E731
         return self._of(f"{name}, deployed", make, nonces)
 
     def _of(self, name: str, network: Callable[[], Network], nonces: Sequence[int]) -> Vectors:
@@ -92,7 +93,8 @@ class CheckpointValidator:
             self._known |= {(name, nonce): vector for nonce, vector in rows}
         return {nonce: self._known[name, nonce] for nonce in nonces}
 
-    def _suspect(self, name: str, of: Network) -> Network:
+    def suspect(self, name: str, of: Network) -> Network:
+        """``of`` with the suspect's weights. Raises CheckpointError if they cannot be loaded."""
         if name not in self._others:
             return suspect(of, name)
         other = load(self._others[name], str(of.dtype).removeprefix("torch."), str(of.device))

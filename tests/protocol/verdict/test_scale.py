@@ -27,6 +27,25 @@ def test_the_fit_finds_the_distribution_of_its_sample(fit: ScaleFit) -> None:
     assert fit.nu2 == pytest.approx(NU2, rel=0.25)
 
 
+def test_a_fit_of_light_tails_has_a_scale_of_their_size() -> None:
+    light = S * np.random.default_rng(0).gamma(40.0, 1 / 40.0, 2000)
+    fit = fitted(light)
+    assert fit.nu2 <= 1000.1
+    assert 0.5 < fit.quantile(0.5) / float(np.median(light)) < 2.0
+    assert fit.quantile(0.999) == pytest.approx(float(np.quantile(light, 0.999)), rel=0.1)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.1, 0.3])
+@pytest.mark.parametrize("count", [2, 12, 32, 64])
+def test_few_distances_have_a_fit(count: int, spread: float) -> None:
+    """Also where the likelihood has its maximum at infinity."""
+    for seed in range(10):
+        distances = S * np.exp(spread * np.random.default_rng(seed).normal(size=count))
+        fit = fitted(distances)
+        assert distances.min() * 0.99 <= fit.quantile(0.5) <= distances.max() * 1.01
+        assert np.isfinite(fit.log_bets(distances)).all()
+
+
 def test_the_mean_of_a_bet_is_at_most_one_on_honest_distances(fit: ScaleFit) -> None:
     """Also on ones that are 1.4 times as large: the allowance is 1.45."""
     for times in (1.0, 1.4):

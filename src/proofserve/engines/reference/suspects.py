@@ -29,25 +29,26 @@ from proofserve.engines.reference.variants import (
     with_matrices,
 )
 
+# In the order in which a validator tries them: one of each family first.
 _WEIGHTS: Final[Mapping[str, Rounding]] = {
-    "int8 per tensor": of_whole_matrix(integers(8)),
+    "int4 g128": in_groups(integers(4), 128),
+    "fp8 per channel": fp8,
     "int8 per channel": integers(8),
     "int8 g32": in_groups(integers(8), 32),
-    "int8 g64": in_groups(integers(8), 64),
-    "int8 g128": in_groups(integers(8), 128),
-    "fp8 per tensor": of_whole_matrix(fp8),
-    "fp8 per channel": fp8,
-    "fp8 blocks of 128": in_blocks(fp8, 128),
-    "int6 g16": in_groups(integers(6), 16),
-    "int4 g32": in_groups(integers(4), 32),
-    "int4 g64": in_groups(integers(4), 64),
-    "int4 g128": in_groups(integers(4), 128),
-    "int4 g32 with zero points": in_groups(shifted_integers(4), 32),
-    "int4 g64 with zero points": in_groups(shifted_integers(4), 64),
     "int4 g128 with zero points": in_groups(shifted_integers(4), 128),
     "nf4": in_groups(nf4, 64),
     "mxfp4": in_groups(mxfp4, 32),
     "nvfp4": nvfp4,
+    "int6 g16": in_groups(integers(6), 16),
+    "fp8 per tensor": of_whole_matrix(fp8),
+    "fp8 blocks of 128": in_blocks(fp8, 128),
+    "int8 per tensor": of_whole_matrix(integers(8)),
+    "int8 g64": in_groups(integers(8), 64),
+    "int8 g128": in_groups(integers(8), 128),
+    "int4 g32": in_groups(integers(4), 32),
+    "int4 g64": in_groups(integers(4), 64),
+    "int4 g32 with zero points": in_groups(shifted_integers(4), 32),
+    "int4 g64 with zero points": in_groups(shifted_integers(4), 64),
 }
 
 
@@ -68,6 +69,17 @@ _BANK: Final[Mapping[str, Callable[[Network], Network]]] = {
 }
 
 SUSPECTS: Final = tuple(_BANK)
+
+# What a weight is stored in, by the first word of a name; the KV cache leaves weights as they are.
+_WEIGHT_BITS: Final = {
+    **{"int8": 8, "fp8": 8, "W8A8": 8, "int6": 6},
+    **{"int4": 4, "nf4": 4, "mxfp4": 4, "nvfp4": 4, "KV": 16},
+}
+
+
+def weight_bits(name: str) -> int:
+    """Bits of a weight of the suspect ``name``, without scales."""
+    return _WEIGHT_BITS[name.split(maxsplit=1)[0]]
 
 
 def suspect(network: Network, name: str) -> Network:

@@ -8,14 +8,18 @@ import copy
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from torch.nn import functional
+from transformers import DynamicCache, PreTrainedModel
 
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.rounding import Rounding, redrawn
+
+# The matrices whose inputs tensor parallelism splits, in the usual names of transformers.
+_SPLIT_BY_DEVICES: Final = frozenset({"o_proj", "down_proj"})
 
 
 def without_layers(network: Network, left_out: Collection[int]) -> Network:
@@ -34,22 +38,35 @@ def without_layers(network: Network, left_out: Collection[int]) -> Network:
 def last_tokens_only(network: Network, count: int) -> Network:
     """The network that reads only the last ``count`` tokens, at their own positions.
 
-    Raises ValueError for a ``count`` below 1.
+    The state of every other position is the final norm of its embedding. Raises ValueError for a
+    ``count`` below 1.
     """
+    return _reading(network, count, slice(-count, None))
+
+
+def first_tokens_only(network: Network, count: int) -> Network:
+    """As ``last_tokens_only`` with the first tokens, whose states do not depend on later ones."""
+    return _reading(network, count, slice(0, count))
+
+
+def _reading(network: Network, count: int, places: slice) -> Network:
     if count < 1:
         raise ValueError(f"count: {count} is below 1")
-    return replace(network, decoder=_LastTokens(network.decoder, count))
+    return replace(network, decoder=_SomeTokens(network.decoder, places))
 
 
-def with_matrices(network: Network, change: Callable[[Tensor], Tensor]) -> Network:
-    """The network with every weight matrix of its layers replaced by ``change`` of it.
+def with_matrices(
+    network: Network, change: Callable[[Tensor], Tensor], layers: Collection[int] | None = None
+) -> Network:
+    """The network with every weight matrix of its ``layers`` replaced by ``change`` of it.
 
     ``change`` gets [..., out, in] (experts of a mixture come stacked) and gives the same shape;
-    norms and biases stay.
+    norms and biases stay. ``layers`` are indices, None for all.
     """
     twin = _twin(network)
+    changed_layers = [each for i, each in enumerate(twin.layers) if layers is None or i in layers]
     with torch.no_grad():
-        for module in twin.layers.modules():
+        for module in (module for layer in changed_layers for module in layer.modules()):
             for name, weight in module.named_parameters(recurse=False):
                 if weight.ndim >= 2:
                     changed = change(weight.detach()).to(weight.dtype)
@@ -80,6 +97,23 @@ def with_cache(network: Network, rounding: Rounding) -> Network:
     return replace(network, decoder=_WithCache(network.decoder, in_dtype(rounding)))
 
 
+def with_eager_attention(network: Network) -> Network:
+    """The same network by another attention kernel: plain matrix products and a softmax."""
+    twin = _twin(network)
+    cast("PreTrainedModel", twin.decoder).set_attn_implementation("eager")
+    return twin
+
+
+def with_split_sums(network: Network) -> Network:
+    """The same network, each output of a layer added up in two parts, as by two devices."""
+    twin = _twin(network)
+    for module in [*twin.layers.modules()]:
+        for name, child in module.named_children():
+            if name in _SPLIT_BY_DEVICES and isinstance(child, nn.Linear):
+                setattr(module, name, _SplitSums(child))
+    return twin
+
+
 def in_dtype(rounding: Rounding) -> Callable[[Tensor], Tensor]:
     """``rounding`` of values of any float dtype, in that dtype."""
     return lambda values: rounding(values.float()).to(values.dtype)
@@ -99,6 +133,18 @@ def of_rank(values: Tensor, share: float) -> Tensor:
     rank = max(1, round(share * sizes.shape[-1]))
     made: Tensor = (u[..., :rank] * sizes[..., None, :rank]) @ v[..., :rank, :]
     return made
+
+
+def share_of_rank(network: Network, share: float) -> float:
+    """The multiplications of the layers' matrices, factored by ``of_rank``, over those of now."""
+    matrices = [w for w in network.layers.parameters() if w.ndim >= 2]
+    whole = sum(weight.numel() for weight in matrices)
+    factored = 0
+    for weight in matrices:
+        out, length = weight.shape[-2:]
+        rank = max(1, round(share * min(out, length)))
+        factored += min(weight.numel(), weight.numel() // (out * length) * rank * (out + length))
+    return factored / whole
 
 
 def _twin(network: Network) -> Network:
@@ -141,15 +187,32 @@ class _WithCache(nn.Module):
         return self._decoder(**{**options, "past_key_values": cache, "use_cache": True})
 
 
-class _LastTokens(nn.Module):
-    def __init__(self, decoder: nn.Module, count: int) -> None:
+class _SomeTokens(nn.Module):
+    def __init__(self, decoder: nn.Module, places: slice) -> None:
         super().__init__()
         self._decoder = decoder
-        self._count = count
+        self._places = places
         self.layers = decoder.layers
 
     def forward(self, use_cache: bool, **inputs: Tensor) -> Any:
+        decoder: Any = self._decoder
         ((name, read),) = inputs.items()
-        positions = torch.arange(read.shape[1], device=read.device)[-self._count :]
-        options = {name: read[:, -self._count :], "position_ids": positions.expand(len(read), -1)}
-        return self._decoder(**options, use_cache=use_cache)
+        positions = torch.arange(read.shape[1], device=read.device)[self._places]
+        options = {name: read[:, self._places], "position_ids": positions.expand(len(read), -1)}
+        output = decoder(**options, use_cache=use_cache)
+        states = decoder.norm(read if read.is_floating_point() else decoder.embed_tokens(read))
+        states[:, self._places] = output.last_hidden_state
+        output.last_hidden_state = states
+        return output
+
+
+class _SplitSums(nn.Module):
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        half = inputs.shape[-1] // 2
+        weight = self._linear.weight
+        first = functional.linear(inputs[..., :half], weight[:, :half])
+        return first + functional.linear(inputs[..., half:], weight[:, half:], self._linear.bias)

@@ -1,7 +1,7 @@
 """The table of attacks: how a prover could make vectors with less work, and what it saves."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -11,42 +11,72 @@ from numpy.typing import NDArray
 from proofserve.lab.audit.compute_share import Price
 from proofserve.lab.verify.judges import Recompute, Vectors
 
-# Bits of weights that are rounded to integers.
-BITS: Final = (8, 6, 4)
-FP8: Final = "fp8"
 # Tokens; a quarter and a half of the sequence are added.
 CONTEXTS: Final = (1, 4, 16)
 # A prover that skips a quarter of the layers skips every fourth, beginning with the second.
 STRIDE: Final = 4
+# The weights whose error a prover hides behind noise, and the length of the noise in honest ones.
+HIDDEN: Final = "int8 per channel"
+NOISES: Final = (1.0, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedProver:
+    """A way to make vectors. ``saving`` is the share (0 to 1) of an honest nonce's compute.
+
+    ``prepare`` may take memory and seconds, and returns the function that computes the vectors,
+    float32 [width]; a nonce without a finite vector is left out. ``exact`` says that the vectors
+    are honest ones, so that no test can tell.
+    """
+
+    name: str
+    saving: float
+    prepare: Callable[[], Recompute]
+    exact: bool = False
 
 
 class AuditedDeployment(Protocol):
-    """The audited model, honest and changed to cheat.
+    """The audited model, honest and changed to cheat, and its validator.
 
-    Each method prepares a prover, which may take memory and seconds, and returns the function that
-    computes its vectors, float32 [k_dim]. A nonce without a finite vector is left out.
+    ``width`` is the number of values per nonce, ``names`` the validator's suspects. ``has_twins``
+    says whether the validator can run the twins test.
     """
 
-    price: Price
-    k_dim: int
+    @property
+    def price(self) -> Price: ...
 
-    def validator(self) -> Recompute:
-        """The model as the validator recomputes it."""
+    @property
+    def width(self) -> int: ...
 
-    def honest(self) -> Recompute:
-        """The model as the prover deploys it."""
+    @property
+    def has_twins(self) -> bool: ...
 
-    def rounded(self, precision: int | str) -> Recompute:
-        """The model with weights of ``precision`` bits, or ``FP8``."""
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    def truth(self, nonces: Sequence[int]) -> Vectors:
+        """The vectors as the validator recomputes them."""
+
+    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        """The suspect's vectors less the true ones."""
+
+    def deployed(self, nonces: Sequence[int]) -> Vectors:
+        """The vectors of the model as the prover deploys it."""
+
+    def honest_settings(self) -> Iterator[AuditedProver]:
+        """The honest model by other kernels and settings than ``deployed``."""
+
+    def weights(self) -> Iterator[AuditedProver]:
+        """Changed weights, activations and caches; those of the suspects have their names."""
 
     def without_layers(self, left_out: Sequence[int]) -> Recompute:
         """The model without the layers of these indices."""
 
-    def last_tokens(self, count: int) -> Recompute:
-        """The model that reads only the last ``count`` tokens."""
+    def some_tokens(self, count: int) -> Recompute:
+        """The model that computes ``count`` positions: the last, or the first if all are read."""
 
-    def other_checkpoint(self) -> Recompute:
-        """A model of the same shape with other weights."""
+    def other_checkpoint(self) -> AuditedProver:
+        """A model with other weights, of the same shape or a smaller one."""
 
     def other_key(self) -> Recompute:
         """The honest model's vectors for another public key."""
@@ -55,38 +85,50 @@ class AuditedDeployment(Protocol):
         """The honest model's vectors for another block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """One way to cheat. ``saving`` is the share (0 to 1) of an honest nonce's compute."""
+def attacks(deployment: AuditedDeployment, honest_distance: float) -> Iterator[AuditedProver]:
+    """Every attack that makes all its vectors in one way; the nearest to honest vectors first.
 
-    name: str
-    saving: float
-    prepare: Callable[[], Recompute]
-
-
-def attacks(deployment: AuditedDeployment) -> Iterator[Attack]:
-    """Every attack that makes all its vectors in one way; the nearest to honest vectors first."""
-    yield from _of_weights(deployment)
+    ``honest_distance`` is the mean distance of an honest vector.
+    """
+    for prover in deployment.weights():
+        yield prover
+        if prover.name == HIDDEN:
+            yield from (_noisy(prover, times, times * honest_distance) for times in NOISES)
     yield from _of_layers(deployment)
     yield from _of_context(deployment)
     yield from _of_others(deployment)
-    yield from _forgeries(deployment.k_dim)
+    yield from _forgeries(deployment.width)
+    if deployment.price.every_position:
+        saving = deployment.price.first_projections
+        name = "first layer's projections kept per token"
+        yield AuditedProver(name, saving, lambda: deployment.deployed, exact=True)
 
 
-def _of_weights(deployment: AuditedDeployment) -> Iterator[Attack]:
-    price = deployment.price
-    for bits in BITS:
-        rounded = partial(deployment.rounded, bits)
-        yield Attack(f"weights of {bits} bits", price.bits(bits), rounded)
-    yield Attack("weights in fp8", price.bits(8), partial(deployment.rounded, FP8))
+def _noisy(prover: AuditedProver, times: float, length: float) -> AuditedProver:
+    """``prover`` with a random vector of ``length`` added to each of its own."""
+
+    def prepare() -> Recompute:
+        plain = prover.prepare()
+
+        def answer(nonces: Sequence[int]) -> Vectors:
+            return {
+                n: vector + length * _random_unit(n, len(vector))
+                for n, vector in plain(nonces).items()
+            }
+
+        return answer
+
+    return replace(
+        prover, name=f"{prover.name}, noise of {times:g} honest distances", prepare=prepare
+    )
 
 
-def _of_layers(deployment: AuditedDeployment) -> Iterator[Attack]:
+def _of_layers(deployment: AuditedDeployment) -> Iterator[AuditedProver]:
     layers = deployment.price.shape.layers
 
-    def attack(name: str, left_out: Sequence[int]) -> Attack:
+    def attack(name: str, left_out: Sequence[int]) -> AuditedProver:
         saving = deployment.price.without_layers(len(left_out))
-        return Attack(name, saving, partial(deployment.without_layers, left_out))
+        return AuditedProver(name, saving, partial(deployment.without_layers, left_out))
 
     yield attack("first layer skipped", [0])
     yield attack("middle layer skipped", [layers // 2])
@@ -96,21 +138,24 @@ def _of_layers(deployment: AuditedDeployment) -> Iterator[Attack]:
     yield attack("model skipped", range(layers))
 
 
-def _of_context(deployment: AuditedDeployment) -> Iterator[Attack]:
+def _of_context(deployment: AuditedDeployment) -> Iterator[AuditedProver]:
     price = deployment.price
+    # Later tokens do not change the states of the first, where those are read too.
+    which = "first" if price.every_position else "last"
     for count in sorted({*CONTEXTS, price.seq_len // 4, price.seq_len // 2}):
         if 0 < count < price.seq_len:
-            tokens = "last token" if count == 1 else f"last {count} tokens"
-            last = partial(deployment.last_tokens, count)
-            yield Attack(f"{tokens} only", price.last_tokens(count), last)
+            tokens = f"{which} token" if count == 1 else f"{which} {count} tokens"
+            some = partial(deployment.some_tokens, count)
+            yield AuditedProver(f"{tokens} only", price.tokens(count), some)
 
 
-def _of_others(deployment: AuditedDeployment) -> Iterator[Attack]:
-    yield Attack("another checkpoint", 0.0, deployment.other_checkpoint)
+def _of_others(deployment: AuditedDeployment) -> Iterator[AuditedProver]:
+    yield deployment.other_checkpoint()
     # These vectors exist already, so they cost nothing.
-    yield Attack("another nonce's vectors", 1.0, lambda: _of_next_nonce(deployment.honest()))
-    yield Attack("another key's vectors", 1.0, deployment.other_key)
-    yield Attack("another block's vectors", 1.0, deployment.other_block)
+    of_next = _of_next_nonce(deployment.deployed)
+    yield AuditedProver("another nonce's vectors", 1.0, lambda: of_next)
+    yield AuditedProver("another key's vectors", 1.0, deployment.other_key)
+    yield AuditedProver("another block's vectors", 1.0, deployment.other_block)
 
 
 def _of_next_nonce(honest: Recompute) -> Recompute:
@@ -121,16 +166,20 @@ def _of_next_nonce(honest: Recompute) -> Recompute:
     return answer
 
 
-def _forgeries(k_dim: int) -> Iterator[Attack]:
+def _forgeries(width: int) -> Iterator[AuditedProver]:
     def always(vector: NDArray[np.float32]) -> Callable[[], Recompute]:
         return lambda: lambda nonces: dict.fromkeys(nonces, vector)
 
     def random(nonces: Sequence[int]) -> Vectors:
-        return {nonce: _unit(np.random.default_rng(nonce).normal(size=k_dim)) for nonce in nonces}
+        return {nonce: _random_unit(nonce, width) for nonce in nonces}
 
-    yield Attack("random unit vectors", 1.0, lambda: random)
-    yield Attack("one vector for all", 1.0, always(_unit(np.ones(k_dim))))
-    yield Attack("zero vectors", 1.0, always(np.zeros(k_dim, np.float32)))
+    yield AuditedProver("random unit vectors", 1.0, lambda: random)
+    yield AuditedProver("one vector for all", 1.0, always(_unit(np.ones(width))))
+    yield AuditedProver("zero vectors", 1.0, always(np.zeros(width, np.float32)))
+
+
+def _random_unit(nonce: int, width: int) -> NDArray[np.float32]:
+    return _unit(np.random.default_rng(nonce).normal(size=width))
 
 
 def _unit(vector: NDArray[np.float64]) -> NDArray[np.float32]:

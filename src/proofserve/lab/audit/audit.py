@@ -1,244 +1,191 @@
 """Measures every attack on a deployment, and works out which of them its validators convict."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.audit.attacks import Attack, AuditedDeployment, attacks
-from proofserve.lab.audit.conviction import Conviction, ConvictionRule, PowerAnalysis
+from proofserve.lab.audit.attacks import AuditedDeployment, AuditedProver, attacks
+from proofserve.lab.audit.bootstrap import RUNS, Bootstrap
+from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
+from proofserve.lab.audit.evidence import HonestFigures, NonceEvidence, alike, cosines
+from proofserve.lab.audit.measurement import (
+    Errors,
+    ProverMeasurement,
+    errors_of,
+    measured,
+    mixtures,
+    vectors_by,
+)
+from proofserve.lab.audit.results import Audit, ProverResult
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
-from proofserve.lab.verify.judges import Recompute, Vectors
-from proofserve.protocol.codec import to_float16
-from proofserve.protocol.verdict.counting import rate_interval
-from proofserve.rounds.calls import chunks
+from proofserve.lab.verify.direction import Expected
+from proofserve.lab.verify.judges import Vectors
+from proofserve.protocol.verdict.direction import honest_spread
+from proofserve.protocol.verdict.scale import fitted
 
-# Shares of the nonces that a cautious prover forges; it computes the others honestly.
-FORGED_SHARES = (0.10, 0.05, 0.02)
-# An attack that saves less than this share of the compute is reported, but fails no deployment.
-WORTHWHILE = 0.10
-# A forgery for the remaining nonces has to save at least this share.
-FORGERY_SAVES = 0.90
-# The largest distance of two vectors of length 1; a missing vector counts as this far.
-FARTHEST = 2.0
-# The most attacks that the verdict names.
-NAMED = 3
-# Nonces of one step of progress.
-AT_ONCE = 16
-
-Distances = NDArray[np.float64]
+# A spread needs two nonces.
+FEWEST = 2
+HONEST = "honest"
+# The normal quantile of 0.99, as in ``calibrate noise``.
+Z = 2.33
 
 
 @dataclass(frozen=True, slots=True)
-class AttackMeasurement:
-    """How far the vectors of an attack are from the validator's, and how many mismatch.
+class AuditOptions:
+    """``nonces`` are those of each prover, ``runs`` its simulated verifications.
 
-    ``rate`` is the share of mismatches, and ``interval`` its 95 % interval. ``distances`` are
-    float64 [nonces]; None for a mixture, which is calculated from two other measurements.
+    Without ``figures`` of a calibration the audit takes those of its own honest prover, and without
+    ``dist_threshold`` the distance that a share ``rule.p_mismatch`` of honest vectors exceeds by
+    the fit.
     """
-
-    name: str
-    saving: float
-    mean: float
-    sd: float
-    rate: float
-    interval: tuple[float, float]
-    distances: Distances | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AttackResult:
-    """An attack, what convicts it, and what would be needed if nothing does."""
-
-    measurement: AttackMeasurement
-    conviction: Conviction
-    needed: str
-
-    @property
-    def caught(self) -> bool:
-        """Whether ``max_nonces`` convict by the fixed test, at the lower end of ``interval``."""
-        return self.conviction.fixed is not None
-
-    @property
-    def escapes(self) -> bool:
-        """Whether it fails the deployment: it is not caught and saves enough."""
-        return not self.caught and self.measurement.saving >= WORTHWHILE
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """The results. ``honest`` compares the deployed model with the validator's vectors."""
 
     rule: ConvictionRule
-    honest: AttackMeasurement
-    results: tuple[AttackResult, ...]
+    nonces: int
+    figures: HonestFigures | None = None
+    dist_threshold: float | None = None
+    runs: int = RUNS
 
-    @property
-    def convicts_honest(self) -> bool:
-        """Whether the 95 % interval of honest mismatches is above what the rule allows."""
-        return self.honest.interval[0] > self.rule.p_mismatch
 
-    @property
-    def passed(self) -> bool:
-        """Whether honest nodes are safe, and every attack that saves enough is caught."""
-        return not self.convicts_honest and not any(each.escapes for each in self.results)
+def audit(deployment: AuditedDeployment, options: AuditOptions, progress: Progress) -> Audit:
+    """Run every attack on the same nonces, and work out what convicts it.
 
-    @property
-    def verdict(self) -> str:
-        if self.convicts_honest:
-            return (
-                f"UNFIT: {self.honest.rate:.1%} of honest vectors are beyond the threshold of"
-                f" {self.rule.dist_threshold:g}, so that honest nodes would be convicted"
+    Raises LabError if the validator's or the deployed model's vectors are not all finite,
+    ValueError for less than two nonces, and ProtocolError if honest vectors equal the validator's.
+    """
+    if options.nonces < FEWEST:
+        raise ValueError(f"nonces: {options.nonces} is below {FEWEST}")
+    return _Auditing(deployment, options, progress).audit()
+
+
+class _Auditing:
+    def __init__(
+        self, deployment: AuditedDeployment, options: AuditOptions, progress: Progress
+    ) -> None:
+        self._deployment = deployment
+        self._options = options
+        self._progress = progress
+        self._nonces = range(options.nonces)
+        self._deployed = AuditedProver(HONEST, 0.0, lambda: deployment.deployed)
+
+    def audit(self) -> Audit:
+        truth = self._all_of(AuditedProver("the validator", 0.0, lambda: self._deployment.truth))
+        served = self._all_of(self._deployed)
+        deployed = errors_of(served, truth)
+        distances = np.linalg.norm(deployed, axis=1).astype(np.float64)
+        options, figures = self._options, self._options.figures
+        fit = figures.fit if figures else fitted(distances)
+        limit = options.dist_threshold or fit.quantile(1.0 - options.rule.p_mismatch)
+
+        def found(prover: AuditedProver) -> ProverMeasurement:
+            return measured(prover, errors_of(self._vectors(prover), truth), limit)
+
+        honest = [measured(self._deployed, deployed, limit)]
+        settings = [found(each) for each in self._deployment.honest_settings()]
+        # A setting that gives no numbers, such as float16 for some models, serves no client.
+        honest += [each for each in settings if np.isfinite(each.errors).all()]
+        seen = [found(each) for each in attacks(self._deployment, honest[0].mean)]
+        predictions = self._predictions()
+        if figures is None:
+            own = own_cosines(seen, predictions)
+            spreads = {n: honest_spread(c) for n, c in cosines_by_name(deployed, predictions)}
+            figures = HonestFigures(fit, tuple(distances.tolist()), own, spreads)
+        twins = self._deployment.has_twins
+        own_alike = alike(_exact_errors(served, truth)) if twins else None
+        evidence = NonceEvidence(figures, predictions, own_alike)
+        judging = _Judging(options, evidence, self._progress)
+        return Audit(
+            rule=options.rule,
+            dist_threshold=limit,
+            suspects=tuple(predictions),
+            pairs=len(figures.pairs),
+            runs=options.runs,
+            honest=judging.results(honest),
+            attacks=(*judging.results(seen), *judging.mixed(honest[0], seen)),
+        )
+
+    def _vectors(self, prover: AuditedProver) -> Vectors:
+        return vectors_by(prover.name, prover.prepare, self._nonces, self._progress)
+
+    def _all_of(self, prover: AuditedProver) -> Vectors:
+        found = self._vectors(prover)
+        if len(found) < len(self._nonces):
+            raise LabError(
+                f"the vectors of {prover.name} are not all finite; repair the checkpoint,"
+                " or choose another dtype"
             )
-        missed = [each.measurement for each in self.results if not each.caught]
-        within = f"within {self.rule.max_nonces} nonces"
-        if not missed:
-            return f"CAUGHT: every attack {within}"
-        if self.passed:
-            return f"CAUGHT: every attack worth {WORTHWHILE:.0%} {within}; not {_named(missed)}"
-        return f"NOT CAUGHT {within}: {_named(missed)}"
+        return found
+
+    def _predictions(self) -> dict[str, Errors]:
+        names = self._deployment.names
+        self._progress.step(f"{len(names)} suspects on {len(self._nonces)} nonces", len(names))
+        found = {}
+        for name in names:
+            predicted = self._deployment.predictions(name, self._nonces)
+            found[name] = np.array([predicted[nonce] for nonce in self._nonces])
+            self._progress.advance()
+        return found
 
 
-def audit(
-    deployment: AuditedDeployment, rule: ConvictionRule, nonces: int, progress: Progress
-) -> Audit:
-    """Run every attack on ``nonces`` nonces each, and work out what convicts it.
+class _Judging:
+    def __init__(self, options: AuditOptions, evidence: NonceEvidence, progress: Progress) -> None:
+        self._analysis = PowerAnalysis(options.rule)
+        self._bootstrap = Bootstrap(options.rule, options.runs)
+        self._evidence = evidence
+        self._progress = progress
 
-    Raises LabError if the validator's vectors are not all finite, and ValueError for less than one
-    nonce.
-    """
-    if nonces < 1:
-        raise ValueError(f"nonces: {nonces} is below 1")
-    truth = _vectors("recomputing as a validator", deployment.validator, range(nonces), progress)
-    if len(truth) < nonces:
-        raise LabError("the validator's vectors are not all finite; repair the checkpoint")
+    def results(self, seen: Sequence[ProverMeasurement]) -> tuple[ProverResult, ...]:
+        self._progress.step("working out what convicts", len(seen))
+        return tuple(self._result(each) for each in seen)
 
-    def measurement(attack: Attack) -> AttackMeasurement:
-        made = _vectors(attack.name, attack.prepare, range(nonces), progress)
-        apart = np.array([_distance(truth[nonce], made.get(nonce)) for nonce in range(nonces)])
-        return measured(attack.name, attack.saving, apart, rule.dist_threshold)
+    def _result(self, each: ProverMeasurement) -> ProverResult:
+        made = self._evidence.increments(each.errors)
+        self._progress.advance()
+        return ProverResult(
+            measurement=each,
+            # Judged by the lower end of the interval: the true rate is rarely below it.
+            counted=self._analysis.conviction(each.interval[0]),
+            tests=self._bootstrap.result(made, None, self._evidence.honest.pairs),
+            cosines=cosines(each.errors, self._evidence.predictions),
+        )
 
-    honest = measurement(Attack("honest", 0.0, deployment.honest))
-    seen = [measurement(attack) for attack in attacks(deployment)]
-    seen += mixtures(honest, seen)
-    progress.step("working out what convicts", len(seen))
-    analysis = PowerAnalysis(rule)
-    results = []
+    def mixed(
+        self, honest: ProverMeasurement, seen: Sequence[ProverMeasurement]
+    ) -> tuple[ProverResult, ...]:
+        found = []
+        for mixture, forged in mixtures(honest, seen):
+            parts = [self._evidence.increments(each.errors) for each in (honest, forged)]
+            made = parts[0].followed_by(parts[1])
+            pairs = self._evidence.honest.pairs
+            tests = self._bootstrap.result(made, mixture.chances, pairs)
+            counted = self._analysis.conviction(mixture.interval[0])
+            found.append(ProverResult(mixture, counted, tests))
+        return tuple(found)
+
+
+def own_cosines(
+    seen: Sequence[ProverMeasurement], predictions: Mapping[str, Errors]
+) -> dict[str, Expected]:
+    """The cosines of each prover that has a suspect's weights, against that suspect."""
+    found = {}
     for each in seen:
-        results.append(attack_result(each, honest, analysis))
-        progress.advance()
-    return Audit(rule, honest, tuple(results))
-
-
-def measured(
-    name: str, saving: float, distances: Distances, dist_threshold: float
-) -> AttackMeasurement:
-    # The comparison of a validator (protocol B.4) is in float32.
-    beyond = int((distances.astype(np.float32) > np.float32(dist_threshold)).sum())
-    return AttackMeasurement(
-        name=name,
-        saving=saving,
-        mean=float(distances.mean()),
-        sd=float(distances.std()),
-        rate=beyond / len(distances),
-        interval=rate_interval(beyond, len(distances)),
-        distances=distances,
-    )
-
-
-def mixtures(
-    honest: AttackMeasurement, forged: Sequence[AttackMeasurement]
-) -> list[AttackMeasurement]:
-    """Provers that compute most nonces, and forge the rest by the attack that mismatches least.
-
-    A validator draws its sample at random, so that each nonce in it is forged with the same chance.
-    Empty if no attack saves ``FORGERY_SAVES``.
-    """
-    cheap = [each for each in forged if each.saving >= FORGERY_SAVES]
-    if not cheap:
-        return []
-    best = min(cheap, key=lambda each: (each.interval[0], each.mean))
-    return [_mixture(honest, best, share) for share in FORGED_SHARES]
-
-
-def attack_result(
-    measurement: AttackMeasurement, honest: AttackMeasurement, analysis: PowerAnalysis
-) -> AttackResult:
-    """Judged by the lower end of the interval: the true rate is rarely below it."""
-    conviction = analysis.conviction(measurement.interval[0])
-    needed = "" if conviction.fixed is not None else _needed(measurement, honest, analysis)
-    return AttackResult(measurement, conviction, needed)
-
-
-def _named(missed: Sequence[AttackMeasurement]) -> str:
-    ranked = sorted(missed, key=lambda each: each.saving, reverse=True)
-    names = [f"{each.name} (saves {each.saving:.0%})" for each in ranked[:NAMED]]
-    more = len(ranked) - NAMED
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
-
-
-def _mixture(
-    honest: AttackMeasurement, forged: AttackMeasurement, share: float
-) -> AttackMeasurement:
-    def mixed(of_honest: float, of_forged: float) -> float:
-        return (1.0 - share) * of_honest + share * of_forged
-
-    mean = mixed(honest.mean, forged.mean)
-    highest = mixed(honest.interval[1], forged.interval[1])
-    square = mixed(honest.mean**2 + honest.sd**2, forged.mean**2 + forged.sd**2)
-    return AttackMeasurement(
-        name=f"honest on {1.0 - share:.0%}, else {forged.name}",
-        saving=share * forged.saving,
-        mean=mean,
-        sd=math.sqrt(max(0.0, square - mean**2)),
-        rate=mixed(honest.rate, forged.rate),
-        interval=(mixed(honest.interval[0], forged.interval[0]), highest),
-    )
-
-
-def _needed(
-    measurement: AttackMeasurement, honest: AttackMeasurement, analysis: PowerAnalysis
-) -> str:
-    """What would catch it: more nonces, or a lower threshold that honest vectors do not exceed."""
-    rate = measurement.interval[0]
-    ways = []
-    if rate > analysis.rule.p_mismatch and (more := analysis.nonces_beyond(rate)) is not None:
-        ways.append(f"{more} nonces")
-    if measurement.distances is not None and honest.distances is not None:
-        ways.append(_lower_threshold(measurement.distances, honest.distances, analysis))
-    return ", or ".join(ways) or "a rule that catches the forged nonces alone"
-
-
-def _lower_threshold(made: Distances, honest: Distances, analysis: PowerAnalysis) -> str:
-    needed = analysis.mismatches_needed(len(made))
-    if needed is None:
-        return "a measurement of more nonces"
-    bound = float(np.sort(made)[-needed])
-    beyond = int((honest >= bound).sum())
-    if rate_interval(beyond, len(honest))[0] > analysis.rule.p_mismatch:
-        return f"a threshold below {bound:.2g}, which convicts honest nodes as well"
-    return f"a threshold below {bound:.2g} (honest: up to {honest.max():.2g})"
-
-
-def _vectors(
-    title: str, prepare: Callable[[], Recompute], nonces: Sequence[int], progress: Progress
-) -> Vectors:
-    progress.step(f"{title}: {len(nonces)} nonces", len(nonces))
-    answer = prepare()
-    found: dict[int, NDArray[np.float32]] = {}
-    for chunk in chunks(nonces, AT_ONCE):
-        found |= answer(chunk)
-        for _ in chunk:
-            progress.advance()
+        if each.name in predictions and np.isfinite(each.errors).all():
+            own = cosines(each.errors, {each.name: predictions[each.name]})
+            sd = float(own.std(ddof=1))
+            # A lower bound: what is expected too high would clear a fraud too soon.
+            found[each.name] = Expected(float(own.mean()) - Z * sd / math.sqrt(len(own)), sd)
     return found
 
 
-def _distance(ours: NDArray[np.float32], theirs: NDArray[np.float32] | None) -> float:
-    """As a validator computes it, both rounded to float16 as on the wire (protocol B.4)."""
-    if theirs is None:
-        return FARTHEST
-    ours, theirs = (to_float16(vector).astype(np.float32) for vector in (ours, theirs))
-    return float(np.linalg.norm(ours - theirs))
+def cosines_by_name(
+    errors: Errors, predictions: Mapping[str, Errors]
+) -> list[tuple[str, NDArray[np.float64]]]:
+    return list(zip(predictions, cosines(errors, predictions).T, strict=True))
+
+
+def _exact_errors(made: Vectors, truth: Vectors) -> Errors:
+    """Without the rounding of the wire: a validator computes both itself."""
+    return np.array([made[nonce] - vector for nonce, vector in truth.items()])

@@ -1,8 +1,9 @@
 """The price of a nonce in multiplications, from the model's shape, and what an attack saves of it.
 
 Counted are the multiplications of the matrices and of causal attention. Norms, rotations and the
-drawing of inputs are left out: a few percent of a forward. Every share is one of the honest price,
-which leaves out the last layer's MLP at all positions but the last, as our servers do (ADR 8).
+drawing of inputs are left out: a few percent of a forward. Every share is one of the honest price.
+Where a scheme reads the last position alone, that leaves out the last layer's MLP at all others, as
+our servers do (ADR 8).
 """
 
 from dataclasses import dataclass, replace
@@ -48,12 +49,15 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Price:
+    """``every_position`` says whether the scheme reads all positions, or the last alone."""
+
     shape: ModelShape
     seq_len: int
+    every_position: bool = False
 
     @property
     def honest(self) -> int:
-        """What our servers compute: all but the last MLP at the positions that are not read."""
+        """What our servers compute for one sequence."""
         return self._whole - self._unread_mlp if self.shape.layers else 0
 
     def without_layers(self, count: int) -> float:
@@ -62,19 +66,40 @@ class Price:
         The attack also leaves out the unread MLP of the layer that is then the last. Without any
         layer there is nothing to compute.
         """
-        fewer = replace(self.shape, layers=self.shape.layers - count)
-        return 1.0 - Price(fewer, self.seq_len).honest / self.honest
+        return self.other(replace(self.shape, layers=self.shape.layers - count))
 
-    def last_tokens(self, count: int) -> float:
-        return 1.0 - Price(self.shape, count).honest / self.honest
+    def other(self, shape: ModelShape) -> float:
+        """The share saved by a model of another shape; 0 if it is not smaller."""
+        return max(0.0, 1.0 - replace(self, shape=shape).honest / self.honest)
+
+    def tokens(self, count: int) -> float:
+        """The share saved by computing ``count`` positions alone."""
+        return 1.0 - replace(self, seq_len=count).honest / self.honest
+
+    def of_matrices(self, saved: float) -> float:
+        """The share saved if the layers' matrices cost ``saved`` (0 to 1) less.
+
+        Attention has no weights and costs the same.
+        """
+        return (1.0 - self._attention / self.honest) * saved
 
     def bits(self, bits: int) -> float:
         """The share saved by matrices of ``bits`` instead of 16 bits, at most.
 
         Multiplications count as cheaper in proportion to the bits, which the fastest hardware
-        offers if activations are rounded too. Attention has no weights and costs the same.
+        offers if activations are rounded too.
         """
-        return (1.0 - self._attention / self.honest) * (1.0 - bits / SERVED_BITS)
+        return self.of_matrices(1.0 - bits / SERVED_BITS)
+
+    def cache(self, bits: int) -> float:
+        """The share saved by keys and values of ``bits`` instead of 16 bits, at most."""
+        return self._attention / self.honest * (1.0 - bits / SERVED_BITS)
+
+    @property
+    def first_projections(self) -> float:
+        """The share of the first layer's queries, keys and values, which only the token decides."""
+        shape = self.shape
+        return self.seq_len * (shape.queries // 2 + shape.keys) / self.honest
 
     @property
     def unread_mlp(self) -> float:
@@ -88,6 +113,8 @@ class Price:
         Their scores and output projections are left out with them. Keys and values of every
         position stay, because the last position reads them.
         """
+        if self.every_position:
+            return 0.0
         unread = self.seq_len - 1
         # The pairs of all tokens but the last one.
         pairs = unread * self.seq_len // 2
@@ -106,4 +133,4 @@ class Price:
 
     @property
     def _unread_mlp(self) -> int:
-        return (self.seq_len - 1) * self.shape.mlp
+        return 0 if self.every_position else (self.seq_len - 1) * self.shape.mlp

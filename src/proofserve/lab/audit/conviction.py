@@ -6,7 +6,6 @@ from proofserve.protocol.verdict.counting import (
     check_inside,
     convicting_count,
     power,
-    rate_interval,
     root,
     sample_size,
 )
@@ -15,21 +14,17 @@ from proofserve.protocol.verdict.sequential import SequentialTest
 # The settings of ``p_fraud`` that are tried, from the test with the fewest nonces to the one with
 # the most. The first is the default of ``proofserve verify``.
 P_FRAUDS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
-# Multiples of ``max_nonces`` that are tried, to say how many nonces would be enough.
-FURTHER = (2, 5, 10, 20)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvictionRule:
-    """When a vector mismatches, and when a node that mismatches too often is convicted.
+    """When a node is convicted.
 
-    A vector further than ``dist_threshold`` (L2) from the recomputed one is a mismatch; at most a
-    share ``p_mismatch`` of an honest node's vectors are. ``alpha`` is the chance that an honest
-    node is convicted, ``power`` the least chance with which ``max_nonces`` have to convict a
-    fraud. Raises ProtocolError for a rate or chance that is not between 0 and 1.
+    At most a share ``p_mismatch`` of an honest node's vectors are mismatches. ``alpha`` is the
+    chance that an honest node is convicted, ``power`` the least chance with which ``max_nonces``
+    have to convict a fraud. Raises ProtocolError for a rate or chance that is not between 0 and 1.
     """
 
-    dist_threshold: float
     p_mismatch: float = 0.001
     alpha: float = 1e-6
     power: float = 0.999
@@ -78,25 +73,6 @@ class PowerAnalysis:
             default, sequential = self._sequential(rate)
             self._known[rate] = Conviction(self._fixed(rate), sequential, default)
         return self._known[rate]
-
-    def nonces_beyond(self, rate: float) -> int | None:
-        """How many nonces, a multiple of ``max_nonces``, convict at ``rate``.
-
-        None if the largest of ``FURTHER`` is not enough.
-        """
-        sizes = (times * self.rule.max_nonces for times in FURTHER)
-        return next((n for n in sizes if self._convicts(n, rate)), None)
-
-    def mismatches_needed(self, trials: int) -> int | None:
-        """The fewest mismatches among ``trials`` whose interval lies above ``least_rate``.
-
-        None if even ``trials`` mismatches are too few.
-        """
-        least = self.least_rate
-        if least is None:
-            return None
-        counts = range(1, trials + 1)
-        return next((k for k in counts if rate_interval(k, trials)[0] >= least), None)
 
     def _least_rate(self) -> float | None:
         if not self._some_size_convicts(1.0):

@@ -1,5 +1,6 @@
 """How honest errors and those of suspects point along the suspects' predictions."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.direction import Bank, Expected
 from proofserve.lab.verify.judges import Vectors
@@ -17,6 +19,8 @@ from proofserve.rounds.calls import chunks
 # Of them a deployment with each suspect's weights computes a part: its cosines vary little.
 OWN_SHARE = 4
 AT_ONCE = 32
+# The normal quantile of 0.99.
+_Z = 2.33
 
 
 class DeployableBank(Bank, Protocol):
@@ -31,7 +35,8 @@ class DeployableBank(Bank, Protocol):
 class SuspectCosines:
     """Cosines with one suspect's prediction: of honest nonces, and of a node that has its weights.
 
-    ``honest`` bounds the honest spread, ``own`` is the mean and standard deviation of the node's.
+    ``honest`` bounds the honest spread. ``own`` has a lower bound of the node's mean, wrong 1 time
+    in 100, and its standard deviation.
     """
 
     honest: HonestSpread
@@ -43,7 +48,7 @@ def suspect_cosines(
 ) -> dict[str, SuspectCosines]:
     """Measure every suspect of ``bank`` on the nonces of ``honest``, an honest node's vectors.
 
-    Raises EngineFault if a forward fails.
+    Raises EngineFault if a forward fails, and LabError for a suspect with the published weights.
     """
     nonces = tuple(honest)
     own_nonces = nonces[: max(2, len(nonces) // OWN_SHARE)]
@@ -54,10 +59,14 @@ def suspect_cosines(
         predicted: dict[int, NDArray[np.float32]] = {}
         for chunk in chunks(nonces, AT_ONCE):
             predicted |= bank.predictions(name, chunk)
+        if not any(vector.any() for vector in predicted.values()):
+            raise LabError(f"suspect {name}: its vectors are those of the published weights")
         of_honest = np.array([cosine(errors[n], predicted[n]) for n in nonces])
         served = _less(_as_sent(bank.served_by(name, own_nonces)), bank.truth(own_nonces))
         of_own = np.array([cosine(served[n], predicted[n]) for n in own_nonces])
-        own = Expected(float(of_own.mean()), float(of_own.std(ddof=1)))
+        sd = float(of_own.std(ddof=1))
+        # The lower bound of the mean: what is expected too high would clear a fraud too soon.
+        own = Expected(float(of_own.mean()) - _Z * sd / math.sqrt(len(of_own)), sd)
         found[name] = SuspectCosines(honest_spread(of_honest), own)
         progress.advance()
     return found

@@ -1,11 +1,10 @@
 """The report of the noise between two engines of one model."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from proofserve.lab.calibrate.noise import Noise
-from proofserve.lab.calibrate.simulation import VerificationTrial
+from proofserve.lab.calibrate.simulation import ALPHA, VerificationTrial
 from proofserve.lab.report.figures import Figure, Limit
 from proofserve.lab.report.report import Report
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -40,7 +39,7 @@ def noise_report(
     windows = {
         "interval": list(found.interval),
         "distances": distances.tolist(),
-        "trials": {trial.name: _record(trial) for trial in trials},
+        "trials": {trial.test: _record(trial) for trial in trials},
     }
     return Report(title, figures, {**setup, "rate": found.rate}, windows, where)
 
@@ -48,12 +47,11 @@ def noise_report(
 def _figures_of(trial: VerificationTrial) -> tuple[Figure, ...]:
     convicted = trial.count(SequentialResult.FRAUD)
     cleared = trial.count(SequentialResult.HONEST)
-    simulated = f"of {len(trial.verdicts)} verifications simulated at the quantile"
-    chance = f"alpha {trial.rule.test.alpha:g}"
+    simulated = f"of {len(trial.verdicts)} simulated verifications, alpha {ALPHA:g}"
     until = f"of them, after {trial.median_nonces:g} nonces (median)"
     return (
-        Figure(f"convicted_{trial.name}", convicted, f"{simulated}, {chance}", NO_CONVICTION),
-        Figure(f"cleared_{trial.name}", cleared, until),
+        Figure(f"convicted_{trial.test}", convicted, simulated, NO_CONVICTION),
+        Figure(f"cleared_{trial.test}", cleared, until),
     )
 
 
@@ -62,8 +60,6 @@ def _record(trial: VerificationTrial) -> dict[str, Any]:
         "runs": len(trial.verdicts),
         "nonces": trial.nonces,
         "seed": trial.seed,
-        "test": asdict(trial.rule.test),
-        "rule": trial.rule.description,
         **{str(verdict): trial.count(verdict) for verdict in SequentialResult},
         "median_nonces": trial.median_nonces,
     }

@@ -1,6 +1,6 @@
 """Simulated verifications of recorded vectors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +9,12 @@ from proofserve.lab.calibrate.noise import Noise, Pairs
 from proofserve.lab.client.progress import NoProgress, Progress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.counting import CountJudge, CountRule
-from proofserve.lab.verify.judges import Vectors
+from proofserve.lab.verify.judges import Chances, Judge, ScaleJudge, Vectors
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.counting import sample_size
+from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 
 RUNS = 1000
@@ -24,21 +25,26 @@ MOST_NONCES = 200
 
 
 @dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """Verifications by one test, of up to ``nonces`` each; ``make`` makes the judge of one."""
+
+    test: str
+    nonces: int
+    make: Callable[[], Judge]
+
+
+@dataclass(frozen=True, slots=True)
 class VerificationTrial:
-    """The verdicts of simulated verifications by one rule, and how many nonces each recomputed.
+    """The verdicts of simulated verifications by one test, and how many nonces each recomputed.
 
     Each drew ``nonces`` with replacement by ``seed``.
     """
 
-    rule: CountRule
+    test: str
     nonces: int
     seed: int
     verdicts: tuple[SequentialResult, ...]
     nonces_used: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        return "sequential" if self.rule.sequential else "fixed"
 
     @property
     def median_nonces(self) -> float:
@@ -51,21 +57,30 @@ class VerificationTrial:
 def simulated_trials(
     title: str, pairs: Pairs, found: Noise, progress: Progress
 ) -> tuple[VerificationTrial, ...]:
-    """Verify the honest ``pairs`` by the sequential and by the fixed test, ``RUNS`` times each."""
+    """Verify the honest ``pairs`` ``RUNS`` times each: by the count in both forms, and by scale.
+
+    Equal vectors have no scale, so there the last one is left out.
+    """
     test = SequentialTest(found.rate, P_FRAUD, ALPHA, BETA)
     enough = sample_size(found.rate, ALPHA, P_FRAUD, 1.0 - BETA, MOST_NONCES) or MOST_NONCES
+    # At the quantile honest vectors mismatch as often as the test allows.
+    one_by_one, at_once = CountRule(test, found.quantile), CountRule(test, found.quantile, False)
+    plans = [
+        TrialPlan("sequential", MOST_NONCES, lambda: CountJudge(one_by_one, MOST_NONCES)),
+        TrialPlan("fixed", enough, lambda: CountJudge(at_once, enough)),
+    ]
+    if found.distances.all():
+        fit, chances = fitted(found.distances), Chances(ALPHA, BETA)
+        plans.append(TrialPlan("scale", MOST_NONCES, lambda: ScaleJudge(fit, chances)))
     trials = []
-    for sequential, count in ((True, MOST_NONCES), (False, enough)):
-        # At the quantile honest vectors mismatch as often as the test allows.
-        rule = CountRule(test, found.quantile, sequential)
-        kind = "sequential" if sequential else "fixed"
-        progress.step(f"{title}: simulating verifications, {kind}", RUNS)
-        trials.append(simulate(pairs, rule, RUNS, count, progress))
+    for plan in plans:
+        progress.step(f"{title}: simulating verifications, {plan.test}", RUNS)
+        trials.append(simulate(pairs, plan, RUNS, progress))
     return tuple(trials)
 
 
 def simulate(
-    pairs: Pairs, rule: CountRule, runs: int, nonces: int, progress: Progress, seed: int = 0
+    pairs: Pairs, plan: TrialPlan, runs: int, progress: Progress, seed: int = 0
 ) -> VerificationTrial:
     """Verify ``pairs.one``, claimed, against ``pairs.other``, recomputed, by ``verify`` itself.
 
@@ -75,16 +90,16 @@ def simulate(
     draw = np.random.default_rng(seed)
     verdicts, used = [], []
     for _ in range(runs):
-        rows = draw.integers(0, len(texts), nonces).tolist()
-        outcome = _verified(pairs, texts, rows, rule)
+        rows = draw.integers(0, len(texts), plan.nonces).tolist()
+        outcome = _verified(pairs, texts, rows, plan.make())
         verdicts.append(outcome.verdict)
         used.append(outcome.nonces_used)
         progress.advance()
-    return VerificationTrial(rule, nonces, seed, tuple(verdicts), tuple(used))
+    return VerificationTrial(plan.test, plan.nonces, seed, tuple(verdicts), tuple(used))
 
 
 def _verified(
-    pairs: Pairs, texts: Sequence[str], rows: Sequence[int], rule: CountRule
+    pairs: Pairs, texts: Sequence[str], rows: Sequence[int], judge: Judge
 ) -> Verification:
     def recorded(nonces: Sequence[int]) -> Vectors:
         return {nonce: pairs.other[rows[nonce]] for nonce in nonces}
@@ -93,4 +108,4 @@ def _verified(
     claims = tuple(Claim(nonce, texts[row]) for nonce, row in enumerate(rows))
     claimed = ClaimedArtifacts("simulated", "simulated", every, claims)
     ours = Recomputation(recorded, pairs.one.shape[1], at_once=len(rows))
-    return verify(claimed, every, ours, [CountJudge(rule, len(rows))], NoProgress())
+    return verify(claimed, every, ours, [judge], NoProgress())

@@ -30,6 +30,12 @@ def chat(model: str, prompt: str, max_tokens: int, salt: str | None = None) -> C
     return Call("/v1/chat/completions", {**body, "cache_salt": salt} if salt else body)
 
 
+def question(model: str, text: str, max_tokens: int) -> Call:
+    """A greedy chat that ends where the model ends its answer, or after ``max_tokens`` tokens."""
+    call = chat(model, text, max_tokens)
+    return Call(call.path, {**call.body, "ignore_eos": False})
+
+
 def prompt(seed: int) -> str:
     draw = random.Random(seed)  # noqa: S311 - a prompt, not a secret
     return " ".join(draw.choices(WORDS, k=draw.randint(8, 24)))

@@ -6,7 +6,14 @@ class LabError(RuntimeError):
 
 
 class NodeError(LabError):
-    """A node refused a call or could not be reached. The text holds the node's answer."""
+    """A node refused a call or could not be reached. The text holds the node's answer.
+
+    ``status`` is that of the answer, None without one.
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class TooSlowError(LabError):

@@ -142,6 +142,24 @@ class NodeClient:
         answer = self._call("GET", f"{PROOFS}/results?after={after}&limit={limit}")
         return [result_of(row) for row in answer["results"]]
 
+    def open_vectors(
+        self, block_hash: str, public_key: str, round_id: str, nonces: Sequence[int]
+    ) -> Sequence[Any]:
+        """The openings as the node sent them. An answer in another form has none."""
+        body = {
+            "block_hash": block_hash,
+            "public_key": public_key,
+            "round_id": round_id,
+            "nonces": list(nonces),
+        }
+        try:
+            answer = self._post("open", body)
+        except ValueError:
+            # Not JSON.
+            return ()
+        openings = answer.get("openings") if isinstance(answer, dict) else None
+        return openings if isinstance(openings, list) else ()
+
     def last_seq(self, after: int = 0) -> int:
         while rows := self.results(after):
             after = rows[-1].seq
@@ -169,7 +187,8 @@ class NodeClient:
             raise NodeError(f"{method} {self.url}{path}: {reason}") from error
         if response.is_error:
             text = response.text[:LONGEST_TEXT]
-            raise NodeError(f"{method} {self.url}{path}: {response.status_code} {text}")
+            status = response.status_code
+            raise NodeError(f"{method} {self.url}{path}: {status} {text}", status)
         return response.json()
 
 

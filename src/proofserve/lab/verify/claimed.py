@@ -1,7 +1,7 @@
 """Artifacts that a prover published, from a file, a receiver or a node."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -14,7 +14,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import scheme as scheme_named
-from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim, Mismatch
 from proofserve.rounds.records import Workload
 from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
 
@@ -34,8 +34,9 @@ class ClaimedArtifacts:
     """What one prover claims about one block.
 
     ``nonces`` are those that it has to prove, each once; a nonce without a claim is missing.
-    ``width`` is the number of values per vector. It and all below are None where the source does
-    not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal.
+    ``width`` is the number of values per vector. It and what follows are None where the source does
+    not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal. ``faults`` has the nonces
+    whose vectors the prover committed to and did not open.
     """
 
     block_hash: str
@@ -47,6 +48,7 @@ class ClaimedArtifacts:
     scheme: str | None = None
     block_height: int | None = None
     weights_digest: str | None = None
+    faults: Mapping[int, Mismatch] = field(default_factory=dict)
 
     def require_digest(self, ours: str | None) -> None:
         """Raise LabError if the prover's checkpoint is known to be another one than ours."""
@@ -203,7 +205,7 @@ def from_node(node: NodeClient) -> ClaimedArtifacts:
         width=config["k_dim"] * vectors_per_nonce(scheme),
         seq_len=config["seq_len"],
         scheme=scheme,
-        block_height=config["block_height"],
+        block_height=config.get("block_height"),
         weights_digest=node.weights_digest(),
     )
 

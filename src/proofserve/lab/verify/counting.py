@@ -80,7 +80,7 @@ class CountJudge:
         judged = judge(self._mismatches, self._nonces, test.p_honest, test.alpha)
         result = SequentialResult.UNDECIDED
         if self._nonces == self._sample:
-            # With few nonces a test that convicts nobody would also miss too many frauds.
+            # With too few nonces the test would also miss too many frauds.
             strong = power(self._nonces, test.p_honest, test.alpha, test.p_fraud) >= 1 - test.beta
             result = SequentialResult.HONEST if strong else result
             result = SequentialResult.FRAUD if judged.fraud_detected else result

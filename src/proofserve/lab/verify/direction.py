@@ -1,7 +1,9 @@
 """The direction test over a bank of suspects, with no more forwards than it needs."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Protocol
 
 from proofserve.lab.verify.judges import Chances, Finding, Vectors, evidence_text
@@ -13,6 +15,12 @@ from proofserve.protocol.verdict.direction import (
     cosine,
 )
 from proofserve.protocol.verdict.sequential import SequentialResult
+
+# Suspects that are computed for a nonce. With those that the last nonces turn out not to need, an
+# honest node costs five.
+PER_NONCE = 4
+# Of them the most likely so far.
+LIKELY = 2
 
 
 class Bank(Protocol):
@@ -33,36 +41,37 @@ class Expected:
     sd: float
 
 
-# A suspect that was not calibrated: as little as int8 in groups of 32 shows on trained models.
-UNKNOWN = Expected(0.3, 0.2)
+# A suspect that was not calibrated: as int8 in groups of 32 shows on a trained model in the vectors
+# of sketch-v1, with the wider spread of those of artifact-v1.
+UNKNOWN = Expected(0.4, 0.4)
 
 
 class Suspicion:
     """One suspect: the evidence for it, and whether it is ruled out."""
 
     def __init__(self, expected: Expected, honest: HonestSpread | None, clears_at: float) -> None:
-        self.certified = CertifiedDirection()
-        self.calibrated = CalibratedDirection(honest) if honest else None
-        self._expected = expected
+        self.nonces = 0
+        self._evidence = CalibratedDirection(honest) if honest else CertifiedDirection()
+        self._mean = expected.mean
+        # A deployment may spread as widely around the expected mean as an honest one around 0.
+        self._sd = max(expected.sd, honest.sd if honest else 0.0)
         self._clears_at = clears_at
         # The likelihood ratio of the suspect's cosines over an honest node's, both as normal.
-        self._ratio = 0.0
+        self.log_ratio = 0.0
 
     def add(self, c: float) -> None:
-        self.certified.add(c)
-        if self.calibrated:
-            self.calibrated.add(c)
-        mean, sd = self._expected.mean, self._expected.sd
-        self._ratio += (mean * c - mean**2 / 2) / sd**2
+        self.nonces += 1
+        self._evidence.add(c)
+        self.log_ratio += (self._mean * c - self._mean**2 / 2) / self._sd**2
 
     @property
     def log(self) -> float:
-        return self.calibrated.log if self.calibrated else self.certified.log
+        return self._evidence.log
 
     @property
     def ruled_out(self) -> bool:
-        """Whether the suspect's weights would have shown by now. It only saves forwards."""
-        return self._ratio <= -self._clears_at
+        """Whether the suspect's weights would have shown by now."""
+        return self.log_ratio <= -self._clears_at
 
 
 class DirectionJudge:
@@ -70,6 +79,10 @@ class DirectionJudge:
 
     With ``honest`` the calibrated form, else the certified one; a suspect that ``honest`` does not
     name gets the widest spread. It clears a node once every suspect is ruled out.
+
+    A nonce is compared with ``PER_NONCE`` suspects, because each costs a forward: at first with
+    others for each nonce, in the bank's order, then with the two most likely and others in turn.
+    The choice depends on earlier nonces alone, so the evidence stays valid.
     """
 
     clears = True
@@ -84,26 +97,35 @@ class DirectionJudge:
         self._bank = bank
         self._form = "calibrated" if honest else "certified"
         self._chances = Chances(chances.alpha / len(bank.names), chances.beta)
-        clears_at = self._chances.clears_at
         widest = max(honest.values(), key=lambda spread: spread.sd, default=None)
         self._open = {
-            name: Suspicion(expected.get(name, UNKNOWN), honest.get(name, widest), clears_at)
+            name: Suspicion(
+                expected.get(name, UNKNOWN), honest.get(name, widest), chances.clears_at
+            )
             for name in bank.names
         }
         self._strongest = ("", 0.0)
+        self._planned: dict[int, tuple[str, ...]] = {}
         self._predicted: dict[str, Vectors] = {}
         self._nonces = 0
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
         nonces = [error.nonce for error in errors if error.error is not None]
-        self._predicted = {name: self._bank.predictions(name, nonces) for name in self._open}
+        self._planned = dict(zip(nonces, self._plan(len(nonces)), strict=True))
+        of_name: defaultdict[str, list[int]] = defaultdict(list)
+        for nonce, names in self._planned.items():
+            for name in names:
+                of_name[name].append(nonce)
+        self._predicted = {n: self._bank.predictions(n, them) for n, them in of_name.items()}
 
     def add(self, error: ClaimError) -> None:
         # A claim without a vector has no direction; the other tests count it.
         if error.error is None:
             return
         self._nonces += 1
-        for name, suspicion in list(self._open.items()):
+        for name in self._planned[error.nonce]:
+            if (suspicion := self._open.get(name)) is None:
+                continue
             suspicion.add(cosine(error.error, self._predicted[name][error.nonce]))
             self._strongest = max(self._strongest, (name, suspicion.log), key=lambda pair: pair[1])
             if suspicion.ruled_out:
@@ -119,5 +141,15 @@ class DirectionJudge:
         elif not self._open:
             result = SequentialResult.HONEST
             text = f"all suspects ruled out ({self._form})"
-        figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name, "form": self._form}
-        return Finding("direction", result, self._nonces, text, figures)
+        figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
+        return Finding("direction", result, self._nonces, text, {**figures, "form": self._form})
+
+    def _plan(self, count: int) -> list[tuple[str, ...]]:
+        """The suspects for each of the next ``count`` nonces."""
+        seen = [name for name, suspicion in self._open.items() if suspicion.nonces]
+        seen.sort(key=lambda name: -self._open[name].log_ratio)
+        likely = [name for name in seen[:LIKELY] if self._open[name].log_ratio > 0.0]
+        unseen = [name for name in self._open if not self._open[name].nonces]
+        others = [*unseen, *(name for name in seen if name not in likely)]
+        turn, size = cycle(others), min(PER_NONCE - len(likely), len(others))
+        return [(*likely, *islice(turn, size)) for _ in range(count)]

@@ -83,13 +83,8 @@ class ScaleJudge:
         self._clearing.add(error.distance)
 
     def finding(self) -> Finding:
-        result = SequentialResult.UNDECIDED
-        if self._evidence.log >= self._chances.convicts_at:
-            result = SequentialResult.FRAUD
-        elif self._clearing.log >= self._chances.clears_at:
-            result = SequentialResult.HONEST
-        log = self._evidence.log
-        return Finding("scale", result, self._nonces, evidence_text(log), {"log_evidence": log})
+        cleared = self._clearing.log >= self._chances.clears_at
+        return finding_of("scale", self._evidence.log, cleared, self._chances, self._nonces)
 
 
 class RankJudge:
@@ -110,7 +105,7 @@ class RankJudge:
         self._evidence.add(error.distance)
 
     def finding(self) -> Finding:
-        return convicting("rank", self._evidence.log, self._chances, self._nonces)
+        return finding_of("rank", self._evidence.log, False, self._chances, self._nonces)
 
 
 class TwinJudge:
@@ -120,7 +115,7 @@ class TwinJudge:
     that the errors are against.
     """
 
-    clears = False
+    clears = True
 
     def __init__(self, truth: Recompute, served: Recompute, chances: Chances) -> None:
         self._truth = truth
@@ -142,13 +137,17 @@ class TwinJudge:
             self._evidence.add(error.error, self._own[error.nonce])
 
     def finding(self) -> Finding:
-        return convicting("twins", self._evidence.log, self._chances, self._nonces)
+        cleared = self._evidence.log_clearing >= self._chances.clears_at
+        return finding_of("twins", self._evidence.log, cleared, self._chances, self._nonces)
 
 
-def convicting(test: str, log_evidence: float, chances: Chances, nonces: int) -> Finding:
-    """The finding of a test that cannot clear."""
-    fraud = log_evidence >= chances.convicts_at
-    result = SequentialResult.FRAUD if fraud else SequentialResult.UNDECIDED
+def finding_of(
+    test: str, log_evidence: float, cleared: bool, chances: Chances, nonces: int
+) -> Finding:
+    """Fraud by the evidence, else honest if the test ``cleared`` the node, else undecided."""
+    result = SequentialResult.HONEST if cleared else SequentialResult.UNDECIDED
+    if log_evidence >= chances.convicts_at:
+        result = SequentialResult.FRAUD
     text, figures = evidence_text(log_evidence), {"log_evidence": log_evidence}
     return Finding(test, result, nonces, text, figures)
 

@@ -1,6 +1,5 @@
 """Compares the artifacts of a prover with our own recomputation of a sample of them."""
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
 
-# The first nonces are judged alone: they rule out most suspects of a bank.
-FIRST_CHUNK = 2
+# Nonces are judged in growing groups, because the first ones show which suspects matter.
+FIRST_CHUNK = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +51,6 @@ class Verification:
         return tuple(found)
 
 
-def draw(nonces: Sequence[int], seed: str, most: int | None = None) -> tuple[int, ...]:
-    """The first ``most`` of ``nonces``, in an order that ``seed`` decides.
-
-    The order is that of the SHA-256 of "{seed}|{nonce}", so that all who know the seed draw the
-    same. The prover must not know it before it publishes the artifacts.
-    """
-
-    def rank(nonce: int) -> bytes:
-        return hashlib.sha256(f"{seed}|{nonce}".encode()).digest()
-
-    return tuple(sorted(nonces, key=rank)[:most])
-
-
 def verify(
     claimed: ClaimedArtifacts,
     sample: Sequence[int],
@@ -74,11 +60,14 @@ def verify(
 ) -> Verification:
     """Judge the claims about ``sample``, recomputed in its order.
 
-    One test is enough to convict; to clear, all tests that can clear must do so. Raises LabError
-    if there is nothing to judge, or our own recomputation is not complete.
+    One test is enough to convict; to clear, all tests that can clear must do so. A vector that does
+    not fit its root convicts without a test. Raises LabError if there is nothing to judge, or our
+    own recomputation is not complete.
     """
     if not sample:
         raise LabError("there is no artifact to verify")
+    if forged := [f for f in claimed.faults.values() if f.reason is Reason.NOT_COMMITTED]:
+        return _convicted_by_roots(forged, len(sample))
     progress.step(f"recomputing up to {len(sample)} of {len(claimed.nonces)} nonces", len(sample))
     about: defaultdict[int, list[Claim]] = defaultdict(list)
     for claim in claimed.claims:
@@ -88,7 +77,7 @@ def verify(
     size = min(FIRST_CHUNK, ours.at_once)
     while len(judged) < len(sample):
         chunk = sample[len(judged) : len(judged) + size]
-        errors = _errors(chunk, ours, about)
+        errors = _errors(chunk, ours, about, claimed.faults)
         for judge in judges:
             judge.prepare(errors)
         for error in errors:
@@ -105,13 +94,28 @@ def verify(
 
 
 def _errors(
-    nonces: Sequence[int], ours: Recomputation, about: Mapping[int, Sequence[Claim]]
+    nonces: Sequence[int],
+    ours: Recomputation,
+    about: Mapping[int, Sequence[Claim]],
+    faults: Mapping[int, Mismatch],
 ) -> tuple[ClaimError, ...]:
     claims = [claim for nonce in nonces for claim in about.get(nonce, ())]
     try:
-        return claim_errors(nonces, ours.vectors(nonces), claims, ours.width)
+        errors = claim_errors(nonces, ours.vectors(nonces), claims, ours.width)
     except IncompleteRecomputation as error:
         raise LabError(f"no verdict is possible: {error}") from error
+    # A nonce with a fault has no claim: the fault says more than that the claim is missing.
+    return tuple(
+        ClaimError(error.nonce, None, faults[error.nonce]) if error.nonce in faults else error
+        for error in errors
+    )
+
+
+def _convicted_by_roots(forged: Sequence[Mismatch], opened: int) -> Verification:
+    text = f"{len(forged)} of {opened} opened nonces do not fit the roots"
+    finding = Finding("roots", SequentialResult.FRAUD, opened, text, {})
+    errors = tuple(ClaimError(each.nonce, None, each) for each in forged)
+    return Verification(SequentialResult.FRAUD, (finding,), errors)
 
 
 def _verdict(judges: Sequence[Judge], findings: Sequence[Finding]) -> SequentialResult:

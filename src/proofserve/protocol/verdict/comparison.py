@@ -24,6 +24,9 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     NOT_FINITE = "not finite"
     TOO_FAR = "too far"
+    # Of vectors under a root: the node shows none, or one that is not under it.
+    NOT_OPENED = "not opened"
+    NOT_COMMITTED = "not committed"
 
 
 @dataclass(frozen=True)

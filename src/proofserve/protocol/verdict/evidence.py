@@ -31,8 +31,12 @@ class Evidence:
         return highest + math.log(float(np.exp(self._logs - highest).mean()))
 
 
-def symmetric_log_factors(x: float, bets: NDArray[np.float64]) -> NDArray[np.float64]:
+def symmetric_log_factors(
+    x: float | NDArray[np.float64], bets: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """log of exp(lam x - lam^2 x^2 / 2) for every lam of ``bets`` (``docs/native.md``).
+
+    ``x`` is one number, or numbers [n, 1] for factors [n, bets].
 
     Its mean is at most 1 for every ``x`` whose sign is a fair coin, whatever its size: cosh(a) is
     at most exp(a^2 / 2). The same holds if the sign is more often minus.

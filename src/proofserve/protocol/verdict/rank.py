@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import Evidence
@@ -19,6 +20,12 @@ LEAST_PAIRS = 200
 # The bet on p is power * p^(power - 1), whose mean over uniform p is 1; small powers bet on the
 # largest distances alone.
 _POWERS = np.array([0.05, 0.1, 0.3, 0.6])
+
+
+def rank_log_factors(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What each rank ``p`` [n], in (0, 1], gives to every bet: float64 [n, bets]."""
+    factors: NDArray[np.float64] = np.log(_POWERS) + (_POWERS - 1) * np.log(p)[:, np.newaxis]
+    return factors
 
 
 class RankEvidence:
@@ -40,7 +47,7 @@ class RankEvidence:
         # Ties count as above: that makes p larger, never smaller.
         p = (above + 1) / (len(self._seen) + 1)
         insort(self._seen, allowed)
-        self._evidence.add(np.log(_POWERS) + (_POWERS - 1) * np.log(p))
+        self._evidence.add(rank_log_factors(np.array([p]))[0])
 
     @property
     def log(self) -> float:

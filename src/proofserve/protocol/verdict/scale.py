@@ -22,6 +22,9 @@ SHARES = (1.0, 0.4, 0.1)
 ALLOWANCE = 1.45
 # Standard errors by which the mean of a bet on the calibration's own pairs may be too low.
 _MEAN_ERRORS = 2.33
+# Bounds of the logarithms of nu1 and nu2. Without the upper one a fit of distances with light
+# tails runs to infinity, and its scale with it.
+_SHAPES = (math.log(0.5), math.log(1000.0))
 # The largest factor that one nonce may contribute: below a scale of 3, and from there on.
 _CAP_SMALL, _CAP_LARGE, _LARGE = 25.0, 1000.0, 3.0
 
@@ -52,6 +55,17 @@ class ScaleFit:
         norms: Floats = np.log(self.norms)
         return _log_bets(scaled, self.nu1, self.nu2) - norms
 
+    def log_factors(self, distances: Floats) -> Floats:
+        """What each of ``distances`` [n] gives to every bet: float64 [n, len(SCALES * SHARES)]."""
+        bets = self.log_bets(distances)
+        return np.concatenate([_mixed(bets, share) for share in SHARES], axis=1)
+
+    def log_clearing(self, distances: Floats, scale: float = 2.0, share: float = 1.0) -> Floats:
+        """What each of ``distances`` [n] gives to a ``ScaleClearing``: float64 [n]."""
+        u = (distances / self.s) ** 2
+        ratio = _log_ratios(u, self.nu1, self.nu2, np.array([scale]))[:, 0]
+        return -_mixed(ratio, share)
+
 
 def fitted(distances: Floats) -> ScaleFit:
     """The fit of honest ``distances`` [n], all above 0, by maximum likelihood.
@@ -62,7 +76,8 @@ def fitted(distances: Floats) -> ScaleFit:
         raise ProtocolError("distances", "at least two are needed, finite and above 0")
     squares = distances**2
     start = np.array([math.log(float(np.median(squares))), math.log(10.0), math.log(10.0)])
-    found = optimize.minimize(_misfit, start, args=(squares,), method="Nelder-Mead")
+    bounds = ((None, None), _SHAPES, _SHAPES)
+    found = optimize.minimize(_misfit, start, args=(squares,), method="Nelder-Mead", bounds=bounds)
     scale, nu1, nu2 = np.exp(found.x).tolist()
     bets = np.exp(_log_bets(squares / (scale * ALLOWANCE**2), nu1, nu2))
     error = bets.std(axis=0, ddof=1) / math.sqrt(len(bets))
@@ -79,9 +94,7 @@ class ScaleEvidence:
 
     def add(self, distance: float) -> None:
         """One more nonce; a missing or malformed claim is infinitely far."""
-        bets = self._fit.log_bets(np.array([distance]))[0]
-        factors = [_mixed(bets, share) for share in SHARES]
-        self._evidence.add(np.concatenate(factors))
+        self._evidence.add(self._fit.log_factors(np.array([distance]))[0])
 
     @property
     def log(self) -> float:
@@ -102,10 +115,8 @@ class ScaleClearing:
         self.log = 0.0
 
     def add(self, distance: float) -> None:
-        fit = self._fit
-        u = np.array([(distance / fit.s) ** 2])
-        ratio = _log_ratios(u, fit.nu1, fit.nu2, np.array([self._scale]))[0]
-        self.log -= float(_mixed(ratio, self._share)[0])
+        factor = self._fit.log_clearing(np.array([distance]), self._scale, self._share)
+        self.log += float(factor[0])
 
 
 def _mixed(log_ratios: Floats, share: float) -> Floats:

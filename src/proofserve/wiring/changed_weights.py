@@ -1,0 +1,78 @@
+"""The weights with which an audited prover saves work: those of the bank, and private ones."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from proofserve.engines.reference.network import Network
+from proofserve.engines.reference.rounding import Rounding, in_groups, integers, stochastic
+from proofserve.engines.reference.suspects import SUSPECTS, suspect, weight_bits
+from proofserve.engines.reference.variants import (
+    in_dtype,
+    of_rank,
+    pruned,
+    share_of_rank,
+    with_cache,
+    with_matrices,
+)
+from proofserve.lab.audit.compute_share import SERVED_BITS, Price
+
+# Shares of the full rank; from a half on, square matrices save nothing.
+RANKS = {"half": 0.5, "a quarter": 0.25}
+# No public format has groups of this size.
+PRIVATE_GROUP = 48
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedWeights:
+    """``private`` weights are none of the bank; ``saving`` is the share of compute they save."""
+
+    name: str
+    saving: float
+    make: Callable[[Network], Network]
+    private: bool = False
+
+
+def changed_weights(network: Network, price: Price) -> Iterator[ChangedWeights]:
+    for name in SUSPECTS:
+        bits = weight_bits(name)
+        saving = price.bits(bits) if bits < SERVED_BITS else price.cache(8)
+        yield ChangedWeights(name, saving, partial(suspect, name=name))
+    yield from _private(network, price)
+
+
+def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
+    def change(name: str, saving: float, make: Callable[[Network], Network]) -> ChangedWeights:
+        return ChangedWeights(name, saving, make, private=True)
+
+    def matrices(rounding: Rounding) -> Callable[[Network], Network]:
+        return lambda of: with_matrices(of, in_dtype(rounding))
+
+    yield change("int8 per channel by chance", price.bits(8), matrices(_by_chance()))
+    yield change("int8 g32 by chance", price.bits(8), matrices(in_groups(_by_chance(), 32)))
+    grouped = in_groups(integers(8), PRIVATE_GROUP)
+    yield change(f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped))
+    every_other = range(0, len(network.layers), 2)
+    half = partial(with_matrices, change=in_dtype(integers(8)), layers=every_other)
+    yield change("int8 per channel on half of the layers", price.bits(8) / 2, half)
+    yield change("KV cache in int8", price.cache(8), partial(with_cache, rounding=integers(8)))
+    yield change("pruned 2:4", price.of_matrices(0.5), matrices(pruned))
+    for name, share in RANKS.items():
+        saving = price.of_matrices(1.0 - share_of_rank(network, share))
+        yield change(f"{name} of the rank", saving, matrices(partial(of_rank, share=share)))
+
+
+def _by_chance() -> Rounding:
+    return stochastic(8, torch.Generator().manual_seed(0))
+
+
+def size_saving(folder: Path, model: Path) -> float:
+    """By how much (0 to 1) the weights of the checkpoint in ``folder`` are smaller files."""
+
+    def size(of: Path) -> int:
+        return sum(file.stat().st_size for file in of.glob("*.safetensors"))
+
+    return max(0.0, 1.0 - size(folder) / size(model)) if size(model) else 0.0
