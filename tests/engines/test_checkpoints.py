@@ -109,3 +109,17 @@ def test_a_model_is_a_folder_or_a_repository_in_the_cache(tiny: Path, tmp_path: 
     assert checkpoint_folder(str(tiny), None, None) == tiny
     for unknown in ("no-such/model", "not a name", "s3://bucket/model"):
         assert checkpoint_folder(unknown, None, str(tmp_path)) is None
+
+
+def test_the_log_says_when_weights_are_hashed_and_why_there_are_no_sketches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    for hashed in (1, 1):
+        model_facts(tmp_path, 8)
+        assert caplog.text.count(f"hashing the weights in {tmp_path}") == hashed
+    assert "sketch-v1 cannot be proved with this checkpoint: no tokenizer" in caplog.text
+    caplog.clear()
+    model_facts(None, 8)
+    assert "sketch-v1 cannot be proved" in caplog.text
