@@ -40,6 +40,7 @@ FOR_OPERATORS = {
     ("POST", "/phase/validate"),
     ("POST", "/generate"),
     ("POST", "/validate"),
+    ("POST", "/open"),
     ("POST", "/stop"),
     ("POST", "/measure"),
 }

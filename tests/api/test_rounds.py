@@ -43,6 +43,7 @@ async def test_a_round_from_start_to_stop(server: Server) -> None:
         "seq_len": 16,
         "k_dim": 12,
         "scheme": "artifact-v1",
+        "commit": "vectors",
     }
     assert body["stats"]["total_processed"] >= 16
     assert body["stats"]["nonces_per_second"] > 0

@@ -53,13 +53,26 @@ RULE = CountRule(SequentialTest(p_honest=0.001, p_fraud=0.5), 0.01)
 IMPATIENT = Patience(seconds=0.1, pause_s=0.02)
 
 
-@pytest.fixture
-def committed(tmp_path: Path) -> Iterator[tuple[FakeNode, Receiver]]:
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[FakeNode, Receiver]]:
     """A node that has posted the roots of some batches of 32 to a receiver."""
-    with receiver(tmp_path) as received, fake_node(tmp_path) as node:
+    with receiver(folder) as received, fake_node(folder) as node:
         computed = node.generate(received.url, 150)
         until(lambda: received.committed() == computed)
         yield node, received
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeNode, Receiver]]:
+    """A node whose vectors the tests leave as they are."""
+    with served(tmp_path_factory.mktemp("committed")) as made:
+        yield made
+
+
+@pytest.fixture
+def changeable(tmp_path: Path) -> Iterator[tuple[FakeNode, Receiver]]:
+    with served(tmp_path) as made:
+        yield made
 
 
 def opened(node: FakeNode, source: CommittedSource, seed: str, most: int = 60) -> ClaimedArtifacts:
@@ -90,9 +103,9 @@ def test_an_honest_node_is_cleared_by_a_fresh_sample(committed: tuple[FakeNode, 
 
 
 def test_a_vector_that_was_changed_afterwards_convicts_by_its_path(
-    committed: tuple[FakeNode, Receiver],
+    changeable: tuple[FakeNode, Receiver],
 ) -> None:
-    node, received = committed
+    node, received = changeable
     source, seed = received.roots(), "after"
     nonce = opened(node, source, seed).nonces[25]
     # Even the true vector of another nonce, and far behind the nonces that would clear the node.
@@ -112,8 +125,10 @@ def test_a_vector_that_was_changed_afterwards_convicts_by_its_path(
     assert nonce in {mismatch.nonce for mismatch in outcome.mismatches(0.01)}
 
 
-def test_a_new_root_for_changed_vectors_does_not_help(committed: tuple[FakeNode, Receiver]) -> None:
-    node, received = committed
+def test_a_new_root_for_changed_vectors_does_not_help(
+    changeable: tuple[FakeNode, Receiver],
+) -> None:
+    node, received = changeable
     source = received.roots()
     zero = base64.b64encode(bytes(24)).decode()
     nonces = LANE.batch(0, 32)
@@ -129,9 +144,9 @@ def test_a_new_root_for_changed_vectors_does_not_help(committed: tuple[FakeNode,
 
 
 def test_deleted_vectors_are_not_opened_and_count_as_mismatches(
-    committed: tuple[FakeNode, Receiver],
+    changeable: tuple[FakeNode, Receiver],
 ) -> None:
-    node, received = committed
+    node, received = changeable
     node.change("DELETE FROM results WHERE nonce = ?", LANE.nonce(33))
     claimed = opened(node, received.roots(), "s", 10**6)
     assert set(claimed.faults) == set(LANE.batch(32, 32))
@@ -144,9 +159,9 @@ def test_deleted_vectors_are_not_opened_and_count_as_mismatches(
 
 
 def test_a_node_that_has_none_of_its_vectors_is_convicted(
-    committed: tuple[FakeNode, Receiver],
+    changeable: tuple[FakeNode, Receiver],
 ) -> None:
-    node, received = committed
+    node, received = changeable
     node.change("DELETE FROM results")
     claimed = opened(node, received.roots(), "s", 10**6)
     # It is not asked for all: so many faults convict by every test.
@@ -200,8 +215,8 @@ def test_sources_that_mean_nothing_are_refused(
             committed_from_file(file, ANYTHING)
 
 
-def test_several_rounds_of_a_receiver_need_an_id(committed: tuple[FakeNode, Receiver]) -> None:
-    node, received = committed
+def test_several_rounds_of_a_receiver_need_an_id(changeable: tuple[FakeNode, Receiver]) -> None:
+    node, received = changeable
     first = received.roots().round_id
     before = received.committed()
     computed = node.generate(received.url, 32)

@@ -29,7 +29,7 @@ class ToyDeployment:
     names = tuple(SUSPECTS)
     width = WIDTH
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         layers: int = 12,
         seq_len: int = 256,

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +23,7 @@ from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.codec import encode
 from proofserve.protocol.commitments import leaf, opens, root
+from proofserve.protocol.identity import Block
 from proofserve.rounds.errors import (
     NotCommitted,
     SeveralRounds,
@@ -129,6 +131,22 @@ async def test_callbacks_hold_whole_batches_and_each_root_once(store: SqliteOutb
     firsts = [[each["first_index"] for each in body["roots"]] for body in bodies]
     assert firsts == [[0, 4], [8, 12], [16]]
     assert (await store.plan(policy, flushing=True)).idle
+
+
+@pytest.mark.parametrize(("size", "batches", "most"), [(32, 4, 8.0), (1024, 3, 0.3)])
+async def test_a_nonce_takes_few_bytes(
+    store: SqliteOutbox, size: int, batches: int, most: float
+) -> None:
+    """With hashes and keys as long as a network's, and the batches of some seconds."""
+    work = replace(roots_spec().work, block=Block("b" * 64, 1_234_567), public_key="k" * 44)
+    round_id = str(uuid.uuid4())
+    await store.open_round(roots_spec(round_id, size, work=work))
+    found = vectors(lane(0, size * batches))
+    await store.record(round_id, size * batches, found, {})
+    (one,) = (await store.plan(AT_ONCE, flushing=True)).due
+    body = await store.body(one)
+    assert len(json.loads(body)["roots"]) == batches
+    assert len(body) / len(found) <= most
 
 
 async def test_the_chain_goes_on_after_a_restart(path: Path, clock: FastClock) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proofserve.protocol.commitments import Batch
+from proofserve.protocol.commitments import CommittedBatch
 from proofserve.protocol.nonces import NonceLane
 from proofserve.receiver import database, reader
 from proofserve.receiver.store import ClaimSource, ReceiverStore
@@ -65,9 +65,9 @@ def test_roots_are_stored_once_and_counted(client: httpx.Client, path: Path) -> 
     assert (found.scheme, found.width, found.seq_len) == ("sketch-v1", 128, 256)
     tops = [bytes([n]) * 32 for n in (1, 2, 3)]
     assert batches == [
-        Batch(0, 32, tops[0], None),
-        Batch(32, 32, tops[1], tops[0]),
-        Batch(64, 32, tops[2], tops[1]),
+        CommittedBatch(0, 32, tops[0], None),
+        CommittedBatch(32, 32, tops[1], tops[0]),
+        CommittedBatch(64, 32, tops[2], tops[1]),
     ]
 
 

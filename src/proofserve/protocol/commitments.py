@@ -12,7 +12,7 @@ _LEAF, _INNER = b"\x00", b"\x01"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CommittedBatch:
     """The root over ``count`` nonces of a lane, in its order, from lane index ``first_index`` on.
 
     ``previous_root`` is that of the batch before it in the round, None for the round's first.
@@ -34,7 +34,7 @@ class Opening:
     nonce: int
     vector_b64: str
     index: int
-    batch: Batch
+    batch: CommittedBatch
     path: tuple[bytes, ...]
 
 
@@ -63,16 +63,17 @@ def opens(
     """Whether ``leaf_hash`` is leaf ``index`` of the ``count`` under ``root_hash``."""
     if not 0 <= index < count:
         return False
-    rest, last, found = list(path), count - 1, leaf_hash
+    last, found, used = count - 1, leaf_hash, 0
     while last > 0:
         # A level's last node without a neighbour moves up as it is.
         if index % 2 or index < last:
-            if not rest:
+            if used == len(path):
                 return False
-            beside = rest.pop(0)
+            beside = path[used]
+            used += 1
             found = _inner(beside, found) if index % 2 else _inner(found, beside)
         index, last = index // 2, last // 2
-    return not rest and found == root_hash
+    return used == len(path) and found == root_hash
 
 
 def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:

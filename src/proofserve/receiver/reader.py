@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from proofserve.protocol.commitments import Batch
+from proofserve.protocol.commitments import CommittedBatch
 from proofserve.protocol.nonces import NonceLane
 from proofserve.receiver.database import ReceiverFileError
 
@@ -71,9 +71,9 @@ class ReceivedArtifacts:
             for number, block, key, round_id, height, *lane, scheme, width, seq in rows
         ]
 
-    def batches(self, number: int) -> list[Batch]:
+    def batches(self, number: int) -> list[CommittedBatch]:
         """The batches of a round in the order of its lane."""
-        return [Batch(*row) for row in self._connection.execute(_ROOTS, (number,))]
+        return [CommittedBatch(*row) for row in self._connection.execute(_ROOTS, (number,))]
 
     def of(self, source: Source) -> list[tuple[int, str]]:
         return self._connection.execute(_ARTIFACTS, source).fetchall()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from proofserve.protocol.commitments import Batch, Opening
+from proofserve.protocol.commitments import CommittedBatch, Opening
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.wire.records import UnicodeText, VectorEncoding, Whole, WorkRecord, artifact_record
@@ -47,7 +47,7 @@ def _path(text: object) -> tuple[bytes, ...]:
 
 
 Hash = Annotated[bytes, BeforeValidator(_hash)]
-Path = Annotated[tuple[bytes, ...], BeforeValidator(_path)]
+HashPath = Annotated[tuple[bytes, ...], BeforeValidator(_path)]
 
 
 class RootRecord(BaseModel):
@@ -67,8 +67,8 @@ class RootRecord(BaseModel):
         return self
 
     @property
-    def batch(self) -> Batch:
-        return Batch(self.first_index, self.count, self.root, self.previous_root)
+    def batch(self) -> CommittedBatch:
+        return CommittedBatch(self.first_index, self.count, self.root, self.previous_root)
 
 
 class RoundParams(BaseModel):
@@ -109,10 +109,10 @@ class OpeningRecord(BaseModel):
 
     nonce: Whole
     vector_b64: str
-    path: Path
+    path: HashPath
 
 
-def root_record(batch: Batch) -> dict[str, Any]:
+def root_record(batch: CommittedBatch) -> dict[str, Any]:
     return {
         "first_index": batch.first_index,
         "count": batch.count,

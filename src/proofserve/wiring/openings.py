@@ -10,6 +10,7 @@ from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection
 from proofserve.lab.verify.opening import (
     SAMPLE,
     CommittedSource,
+    Patience,
     committed_from_file,
     only_round,
     open_sample,
@@ -34,8 +35,9 @@ def opened_claims(
 ) -> ClaimedArtifacts:
     """What a node opens of the roots in ``path``; see ``open_sample``. Raises LabError."""
     source = read_committed(path, wanted, options.round_id)
-    with NodeClient(options.url, options.api_key) as node:
-        return open_sample(source, node, seed, options.nonces or SAMPLE, progress)
+    patience = Patience()
+    with NodeClient(options.url, options.api_key, timeout_s=patience.seconds) as node:
+        return open_sample(source, node, seed, options.nonces or SAMPLE, progress, patience)
 
 
 def read_committed(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:

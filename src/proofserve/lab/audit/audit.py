@@ -1,5 +1,6 @@
 """Measures every attack on a deployment, and works out which of them its validators convict."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ from proofserve.protocol.verdict.scale import fitted
 # A spread needs two nonces.
 FEWEST = 2
 HONEST = "honest"
+# The normal quantile of 0.99, as in ``calibrate noise``.
+Z = 2.33
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,9 @@ def own_cosines(
     for each in seen:
         if each.name in predictions and np.isfinite(each.errors).all():
             own = cosines(each.errors, {each.name: predictions[each.name]})
-            found[each.name] = Expected(float(own.mean()), float(own.std(ddof=1)))
+            sd = float(own.std(ddof=1))
+            # A lower bound: what is expected too high would clear a fraud too soon.
+            found[each.name] = Expected(float(own.mean()) - Z * sd / math.sqrt(len(own)), sd)
     return found
 
 

@@ -31,8 +31,9 @@ ASSUMPTIONS = (
     " more. Two machines that both round, each in its own way, are about 1.4 times as far apart;"
     " the scale test allows for that.",
     "Nonces are those of simulated verifications, which draw the measured nonces again and again:"
-    " they know no prover's vector that was not measured. Directions are followed for the"
-    " likeliest suspects.",
+    " they know no prover's vector that was not measured. They compare every nonce with every"
+    " suspect, and follow the likeliest. `verify` compares a nonce with a few suspects at a time,"
+    " so over a large bank its direction test takes some nonces more, and clears later.",
 )
 
 
@@ -98,8 +99,9 @@ class AuditReport:
             f" direction, twins) convicts it with a chance of {rule.power:g} or more within"
             f" {rule.max_nonces} nonces, and all together an honest node with {rule.alpha:g} or"
             " less. The table shows the nonces after which a test has convicted half of the"
-            f" {audit.runs} simulated verifications, and {rule.power:.1%} of them. The default tests share that alpha;"
-            " count, rank and certified (the direction test without a calibration) have all of it."
+            f" {audit.runs} simulated verifications, and {rule.power:.1%} of them. The default"
+            " tests share that alpha; count, rank and certified (the direction test without a"
+            " calibration) have all of it."
             f" The count calls a vector a mismatch if it is further than"
             f" {audit.dist_threshold:.4g} from the validator's; an honest node may have mismatches"
             f" in {rule.p_mismatch:g} of its nonces. It is the exact binomial test, at the lower"

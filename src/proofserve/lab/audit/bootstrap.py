@@ -138,10 +138,11 @@ class Bootstrap:
         return first, each
 
     def _cleared(self, made: Increments, draws: Draws, ruled_out: Counts) -> Counts:
-        """When the scale test clears, with all suspects ruled out."""
+        """When all tests clear at once, with all suspects ruled out."""
         limit = -math.log(1.0 - self._rule.power)
-        clear = np.cumsum(made.clearing[draws.rows], axis=1) >= limit
-        clear &= np.arange(1, draws.never) >= ruled_out[:, np.newaxis]
+        clear = np.arange(1, draws.never) >= ruled_out[:, np.newaxis]
+        for of_test in made.clearing.T:
+            clear &= np.cumsum(of_test[draws.rows], axis=1) >= limit
         return np.where(clear.any(axis=1), clear.argmax(axis=1) + 1, draws.never)
 
     def _ranks(self, distances: Floats, draws: Draws, pairs: tuple[float, ...]) -> Counts:

@@ -15,7 +15,7 @@ from proofserve.protocol.verdict.direction import (
     cosine,
 )
 from proofserve.protocol.verdict.scale import ScaleFit
-from proofserve.protocol.verdict.twins import alikeness, twin_log_factors
+from proofserve.protocol.verdict.twins import alikeness, twin_log_clearing, twin_log_factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Increments:
     """
 
     distances: Floats
-    # [n, bets], and [n] to clear.
+    # [n, bets], and [n, tests] to clear by the scale test, and by the twins where there are any.
     scale: Floats
     clearing: Floats
     # [n, S, bets]: the calibrated and the certified form.
@@ -115,10 +115,14 @@ class NonceEvidence:
         if self.honest.spreads:
             spread = self.honest.spread
             calibrated = [calibrated_log_factors(each, spread(name)) for name, each in columns]
+        clearing = [fit.log_clearing(distances)]
+        if self._own_alike is not None:
+            by_twins = twin_log_clearing(alike(errors), self._own_alike)
+            clearing.append(_without(broken, by_twins))
         return Increments(
             distances=distances,
             scale=fit.log_factors(distances),
-            clearing=fit.log_clearing(distances),
+            clearing=np.stack(clearing, axis=1),
             direction=_without(broken, np.stack(calibrated, axis=1)),
             certified=_without(broken, np.stack(certified, axis=1)),
             innocence=_without(broken, self._innocence(c)),
@@ -131,9 +135,12 @@ class NonceEvidence:
         return _without(broken, twin_log_factors(alike(errors), self._own_alike))
 
     def _innocence(self, c: Floats) -> Floats:
-        expected = [self.honest.expected.get(name, UNKNOWN) for name in self.predictions]
+        honest, names = self.honest, list(self.predictions)
+        expected = [honest.expected.get(name, UNKNOWN) for name in names]
         mean = np.array([each.mean for each in expected])
-        sd = np.array([each.sd for each in expected])
+        # As ``DirectionJudge``, which clears by it.
+        spread = [honest.spread(name).sd if honest.spreads else 0.0 for name in names]
+        sd = np.maximum([each.sd for each in expected], spread)
         against: Floats = -(mean * c - mean**2 / 2) / sd**2
         return against
 

@@ -18,7 +18,7 @@ from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.report.json_files import read_json
 from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection
-from proofserve.protocol.commitments import Batch, leaf, opens
+from proofserve.protocol.commitments import CommittedBatch, leaf, opens
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, draw
 from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
@@ -49,7 +49,7 @@ class CommittedSource:
     scheme: str
     width: int
     seq_len: int
-    batches: tuple[Batch, ...]
+    batches: tuple[CommittedBatch, ...]
 
     def __post_init__(self) -> None:
         if not self.batches:
@@ -62,7 +62,7 @@ class CommittedSource:
         for batch in self.batches:
             yield from self.lane.batch(batch.first_index, batch.count)
 
-    def place_of(self, nonce: int) -> tuple[Batch, int]:
+    def place_of(self, nonce: int) -> tuple[CommittedBatch, int]:
         """The batch of one of ``nonces()``, and its place there."""
         index = self.lane.index_of(nonce)
         if index is None:
@@ -138,10 +138,11 @@ class _Opener:
                     source.block.hash, source.public_key, source.round_id, nonces
                 )
             except NodeError as error:
+                self.waited_s += time.monotonic() - began
                 if not _is_passing(error) or self.waited_s >= self.patience.seconds:
                     raise
                 time.sleep(self.patience.pause_s)
-                self.waited_s += time.monotonic() - began
+                self.waited_s += self.patience.pause_s
 
     def _take(self, nonces: Sequence[int], answer: Sequence[Any]) -> None:
         opened: dict[int, OpeningRecord] = {}

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from proofserve.protocol.commitments import Batch, leaf, root
+from proofserve.protocol.commitments import CommittedBatch, leaf, root
 from proofserve.protocol.nonces import NonceLane
 
 _ROUND = """
@@ -75,12 +75,12 @@ def results_of(
 
 def page(
     connection: sqlite3.Connection, round_number: int, after: int, last_seq: int, limit: int
-) -> tuple[int, list[Batch]] | None:
+) -> tuple[int, list[CommittedBatch]] | None:
     """The next batches that end after ``after`` and up to ``last_seq``, and the last one's end."""
     rows = connection.execute(_IN_SPAN, (round_number, after, last_seq, limit)).fetchall()
     if not rows:
         return None
-    return rows[-1][-1], [Batch(*row[:-1]) for row in rows]
+    return rows[-1][-1], [CommittedBatch(*row[:-1]) for row in rows]
 
 
 def nth_end(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from proofserve.outbox.committed import batches
 from proofserve.outbox.database import Database
-from proofserve.protocol.commitments import Batch, Opening, paths
+from proofserve.protocol.commitments import CommittedBatch, Opening, paths
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import (
     NotCommitted,
@@ -75,7 +75,7 @@ def _open_batch(
     row = connection.execute(_BATCH, (committed.round_id, indices[0])).fetchone()
     if row is None:
         raise UnknownRound(f"round {committed.round_id} is deleted")
-    batch = Batch(*row[1:])
+    batch = CommittedBatch(*row[1:])
     nonces = committed.lane.batch(batch.first_index, batch.count)
     stored = batches.results_of(connection, row[0], nonces)
     asked = [index for index in indices if index < batch.first_index + batch.count]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import Evidence, symmetric_log_factors
@@ -21,7 +21,7 @@ _CERTIFIED_BETS = np.array([0.5, 1.0, 2.0, 4.0])
 # How often a bound of the honest spread may be wrong, and the normal quantile of that.
 _WRONG, _Z = 0.01, 2.33
 # In standard deviations of an honest cosine.
-_CALIBRATED_BETS = np.array([0.5, 1.0, 1.5, 2.0, 4.0, 8.0])
+_CALIBRATED_BETS = np.array([0.5, 1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0])
 # Of one nonce: rare honest errors need not be normal, and must not convict alone.
 _LOG_CAP = math.log(1000.0)
 
@@ -84,17 +84,33 @@ def calibrated_log_factors(
     cosines: NDArray[np.float64], honest: HonestSpread
 ) -> NDArray[np.float64]:
     """What each of ``cosines`` [n] gives to every bet of ``CalibratedDirection``: [n, bets]."""
-    x = (cosines[:, np.newaxis] - honest.margin) / honest.sd
-    factors = _CALIBRATED_BETS * x - _CALIBRATED_BETS**2 / 2
-    capped: NDArray[np.float64] = np.minimum(factors, _LOG_CAP)
+    bets = _CALIBRATED_BETS / honest.sd
+    leaning = bets * (cosines[:, np.newaxis] - honest.margin)
+    capped: NDArray[np.float64] = np.minimum(leaning - _log_mean(bets, honest.sd**-2), _LOG_CAP)
     return capped
+
+
+def _log_mean(bets: NDArray[np.float64], dimensions: float) -> NDArray[np.float64]:
+    """log of the mean of exp(lam c) for every lam of ``bets``.
+
+    c is a coordinate of a random unit vector in ``dimensions`` d, which need not be whole. The mean
+    is Gamma(d/2) (2/lam)^(d/2 - 1) I_(d/2 - 1)(lam), with I the modified Bessel function (K. Mardia
+    and P. Jupp, Directional Statistics, 2000, section 9.3.2).
+    """
+    order = dimensions / 2 - 1
+    # ``ive`` is I less its growth, which overflows.
+    bessel = np.log(special.ive(order, bets)) + bets
+    mean: NDArray[np.float64] = special.gammaln(order + 1) + order * np.log(2 / bets) + bessel
+    return mean
 
 
 class CalibratedDirection:
     """Evidence for one suspect, sharper by the known spread of honest cosines.
 
-    It needs that an honest cosine less the margin has tails no heavier than a normal number of
-    that spread: exp(lam x / sd - lam^2 / 2) then has a mean of at most 1.
+    It needs that an honest cosine less the margin has tails no heavier than a coordinate of a
+    random unit vector, in as many dimensions as give that spread: exp(lam x) over its mean there
+    then has a mean of at most 1. In few dimensions a cosine near 1 says far more than a normal
+    number as far out would.
     """
 
     def __init__(self, honest: HonestSpread) -> None:
