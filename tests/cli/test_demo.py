@@ -116,7 +116,7 @@ def test_the_demo_tells_honest_from_forged_and_leaves_nothing(folder: Path) -> N
             ("fp8 weights", "fraud"),
         ):
             (line,) = [line for line in lines if what in line]
-            assert re.search(rf"{verdict} +\d+  \w+: ", line), line
+            assert re.search(rf"{verdict} +\d+  \w+[:,] ", line), line
         assert demo.processes() == []
         assert demo.leftovers() == []
         assert is_free(demo.port())

@@ -30,7 +30,7 @@ from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Artifact, Workload
-from proofserve.wiring.judges import JudgingOptions, judges_of
+from proofserve.wiring.judges import DIRECTION, JudgingOptions, judges_of
 
 # Small, so that the round hardly delays the chat beside it.
 FORWARD_BATCH = 8
@@ -218,9 +218,14 @@ def _row(trial: DemoResult, outcome: Verification) -> tuple[str, str, str, str]:
     verdict = outcome.verdict
     said = f"[{COLOURS[verdict]}]{verdict}[/]"
     surprise = "" if verdict is trial.expected else "  [red](should not be)[/red]"
-    deciding = [f"{f.test}: {f.text}" for f in outcome.findings if f.result is verdict]
-    # One test is enough to convict; an honest node must satisfy several.
-    if verdict is SequentialResult.FRAUD:
-        deciding = deciding[:1]
     nonces = str(outcome.nonces_used)
-    return f"          {trial.what}", said + surprise, nonces, escape("; ".join(deciding))
+    return f"          {trial.what}", said + surprise, nonces, escape(_reason(outcome))
+
+
+def _reason(outcome: Verification) -> str:
+    """The tests that agree on the verdict; of several that convict, the one that names weights."""
+    deciding = [found for found in outcome.findings if found.result is outcome.verdict]
+    if outcome.verdict is not SequentialResult.FRAUD:
+        return ", ".join(found.test for found in deciding)
+    found = max(deciding, key=lambda each: each.test == DIRECTION)
+    return f"{found.test}: {found.text}"
