@@ -151,9 +151,9 @@ def test_the_bank_can_be_a_part_and_have_checkpoints_added(
     setup: AuditSetup, small_models: SmallModels
 ) -> None:
     sibling = small_models.get("qwen3", seed=1)
-    bank = ("int4 g128", "int8 g32")
+    bank = ("int8 g32", "int4 g128")
     deployment = CheckpointDeployment(replace(setup, bank=bank, suspects=(sibling,)))
-    assert [*deployment.names] == ["int8 g32", "int4 g128", sibling.name]
+    assert [*deployment.names] == ["int4 g128", "int8 g32", sibling.name]
     provers = by_name(deployment)
     assert {*SUSPECTS} & provers.keys() == {*bank}
     # A file as large as the model's saves nothing.
