@@ -66,10 +66,10 @@ check: $(READY) ## Lint, types, layers. Seconds.
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-checks: $(READY) ## Run `proofserve check` on real servers of both model shapes (eight starts, minutes).
-	$(BIN)/proofserve check smoke --models qwen llama
-	$(BIN)/proofserve check coexist --models qwen llama
-	$(BIN)/proofserve check e2e --models qwen llama
+checks: $(READY) ## Run `proofserve check` on real servers of three models (twelve starts, minutes).
+	$(BIN)/proofserve check smoke --models trained qwen llama
+	$(BIN)/proofserve check coexist --models trained qwen llama
+	$(BIN)/proofserve check e2e --models trained qwen llama
 
 golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, GOLDEN_DEVICE=cuda).
 	$(BIN)/python -m pytest tests/golden

@@ -125,6 +125,20 @@ def test_a_model_that_cannot_be_audited_gives_no_verdict(
     assert message in result.output
 
 
+def test_a_small_model_is_audited_by_its_name(tmp_path: Path) -> None:
+    figures = tmp_path / "audit.json"
+    result = run("trained", "--quick", "--nonces", "6", "--seq-len", "4", "--json", figures)
+    # Six nonces are too few to clear the model, and enough to measure it.
+    assert result.exit_code in {0, 1}, result.output
+    assert json.loads(figures.read_text())["setup"]["model"] == "trained"
+
+
+def test_a_model_that_is_neither_a_name_nor_a_folder_is_refused() -> None:
+    result = run("gpt5", "--quick")
+    assert result.exit_code == 3, result.output
+    assert "'gpt5' is not a folder, and not one of qwen, llama, gemma, trained" in result.output
+
+
 def test_the_help_has_an_example() -> None:
     result = run("--help")
     assert result.exit_code == 0

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from proofserve.cli.model import NAMES, checkpoint_named
 from proofserve.cli.options import (
     Calibration,
     Device,
@@ -15,6 +16,7 @@ from proofserve.cli.options import (
     ForwardBatch,
     Json,
     PMismatch,
+    Size,
     StrongerRng,
     Suspects,
 )
@@ -49,7 +51,11 @@ K_DIM_OF_OTHERS: Final = 12
 
 @app.command("audit", cls=VerdictCommand)
 def command(
-    model: Annotated[Path, typer.Argument(help="The checkpoint that is deployed; needs no vLLM.")],
+    model: Annotated[
+        str,
+        typer.Argument(help=f"The deployed model: {', '.join(NAMES)}, or a checkpoint's folder."),
+    ],
+    size: Size = "small",
     dist_threshold: DistThreshold = None,
     calibration: Calibration = None,
     p_mismatch: PMismatch = None,
@@ -117,15 +123,17 @@ def command(
 
     \b
     proofserve audit ./model --quick
+    proofserve audit trained
     proofserve calibrate noise ./model --seq-len 256 --out calibration.json
     proofserve audit ./model --calibration calibration.json --html audit.html
     proofserve audit ./model --scheme artifact-v1 --suspect ./model-awq --other ./smaller
     """
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
+        deployed = checkpoint_named(model, size)
         width = k_dim or K_DIM.get(scheme, K_DIM_OF_OTHERS)
         setup = AuditSetup(
-            model=model,
+            model=deployed.folder,
             scheme=vector_scheme(scheme, width, stronger_rng),
             seq_len=seq_len,
             dtype=dtype,
@@ -142,17 +150,16 @@ def command(
         if calibration is not None or dist_threshold is not None:
             threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
             work = Workload(setup.scheme, Block("", 0), "", seq_len)
-            threshold.require(work, [model.name], checkpoint_shape(model))
+            threshold.require(work, [deployed.name], checkpoint_shape(deployed.folder))
             known, origin = threshold.calibration, threshold.origin
             if known is not None:
                 known.validator_dtype(validator_dtype)
             rule = ConvictionRule(threshold.p_mismatch, alpha, power, max_nonces)
-            figures = None if known is None else _figures(known)
-            options = AuditOptions(rule, count, figures, threshold.dist_threshold)
+            options = AuditOptions(rule, count, _figures(known), threshold.dist_threshold)
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)
         found = audit(deployment, options, session.line)
-        facts = {**_facts(setup, count, began), "honest_distances": origin}
+        facts = {**_facts(deployed.name, setup, count, began), "honest_distances": origin}
         report = AuditReport(found, deployment.price, facts, machine())
         # Shown first, so that the result is not lost if a file cannot be written.
         _show(session.console, report)
@@ -163,14 +170,16 @@ def command(
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
 
 
-def _figures(known: CalibrationFile) -> HonestFigures:
+def _figures(known: CalibrationFile | None) -> HonestFigures | None:
+    if known is None:
+        return None
     expected, spreads = known.directions()
     return HonestFigures(known.fit.scale_fit, tuple(known.distances), expected, spreads)
 
 
-def _facts(setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:
+def _facts(name: str, setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:
     return {
-        "model": setup.model.resolve().name,
+        "model": name,
         "scheme": setup.scheme.name,
         "values": setup.scheme.width,
         "seq_len": setup.seq_len,

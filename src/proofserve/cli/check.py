@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from proofserve.cli.model import checkpoint_named
+from proofserve.cli.model import TRAINED, checkpoint_named
 from proofserve.cli.options import (
     SEVERAL,
     ApiKey,
@@ -126,7 +126,7 @@ def e2e(
         trials = [_trial(work, subject.folder) for work in works]
         end_to_end(subject.start, subject.folder is not None, trials, report)
 
-    _run(check, _models(ctx, models, model, url, ("qwen", "llama")), url, model, api_key)
+    _run(check, _models(ctx, models, model, url, (TRAINED, "qwen", "llama")), url, model, api_key)
 
 
 def _models(
