@@ -31,7 +31,6 @@ def test_callbacks_are_taken_and_summed_up(client: httpx.Client) -> None:
         "callbacks": 3,
         "repeats": 1,
         "last_received": 1e9,
-        "committed": 0,
         "sources": [
             {
                 "public_key": "k3y",
