@@ -239,8 +239,8 @@ def _recipes(path: Path) -> None:
     [
         (Path.unlink, "there is no outbox"),
         (lambda path: path.write_bytes(b""), "is empty: no server has used it yet"),
-        (lambda path: _version(path, 5), "has version 5, this proofserve reads up to 4"),
-        (lambda path: _version(path, 2), "has version 2, this command reads 4"),
+        (lambda path: _version(path, 6), "has version 6, this proofserve reads up to 5"),
+        (lambda path: _version(path, 2), "has version 2, this command reads 5"),
         (_recipes, "is a database of another program"),
         (_letter, "file is not a database"),
     ],

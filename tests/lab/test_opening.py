@@ -125,9 +125,7 @@ def test_a_vector_that_was_changed_afterwards_convicts_by_its_path(
     assert nonce in {mismatch.nonce for mismatch in outcome.mismatches(0.01)}
 
 
-def test_a_new_root_for_changed_vectors_does_not_help(
-    changeable: tuple[FakeNode, Receiver],
-) -> None:
+def test_a_new_root_of_changed_vectors_is_no_help(changeable: tuple[FakeNode, Receiver]) -> None:
     node, received = changeable
     source = received.roots()
     zero = base64.b64encode(bytes(24)).decode()
