@@ -77,7 +77,7 @@ def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) 
         # One look at the speed, then a window before, between and after the rounds.
         assert len(stub.measured) == 1 + 3
         assert [order["forwards"] for order in stub.measured] == [2, 25, 25, 25]
-    assert 0.6 * share < value(found, "busy_ratio") < 1.2 * share
+    assert 0.3 * share < value(found, "busy_ratio") < 1.2 * share
     # Four prefills at a time, each at the stub's speed.
     assert 15_000 < value(found, "prefill_tokens_per_second") < 42_000
     assert all(math.isfinite(figure.value or 0.0) for figure in found.figures)
@@ -90,7 +90,7 @@ def test_of_the_distance_protocol_every_nonce_is_stored_and_counted() -> None:
     assert [row["nonce"] for row in stub.rows] == list(range(len(stub.rows)))
     assert all("dist" in row for row in stub.rows)
     assert {order["seq_len"] for order in stub.measured} == {100}
-    assert 0.4 < value(found, "busy_ratio") < 1.3
+    assert 0.3 < value(found, "busy_ratio") < 1.3
     assert found.title == "generation, distance protocol"
     assert found.json()["setup"]["r_target"] == 2.0
 
