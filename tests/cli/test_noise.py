@@ -103,7 +103,9 @@ def test_a_calibration_is_a_file_that_is_read_strictly(
     assert (calibration.scheme, calibration.seq_len, calibration.k_dim) == ("sketch-v1", 8, 64)
     assert calibration.engines == ("reference:float32", "reference:bfloat16")
     assert (len(calibration.distances), calibration.p_mismatch) == (48, 0.08)
-    assert calibration.least_alpha == 1 / 48
+    assert calibration.least_alpha(calibration.fit) == 1 / 48
+    # The reference engine has the validator's own kernels.
+    assert calibration.paired is None
     expected, honest = calibration.directions()
     assert set(expected) == set(honest) == {*SUSPECTS, "qwen3-1"}
     assert expected["int4 g128"].mean > 0.9

@@ -124,7 +124,7 @@ def test_a_calibration_decides_what_is_honest() -> None:
     # The nodes of this one are three times as noisy.
     random = np.random.default_rng(0)
     pairs = 0.03 * np.exp(0.1 * random.normal(size=300))
-    figures = HonestFigures(fitted(pairs), tuple(pairs.tolist()), {}, {})
+    figures = HonestFigures(fitted(pairs), None, tuple(pairs.tolist()), {}, {})
     found = run(ToyDeployment(noisy=0.03), replace(OPTIONS, figures=figures))
     assert found.pairs == 300
     assert found.unfit is None
@@ -135,6 +135,16 @@ def test_a_calibration_decides_what_is_honest() -> None:
     tests = by_name(found)["int4 g128"].tests.tests
     assert tests["direction"].median is not None
     assert tests["direction"].median > 30
+
+
+def test_other_kernels_say_how_far_beyond_its_own_rounding_an_honest_node_is() -> None:
+    found = run(ToyDeployment(other_kernels=True))
+    assert found.unfit is None
+    tests = by_name(found)["int4 g128"].tests
+    assert "paired" in tests.default
+    assert "scale" not in tests.default
+    assert tests.tests["paired"].at_power == 3
+    assert run(ToyDeployment()).honest[0].tests.tests.keys().isdisjoint({"paired"})
 
 
 def test_a_vector_that_is_missing_is_a_mismatch() -> None:

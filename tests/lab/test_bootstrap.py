@@ -1,6 +1,7 @@
 """The nonces of the bootstrap are those that verifications need, by ``verify`` itself."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,19 @@ from numpy.typing import NDArray
 
 from proofserve.lab.audit.bootstrap import Bootstrap, Draws, first_passages
 from proofserve.lab.audit.conviction import ConvictionRule
-from proofserve.lab.audit.evidence import HonestFigures, NonceEvidence, alike
+from proofserve.lab.audit.evidence import HonestFigures, NonceEvidence
 from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.direction import DirectionJudge, Expected
-from proofserve.lab.verify.judges import Chances, Judge, RankJudge, ScaleJudge, TwinJudge, Vectors
+from proofserve.lab.verify.judges import (
+    Chances,
+    Judge,
+    PairedJudge,
+    RankJudge,
+    ScaleJudge,
+    TwinJudge,
+    Vectors,
+)
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
@@ -40,17 +49,22 @@ TRUTH = drawn(0)
 SIZES = np.exp(0.1 * np.random.default_rng(1).normal(size=(NONCES, 1))).astype(np.float32)
 OWN = 0.01 * SIZES * drawn(2)
 PREDICTED = {"int8": 0.008 * drawn(3, halves_alike=1.0), "int4": 0.1 * drawn(4, halves_alike=1.0)}
+KERNEL = 0.01 * SIZES * np.exp(0.1 * drawn(7)[:, :1] * WIDTH**0.5) * drawn(5)
 FIGURES = HonestFigures(
     fitted(np.linalg.norm(OWN, axis=1).astype(np.float64)),
+    None,
     tuple(np.linalg.norm(np.tile(OWN, (4, 1)), axis=1).tolist()),
     {"int8": Expected(0.6, 0.1), "int4": Expected(0.99, 0.05)},
     dict.fromkeys(NAMES, HonestSpread(0.1)),
 )
-EVIDENCE = NonceEvidence(FIGURES, PREDICTED, alike(OWN))
+EVIDENCE = NonceEvidence(FIGURES, PREDICTED, OWN, twins=True)
+RATIOS = np.linalg.norm(KERNEL, axis=1) / np.linalg.norm(OWN, axis=1)
+PAIRED_FIT = fitted(RATIOS.astype(np.float64))
+PAIRED = NonceEvidence(replace(FIGURES, paired=PAIRED_FIT), PREDICTED, OWN, twins=True)
 
 PROVERS = {
     "honest": OWN,
-    "another kernel": 0.01 * SIZES * drawn(5),
+    "another kernel": KERNEL,
     "int8": OWN + PREDICTED["int8"],
     "int4": OWN + PREDICTED["int4"],
     "private": OWN + 0.012 * drawn(6, halves_alike=1.0),
@@ -78,16 +92,17 @@ class Bank:
     def truth(self, nonces: Sequence[int]) -> Vectors:
         return {nonce: TRUTH[self._rows[nonce]] for nonce in nonces}
 
-    def served(self, nonces: Sequence[int]) -> Vectors:
-        return {nonce: (TRUTH + OWN)[self._rows[nonce]] for nonce in nonces}
+    def own_errors(self, nonces: Sequence[int]) -> Vectors:
+        return {nonce: OWN[self._rows[nonce]] for nonce in nonces}
 
     def judges(self, tests: Sequence[str]) -> list[Judge]:
         chances = Chances(RULE.alpha / 3, 1 - RULE.power)
         expected, spreads = FIGURES.expected, FIGURES.spreads
         every: dict[str, Judge] = {
             "scale": ScaleJudge(FIGURES.fit, chances),
+            "paired": PairedJudge(self.own_errors, PAIRED_FIT, chances),
             "direction": DirectionJudge(self, expected, spreads, chances),
-            "twins": TwinJudge(self.truth, self.served, chances),
+            "twins": TwinJudge(self.own_errors, chances),
             "certified": DirectionJudge(self, {}, {}, Chances(RULE.alpha, 1e-300)),
             "rank": RankJudge(FIGURES.pairs, Chances(RULE.alpha, 1e-3)),
         }
@@ -110,6 +125,7 @@ def simulated(name: str, tests: Sequence[str], seed: int) -> Verification:
     ("name", "test"),
     [
         ("half as far again", "scale"),
+        ("half as far again", "paired"),
         ("int4", "scale"),
         ("int8", "direction"),
         ("private", "twins"),
@@ -118,24 +134,28 @@ def simulated(name: str, tests: Sequence[str], seed: int) -> Verification:
     ],
 )
 def test_verifications_convict_after_as_many_nonces(name: str, test: str) -> None:
-    result = Bootstrap(RULE).result(EVIDENCE.increments(errors_of(name)), None, FIGURES.pairs)
+    evidence = PAIRED if test == "paired" else EVIDENCE
+    result = Bootstrap(RULE).result(evidence.increments(errors_of(name)), None, FIGURES.pairs)
     needed = result.tests[test]
     outcomes = [simulated(name, [test], seed) for seed in range(RUNS)]
     used = sorted(each.nonces_used for each in outcomes)
     assert needed.median is not None
     assert needed.at_power is not None
     fraud = [each for each in outcomes if each.verdict is SequentialResult.FRAUD]
-    # Only the scale test can clear here; at a scale of 1.9 it may do so first.
-    assert len(fraud) >= (0.9 if test == "scale" else 1.0) * RUNS
+    # Only tests of sizes can clear here; at a scale of 1.9 they may do so first.
+    assert len(fraud) >= (0.9 if test in {"scale", "paired"} else 1.0) * RUNS
     # Of as many runs some three are beyond the 97.5 % quantile.
     assert used[RUNS // 2 - 20] <= needed.median <= used[RUNS // 2 + 20]
     assert max(used) <= needed.at_power * 1.2 + 1
 
 
 @pytest.mark.parametrize("name", ["honest", "another kernel", "private", "int8"])
-def test_verifications_clear_as_often(name: str) -> None:
-    result = Bootstrap(RULE).result(EVIDENCE.increments(errors_of(name)), None, FIGURES.pairs)
-    outcomes = [simulated(name, ("scale", "direction", "twins"), seed) for seed in range(RUNS)]
+@pytest.mark.parametrize("size", ["scale", "paired"])
+def test_verifications_clear_as_often(name: str, size: str) -> None:
+    evidence = PAIRED if size == "paired" else EVIDENCE
+    result = Bootstrap(RULE).result(evidence.increments(errors_of(name)), None, FIGURES.pairs)
+    assert set(result.default) == {size, "direction", "twins"}
+    outcomes = [simulated(name, (size, "direction", "twins"), seed) for seed in range(RUNS)]
     cleared = [each for each in outcomes if each.verdict is SequentialResult.HONEST]
     assert len(cleared) / RUNS == pytest.approx(result.cleared.share, abs=0.1)
     if "honest" in name or "kernel" in name:
@@ -147,9 +167,9 @@ def test_verifications_clear_as_often(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["honest", "another kernel"])
 def test_honest_provers_are_never_convicted(name: str) -> None:
-    result = Bootstrap(RULE).result(EVIDENCE.increments(errors_of(name)), None, FIGURES.pairs)
+    result = Bootstrap(RULE).result(PAIRED.increments(errors_of(name)), None, FIGURES.pairs)
     assert {test: needed.share for test, needed in result.tests.items()} == dict.fromkeys(
-        ("scale", "direction", "twins", "certified", "rank"), 0.0
+        ("scale", "paired", "direction", "twins", "certified", "rank"), 0.0
     )
 
 

@@ -41,6 +41,7 @@ FIELDS: dict[str, Any] = {
     "p_mismatch_interval": [0.0, 0.0092],
     "distances": [0.01, 0.012, 0.026],
     "fit": {"s": 0.011, "nu1": 20.0, "nu2": 12.0, "norms": [1.0, 1.0, 1.02, 1.0], "tail": 1.1},
+    "paired": None,
     "suspects": {"int8 g32": {"honest_sd": 0.12, "margin": 0.05, "own_mean": 0.44, "own_sd": 0.14}},
 }
 
@@ -172,11 +173,15 @@ def with_distances(path: Path, count: int, largest: float, tail: float) -> Calib
 
 
 def test_few_distances_or_a_heavy_tail_carry_no_small_alpha(path: Path) -> None:
+    def carried(count: int, largest: float, tail: float, wanted: Chances) -> Chances:
+        made = with_distances(path, count, largest, tail)
+        return made.carried(wanted, made.fit)
+
     wanted = Chances(1e-6, 1e-3)
-    assert with_distances(path, 1000, 0.02, 1.2).carried(wanted) == wanted
-    assert with_distances(path, 999, 0.02, 1.2).carried(wanted).alpha == pytest.approx(1 / 999)
-    assert with_distances(path, 1000, 0.2, 1.8).carried(wanted).alpha == pytest.approx(1e-3)
-    assert with_distances(path, 20, 0.02, 1.2).carried(Chances(0.1, 0.1)).alpha == 0.1
+    assert carried(1000, 0.02, 1.2, wanted) == wanted
+    assert carried(999, 0.02, 1.2, wanted).alpha == pytest.approx(1 / 999)
+    assert carried(1000, 0.2, 1.8, wanted).alpha == pytest.approx(1e-3)
+    assert carried(20, 0.02, 1.2, Chances(0.1, 0.1)).alpha == 0.1
 
 
 def test_the_tail_of_a_fit_is_the_largest_distance_over_the_expected_one() -> None:

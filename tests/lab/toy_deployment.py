@@ -1,6 +1,7 @@
 """A deployment without a model: a test sets the distance of every cheat from the true vector."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +39,19 @@ class ToyDeployment:
         silent: Sequence[str] = (),
         noisy: float = HONEST,
         has_twins: bool = True,
+        other_kernels: bool = False,
     ) -> None:
         self.price = Price(ModelShape(768, layers, 12, 4, 64, 3072), seq_len, has_twins)
         self.has_twins = has_twins
+        self._other_kernels = other_kernels
         self.asked: list[object] = []
-        self._apart = {"truth": 0.0, "honest": HONEST, "batch of 1": noisy, **(apart or {})}
+        self._apart = {
+            "truth": 0.0,
+            "honest": HONEST,
+            "batch of 1": noisy,
+            "eager attention": HONEST,
+            **(apart or {}),
+        }
         self._missing = missing
         self._silent = silent
 
@@ -57,6 +66,9 @@ class ToyDeployment:
 
     def honest_settings(self) -> Iterator[AuditedProver]:
         yield AuditedProver("honest, batch of 1", 0.0, lambda: self._answers("batch of 1"))
+        if self._other_kernels:
+            answers = partial(self._answers, "eager attention")
+            yield AuditedProver("honest, eager attention", 0.0, answers, other_kernels=True)
 
     def weights(self) -> Iterator[AuditedProver]:
         for name, length in {**SUSPECTS, PRIVATE: 0.012}.items():

@@ -90,7 +90,8 @@ def test_its_calibration_is_of_this_model_and_carries_any_alpha(summary: ModelSu
     assert (found.model, found.scheme, found.seq_len) == ("trained", "sketch-v1", 256)
     assert (found.k_dim, found.dtype) == (SketchScheme().k_dim, "float32")
     assert found.engines == ("reference:float32", "vllm")
-    assert found.least_alpha == 0.0
+    assert found.paired is not None
+    assert found.least_alpha(found.fit) == found.least_alpha(found.paired) == 0.0
     assert set(found.suspects) == set(SUSPECTS)
     # Weights in 4 bits are plain to see, and an honest node's errors do not lean to them.
     four = found.suspects["int4 g128"]

@@ -149,6 +149,9 @@ class ScaleCalibration(Body):
         list[Annotated[FiniteFloat, Field(ge=1, le=1e4)]],
         Field(min_length=len(SCALES), max_length=len(SCALES)),
     ]
+    tail: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
+        None, description="As in the calibration file; it does not change the verdict."
+    )
 
 
 class Thresholds(Body):

@@ -110,12 +110,12 @@ def command(
     on a part of the nonces. The report shows their distances, the compute
     that they save, and after how many nonces each test convicts them.
 
-    An attack is CAUGHT if scale, direction or twins (see `verify --help`)
-    convicts it within --max-nonces with a chance of --power. Honest nodes
-    by other kernels and settings are judged as well.
+    An attack is CAUGHT if paired (else scale), direction or twins (see
+    `verify --help`) convicts it within --max-nonces with a chance of --power.
+    Honest nodes by other kernels and settings are judged as well.
 
     Without --calibration the tests know the noise of this audit's own honest
-    prover. Without a threshold the count uses the distance that a share
+    provers. Without a threshold the count uses the distance that a share
     --p-mismatch of its vectors exceeds, by the fit of the scale test.
 
     Exit code 0: every attack that saves 10 % of the compute or more is
@@ -174,7 +174,9 @@ def _figures(known: CalibrationFile | None) -> HonestFigures | None:
     if known is None:
         return None
     expected, spreads = known.directions()
-    return HonestFigures(known.fit.scale_fit, tuple(known.distances), expected, spreads)
+    paired = known.paired.scale_fit if known.paired else None
+    pairs = tuple(known.distances)
+    return HonestFigures(known.fit.scale_fit, paired, pairs, expected, spreads)
 
 
 def _facts(name: str, setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:

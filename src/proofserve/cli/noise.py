@@ -1,6 +1,6 @@
 """``proofserve calibrate noise``: finds a threshold between rounding and fraud."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ from proofserve.cli.recompute import (
     ComparedEngine,
     ComparisonTask,
     engine_named,
-    measured_directions,
+    figures_of_checkpoint,
 )
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.calibrate.calibration_file import (
@@ -32,7 +32,7 @@ from proofserve.lab.calibrate.calibration_file import (
     fit_of,
     suspects_of,
 )
-from proofserve.lab.calibrate.direction import SuspectCosines
+from proofserve.lab.calibrate.checkpoint_figures import CheckpointFigures
 from proofserve.lab.calibrate.histogram import write_noise
 from proofserve.lab.calibrate.noise import Noise, pairs_of, require_enough
 from proofserve.lab.calibrate.noise import noise as noise_of
@@ -117,10 +117,11 @@ def noise(
     interval holds for any distribution. The command then simulates
     verifications with both forms of the count: exit code 1 if one convicts.
 
-    --out also writes all distances, for the scale test, and how the honest
-    errors lie to those of suspected weights, for the direction test, if one
-    engine is reference:float32. 1,000 nonces carry any --alpha of `verify`,
-    n fewer ones an alpha of 1/n.
+    --out also writes all distances, for the scale test. If one engine is
+    reference:float32, it writes how large they are beside the validator's own
+    rounding, for the paired test, and how the honest errors lie to those of
+    suspected weights, for the direction test. 1,000 nonces carry any --alpha
+    of `verify`, n fewer ones an alpha of 1/n.
 
     \b
     proofserve calibrate noise ./model --seq-len 256 --out calibration.json
@@ -153,8 +154,8 @@ def noise(
         _write(results, json, png, session)
         if out is not None and results[0].report.passed:
             others = tuple(suspect or ())
-            directions = measured_directions(task, engines, computed, bank, others, session)
-            _calibration(name, task, engines, results[0].found, directions).write(out)
+            ours = figures_of_checkpoint(task, engines, computed, bank, others, session)
+            _calibration(name, task, engines, results[0].found, ours).write(out)
             session.console.print(f"calibration of {name} written to {out}", soft_wrap=True)
     if not all(result.report.passed for result in results):
         raise typer.Exit(EXIT_FAILED)
@@ -222,7 +223,7 @@ def _calibration(
     task: ComparisonTask,
     engines: Sequence[ComparedEngine],
     found: Noise,
-    directions: Mapping[str, SuspectCosines],
+    ours: CheckpointFigures,
 ) -> CalibrationFile:
     """The measured threshold for a file. Raises LabError if all distances are 0."""
     if not found.distances.all():
@@ -245,7 +246,8 @@ def _calibration(
         p_mismatch_interval=found.rate_interval,
         distances=found.distances.tolist(),
         fit=fit_of(found.distances),
-        suspects=suspects_of(directions),
+        paired=None if ours.ratios is None else fit_of(ours.ratios),
+        suspects=suspects_of(ours.suspects),
     )
 
 

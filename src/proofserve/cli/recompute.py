@@ -1,6 +1,6 @@
 """Vectors to compare with: from a checkpoint, a started server, a running node, or a file."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 from proofserve.cli.model import NAMES, Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
-from proofserve.lab.calibrate.direction import SuspectCosines, suspect_cosines
+from proofserve.lab.calibrate.checkpoint_figures import (
+    CheckpointFigures,
+    HonestRun,
+    checkpoint_figures,
+)
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
@@ -252,29 +256,31 @@ class ComparedEngine:
                 yield by_checkpoint(work, model.folder, self.dtype, task.device, task.forward_batch)
 
 
-def measured_directions(
+def figures_of_checkpoint(
     task: ComparisonTask,
     engines: Sequence[ComparedEngine],
     computed: Sequence[Sequence[Claim]],
     nonces: int,
     suspects: tuple[Path, ...],
     session: CommandSession,
-) -> Mapping[str, SuspectCosines]:
-    """The suspects' cosines on the first ``nonces`` of the honest engine beside a float32 one.
+) -> CheckpointFigures:
+    """As ``checkpoint_figures`` for the engine beside a float32 reference engine.
 
-    Empty without such a pair, without the checkpoint or without nonces. Raises as ``by_checkpoint``
-    and EngineFault.
+    None without such a pair or the checkpoint. Raises as ``by_checkpoint`` and EngineFault.
     """
     exact = [engine.dtype == "float32" for engine in engines]
-    if task.model is None or sum(exact) != 1 or not nonces:
-        return {}
-    honest = vectors_of(computed[exact.index(False)][:nonces], task.work.scheme.width)
-    truth = truth_of_checkpoint(
-        task.work, task.model.folder, "float32", task.device, task.forward_batch, suspects
+    if task.model is None or sum(exact) != 1:
+        return CheckpointFigures(None, {})
+    truth, honest = (
+        vectors_of(computed[exact.index(e)], task.work.scheme.width) for e in (True, False)
     )
-    if truth.validator is None:
+    validator = truth_of_checkpoint(
+        task.work, task.model.folder, "float32", task.device, task.forward_batch, suspects
+    ).validator
+    if validator is None:
         raise AssertionError("a checkpoint's truth has a validator")
-    return suspect_cosines(truth.validator, honest, session.line)
+    run = HonestRun(honest, truth, other_kernels=engines[exact.index(False)].dtype is None)
+    return checkpoint_figures(validator, run, nonces, session.line)
 
 
 def engine_named(name: str) -> ComparedEngine:

@@ -120,6 +120,9 @@ def command(
     ] = 0.5,
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
     beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")] = 1e-3,
+    share: Annotated[
+        float, typer.Option(help="Clear only if a node that forges this share would have shown.")
+    ] = 1.0,
     json: Json = None,
 ) -> None:
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
@@ -129,15 +132,20 @@ def command(
 
     \b
     scale      how large the distances are against honest ones; needs a calibration
+    paired     as scale, of each distance beside that of the validator's own
+               rounding, which tells more; needs a calibration and --model
     direction  whether errors point to where suspected weights, such as rounded
                ones, would move the results; names them; needs --model
     twins      whether both prompts of a nonce of sketch-v1 err alike; needs --model
     rank       as scale, without an assumption on the distances' shape
     count      how many distances exceed a threshold; the network's own test
 
-    With a calibration scale, direction and twins run as far as they can, else
-    count. One test is enough to convict. A missing, repeated, malformed or
-    non-finite artifact is a mismatch.
+    With a calibration paired (else scale), direction and twins run as far as
+    they can, without one count. One test is enough to convict. A missing,
+    repeated, malformed or non-finite artifact is a mismatch.
+
+    An honest node is cleared after some 15 nonces. A node that forges a tenth
+    of them may then not have shown: --share 0.1 goes on until it would have.
 
     There is no default threshold. Measure honest engines first:
 
@@ -153,7 +161,7 @@ def command(
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         tests = tuple(dict.fromkeys(test or ()))
         threshold = threshold_of(tests, dist_threshold, calibration, p_mismatch)
-        options = JudgingOptions(tests, Chances(alpha, beta), p_fraud, sequential, threshold)
+        options = JudgingOptions(tests, Chances(alpha, beta, share), p_fraud, sequential, threshold)
         if (model is None) == (recompute_url is None):
             raise LabError("give exactly one of --model CHECKPOINT and --recompute-url NODE")
         session.line.step(f"reading {source}")
@@ -182,7 +190,7 @@ def command(
             judges = judges_of(options, work.scheme.name, len(sample), truth.validator)
             ours = Recomputation(truth.vectors, work.scheme.width, forward_batch)
             outcome = verify(claimed, sample, ours, judges, session.line)
-        report = VerdictReport(outcome, claimed, seed, options.count_rule(), options.origin)
+        report = VerdictReport(outcome, claimed, seed, options.count_rule(), options.origin, share)
         _show(session.console, report)
         if json is not None:
             write_json(json, report.record())

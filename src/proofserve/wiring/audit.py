@@ -97,14 +97,16 @@ class CheckpointDeployment:
         return self._validator.deployed(nonces)
 
     def honest_settings(self) -> Iterator[AuditedProver]:
-        def setting(name: str, network: Network, batch: int | None = None) -> AuditedProver:
-            return AuditedProver(
-                f"honest, {name}", 0.0, lambda: self._answers(network, batch=batch)
-            )
+        def setting(
+            name: str, network: Network, batch: int | None = None, other_kernels: bool = False
+        ) -> AuditedProver:
+            answers = partial(self._answers, network, batch=batch)
+            return AuditedProver(f"honest, {name}", 0.0, answers, other_kernels=other_kernels)
 
+        eager, split = with_eager_attention(self._network), with_split_sums(self._network)
         yield setting("batch of 1", self._network, batch=1)
-        yield setting("eager attention", with_eager_attention(self._network))
-        yield setting("sums in two parts", with_split_sums(self._network))
+        yield setting("eager attention", eager, other_kernels=True)
+        yield setting("sums in two parts", split, other_kernels=True)
         served = next(name for name, dtype in DTYPES.items() if dtype == self._network.dtype)
         if other := SIXTEEN_BITS.get(served):
             yield setting(other, load(self._setup.model, other, self._setup.device))

@@ -1,7 +1,7 @@
 """The tests of ``proofserve verify``: which ones the options ask for, made ready to judge."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,16 +16,33 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.verify.claimed import SKETCH
 from proofserve.lab.verify.counting import CountJudge, CountRule
 from proofserve.lab.verify.direction import DirectionJudge
-from proofserve.lab.verify.judges import Chances, Judge, RankJudge, ScaleJudge, TwinJudge
+from proofserve.lab.verify.judges import (
+    Chances,
+    Judge,
+    PairedJudge,
+    RankJudge,
+    ScaleJudge,
+    TwinJudge,
+)
 from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.rounds.records import Workload
 
 if TYPE_CHECKING:
     from proofserve.wiring.validator import CheckpointValidator
 
-COUNT, SCALE, RANK, DIRECTION, TWINS = TESTS = ("count", "scale", "rank", "direction", "twins")
+COUNT, PAIRED, SCALE, RANK, DIRECTION, TWINS = TESTS = (
+    "count",
+    "paired",
+    "scale",
+    "rank",
+    "direction",
+    "twins",
+)
 # They compare with other vectors of a checkpoint, and need no honest distances.
-OF_A_CHECKPOINT: Final = frozenset({DIRECTION, TWINS})
+NEED_NO_CALIBRATION: Final = frozenset({DIRECTION, TWINS})
+OF_A_CHECKPOINT: Final = NEED_NO_CALIBRATION | {PAIRED}
+# They compare with the validator's own rounding.
+OF_OWN_ROUNDING: Final = frozenset({PAIRED, TWINS})
 
 
 def threshold_of(
@@ -35,7 +52,12 @@ def threshold_of(
     p_mismatch: float | None,
 ) -> MeasuredThreshold | None:
     """What the options say of honest distances; None if no test needs them and none are given."""
-    if tests and OF_A_CHECKPOINT.issuperset(tests) and not calibration and dist_threshold is None:
+    if (
+        tests
+        and NEED_NO_CALIBRATION.issuperset(tests)
+        and not calibration
+        and dist_threshold is None
+    ):
         return None
     return measured_threshold(dist_threshold, calibration, p_mismatch)
 
@@ -91,25 +113,35 @@ def judges_of(
         if reason := _obstacle(test, options, scheme, validator):
             raise LabError(f"--test {test}: {reason}")
     if not tests:
-        wanted = (COUNT,) if options.calibration is None else (SCALE, DIRECTION, TWINS)
-        tests = tuple(t for t in wanted if not _obstacle(t, options, scheme, validator))
-    shared = Chances(options.chances.alpha / len(tests), options.chances.beta)
+        tests = _default_tests(options, scheme, validator)
+    shared = replace(options.chances, alpha=options.chances.alpha / len(tests))
     return [_judge(test, options, shared, sample, validator) for test in tests]
+
+
+def _default_tests(
+    options: JudgingOptions, scheme: str, validator: "CheckpointValidator | None"
+) -> tuple[str, ...]:
+    if options.calibration is None:
+        return (COUNT,)
+    possible = {t for t in TESTS if not _obstacle(t, options, scheme, validator)}
+    size = PAIRED if PAIRED in possible else SCALE
+    return tuple(test for test in (size, DIRECTION, TWINS) if test in possible)
 
 
 def _obstacle(
     test: str, options: JudgingOptions, scheme: str, validator: "CheckpointValidator | None"
 ) -> str:
     """Why this test cannot be run; empty if it can."""
-    if test in {SCALE, RANK} and options.calibration is None:
+    if test in {PAIRED, SCALE, RANK} and options.calibration is None:
         return f"it needs a calibration; {HOW_TO_CALIBRATE}"
+    if test == PAIRED and options.calibration and options.calibration.paired is None:
+        return "the calibration has no ratios; calibrate a node with `calibrate noise MODEL`"
     if test in OF_A_CHECKPOINT and validator is None:
         return "it needs the checkpoint; give --model"
-    if test == TWINS:
-        if scheme != SKETCH:
-            return f"{scheme} has no twins; {SKETCH} has"
-        if validator is not None and validator.rounds_as_deployed:
-            return "it needs a validator that rounds less than the node; give --dtype float32"
+    if test == TWINS and scheme != SKETCH:
+        return f"{scheme} has no twins; {SKETCH} has"
+    if test in OF_OWN_ROUNDING and validator is not None and validator.rounds_as_deployed:
+        return "it needs a validator that rounds less than the node; give --dtype float32"
     return ""
 
 
@@ -124,11 +156,14 @@ def _judge(
     if test == COUNT and rule is not None:
         return CountJudge(rule, sample)
     if test == SCALE and measured is not None:
-        return ScaleJudge(measured.fit.scale_fit, measured.carried(chances))
+        return ScaleJudge(measured.fit.scale_fit, measured.carried(chances, measured.fit))
     if test == RANK and measured is not None:
         return RankJudge(measured.distances, chances)
-    if test == TWINS and validator is not None:
-        return TwinJudge(validator.truth, validator.deployed, chances)
+    if validator is not None and test == TWINS:
+        return TwinJudge(validator.own_errors, chances)
+    if validator is not None and test == PAIRED and measured is not None and measured.paired:
+        carried = measured.carried(chances, measured.paired)
+        return PairedJudge(validator.own_errors, measured.paired.scale_fit, carried)
     if validator is None:
         raise AssertionError(f"{test} has no obstacle, so it has what it needs")
     expected, honest = measured.directions() if measured else ({}, {})

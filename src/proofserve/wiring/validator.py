@@ -69,6 +69,11 @@ class CheckpointValidator:
         """The vectors of the published checkpoint as served, which an honest node has."""
         return self._of("deployed", self.served, nonces)
 
+    def own_errors(self, nonces: Sequence[int]) -> Vectors:
+        """``deployed`` less ``truth``: what rounding in the served dtype does here."""
+        truth = self.truth(nonces)
+        return {n: vector - truth[n] for n, vector in self.deployed(nonces).items()}
+
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         truth = self.truth(nonces)
         self.forwards += sum((name, nonce) not in self._known for nonce in nonces)

@@ -5,7 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.direction import (
-    MARGIN,
+    CALIBRATED_MARGIN,
+    CERTIFIED_MARGIN,
     CalibratedDirection,
     CertifiedDirection,
     HonestSpread,
@@ -32,12 +33,14 @@ def test_the_cosine_of_vectors() -> None:
     assert cosine(one, np.zeros(2, np.float32)) == 0.0
 
 
-@pytest.mark.parametrize("lean", [0.0, MARGIN])
-def test_an_honest_node_is_not_convicted(lean: float) -> None:
+@pytest.mark.parametrize("leaning", [False, True])
+@pytest.mark.parametrize("sd", [0.16, 0.4])
+def test_an_honest_node_is_not_convicted(leaning: bool, sd: float) -> None:
     for seed in range(300):
-        values = cosines(lean, 0.16, 300, seed)
+        values = cosines(leaning * CERTIFIED_MARGIN, sd, 300, seed)
         assert log_after(CertifiedDirection(), values) < CONVICTS_AT
-        assert log_after(CalibratedDirection(HonestSpread(0.16)), values) < CONVICTS_AT
+        values = cosines(leaning * CALIBRATED_MARGIN, sd, 300, seed)
+        assert log_after(CalibratedDirection(HonestSpread(sd)), values) < CONVICTS_AT
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,15 @@ class AuditedProver:
 
     ``prepare`` may take memory and seconds, and returns the function that computes the vectors,
     float32 [width]; a nonce without a finite vector is left out. ``exact`` says that the vectors
-    are honest ones, so that no test can tell.
+    are honest ones, so that no test can tell, ``other_kernels`` that an honest prover rounds as the
+    deployed one does, in other places.
     """
 
     name: str
     saving: float
     prepare: Callable[[], Recompute]
     exact: bool = False
+    other_kernels: bool = False
 
 
 class AuditedDeployment(Protocol):

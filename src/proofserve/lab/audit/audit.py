@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from proofserve.lab.audit.attacks import AuditedDeployment, AuditedProver, attacks
 from proofserve.lab.audit.bootstrap import RUNS, Bootstrap
 from proofserve.lab.audit.conviction import ConvictionRule, PowerAnalysis
-from proofserve.lab.audit.evidence import HonestFigures, NonceEvidence, alike, cosines
+from proofserve.lab.audit.evidence import HonestFigures, NonceEvidence, cosines
 from proofserve.lab.audit.measurement import (
     Errors,
     ProverMeasurement,
@@ -25,7 +25,7 @@ from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.direction import Expected
 from proofserve.lab.verify.judges import Vectors
 from proofserve.protocol.verdict.direction import honest_spread
-from proofserve.protocol.verdict.scale import fitted
+from proofserve.protocol.verdict.scale import ScaleFit, fitted
 
 # A spread needs two nonces.
 FEWEST = 2
@@ -84,18 +84,20 @@ class _Auditing:
             return measured(prover, errors_of(self._vectors(prover), truth), limit)
 
         honest = [measured(self._deployed, deployed, limit)]
-        settings = [found(each) for each in self._deployment.honest_settings()]
+        provers = list(self._deployment.honest_settings())
+        settings = [found(each) for each in provers]
         # A setting that gives no numbers, such as float16 for some models, serves no client.
         honest += [each for each in settings if np.isfinite(each.errors).all()]
         seen = [found(each) for each in attacks(self._deployment, honest[0].mean)]
         predictions = self._predictions()
+        own = _exact_errors(served, truth)
         if figures is None:
-            own = own_cosines(seen, predictions)
+            expected = own_cosines(seen, predictions)
             spreads = {n: honest_spread(c) for n, c in cosines_by_name(deployed, predictions)}
-            figures = HonestFigures(fit, tuple(distances.tolist()), own, spreads)
-        twins = self._deployment.has_twins
-        own_alike = alike(_exact_errors(served, truth)) if twins else None
-        evidence = NonceEvidence(figures, predictions, own_alike)
+            others = [m for p, m in zip(provers, settings, strict=True) if p.other_kernels]
+            pairs = tuple(distances.tolist())
+            figures = HonestFigures(fit, _paired_fit(others, own), pairs, expected, spreads)
+        evidence = NonceEvidence(figures, predictions, own, self._deployment.has_twins)
         judging = _Judging(options, evidence, self._progress)
         return Audit(
             rule=options.rule,
@@ -184,6 +186,16 @@ def cosines_by_name(
     errors: Errors, predictions: Mapping[str, Errors]
 ) -> list[tuple[str, NDArray[np.float64]]]:
     return list(zip(predictions, cosines(errors, predictions).T, strict=True))
+
+
+def _paired_fit(honest: Sequence[ProverMeasurement], own: Errors) -> ScaleFit | None:
+    """The fit of ratios to the validator's ``own`` errors [nonces, width]; None of no prover.
+
+    Not of the deployed prover: it has the validator's kernels in an audit, so its ratios are 1.
+    """
+    lengths = np.linalg.norm(own, axis=1)
+    ratios = [each.distances / lengths for each in honest]
+    return fitted(np.concatenate(ratios)) if ratios else None
 
 
 def _exact_errors(made: Vectors, truth: Vectors) -> Errors:

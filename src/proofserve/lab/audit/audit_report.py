@@ -8,13 +8,13 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from proofserve.lab.audit.bootstrap import CERTIFIED, DIRECTION, RANK, SCALE, TWINS
+from proofserve.lab.audit.bootstrap import CERTIFIED, DIRECTION, PAIRED, RANK, SCALE, TWINS
 from proofserve.lab.audit.compute_share import Price
 from proofserve.lab.audit.measurement import ProverMeasurement
 from proofserve.lab.audit.results import WORTHWHILE, Audit, ProverResult
 
 # In the order of the columns.
-TESTS: Final = (SCALE, RANK, DIRECTION, CERTIFIED, TWINS)
+TESTS: Final = (PAIRED, SCALE, RANK, DIRECTION, CERTIFIED, TWINS)
 COLUMNS: Final = ("prover", "saves", "distance", "beyond", "count", *TESTS, "cleared", "verdict")
 CAUGHT, MISSED, EXACT, HONEST, UNFIT = "CAUGHT", "NOT CAUGHT", "EXACT", "honest", "UNFIT"
 COLOURS: Final = {CAUGHT: "green", HONEST: "green", MISSED: "red", UNFIT: "red", EXACT: "yellow"}
@@ -93,15 +93,15 @@ class AuditReport:
     @property
     def rule(self) -> str:
         audit = self.audit
-        rule = audit.rule
+        rule, default = audit.rule, ", ".join(audit.honest[0].tests.default)
         return (
-            f"An attack is CAUGHT if one of the tests that `verify` runs by default (scale,"
-            f" direction, twins) convicts it with a chance of {rule.power:g} or more within"
+            f"An attack is CAUGHT if one of the tests that `verify` runs by default here"
+            f" ({default}) convicts it with a chance of {rule.power:g} or more within"
             f" {rule.max_nonces} nonces, and all together an honest node with {rule.alpha:g} or"
             " less. The table shows the nonces after which a test has convicted half of the"
             f" {audit.runs} simulated verifications, and {rule.power:.1%} of them. The default"
-            " tests share that alpha; count, rank and certified (the direction test without a"
-            " calibration) have all of it."
+            " tests share that alpha; the others, of them certified (the direction test without"
+            " a calibration), have all of it."
             f" The count calls a vector a mismatch if it is further than"
             f" {audit.dist_threshold:.4g} from the validator's; an honest node may have mismatches"
             f" in {rule.p_mismatch:g} of its nonces. It is the exact binomial test, at the lower"

@@ -17,8 +17,9 @@ from proofserve.protocol.verdict.rank import LEAST_PAIRS, rank_log_factors
 from proofserve.protocol.verdict.scale import ALLOWANCE
 
 RUNS = 2000
-# The tests of a verification by default; together they have alpha.
-SCALE, DIRECTION, TWINS = DEFAULT_TESTS = ("scale", "direction", "twins")
+# The tests of a verification by default, which together have alpha: the paired one, or else the
+# scale test, and these.
+PAIRED, SCALE, DIRECTION, TWINS = "paired", "scale", "direction", "twins"
 # Beside them, each with all of alpha.
 RANK, CERTIFIED = "rank", "certified"
 # Nonces that are simulated in one go; fewer at first, since most frauds are convicted early.
@@ -46,7 +47,7 @@ class NoncesNeeded:
 
 @dataclass(frozen=True, slots=True)
 class BootstrapResult:
-    """``tests`` by name; the first are the default ones, without those that cannot be run.
+    """``tests`` by name, and which of them are the default ones.
 
     ``cleared`` is how a default verification ends that clears the prover before it convicts.
     ``growth`` is by how much each bet of a default test, float64 [bets], grows with a nonce on
@@ -54,6 +55,7 @@ class BootstrapResult:
     """
 
     tests: dict[str, NoncesNeeded]
+    default: tuple[str, ...]
     cleared: NoncesNeeded
     growth: dict[str, Floats]
 
@@ -90,12 +92,17 @@ class Bootstrap:
         cleared = self._cleared(made, draws, ruled_out)
         convicted = np.minimum.reduce([unless_ruled_out, *stops.values()])
         cleared = np.where(cleared < convicted, cleared, draws.never)
-        tests = {SCALE: stops[SCALE], DIRECTION: direction, **stops}
+        default = (*stops, DIRECTION)
+        tests = {**stops, DIRECTION: direction}
+        if PAIRED in stops:
+            limit = -math.log(self._rule.alpha)
+            tests[SCALE] = first_passages(made.scale, draws, limit)
         tests[CERTIFIED] = self._of_suspects(made.certified, draws, self._rule.alpha)[0]
         if len(pairs) >= LEAST_PAIRS:
             tests[RANK] = self._ranks(made.distances, draws, pairs)
         needed = {name: self._needed(each) for name, each in tests.items()}
-        return BootstrapResult(needed, self._needed(cleared), _growth(made, draws.chances))
+        growth = _growth(made, draws.chances)
+        return BootstrapResult(needed, default, self._needed(cleared), growth)
 
     def _draws(self, count: int, chances: Floats | None) -> Draws:
         random, shape = np.random.default_rng(0), (self._runs, self._rule.max_nonces)
@@ -105,8 +112,7 @@ class Bootstrap:
 
     def _default_stops(self, made: Increments, draws: Draws) -> dict[str, Counts]:
         """The default tests without the direction, at their share of alpha."""
-        factors = {SCALE: made.scale, TWINS: made.twins}
-        found = {name: each for name, each in factors.items() if each is not None}
+        found = _default_factors(made)
         limit = math.log((len(found) + 1) / self._rule.alpha)
         return {name: first_passages(each, draws, limit) for name, each in found.items()}
 
@@ -201,11 +207,17 @@ def first_passages(
     return stops
 
 
+def _default_factors(made: Increments) -> dict[str, Floats]:
+    """Those of the default tests without the direction, [n, bets] each."""
+    found = {SCALE: made.scale} if made.paired is None else {PAIRED: made.paired}
+    return found if made.twins is None else {**found, TWINS: made.twins}
+
+
 def _growth(made: Increments, chances: Floats) -> dict[str, Floats]:
     by_suspect = np.einsum("n,nsb->sb", chances, made.direction)
     likeliest = by_suspect[by_suspect.max(axis=1).argmax()]
-    found = {SCALE: chances @ made.scale, DIRECTION: likeliest}
-    return found if made.twins is None else {**found, TWINS: chances @ made.twins}
+    found = {name: chances @ each for name, each in _default_factors(made).items()}
+    return {**found, DIRECTION: likeliest}
 
 
 def _hopeless(factors: Floats, chances: Floats) -> bool:

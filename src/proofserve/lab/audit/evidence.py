@@ -1,7 +1,8 @@
 """What each measured nonce of a prover gives to each test's evidence."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,13 @@ from proofserve.protocol.verdict.twins import alikeness, twin_log_clearing, twin
 class HonestFigures:
     """What a calibration knows: of distances, and of cosines with each suspect's prediction.
 
-    ``pairs`` are the honest distances. A suspect that ``spreads`` lacks gets the widest of them;
-    without any the direction test is the certified one.
+    ``pairs`` are the honest distances, ``fit`` is of them, and ``paired`` of their ratios to the
+    validator's own, None if the paired test cannot be run. A suspect that ``spreads`` lacks gets
+    the widest of them; without any the direction test is the certified one.
     """
 
     fit: ScaleFit
+    paired: ScaleFit | None
     pairs: tuple[float, ...]
     expected: Mapping[str, Expected]
     spreads: Mapping[str, HonestSpread]
@@ -41,12 +44,13 @@ class Increments:
     """Logarithms of factors, a row for each nonce; ``S`` is the number of suspects.
 
     A nonce without a vector is infinitely far, and gives nothing to the tests of directions.
-    ``twins`` is None where the validator has no twins test.
+    ``paired`` and ``twins`` are None where the validator has no such test.
     """
 
     distances: Floats
-    # [n, bets], and [n, tests] to clear by the scale test, and by the twins where there are any.
+    # [n, bets], and [n, 2 or 3] to clear: by size, and by the twins where there are any.
     scale: Floats
+    paired: Floats | None
     clearing: Floats
     # [n, S, bets]: the calibrated and the certified form.
     direction: Floats
@@ -57,19 +61,12 @@ class Increments:
     twins: Floats | None
 
     def followed_by(self, other: "Increments") -> "Increments":
-        """The rows of both."""
-        twins = None
-        if self.twins is not None and other.twins is not None:
-            twins = np.concatenate([self.twins, other.twins])
-        return Increments(
-            distances=np.concatenate([self.distances, other.distances]),
-            scale=np.concatenate([self.scale, other.scale]),
-            clearing=np.concatenate([self.clearing, other.clearing]),
-            direction=np.concatenate([self.direction, other.direction]),
-            certified=np.concatenate([self.certified, other.certified]),
-            innocence=np.concatenate([self.innocence, other.innocence]),
-            twins=twins,
-        )
+        """The rows of both, which have the same tests."""
+        rows: dict[str, Any] = {}
+        for field in fields(self):
+            ours, theirs = getattr(self, field.name), getattr(other, field.name)
+            rows[field.name] = None if ours is None else np.concatenate([ours, theirs])
+        return Increments(**rows)
 
 
 def cosines(errors: Errors, predictions: Mapping[str, Errors]) -> Floats:
@@ -91,20 +88,21 @@ def alike(errors: Errors) -> Floats:
 class NonceEvidence:
     """``predictions`` are by suspect, float32 [n, width] each.
 
-    ``own_alike`` [n] are ``alike`` of the validator's own run in the served dtype, None if the
-    validator has no twins test.
+    ``own`` [n, width] are the errors of the validator's own run in the served dtype; ``twins`` says
+    whether the scheme's nonces have any.
     """
 
     def __init__(
-        self, honest: HonestFigures, predictions: Mapping[str, Errors], own_alike: Floats | None
+        self, honest: HonestFigures, predictions: Mapping[str, Errors], own: Errors, twins: bool
     ) -> None:
         self.honest = honest
         self.predictions = predictions
-        self._own_alike = own_alike
+        self._own_lengths = np.linalg.norm(own, axis=1).astype(np.float64)
+        self._own_alike = alike(own) if twins else None
 
     def increments(self, errors: Errors) -> Increments:
         """Those of a prover with these ``errors`` [n, width], NaN where there is no vector."""
-        fit = self.honest.fit
+        fit, paired = self.honest.fit, self.honest.paired
         broken = np.asarray(np.isnan(errors).any(axis=1))
         lengths = np.linalg.norm(np.nan_to_num(errors), axis=1).astype(np.float64)
         distances = np.where(broken, np.inf, lengths)
@@ -115,14 +113,16 @@ class NonceEvidence:
         if self.honest.spreads:
             spread = self.honest.spread
             calibrated = [calibrated_log_factors(each, spread(name)) for name, each in columns]
-        clearing = [fit.log_clearing(distances)]
+        ratios = distances / self._own_lengths if paired else distances
+        clearing = [(paired or fit).log_clearing(ratios)]
         if self._own_alike is not None:
             by_twins = twin_log_clearing(alike(errors), self._own_alike)
-            clearing.append(_without(broken, by_twins))
+            clearing.append(_without(broken, by_twins)[:, np.newaxis])
         return Increments(
             distances=distances,
             scale=fit.log_factors(distances),
-            clearing=np.stack(clearing, axis=1),
+            paired=paired.log_factors(ratios) if paired else None,
+            clearing=np.concatenate(clearing, axis=1),
             direction=_without(broken, np.stack(calibrated, axis=1)),
             certified=_without(broken, np.stack(certified, axis=1)),
             innocence=_without(broken, self._innocence(c)),

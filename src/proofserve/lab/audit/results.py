@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proofserve.lab.audit.bootstrap import DEFAULT_TESTS, BootstrapResult, NoncesNeeded
+from proofserve.lab.audit.bootstrap import BootstrapResult, NoncesNeeded
 from proofserve.lab.audit.conviction import Conviction, ConvictionRule
 from proofserve.lab.audit.measurement import Floats, ProverMeasurement
 
@@ -48,8 +48,7 @@ class ProverResult:
 
     @property
     def _by_default(self) -> list[NoncesNeeded]:
-        found = self.tests.tests
-        return [found[name] for name in DEFAULT_TESTS if name in found]
+        return [self.tests.tests[name] for name in self.tests.default]
 
     @property
     def escapes(self) -> bool:

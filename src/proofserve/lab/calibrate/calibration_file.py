@@ -81,7 +81,9 @@ class CalibrationFile(_Strict):
     ``shape`` is None if there was no checkpoint. ``distances`` are those of all honest nonces,
     ``quantiles`` some of them by the share (0 to 1) of nonces at or below. At most ``p_mismatch``
     of the honest nonces are beyond ``dist_threshold``; ``p_mismatch_interval`` is the 95 %
-    Clopper-Pearson interval of that share. ``suspects`` are empty if no bank was measured.
+    Clopper-Pearson interval of that share. ``paired`` is the fit of the distances over those of the
+    validator's own run in the served dtype, None if the validator has not measured it.
+    ``suspects`` are empty if no bank was measured.
     """
 
     format: Literal["proofserve-calibration"]
@@ -100,20 +102,20 @@ class CalibrationFile(_Strict):
     p_mismatch_interval: tuple[Probability, Probability]
     distances: list[Positive] = Field(min_length=2)
     fit: Fit
+    paired: Fit | None
     suspects: dict[Name, SuspectFields]
 
     def write(self, path: Path) -> None:
         write_json(path, self.model_dump())
 
-    @property
-    def least_alpha(self) -> float:
-        """The least chance of convicting an honest node that these distances carry."""
-        enough = len(self.distances) >= PAIRS_FOR_ANY_ALPHA and self.fit.tail <= HEAVIEST_TAIL
+    def least_alpha(self, fit: Fit) -> float:
+        """The least chance of convicting an honest node that these distances and a fit carry."""
+        enough = len(self.distances) >= PAIRS_FOR_ANY_ALPHA and fit.tail <= HEAVIEST_TAIL
         return 0.0 if enough else 1.0 / len(self.distances)
 
-    def carried(self, chances: Chances) -> Chances:
-        """``chances`` with an alpha that these distances carry."""
-        return replace(chances, alpha=max(chances.alpha, self.least_alpha))
+    def carried(self, chances: Chances, fit: Fit) -> Chances:
+        """``chances`` with an alpha that these distances carry for a test by ``fit``."""
+        return replace(chances, alpha=max(chances.alpha, self.least_alpha(fit)))
 
     def directions(self) -> tuple[dict[str, Expected], dict[str, HonestSpread]]:
         """What the direction test needs to know, by the names of the suspects."""

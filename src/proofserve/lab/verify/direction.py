@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Protocol
 
@@ -96,7 +96,7 @@ class DirectionJudge:
     ) -> None:
         self._bank = bank
         self._form = "calibrated" if honest else "certified"
-        self._chances = Chances(chances.alpha / len(bank.names), chances.beta)
+        self._chances = replace(chances, alpha=chances.alpha / len(bank.names))
         widest = max(honest.values(), key=lambda spread: spread.sd, default=None)
         self._open = {
             name: Suspicion(

@@ -8,7 +8,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.counting import check_inside
 from proofserve.protocol.verdict.rank import RankEvidence
 from proofserve.protocol.verdict.scale import ScaleClearing, ScaleEvidence, ScaleFit
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -21,10 +23,22 @@ Recompute = Callable[[Sequence[int]], Vectors]
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """The largest chances of one test to convict an honest node, and to clear a fraud."""
+    """The largest chances of one test to convict an honest node, and to clear a fraud.
+
+    The tests of sizes clear no fraud that forges at least ``share`` of its nonces without the
+    model. Wrong weights in a part of the nonces save too little for the other tests to care.
+    """
 
     alpha: float
     beta: float
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ProtocolError for a chance outside 0..1, and for a share that is none."""
+        check_inside("alpha", self.alpha)
+        check_inside("beta", self.beta)
+        if not 0.0 < self.share <= 1.0:
+            raise ProtocolError("share", f"{self.share} is not above 0 and at most 1")
 
     @property
     def convicts_at(self) -> float:
@@ -66,11 +80,12 @@ class Judge(Protocol):
 class ScaleJudge:
     """Bets on distances larger than the calibration's."""
 
+    name = "scale"
     clears = True
 
     def __init__(self, fit: ScaleFit, chances: Chances) -> None:
         self._evidence = ScaleEvidence(fit)
-        self._clearing = ScaleClearing(fit)
+        self._clearing = ScaleClearing(fit, chances.share)
         self._chances = chances
         self._nonces = 0
 
@@ -79,12 +94,40 @@ class ScaleJudge:
 
     def add(self, error: ClaimError) -> None:
         self._nonces += 1
-        self._evidence.add(error.distance)
-        self._clearing.add(error.distance)
+        size = self._size(error)
+        self._evidence.add(size)
+        self._clearing.add(size)
 
     def finding(self) -> Finding:
         cleared = self._clearing.log >= self._chances.clears_at
-        return finding_of("scale", self._evidence.log, cleared, self._chances, self._nonces)
+        return finding_of(self.name, self._evidence.log, cleared, self._chances, self._nonces)
+
+    def _size(self, error: ClaimError) -> float:
+        return error.distance
+
+
+class PairedJudge(ScaleJudge):
+    """As ScaleJudge, of each distance over the length of the validator's own error.
+
+    ``own`` are the errors of the validator's model in the dtype that the node serves. A nonce in
+    which rounding weighs more than in others makes both long, so ratios spread less than distances.
+    ``fit`` is of ratios.
+    """
+
+    name = "paired"
+
+    def __init__(self, own: Recompute, fit: ScaleFit, chances: Chances) -> None:
+        super().__init__(fit, chances)
+        self._own = own
+        self._lengths: dict[int, float] = {}
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        own = self._own([error.nonce for error in errors if error.error is not None])
+        self._lengths = {nonce: float(np.linalg.norm(error)) for nonce, error in own.items()}
+
+    def _size(self, error: ClaimError) -> float:
+        # A claim without a vector is infinitely far.
+        return error.distance / self._lengths.get(error.nonce, 1.0)
 
 
 class RankJudge:
@@ -109,32 +152,25 @@ class RankJudge:
 
 
 class TwinJudge:
-    """Bets on twins whose errors are more alike than those of ``served``.
-
-    ``served`` is the validator's own model in the dtype that the node serves, ``truth`` the one
-    that the errors are against.
-    """
+    """Bets on twins whose errors are more alike than the validator's own, as in PairedJudge."""
 
     clears = True
 
-    def __init__(self, truth: Recompute, served: Recompute, chances: Chances) -> None:
-        self._truth = truth
-        self._served = served
+    def __init__(self, own: Recompute, chances: Chances) -> None:
+        self._own = own
         self._chances = chances
         self._evidence = TwinEvidence()
-        self._own: dict[int, NDArray[np.float32]] = {}
+        self._known: Vectors = {}
         self._nonces = 0
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
-        nonces = [error.nonce for error in errors if error.error is not None]
-        truth, served = self._truth(nonces), self._served(nonces)
-        self._own = {nonce: served[nonce] - truth[nonce] for nonce in nonces}
+        self._known = self._own([error.nonce for error in errors if error.error is not None])
 
     def add(self, error: ClaimError) -> None:
         # A claim without a vector has no direction; the other tests count it.
         if error.error is not None:
             self._nonces += 1
-            self._evidence.add(error.error, self._own[error.nonce])
+            self._evidence.add(error.error, self._known[error.nonce])
 
     def finding(self) -> Finding:
         cleared = self._evidence.log_clearing >= self._chances.clears_at

@@ -8,6 +8,7 @@ from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.counting import CountRule
 from proofserve.lab.verify.verification import Verification
 from proofserve.protocol.verdict.comparison import Mismatch
+from proofserve.protocol.verdict.sequential import SequentialResult
 
 # The most mismatches that the lines name.
 SHOWN: Final = 10
@@ -15,13 +16,17 @@ SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class VerdictReport:
-    """``rule`` is that of the count, None if it was not run; ``origin`` that of the threshold."""
+    """``rule`` is that of the count, None if it was not run; ``origin`` that of the threshold.
+
+    ``share`` is the least share of forged nonces that a cleared node would have shown.
+    """
 
     outcome: Verification
     claimed: ClaimedArtifacts
     seed: str
     rule: CountRule | None
     origin: str
+    share: float
 
     def lines(self) -> Iterator[str]:
         outcome = self.outcome
@@ -38,6 +43,8 @@ class VerdictReport:
             yield f"  and {more} more"
         if self.rule is not None:
             yield self.rule.description
+        elif outcome.verdict is SequentialResult.HONEST:
+            yield self._excluded()
         yield f"Honest distances: {self.origin}."
 
     def record(self) -> dict[str, object]:
@@ -56,6 +63,11 @@ class VerdictReport:
             "threshold_from": self.origin,
             **counted,
         }
+
+    def _excluded(self) -> str:
+        if self.share < 1.0:
+            return f"A node that forges {self.share:.1%} of its nonces or more would have shown."
+        return "A node that forges all nonces would have shown; for a tenth give --share 0.1."
 
     def _mismatches(self) -> tuple[Mismatch, ...]:
         return self.outcome.mismatches(self.rule.dist_threshold if self.rule else None)

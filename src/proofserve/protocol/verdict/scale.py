@@ -16,6 +16,9 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.evidence import Evidence
 
 SCALES = (1.4, 2.0, 4.0, 12.0)
+# A cleared node is none whose errors are all this many times too large, nor one that forges some
+# nonces without the model.
+CLEARED_OF = (2.0, 12.0)
 # A prover may compute some nonces honestly: the shares that it forges.
 SHARES = (1.0, 0.4, 0.1)
 # Room for two engines' rounding, and for a deployment noisier than the calibrated one.
@@ -34,6 +37,8 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class ScaleFit:
     """``s`` in the unit of the distances; ``nu1`` and ``nu2`` shape the fit's two ends.
+
+    Ratios of two distances are fitted alike; then ``s`` is a plain number.
 
     ``norms`` are the divisors of the bets, by ``SCALES``: each is at least the bet's mean over the
     honest distances of the calibration.
@@ -60,11 +65,11 @@ class ScaleFit:
         bets = self.log_bets(distances)
         return np.concatenate([_mixed(bets, share) for share in SHARES], axis=1)
 
-    def log_clearing(self, distances: Floats, scale: float = 2.0, share: float = 1.0) -> Floats:
-        """What each of ``distances`` [n] gives to a ``ScaleClearing``: float64 [n]."""
+    def log_clearing(self, distances: Floats, share: float = 1.0) -> Floats:
+        """What each of ``distances`` [n] gives against the frauds of ``ScaleClearing``: [n, 2]."""
         u = (distances / self.s) ** 2
-        ratio = _log_ratios(u, self.nu1, self.nu2, np.array([scale]))[:, 0]
-        return -_mixed(ratio, share)
+        ratios = _log_ratios(u, self.nu1, self.nu2, np.array(CLEARED_OF))
+        return -np.stack([ratios[:, 0], _mixed(ratios[:, 1], share)], axis=1)
 
 
 def fitted(distances: Floats) -> ScaleFit:
@@ -102,21 +107,25 @@ class ScaleEvidence:
 
 
 class ScaleClearing:
-    """Evidence against a fraud whose errors are ``scale`` times as large as calibrated, or more.
+    """Evidence against two frauds, one of small and one of gross errors.
 
-    The fraud forges at least ``share`` of its nonces. Each factor is the ratio of the honest
-    density to the fraud's, so that its mean is 1 for such a fraud, and lower for a larger one.
+    The errors of the first are ``CLEARED_OF[0]`` times as large as calibrated, in all nonces; those
+    of the second ``CLEARED_OF[1]`` times, in ``share`` of them. Each factor is the ratio of the
+    honest density to the fraud's, so that its mean is 1 for such a fraud, and lower for a larger
+    one. ``log`` is the lower of the two.
     """
 
-    def __init__(self, fit: ScaleFit, scale: float = 2.0, share: float = 1.0) -> None:
+    def __init__(self, fit: ScaleFit, share: float = 1.0) -> None:
         self._fit = fit
-        self._scale = scale
         self._share = share
-        self.log = 0.0
+        self._logs = np.zeros(len(CLEARED_OF))
 
     def add(self, distance: float) -> None:
-        factor = self._fit.log_clearing(np.array([distance]), self._scale, self._share)
-        self.log += float(factor[0])
+        self._logs += self._fit.log_clearing(np.array([distance]), self._share)[0]
+
+    @property
+    def log(self) -> float:
+        return float(self._logs.min())
 
 
 def _mixed(log_ratios: Floats, share: float) -> Floats:

@@ -1,0 +1,78 @@
+"""What a validator with the checkpoint knows of an honest engine besides its distances."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.lab.calibrate.direction import DeployableBank, SuspectCosines, suspect_cosines
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.verify.judges import Recompute, Vectors
+from proofserve.rounds.calls import chunks
+
+AT_ONCE = 32
+
+
+class DeployingValidator(DeployableBank, Protocol):
+    """``deployed`` computes its vectors in the dtype that nodes serve."""
+
+    @property
+    def rounds_as_deployed(self) -> bool: ...
+
+    def deployed(self, nonces: Sequence[int]) -> Vectors: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFigures:
+    """``ratios`` float64 [nonces] are as in ``paired_ratios``, None if they were not measured."""
+
+    ratios: NDArray[np.float64] | None
+    suspects: Mapping[str, SuspectCosines]
+
+
+@dataclass(frozen=True, slots=True)
+class HonestRun:
+    """Vectors of an honest engine and of the float32 reference engine, for the same nonces.
+
+    ``other_kernels`` is false if the honest engine is the reference engine too.
+    """
+
+    vectors: Vectors
+    truth: Vectors
+    other_kernels: bool
+
+
+def checkpoint_figures(
+    validator: DeployingValidator, honest: HonestRun, nonces: int, progress: Progress
+) -> CheckpointFigures:
+    """The suspects are measured on the first ``nonces``, none of them if it is 0.
+
+    Raises as ``suspect_cosines``.
+    """
+    ratios = None
+    # The reference engine has the validator's own kernels, so its ratios would all be 1.
+    if honest.other_kernels and not validator.rounds_as_deployed:
+        ratios = paired_ratios(honest, validator.deployed, progress)
+    first = {nonce: honest.vectors[nonce] for nonce in tuple(honest.vectors)[:nonces]}
+    return CheckpointFigures(ratios, suspect_cosines(validator, first, progress) if first else {})
+
+
+def paired_ratios(
+    honest: HonestRun, deployed: Recompute, progress: Progress
+) -> NDArray[np.float64]:
+    """Each honest distance over that of ``deployed`` for the same nonce: float64 [nonces].
+
+    Raises EngineFault if a forward fails.
+    """
+    progress.step(f"our own rounding of {len(honest.truth)} nonces", len(honest.truth))
+    ratios = []
+    for nonces in chunks(tuple(honest.truth), AT_ONCE):
+        ours = deployed(nonces)
+        for nonce in nonces:
+            truth = honest.truth[nonce]
+            apart = np.linalg.norm(honest.vectors[nonce] - truth)
+            ratios.append(float(apart / np.linalg.norm(ours[nonce] - truth)))
+            progress.advance()
+    return np.array(ratios)
