@@ -36,13 +36,13 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
     assert found["setup"]["values"] == 128
     assert found["setup"]["nonces_per_prover"] == 12
     assert found["setup"]["honest_distances"] == "this audit's honest prover"
-    assert found["suspects"] == ["int8 per channel", "int8 g32", "fp8 per channel", "int4 g128"]
+    assert found["suspects"] == ["int4 g128", "fp8 per channel", "int8 per channel", "int8 g32"]
     # Each of them is named by the direction of its errors.
     for index, name in enumerate(found["suspects"]):
         assert max(attacks[name]["cosines"]) == attacks[name]["cosines"][index] > 0.5
     for honest in found["honest"]:
         assert {name: each["share"] for name, each in honest["tests"].items()} == {
-            **dict.fromkeys(("scale", "direction", "twins", "certified"), 0.0)
+            **dict.fromkeys(("paired", "scale", "direction", "twins", "certified"), 0.0)
         }
     assert len(found["honest"]) == 5
     assert page.read_text().startswith("<!DOCTYPE html>")

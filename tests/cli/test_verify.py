@@ -24,6 +24,8 @@ from support.four_bits import engine_of, one_thread
 from support.models import TINY_THRESHOLD, SmallModels
 
 WORK = Work("tiny", seq_len=32)
+# So many, because the direction test has to rule out every suspect with 12 values a nonce.
+NONCES = 96
 CLOSE = ("--dist-threshold", TINY_THRESHOLD)
 Body = dict[str, Any]
 
@@ -35,7 +37,7 @@ def run(*args: str | Path) -> Result:
 @pytest.fixture(scope="module")
 def published(tiny: Path) -> Body:
     """The artifacts that an honest node of the tiny model published."""
-    claims = claims_of_model(tiny, WORK, range(24))
+    claims = claims_of_model(tiny, WORK, range(NONCES))
     return {
         "public_key": WORK.public_key,
         "block_hash": WORK.block_hash,
@@ -50,7 +52,7 @@ def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str 
     """The tiny model and its calibration: float32 against bfloat16."""
     file = tmp_path_factory.mktemp("calibration") / "calibration.json"
     engines = ("--one", "reference:float32", "--other", "reference:bfloat16")
-    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "32", "--bank", "16")
+    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "32", "--bank", "48")
     with one_thread():
         scheme = ("--scheme", "artifact-v1")
         options = ["calibrate", "noise", str(tiny), *engines, *few, *scheme, "--out", str(file)]
@@ -76,7 +78,7 @@ def test_an_honest_node_is_honest(
     result = run(write(published), "--model", tiny, *CLOSE, "--seed", "42", "--json", record)
     assert result.exit_code == 0, result.output
     assert "honest" in result.output
-    assert "10 of 24 nonces recomputed (seed 42)" in result.output
+    assert "10 of 96 nonces recomputed (seed 42)" in result.output
     assert "count     honest: 0 mismatches, likelihood ratio 0.000986" in result.output
     outcome = json.loads(record.read_text())
     assert outcome["verdict"] == "honest"
@@ -118,7 +120,7 @@ def test_verify_reads_threshold_rate_and_dtype_from_a_calibration(
     assert rule["test"]["p_honest"] == fields["p_mismatch"] == 0.08
     work = Workload(ArtifactScheme(), Block(WORK.block_hash, 7), WORK.public_key, WORK.seq_len)
     with one_thread():
-        forged = engine_of(tiny, "bfloat16", four_bits=True).compute(work, range(24)).values
+        forged = engine_of(tiny, "bfloat16", four_bits=True).compute(work, range(NONCES)).values
     artifacts = [{"nonce": n, "vector_b64": text} for n, text in enumerate(encode(forged))]
     fraud = run(write(published | {"artifacts": artifacts}), *measured)
     assert fraud.exit_code == 1, fraud.output
@@ -179,7 +181,7 @@ def test_another_model_is_fraud(
     other = small_models.get("qwen3", seed=1)
     result = run(write(published), "--model", other, *CLOSE, "--json", record)
     assert result.exit_code == 1, result.output
-    assert "3 of 24 nonces recomputed" in result.output
+    assert "3 of 96 nonces recomputed" in result.output
     outcome = json.loads(record.read_text())
     assert [m["reason"] for m in outcome["mismatches"]] == ["too far"] * 3
     assert min(m["distance"] for m in outcome["mismatches"]) > 0.1
@@ -191,7 +193,7 @@ def test_a_fixed_test_recomputes_all_nonces_and_may_be_undecided(
     path = write(published)
     whole = run(path, "--model", tiny, *CLOSE, "--fixed")
     assert whole.exit_code == 0, whole.output
-    assert "24 of 24 nonces recomputed" in whole.output
+    assert "96 of 96 nonces recomputed" in whole.output
     assert "p-value 1" in whole.output
     little = run(path, "--model", tiny, *CLOSE, "--fixed", "--nonces", "2")
     assert little.exit_code == 2

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from typer.testing import CliRunner, Result
 
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
+from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.artifact import ArtifactScheme
@@ -20,7 +23,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.records import Artifact, RoundSpec, Workload
 from support.committed import FakeNode, Receiver, fake_node, receiver, until
-from support.models import TINY_THRESHOLD
+from support.models import TINY_THRESHOLD, SmallModels
 
 WORK = Work("tiny", seq_len=32)
 NONCES = range(24)
@@ -39,11 +42,15 @@ def vectors(tiny: Path) -> list[Artifact]:
 
 
 @pytest.fixture
-def served(vectors: list[Artifact], tmp_path: Path) -> Iterator[tuple[FakeNode, Receiver]]:
+def served(
+    tiny: Path, vectors: list[Artifact], tmp_path: Path
+) -> Iterator[tuple[FakeNode, Receiver]]:
     """A node of the tiny model after its round, and the receiver of its roots."""
+    facts = replace(TOY_FACTS, weights_digest=weights_digest(tiny))
+    engine = FakeEngine(replace(TOY_ENGINE_INFO, facts=facts))
     with receiver(tmp_path) as received:
         asyncio.run(_round(tmp_path / "outbox.sqlite", received.url, vectors))
-        with fake_node(tmp_path) as node:
+        with fake_node(tmp_path, engine) as node:
             until(lambda: received.committed() == len(NONCES))
             yield node, received
 
@@ -96,6 +103,15 @@ def test_a_node_without_its_vectors_is_fraud(tiny: Path, served: tuple[FakeNode,
     result = run(received.file, node, "--model", tiny)
     assert result.exit_code == 1, result.output
     assert "not opened" in result.output
+
+
+def test_a_node_of_another_checkpoint_gives_no_verdict(
+    small_models: SmallModels, served: tuple[FakeNode, Receiver]
+) -> None:
+    node, received = served
+    result = run(received.file, node, "--model", small_models.get("qwen3", seed=1))
+    assert result.exit_code == 3, result.output
+    assert "weights_digest: the source has " in result.output.replace("\n", " ")
 
 
 def test_roots_without_a_node_that_opens_them_are_no_source(

@@ -19,6 +19,8 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 # Suspects that are computed for a nonce. With those that the last nonces turn out not to need, an
 # honest node costs five.
 PER_NONCE = 4
+# Suspects that a finding names at most.
+NAMED = 3
 # Of them the most likely so far.
 LIKELY = 2
 
@@ -134,7 +136,8 @@ class DirectionJudge:
     def finding(self) -> Finding:
         name, log_evidence = self._strongest
         result = SequentialResult.UNDECIDED
-        text = f"{len(self._open)} suspects not ruled out ({self._form})"
+        more = f" and {len(self._open) - NAMED} more" if len(self._open) > NAMED else ""
+        text = f"not ruled out: {', '.join([*self._open][:NAMED])}{more} ({self._form})"
         if log_evidence >= self._chances.convicts_at:
             result = SequentialResult.FRAUD
             text = f"{name}, {evidence_text(log_evidence)} ({self._form})"
