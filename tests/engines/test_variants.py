@@ -15,6 +15,7 @@ from proofserve.engines.reference.variants import (
     pruned,
     share_of_rank,
     with_eager_attention,
+    with_int8_attention,
     with_matrices,
     with_split_sums,
     without_layers,
@@ -109,6 +110,18 @@ def test_another_kernel_rounds_otherwise_and_only_in_the_variant(
     other = vectors(kernel(network))
     assert 0 < np.linalg.norm(other - before, axis=1).max() < 0.1
     assert np.array_equal(vectors(network), before)
+
+
+@torch.inference_mode()
+def test_attention_in_8_bits_is_still_causal(network: Network) -> None:
+    before, rounded = vectors(network), with_int8_attention(network)
+    assert 0 < apart(network, rounded) < 0.2
+    assert np.array_equal(vectors(network), before)
+    ids = torch.arange(10, 10 + SEQ_LEN).expand(2, -1)
+    later = ids.clone()
+    later[:, 8:] += 100
+    one, other = (rounded.decoder(input_ids=each).last_hidden_state[:, :8] for each in (ids, later))
+    assert torch.allclose(one, other, atol=0.1, rtol=0.05)
 
 
 def test_changes_can_be_of_some_layers(network: Network) -> None:

@@ -16,6 +16,7 @@ from proofserve.engines.reference.variants import (
     pruned,
     share_of_rank,
     with_cache,
+    with_int8_attention,
     with_matrices,
 )
 from proofserve.lab.audit.compute_share import SERVED_BITS, Price
@@ -59,6 +60,8 @@ def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
     half = partial(with_matrices, change=in_dtype(integers(8)), layers=every_other)
     yield change("int8 per channel on half of the layers", price.bits(8) / 2, half)
     yield change("KV cache in int8", price.cache(8), partial(with_cache, rounding=integers(8)))
+    # As in the cache, half of attention's work is left at most.
+    yield change("attention in int8", price.cache(8), with_int8_attention)
     yield change("pruned 2:4", price.of_matrices(0.5), matrices(pruned))
     for name, share in RANKS.items():
         saving = price.of_matrices(1.0 - share_of_rank(network, share))

@@ -13,13 +13,16 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.rounding import Rounding, redrawn
+from proofserve.engines.reference.rounding import Rounding, integers, redrawn
 
 # The matrices whose inputs tensor parallelism splits, in the usual names of transformers.
 _SPLIT_BY_DEVICES: Final = frozenset({"o_proj", "down_proj"})
+_INT8: Final = "proofserve_int8"
 
 
 def without_layers(network: Network, left_out: Collection[int]) -> Network:
@@ -97,6 +100,16 @@ def with_cache(network: Network, rounding: Rounding) -> Network:
     return replace(network, decoder=_WithCache(network.decoder, in_dtype(rounding)))
 
 
+def with_int8_attention(network: Network) -> Network:
+    """The network whose attention multiplies 8-bit queries, keys and values, scaled by token."""
+    # transformers finds an attention by its name, in a register of its own.
+    AttentionInterface.register(_INT8, _int8_attention)
+    AttentionMaskInterface.register(_INT8, sdpa_mask)
+    twin = _twin(network)
+    cast("PreTrainedModel", twin.decoder).set_attn_implementation(_INT8)
+    return twin
+
+
 def with_eager_attention(network: Network) -> Network:
     """The same network by another attention kernel: plain matrix products and a softmax."""
     twin = _twin(network)
@@ -156,6 +169,14 @@ def _rounded_input(
     rounded: Callable[[Tensor], Tensor], _module: nn.Module, args: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     return (rounded(args[0]), *args[1:])
+
+
+def _int8_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
+) -> Any:
+    rounded = in_dtype(integers(8))
+    inputs = (rounded(each) for each in (query, key, value))
+    return sdpa_attention_forward(module, *inputs, *args, **options)
 
 
 class _SkippedLayer(nn.Module):
