@@ -48,9 +48,9 @@ def test_all_verdicts_are_right_and_name_their_test(
     right, lines = judged(session, claims(dict(node.deployed(NONCES))))
     assert right, lines
     expected = {
-        "what this server produced": r"honest +\d+ +scale, direction",
-        "a copy with 32 of 64 altered": r"fraud +\d+ +scale: E = ",
-        "another model's artifacts": r"fraud +\d+ +scale: E = ",
+        "what this server produced": r"honest +\d+ +paired, direction, twins",
+        "a copy with 32 of 64 altered": r"fraud +\d+ +paired: E = ",
+        "another model's artifacts": r"fraud +\d+ +paired: E = ",
         "4-bit weights": r"fraud +\d+ +direction: int4 g128, E = ",
         "fp8 weights": r"fraud +\d+ +direction: fp8 \S+ \S+, E = ",
     }
