@@ -32,18 +32,28 @@ def report() -> AuditReport:
 
 
 def test_the_table_has_a_row_for_each_and_no_cell_is_cut(report: AuditReport) -> None:
-    console = Console(width=180, record=True)
+    console = Console(width=120, record=True)
     console.print(report.table())
     lines = console.export_text().splitlines()
     for found in report.audit.attacks:
         (line,) = (e for e in lines if e.strip().startswith(found.measurement.name + "  "))
         assert line.rstrip().endswith(verdict_of(found))
-        assert f"{found.measurement.mean:.4f} ± {found.measurement.sd:.4f}" in line
+        assert f" {found.measurement.mean:.4f} " in line
     (skipped,) = (each for each in lines if each.strip().startswith("model skipped"))
     assert " 3/3 " in skipped
     honest = [each for each in lines if each.strip().startswith("honest ")]
     assert len(honest) >= 2
     assert honest[0].rstrip().endswith("honest")
+
+
+def test_a_terminal_of_80_columns_cuts_names_only(report: AuditReport) -> None:
+    console = Console(width=80, record=True)
+    console.print(report.table())
+    text = console.export_text()
+    assert "…" not in text
+    assert text.count("CAUGHT") + text.count("EXACT") >= len(report.audit.attacks)
+    for test in report.audit.honest[0].tests.default:
+        assert test in text
 
 
 def test_what_is_missed_comes_with_how_near_it_is(report: AuditReport) -> None:
