@@ -143,7 +143,7 @@ def test_other_kernels_say_how_far_beyond_its_own_rounding_an_honest_node_is() -
     tests = by_name(found)["int4 g128"].tests
     assert "paired" in tests.default
     assert "scale" not in tests.default
-    assert tests.tests["paired"].at_power == 3
+    assert tests.tests["paired"].median == 3
     assert run(ToyDeployment()).honest[0].tests.tests.keys().isdisjoint({"paired"})
 
 

@@ -24,7 +24,8 @@ class ToyDeployment:
 
     ``apart`` says how far the vectors of a cheat are from the validator's on average, by what it is
     asked for; 1 if it says nothing. Nonces ``missing`` get no vector from any prover, and a prover
-    in ``silent`` has no vector for any nonce. ``noisy`` is how far an honest setting is.
+    in ``silent`` has no vector for any nonce. ``noisy`` is how far an honest setting is. With
+    ``other_kernels`` there is one more, whose distances are like those of the deployed prover.
     """
 
     names = tuple(SUSPECTS)
@@ -97,12 +98,19 @@ class ToyDeployment:
         def answer(nonces: Sequence[int]) -> Vectors:
             given = () if str(asked) in self._silent else nonces
             return {
-                n: _unit(n, "truth") + apart * _spread(n, str(asked)) * _unit(n, str(asked))
+                n: _unit(n, "truth") + apart * self._size(n, str(asked)) * _unit(n, str(asked))
                 for n in given
                 if n not in self._missing
             }
 
         return answer
+
+    def _size(self, nonce: int, label: str) -> np.float32:
+        size = _spread(nonce, label)
+        if not self._other_kernels:
+            return size
+        # A nonce that feels rounding more does so in every kernel.
+        return size * np.float32(np.exp(0.5 * _random(nonce, "sensitivity").normal()))
 
     def _moved(self, name: str, length: float) -> Recompute:
         self.asked.append(name)

@@ -135,7 +135,7 @@ def _obstacle(
     if test in {PAIRED, SCALE, RANK} and options.calibration is None:
         return f"it needs a calibration; {HOW_TO_CALIBRATE}"
     if test == PAIRED and options.calibration and options.calibration.paired is None:
-        return "the calibration has no ratios; calibrate a node with `calibrate noise MODEL`"
+        return "the ratios of this calibration tell no more than its distances; use --test scale"
     if test in OF_A_CHECKPOINT and validator is None:
         return "it needs the checkpoint; give --model"
     if test == TWINS and scheme != SKETCH:

@@ -25,7 +25,7 @@ from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.direction import Expected
 from proofserve.lab.verify.judges import Vectors
 from proofserve.protocol.verdict.direction import honest_spread
-from proofserve.protocol.verdict.scale import ScaleFit, fitted
+from proofserve.protocol.verdict.scale import ScaleFit, fitted, ratios_tell_more
 
 # A spread needs two nonces.
 FEWEST = 2
@@ -189,13 +189,16 @@ def cosines_by_name(
 
 
 def _paired_fit(honest: Sequence[ProverMeasurement], own: Errors) -> ScaleFit | None:
-    """The fit of ratios to the validator's ``own`` errors [nonces, width]; None of no prover.
+    """The fit of ratios to the validator's ``own`` errors [nonces, width], if they tell more.
 
     Not of the deployed prover: it has the validator's kernels in an audit, so its ratios are 1.
     """
     lengths = np.linalg.norm(own, axis=1)
-    ratios = [each.distances / lengths for each in honest]
-    return fitted(np.concatenate(ratios)) if ratios else None
+    if not honest:
+        return None
+    distances = np.concatenate([each.distances for each in honest])
+    ratios = distances / np.tile(lengths, len(honest))
+    return fitted(ratios) if ratios_tell_more(distances, ratios) else None
 
 
 def _exact_errors(made: Vectors, truth: Vectors) -> Errors:

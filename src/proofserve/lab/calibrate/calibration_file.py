@@ -82,7 +82,7 @@ class CalibrationFile(_Strict):
     ``quantiles`` some of them by the share (0 to 1) of nonces at or below. At most ``p_mismatch``
     of the honest nonces are beyond ``dist_threshold``; ``p_mismatch_interval`` is the 95 %
     Clopper-Pearson interval of that share. ``paired`` is the fit of the distances over those of the
-    validator's own run in the served dtype, None if the validator has not measured it.
+    validator's own run in the served dtype, None if that was not measured or tells no more.
     ``suspects`` are empty if no bank was measured.
     """
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from proofserve.lab.calibrate.direction import DeployableBank, SuspectCosines, suspect_cosines
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.judges import Recompute, Vectors
+from proofserve.protocol.verdict.scale import ratios_tell_more
 from proofserve.rounds.calls import chunks
 
 AT_ONCE = 32
@@ -26,7 +27,7 @@ class DeployingValidator(DeployableBank, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFigures:
-    """``ratios`` float64 [nonces] are as in ``paired_ratios``, None if they were not measured."""
+    """``ratios`` float64 [nonces] are as in ``paired_ratios``, None if they tell no more."""
 
     ratios: NDArray[np.float64] | None
     suspects: Mapping[str, SuspectCosines]
@@ -43,6 +44,11 @@ class HonestRun:
     truth: Vectors
     other_kernels: bool
 
+    @property
+    def distances(self) -> NDArray[np.float64]:
+        apart = [np.linalg.norm(self.vectors[n] - self.truth[n]) for n in self.truth]
+        return np.array(apart, dtype=np.float64)
+
 
 def checkpoint_figures(
     validator: DeployingValidator, honest: HonestRun, nonces: int, progress: Progress
@@ -54,7 +60,8 @@ def checkpoint_figures(
     ratios = None
     # The reference engine has the validator's own kernels, so its ratios would all be 1.
     if honest.other_kernels and not validator.rounds_as_deployed:
-        ratios = paired_ratios(honest, validator.deployed, progress)
+        measured = paired_ratios(honest, validator.deployed, progress)
+        ratios = measured if ratios_tell_more(honest.distances, measured) else None
     first = {nonce: honest.vectors[nonce] for nonce in tuple(honest.vectors)[:nonces]}
     return CheckpointFigures(ratios, suspect_cosines(validator, first, progress) if first else {})
 
@@ -67,12 +74,11 @@ def paired_ratios(
     Raises EngineFault if a forward fails.
     """
     progress.step(f"our own rounding of {len(honest.truth)} nonces", len(honest.truth))
-    ratios = []
+    lengths = []
     for nonces in chunks(tuple(honest.truth), AT_ONCE):
         ours = deployed(nonces)
         for nonce in nonces:
-            truth = honest.truth[nonce]
-            apart = np.linalg.norm(honest.vectors[nonce] - truth)
-            ratios.append(float(apart / np.linalg.norm(ours[nonce] - truth)))
+            lengths.append(float(np.linalg.norm(ours[nonce] - honest.truth[nonce])))
             progress.advance()
-    return np.array(ratios)
+    ratios: NDArray[np.float64] = honest.distances / np.array(lengths)
+    return ratios

@@ -6,6 +6,7 @@ from typing import Final
 
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.counting import CountRule
+from proofserve.lab.verify.judges import PairedJudge, ScaleJudge
 from proofserve.lab.verify.verification import Verification
 from proofserve.protocol.verdict.comparison import Mismatch
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -43,7 +44,7 @@ class VerdictReport:
             yield f"  and {more} more"
         if self.rule is not None:
             yield self.rule.description
-        elif outcome.verdict is SequentialResult.HONEST:
+        elif outcome.verdict is SequentialResult.HONEST and self._sizes_are_judged:
             yield self._excluded()
         yield f"Honest distances: {self.origin}."
 
@@ -63,6 +64,12 @@ class VerdictReport:
             "threshold_from": self.origin,
             **counted,
         }
+
+    @property
+    def _sizes_are_judged(self) -> bool:
+        return not {ScaleJudge.name, PairedJudge.name}.isdisjoint(
+            finding.test for finding in self.outcome.findings
+        )
 
     def _excluded(self) -> str:
         if self.share < 1.0:

@@ -90,6 +90,15 @@ def fitted(distances: Floats) -> ScaleFit:
     return ScaleFit(math.sqrt(scale), nu1, nu2, tuple(norms.tolist()))
 
 
+def ratios_tell_more(distances: Floats, ratios: Floats) -> bool:
+    """Whether honest ``ratios`` to our own errors spread at most half as much as ``distances``.
+
+    Both float64 [n], above 0. Otherwise a ratio only adds the noise of our own error, as with the
+    12 values of artifact-v1.
+    """
+    return bool(np.log(ratios).std() <= np.log(distances).std() / 2)
+
+
 class ScaleEvidence:
     """Evidence that a prover's distances are larger than an honest node's."""
 

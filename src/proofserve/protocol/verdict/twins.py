@@ -14,8 +14,8 @@ from proofserve.protocol.verdict.evidence import Evidence, symmetric_log_factors
 
 # From one honest kernel to the next, the mean cosine of twins differs by up to this.
 MARGIN = 0.03
-# How much more alike wrong weights make twins, and the standard deviation of a nonce. On the trained
-# model of the package int8 rounded at random leans by 0.66, int8 in groups of 32 by 0.44; on one
+# How much more alike wrong weights make twins, and the standard deviation of a nonce. On the
+# package's trained model int8 rounded at random leans by 0.66, int8 in groups of 32 by 0.44; on one
 # trained for less time it was 0.29 and 0.10. Another honest kernel leans by 0.01 +- 0.17.
 _LEAN, _SPREAD = 0.25, 0.2
 _BETS = np.array([0.5, 1.0, 2.0, 4.0])
