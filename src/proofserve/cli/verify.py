@@ -144,7 +144,7 @@ def command(
     they can, without one count. One test is enough to convict. A missing,
     repeated, malformed or non-finite artifact is a mismatch.
 
-    An honest node is cleared after some 15 nonces. A node that forges a tenth
+    An honest node is cleared after some 10 nonces. A node that forges a tenth
     of them may then not have shown: --share 0.1 goes on until it would have.
 
     There is no default threshold. Measure honest engines first:
