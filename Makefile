@@ -34,7 +34,7 @@ demo: $(READY) ## Serve a small trained model, chat, prove, and tell honest proo
 # small ones of the gateway, which fill the end. Threads of torch that wait for a core which the
 # other process has would spin, and take four times as long.
 test: check ## Run every check and every test (about a quarter of an hour on two cores).
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.
 	$(BIN)/python -m pytest -m slow

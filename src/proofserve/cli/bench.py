@@ -41,11 +41,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 
 
-# By the model's size: nonces per call and per forward, the limit of ``time_in_forwards``, and
-# windows of rounds. A forward must be short enough for chat, and long enough to make the work
-# around it negligible. A window of small has few forwards, so that there are more of them.
-DEFAULTS = {"tiny": (32, 0.95, 12), "small": (8, 0.99, 24)}
-WINDOW_S = 5.0
+# By the model's size: nonces per call and per forward, the limit of ``time_in_forwards``, and how
+# many windows of rounds of how many seconds. A forward must be short enough for chat, and long
+# enough to make the work around it negligible. A window holds some 20 forwards of tiny, 5 of small.
+DEFAULTS = {"tiny": (32, 0.95, 40, 2.0), "small": (8, 0.99, 24, 5.0)}
 BLOCK = Block("block", 1)
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
@@ -71,7 +70,7 @@ def generation(
     forward_batch: ForwardBatch = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help="Total time of rounds: 60 in 12 windows; small: 120 in 24.", min=1.0),
+        typer.Option(help="Total time of rounds: 80 in 40 windows; small: 120 in 24.", min=1.0),
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
@@ -88,9 +87,9 @@ def generation(
     """
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
-        batch, busy, windows = _defaults(size, url)
+        batch, busy, windows, window_s = _defaults(size, url)
         work = work_of(protocol, name, seq_len, batch_size or batch, scheme)
-        plan = GenerationPlan(work, seconds or WINDOW_S * windows, windows, busy)
+        plan = GenerationPlan(work, seconds or window_s * windows, windows, busy)
         return bench_generation(node, plan, progress)
 
     _run(measure, url, api_key, model, SmallModel(arch, size), forward_batch, json)
@@ -210,7 +209,7 @@ def _show(report: Report, file: Path | None, session: CommandSession) -> None:
         session.console.print(f"figures written to {file}")
 
 
-def _defaults(size: str, url: str | None) -> tuple[int, float, int]:
+def _defaults(size: str, url: str | None) -> tuple[int, float, int, float]:
     # The model at --url may have any size, and ``checkpoint`` refuses an unknown size later.
     return DEFAULTS["small" if size == "small" and url is None else "tiny"]
 
