@@ -30,9 +30,9 @@ $(READY): scripts/setup.py $(TORCH) $(HASHED) requirements/uv.lock pyproject.tom
 demo: $(READY) ## Serve a small trained model, chat, prove, and tell honest proofs from forged ones.
 	$(BIN)/proofserve demo
 
-# Two at a time: a starting engine keeps one core busy. Tests with an engine come before the many
-# small ones of the gateway, which fill the end. Threads of torch that wait for a core which the
-# other process has would spin, and take four times as long.
+# Three at a time: an engine that starts, or waits for a client, leaves a core idle. Tests with an
+# engine come before the many small ones of the gateway, which fill the end. Threads of torch that
+# wait for a core which another process has would spin, and take four times as long.
 test: check ## Run every check and every test (about a quarter of an hour on two cores).
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 

@@ -164,13 +164,13 @@ async def test_callbacks_follow_allowlist_and_secret(tmp_path: Path) -> None:
 
 
 async def test_delivered_results_are_deleted_after_the_days_of_the_settings(tmp_path: Path) -> None:
-    # A millisecond or so.
-    chosen = settings(tmp_path).model_copy(update={"outbox_keep_days": 1e-8})
-    async with running_node(engine(), chosen) as node:
+    async with running_node(engine(), settings(tmp_path)) as node:
         await node.manager.start(round_spec())
         await stored_by(node, 20)
         await node.manager.stop()
         assert await node.outbox.results(0, 10)
+    # A millisecond or so.
+    chosen = settings(tmp_path).model_copy(update={"outbox_keep_days": 1e-8})
     async with running_node(engine(), chosen) as node:
         async with asyncio.timeout(10):
             while await node.outbox.results(0, 10):  # noqa: ASYNC110 - the node sets no event
