@@ -9,14 +9,14 @@ TOOLS := $(VENV)/tools
 TOOLS_READY := $(TOOLS)/.ready
 TORCH := requirements/torch.lock
 HASHED := requirements/cpu.lock requirements/cpu-nodeps.lock
-PYTHON_FILES := src tests training benchmarks endurance scripts run_vllm_gateway.py
+PYTHON_FILES := src tests training benchmarks endurance gpu matrix scripts run_vllm_gateway.py
 
 # Without the compiled files of an earlier start, each start of a server compiles all of vLLM.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow wheel chaos soak fuzz auth ssrf disk check golden bench bench-gateway
-.PHONY: checks train-model lock audit-deps clean
+.PHONY: gpu matrix checks train-model lock audit-deps clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,9 +32,11 @@ demo: $(READY) ## Serve a small trained model, chat, prove, and tell honest proo
 
 # Three at a time: an engine that starts, or waits for a client, leaves a core idle. Tests with an
 # engine come before the many small ones of the gateway, which fill the end. Threads of torch that
-# wait for a core which another process has would spin, and take four times as long.
+# wait for a core which another process has would spin, and take four times as long. By itself,
+# vLLM would bind the workers of all engines to the same core.
 test: check ## Run every check and every test (about a quarter of an hour on two cores).
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
+	  $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.
 	$(BIN)/python -m pytest -m slow
@@ -71,8 +73,15 @@ checks: $(READY) ## Run `proofserve check` on real servers of three models (twel
 	$(BIN)/proofserve check coexist --models trained qwen llama
 	$(BIN)/proofserve check e2e --models trained qwen llama
 
+matrix: $(READY) ## Start every vetted vLLM on this CPU, and write docs/versions.md (an hour; MATRIX=options).
+	OMP_NUM_THREADS=1 $(BIN)/python -m matrix run $(MATRIX)
+
 golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, GOLDEN_DEVICE=cuda).
 	$(BIN)/python -m pytest tests/golden
+
+# With the host's own torch and vLLM, not those of .venv, if PYTHON has them.
+gpu: ## Measure a host with a GPU, 20 minutes at most (WHEELS=folder without an index, GPU=options).
+	@$(PYTHON) scripts/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(GPU)
 
 # A thread that waits for another one would spin, and its time would count as work.
 train-model: $(READY) ## Train the small model into .cache/trained (ten minutes on two cores).

@@ -5,12 +5,13 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from endurance import files
 from endurance.load import endless_chat, order
 from endurance.servers import Node, Receiver
 from endurance.witness import Comparison, Witness
-from proofserve.lab.client.load import ClosedLoop
+from proofserve.lab.client.load import ClosedLoop, Reply, ask_one
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.report.figures import Figure, Limit, median
@@ -35,17 +36,24 @@ NODE = {
     # The node always has proofs and callbacks to do, so that each kill interrupts both.
     "POC_SHARE": "0.3",
     "POC_CALLBACK_INTERVAL_SEC": "1",
+    "POC_RECEIPTS": "1",
 }
+# An answer that ended so long before a kill, in seconds, has its receipt.
+RECEIPT_S = 1.0
 
 
 @dataclass(slots=True)
 class Counts:
-    """The counts of a trial; times in seconds. A chat that a kill ended is in neither count."""
+    """The counts of a trial; times in seconds. A chat that a kill ended is in neither count.
+
+    ``response_ids`` are those of answers that ended ``RECEIPT_S`` before the next kill or earlier.
+    """
 
     kills: Counter[str] = field(default_factory=Counter)
     clean_starts: list[float] = field(default_factory=list)
     restarts: list[float] = field(default_factory=list)
     answered: int = 0
+    response_ids: set[str] = field(default_factory=set)
     failed: list[str] = field(default_factory=list)
 
 
@@ -62,7 +70,13 @@ def chaos(folder: Path, kills: int, seed: int, progress: Progress) -> Report:
             trial.run(kills)
     account = files.compare(node.outbox, receiver.database, receiver.url)
     seen = witness.compare(files.results(node.outbox))
-    setup = {"kills": kills, "seed": seed, "failed_chats": trial.counts.failed}
+    without = trial.counts.response_ids - files.receipts(node.outbox)
+    setup = {
+        "kills": kills,
+        "seed": seed,
+        "failed_chats": trial.counts.failed,
+        "without_receipt": sorted(without),
+    }
     return _report(trial.counts, account, seen, setup)
 
 
@@ -127,8 +141,8 @@ class _Trial:
         self.counts.restarts.append(self._node.start())
         self._chats = self._chat()
 
-    def _chat(self) -> ClosedLoop:
-        loop = ClosedLoop(self._node.url, endless_chat(self._node.model), CHAT_CLIENTS)
+    def _chat(self) -> ClosedLoop[Reply]:
+        loop = ClosedLoop(self._node.url, endless_chat(self._node.model), CHAT_CLIENTS, ask_one)
         loop.start()
         return loop
 
@@ -137,6 +151,8 @@ class _Trial:
         for reply in self._chats.replies:
             if reply.error is None:
                 self.counts.answered += 1
+                if reply.response_id and reply.ended <= killed - RECEIPT_S:
+                    self.counts.response_ids.add(reply.response_id)
             elif reply.ended < killed:
                 self.counts.failed.append(reply.error)
 
@@ -151,7 +167,7 @@ def _pending(client: NodeClient) -> int:
 
 
 def _report(
-    counts: Counts, account: files.Account, seen: Comparison, setup: dict[str, object]
+    counts: Counts, account: files.Account, seen: Comparison, setup: dict[str, Any]
 ) -> Report:
     usual, none = median(counts.clean_starts), Limit(0, at_most=True)
     slowest = max(counts.restarts, default=None)
@@ -174,6 +190,8 @@ def _report(
             "slowest_restart", ratio, "longest restart / usual start", Limit(SLOWEST_RESTART, True)
         ),
         Figure("chats", counts.answered, "answered"),
+        Figure("receipts", len(counts.response_ids), "answers that ended 1 s before a kill"),
+        Figure("receipts_lost", len(setup["without_receipt"]), "of them without a receipt", none),
         Figure("chats_failed", len(counts.failed), "while their server lived", none),
     )
     windows = {"clean_starts_s": counts.clean_starts, "restarts_s": counts.restarts}

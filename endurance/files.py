@@ -80,6 +80,13 @@ def compare(outbox: Path, received: Path, url: str) -> Account:
         )
 
 
+def receipts(outbox: Path) -> set[str]:
+    """The ids of the responses that have a receipt in the log."""
+    with closing(sqlite3.connect(outbox)) as database:
+        rows = database.execute("SELECT response_id FROM receipts WHERE entry IS NOT NULL")
+        return {row[0] for row in rows}
+
+
 def results(outbox: Path) -> list[StoredResult]:
     """Every result in the order of its sequence number."""
     with closing(_open(outbox)) as file:

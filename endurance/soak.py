@@ -10,7 +10,7 @@ from endurance import files
 from endurance.footprint import Footprint, counted, footprint
 from endurance.load import endless_chat, order
 from endurance.servers import Gateway, Node, Receiver
-from proofserve.lab.client.load import Reply, closed_loop
+from proofserve.lab.client.load import Reply, ask_one, closed_loop
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.report.figures import Figure, Limit
@@ -31,6 +31,7 @@ NODE = {
     "POC_SHARE": "0.2",
     "POC_CALLBACK_INTERVAL_SEC": "1",
     "POC_LEASE_IDLE_SEC": "2",
+    "POC_RECEIPTS": "1",
     "POC_OUTBOX_KEEP_DAYS": str(KEEP_S / 86_400),
 }
 
@@ -89,7 +90,7 @@ class _Deployment:
         self._progress.step(f"{what}, {seconds:.0f} s")
         calls, until, number = endless_chat(self._node.model), time.monotonic() + seconds, first
         with (
-            closed_loop(self._gateway.url, calls, CHAT_CLIENTS) as loop,
+            closed_loop(self._gateway.url, calls, CHAT_CLIENTS, ask_one) as loop,
             NodeClient(self._node.url) as client,
         ):
             while time.monotonic() < until:

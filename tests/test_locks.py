@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "requirements"
-HASHED = ("cpu.lock", "cpu-nodeps.lock", "tools.lock", "uv.lock")
+MATRIX = sorted(f"matrix/{lock.name}" for lock in (FOLDER / "matrix").iterdir())
+HASHED = ("cpu.lock", "cpu-nodeps.lock", "tools.lock", "uv.lock", *MATRIX)
 ENTRY = re.compile(r"[a-z0-9][a-z0-9._-]*==[a-z0-9.]+( \\\n    --hash=sha256:[0-9a-f]{64})+")
 
 

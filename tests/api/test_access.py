@@ -12,7 +12,7 @@ from api.support import JOB, ORDER, Server, serving
 from proofserve.api import measure_routes, routes
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.errors import NotAllowed
-from proofserve.wire.paths import PROOFS
+from proofserve.wire.paths import PROOFS, RECEIPTS
 
 pytestmark = pytest.mark.anyio
 
@@ -28,10 +28,13 @@ FOR_VIEWERS = {
     ("GET", "/status"),
     ("GET", "/results"),
     ("GET", "/versions"),
+    ("GET", "/metrics"),
     ("GET", "/generate/{request_id}"),
 }
 # Supervisors and load balancers have no key.
 FOR_ALL = {("GET", "/health/live"), ("GET", "/health/ready")}
+# Not below the prefix of proofs; tests/receipts calls them.
+FOR_CLIENTS = {("GET", f"{RECEIPTS}/log"), ("GET", f"{RECEIPTS}/{{response_id}}")}
 FOR_OPERATORS = {
     ("POST", "/init"),
     ("POST", "/init/generate"),
@@ -83,7 +86,7 @@ def test_the_lists_name_every_route() -> None:
     found = {
         (method.upper(), path.removeprefix(PROOFS)) for path, methods in paths for method in methods
     }
-    assert found == FOR_ALL | set(EVERYTHING)
+    assert found == FOR_ALL | FOR_CLIENTS | set(EVERYTHING)
 
 
 @pytest.mark.parametrize("who", HEADERS)
@@ -222,7 +225,7 @@ def test_a_key_is_never_shown() -> None:
 def test_the_openapi_page_declares_authorization_if_there_are_keys() -> None:
     for path, methods in whole().app.openapi()["paths"].items():
         for method, operation in methods.items():
-            if (method.upper(), path.removeprefix(PROOFS)) in FOR_ALL:
+            if (method.upper(), path.removeprefix(PROOFS)) in FOR_ALL | FOR_CLIENTS:
                 assert "security" not in operation, path
                 assert not {"401", "403"} & operation["responses"].keys(), path
                 continue

@@ -42,6 +42,7 @@ def run(*args: str) -> Result:
         "bench generation",
         "bench chat-priority",
         "bench reference",
+        "bench receipts",
         "calibrate noise",
         "calibrate r-target",
         "verify",

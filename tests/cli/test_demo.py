@@ -117,6 +117,8 @@ def test_the_demo_tells_honest_from_forged_and_leaves_nothing(folder: Path) -> N
         ):
             (line,) = [line for line in lines if what in line]
             assert re.search(rf"{verdict} +\d+  \w+[:,] ", line), line
+        assert any("4 answers: honest (signature, log, prompt, answer" in line for line in lines)
+        assert any("one with another token: fraud (answer" in line for line in lines)
         assert demo.processes() == []
         assert demo.leftovers() == []
         assert is_free(demo.port())

@@ -12,7 +12,7 @@ from proofserve.cli.model import checkpoint
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup
+from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.four_bits import one_thread
 
 NONCES = range(64)
@@ -27,7 +27,7 @@ def session() -> Iterator[CommandSession]:
 
 @pytest.fixture(scope="module")
 def node() -> CheckpointValidator:
-    return CheckpointValidator(ValidatorSetup(checkpoint(MODEL), "float32"), WORKLOAD)
+    return CheckpointValidator(ValidatorSetup(checkpoint(MODEL), "float32"), proofs_of(WORKLOAD, 8))
 
 
 def claims(vectors: dict[int, np.ndarray]) -> list[Claim]:

@@ -38,7 +38,7 @@ def live_writer(path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 def test_status_counts_by_target_and_shows_no_secret(path: Path) -> None:
     read = status_json(run("status", "--json", "--outbox", path))
-    assert (read["schema_version"], read["rounds"], read["results"]) == (5, 3, 13)
+    assert (read["schema_version"], read["rounds"], read["results"]) == (6, 3, 13)
     assert read["uncut_rounds"] == 1
     assert read["bytes"] == path.stat().st_size
     hook, other = read["targets"]
@@ -239,8 +239,8 @@ def _recipes(path: Path) -> None:
     [
         (Path.unlink, "there is no outbox"),
         (lambda path: path.write_bytes(b""), "is empty: no server has used it yet"),
-        (lambda path: _version(path, 6), "has version 6, this proofserve reads up to 5"),
-        (lambda path: _version(path, 2), "has version 2, this command reads 5"),
+        (lambda path: _version(path, 7), "has version 7, this proofserve reads up to 6"),
+        (lambda path: _version(path, 2), "has version 2, this command reads 6"),
         (_recipes, "is a database of another program"),
         (_letter, "file is not a database"),
     ],

@@ -43,6 +43,20 @@ def test_ranks_and_scheme_are_the_servers(tmp_path: Path, monkeypatch: pytest.Mo
     assert "VLLM_CPU_OMP_THREADS_BIND" not in small_server(DEPLOYMENT, tmp_path).env
 
 
+def test_share_and_receipts_are_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the user's shell says of a node must not change what a benchmark measures.
+    monkeypatch.setenv("POC_SHARE", "0.7")
+    monkeypatch.setenv("POC_RECEIPTS", "1")
+    plain = small_server(DEPLOYMENT, tmp_path)
+    assert float(plain.env["POC_SHARE"]) == 0
+    assert plain.env["POC_RECEIPTS"] == "0"
+    command = small_server(replace(DEPLOYMENT, share=0.25, receipts=True), tmp_path)
+    assert float(command.env["POC_SHARE"]) == 0.25
+    assert command.env["POC_RECEIPTS"] == "1"
+
+
 def test_the_users_settings_override_the_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

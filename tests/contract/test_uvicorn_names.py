@@ -15,13 +15,11 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from support.contract import parameters
+
 
 async def _app(scope: object, receive: object, send: object) -> None:
     """Never called."""
-
-
-def parameters(function: object) -> list[str]:
-    return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
 
 
 @pytest.fixture

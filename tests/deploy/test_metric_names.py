@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
@@ -15,9 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.support import serving
 from proofserve.api.metrics import exposed
+from proofserve.engines.fake import FakeEngine
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
+from proofserve.outbox.store import SqliteOutbox
+from proofserve.protocol.receipts.signature import SigningKey
+from proofserve.rounds.receipts.service import ReceiptService
 from proofserve.rounds.status import FORWARD_BOUNDS_S
+from receipts.support import source_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -30,8 +36,18 @@ ANYWHERE = {"job", "instance"}
 
 
 async def node_series() -> dict[str, set[str]]:
+    """The metrics of a node whose answers get receipts, one of them none."""
     registry = CollectorRegistry()
-    async with serving() as server:
+    with TemporaryDirectory() as folder:
+        async with await SqliteOutbox.open(Path(folder) / "outbox.sqlite") as outbox:
+            await outbox.receipts.add([], {"no_sketches": 1})
+            source = source_of(FakeEngine())
+            receipts = ReceiptService(source, outbox.receipts, SigningKey.new())
+            return await series_of(receipts, registry)
+
+
+async def series_of(receipts: ReceiptService, registry: CollectorRegistry) -> dict[str, set[str]]:
+    async with serving(receipts=receipts) as server:
         server.node.refusals[409, "queue_full"] += 1
         with exposed(server.node, registry):
             text = await asyncio.to_thread(generate_latest, registry)

@@ -1,4 +1,4 @@
-"""A full disk and an unsupported deployment: what the node does, and what its text says."""
+"""A full disk: what the node does, and what its text says."""
 
 import contextlib
 import subprocess
@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.cli.servers import ServerOptions, small_server
-from proofserve.wiring.launch import ServerFailed, free_port, running_server
-from support.node import NAME, serve, until
+from support.node import serve, until
 
 pytestmark = pytest.mark.engine
 
@@ -53,15 +51,3 @@ def fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
-
-
-@pytest.mark.slow
-def test_data_parallel_is_refused_with_the_reason(tiny: Path, tmp_path: Path) -> None:
-    command = small_server(ServerOptions(tiny, NAME, 8), tmp_path)
-    argv = (*command.argv, "--data-parallel-size", "2")
-    split = type(command)(argv, {**command.env, "VLLM_CPU_OMP_THREADS_BIND": "0|1"})
-    with (
-        pytest.raises(ServerFailed, match="group_id of n_groups"),
-        running_server(split, free_port(), tmp_path / "server.log"),
-    ):
-        pytest.fail("the server should not have started")

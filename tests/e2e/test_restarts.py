@@ -17,6 +17,7 @@ pytestmark = pytest.mark.engine
 
 API_PROCESS, WORKER = 0, -1
 KEY = "key-of-this-test"
+JUDGED = 32
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -47,11 +48,15 @@ def goes_on(node: ServedNode, reported: int) -> None:
 
 
 def is_whole_and_honest(node: ServedNode, rows: list[Any]) -> None:
-    """No nonce of the round is missing or twice, and this server finds the same distances."""
+    """No nonce of the round is missing or twice, and this server finds the same distances.
+
+    It computes again the first ones and the last ones, which different servers have proved.
+    """
     assert len({row["round_id"] for row in rows}) == 1
     assert [row["nonce"] for row in rows] == list(range(len(rows)))
-    answer = node.judge(rows)
-    pairs = zip(answer["computed_distances"], rows, strict=True)
+    chosen = [*rows[:JUDGED], *rows[-JUDGED:]]
+    answer = node.judge(chosen)
+    pairs = zip(answer["computed_distances"], chosen, strict=True)
     assert max(abs(ours - row["dist"]) for ours, row in pairs) <= 1e-4
     assert not answer["fraud_detected"]
 

@@ -23,12 +23,15 @@ def payloads(events: Iterator[str]) -> list[Any]:
 
 
 def ends_with_an_error(events: Iterator[str]) -> None:
-    error = payloads(events)[-1]["error"]
+    last = payloads(events)[-1]
+    assert "error" in last, last
+    error = last["error"]
     assert (error["code"], error["message"]) == (503, "The server is shutting down.")
 
 
 def test_streams_of_an_ended_engine_end_with_an_error(tiny: Path, tmp_path: Path) -> None:
-    with serve(tiny, tmp_path) as node, node.streamed_chat() as events:
+    # The engine works on many sequences of the chat at once, so that it lasts for seconds.
+    with serve(tiny, tmp_path) as node, node.streamed_chat(n=32) as events:
         node.start_round()
         node.server.process.terminate()
         ends_with_an_error(events)
@@ -45,7 +48,6 @@ def test_with_a_shutdown_timeout_short_chats_finish_and_long_ones_end_with_an_er
 
 
 def short_and_long(node: ServedNode) -> None:
-    # The engine works on many sequences of the long chat at once, so that it lasts for seconds.
     with node.streamed_chat(n=32) as long, node.streamed_chat(max_tokens=20) as short:
         node.server.process.terminate()
         assert payloads(short)[-1]["choices"][0]["finish_reason"] == "length"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from proofserve.engines.vllm import compat_client
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.rounds.records import ProofBatch
+from support import ranks
 from support.engines import SKETCH, EmbeddedEngine, workload
 from support.models import SmallModels
 from support.reference import reference_vectors
@@ -22,6 +23,7 @@ from support.reference import reference_vectors
 pytestmark = pytest.mark.engine
 
 DISTANCES = (DistanceScheme(), DistanceScheme(sign_flips=False, layer_hooks=True))
+OneRank = tuple[NDArray[np.float32], NDArray[np.float32], list[ProofBatch]]
 Start = Callable[..., AbstractContextManager[EmbeddedEngine]]
 
 
@@ -46,9 +48,9 @@ def distance_batches(engine: EmbeddedEngine) -> list[ProofBatch]:
 
 @pytest.fixture(scope="module")
 def one_rank(
-    vectors: NDArray[np.float32], sketches: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    return vectors, sketches
+    vectors: NDArray[np.float32], sketches: NDArray[np.float32], distance_batches: list[ProofBatch]
+) -> OneRank:
+    return vectors, sketches, distance_batches
 
 
 def distances(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -93,12 +95,12 @@ def test_two_ranks_agree_with_one_and_chat_works_beside_them(
     parallel: str,
     tiny: Path,
     start: Start,
-    one_rank: tuple[NDArray[np.float32], NDArray[np.float32]],
-    distance_batches: list[ProofBatch],
+    one_rank: OneRank,
     cpu_environment: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     cpu_environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    options: dict[str, Any] = {parallel: 2, "dtype": "float32"}
+    options: dict[str, Any] = {parallel: 2, "dtype": "float32", **ranks.EXTENSION}
     if parallel.startswith("pipeline"):
         # vLLM 0.32 on a CPU makes the buffers between stages in a warm-up that eager mode skips.
         options |= {"enforce_eager": False, "gpu_memory_utilization": 0.1}
@@ -109,10 +111,11 @@ def test_two_ranks_agree_with_one_and_chat_works_beside_them(
             sketched = engine.run(engine.prove(workload(made_by=SKETCH), range(16)))
             ours = [engine.run(engine.prove(workload(made_by=s), range(32))) for s in DISTANCES]
             engine.run(chat_beside_proofs(engine))
+            ranks.refuses_other_ranks(engine, tmp_path)
     finally:
         cpu_environment.delenv("VLLM_CPU_OMP_THREADS_BIND")
         cpu_environment.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    vectors, sketches = one_rank
+    vectors, sketches, distance_batches = one_rank
     worst = distances(batch.values, vectors).max()
     print(f"{parallel} 2 against 1: largest distance {worst:.5f}")
     assert worst < 0.02

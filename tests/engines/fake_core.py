@@ -38,6 +38,8 @@ class FakeCore:
         self.wakeups = 0
         self.events: list[str] = []
         """Steps and forwards in order."""
+        self.held_back: list[float] = []
+        """Seconds from the end of each step until its tokens left for the API process."""
         self.unfinished: dict[str, int] = {}
         self._own_loop = own_loop
         self._messages: deque[str] = deque()
@@ -45,6 +47,7 @@ class FakeCore:
         self._future: list[tuple[float, str]] = []
         self._idle_callbacks: list[Callable[[], None]] = []
         self._arrived: Callable[[str], None] = lambda _name: None
+        self._stepping: Callable[[], None] = lambda: None
         self._stepped: Callable[[float, float], None] = lambda _start, _end: None
         self.gate: ProofGate
 
@@ -84,11 +87,15 @@ class FakeCore:
             self._step()
 
     def _step(self) -> None:
+        self._stepping()
         start = self.now
         self.events.append("step")
         self.pass_time(STEP_S)
         self.unfinished = {name: left - 1 for name, left in self.unfinished.items() if left > 1}
-        self._stepped(start, self.now)
+        end = self.now
+        self._stepped(start, end)
+        # As in vLLM, the loop hands tokens on when the step function has returned.
+        self.held_back.append(self.now - end)
 
     # -- the port --------------------------------------------------------------------------------
 
@@ -118,9 +125,12 @@ class FakeCore:
         self._messages.append("wakeup")
 
     def watch(
-        self, arrived: Callable[[str], None], stepped: Callable[[float, float], None]
+        self,
+        arrived: Callable[[str], None],
+        stepping: Callable[[], None],
+        stepped: Callable[[float, float], None],
     ) -> None:
-        self._arrived, self._stepped = arrived, stepped
+        self._arrived, self._stepping, self._stepped = arrived, stepping, stepped
 
     def run_forward(self, forward: Forward) -> dict[str, Any]:
         number = len(self.forwards)

@@ -10,7 +10,7 @@ import pytest
 
 from engines.fake_core import FORWARD_S, STEP_S, FakeCore, call, gate_on
 from proofserve.engines.vllm.core_gate import CHAT_GRACE_S, WAKEUP_S, wake_until_orphaned
-from proofserve.engines.vllm.core_messages import values_of
+from proofserve.engines.vllm.core_messages import FAULT, values_of
 
 
 def nonces_of(future: "Future[dict[str, Any]]") -> list[int]:
@@ -278,3 +278,23 @@ def test_wakeups_go_on_until_the_process_has_lost_its_parent() -> None:
     wake_until_orphaned(lambda: woken.append(len(slept)), lambda: next(parents), slept.append)
     assert slept == [WAKEUP_S, WAKEUP_S]
     assert woken == [1, 2]
+
+
+def test_the_next_owner_ends_the_calls_and_leases_of_the_last_one() -> None:
+    core = FakeCore()
+    gate = gate_on(core)
+    blocks = len(core.free)
+    running, waiting = gate.prove(call(range(8), "first")), gate.prove(call(range(4), "second"))
+    core.spin()
+    assert len(core.free) < blocks
+    gate.take_over()
+    assert len(core.free) == blocks
+    for future in (running, waiting):
+        assert future.result(0)["kind"] == FAULT
+        assert "another API process" in future.result(0)["error"]
+    mine = gate.prove(call(range(4), "third"))
+    core.spin(4)
+    assert mine.result(0)["done"] == 4
+    gate.take_over()
+    gate.release("third")
+    assert len(core.free) == blocks

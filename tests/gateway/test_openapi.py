@@ -45,6 +45,9 @@ async def test_the_page_describes_what_every_route_takes_and_answers(client: Asg
         assert statuses <= relayed["responses"].keys()
 
 
+OF_CLIENTS = (b"/v1/models", b"/v1/receipts/{response_id}")
+
+
 async def test_the_page_asks_for_a_key_only_where_one_is_configured() -> None:
     async def secured(plan: GatewayPlan) -> dict[str, list[dict[str, Any]]]:
         page = (await client_of(plan).get("/openapi.json")).json()
@@ -54,7 +57,7 @@ async def test_the_page_asks_for_a_key_only_where_one_is_configured() -> None:
     assert await secured(PLAN) == {}
     admin = {path: [{"admin": []}] for path in ADMIN_PATHS}
     assert await secured(replace(PLAN, admin_key="k")) == admin
-    clients = {path.decode(): [{"client": []}] for path in (*RELAYED, b"/v1/models")}
+    clients = {path.decode(): [{"client": []}] for path in (*RELAYED, *OF_CLIENTS)}
     assert await secured(replace(PLAN, clients=(ClientSpec(name="anna", key="k"),))) == clients
 
 

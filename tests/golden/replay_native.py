@@ -57,7 +57,9 @@ def replay_forward(case: Case) -> None:
     }
     decoder.load_state_dict(weights)
     block = block_of(case, shape.hidden_size)
-    network = Network(decoder.to(DEVICE), block.model, 1024, torch.float32, DEVICE)
+    network = Network(
+        decoder.to(DEVICE), torch.nn.Identity(), block.model, 1024, torch.float32, DEVICE
+    )
     args = case.args
     z = network.values(block, args["public_key"], (args["nonce"],), args["seq_len"])[0]
     assert_f16_close(to_float16(z.cpu().numpy()), np.array(case.expect["z"]).ravel())

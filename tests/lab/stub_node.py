@@ -1,9 +1,10 @@
 """A node without a model: real HTTP, made-up numbers, and bad habits on request."""
 
 import hashlib
+import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.responses import StreamingResponse
 
 from proofserve.protocol.codec import encode
 from proofserve.rounds.status import EngineGauges
@@ -27,6 +29,17 @@ class Habits:
     bare: float = 1000.0
     round: float = 1000.0
     chat_tokens: float = 5000.0
+    stream_gap_s: float = 0.01
+    """Between two events of a streamed answer; longer by ``loss`` while a round runs."""
+    tokens_per_event: int = 1
+    loss: float = 0.0
+    share: float = 1.0
+    """Of the engine's time, to proofs while a round runs; chat has the rest but ``idle``."""
+    idle: float = 0.0
+    cuts_streams: bool = False
+    suffix: str = ""
+    """Of every answer that is not streamed."""
+    receipts: bool = True
     polite: bool = True
     resumes: bool = True
     truthful: bool = True
@@ -62,6 +75,8 @@ class StubNode:
         self._last_chat = 0.0
         self.measured: list[dict[str, Any]] = []
         self._lock = threading.Lock()
+        self.unlogged: set[str] = set()
+        """Ids of answers whose receipts the log does not have yet."""
         self._closing = threading.Event()
         self._work: dict[str, Any] = {}
         self._next = 0
@@ -149,6 +164,7 @@ class StubNode:
             ("GET", f"{P}/results", self.results),
             ("POST", f"{P}/generate", self.generate),
             ("POST", f"{P}/measure", self.measure),
+            ("GET", "/api/v1/receipts/{response_id}", self.receipts),
         ):
             self.app.add_api_route(path, handler, methods=[method])
 
@@ -158,17 +174,54 @@ class StubNode:
     def versions(self) -> dict[str, Any]:
         return {"vllm_version": "0", "versions": {"vllm": "0"}}
 
-    async def chat(self, request: Request) -> dict[str, Any]:
+    async def chat(self, request: Request) -> Any:
         body = await request.json()
         if self.habits.chat_error is not None:
             raise HTTPException(self.habits.chat_error, "no chat today")
+        if body.get("stream"):
+            return StreamingResponse(self._streamed(body), media_type="text/event-stream")
         tokens, said = body["max_tokens"], body["messages"][0]["content"]
         words = len(said.split())
         await self._busy((words + tokens) / self.habits.chat_tokens)
         if not self.habits.truthful and self.state == "GENERATING":
             said += "!"
+        said += self.habits.suffix
         choice = {"finish_reason": self.habits.finish_reason, "message": {"content": said}}
-        return {"choices": [choice], "usage": {"prompt_tokens": words, "completion_tokens": tokens}}
+        usage = {"prompt_tokens": words, "completion_tokens": tokens}
+        name = f"chatcmpl-{self.chats}"
+        self.unlogged.add(name)
+        return {"id": name, "choices": [choice], "usage": usage}
+
+    async def receipts(self, response_id: str) -> dict[str, Any]:
+        if not self.habits.receipts:
+            raise HTTPException(404, "no receipts")
+        if response_id in self.unlogged:
+            self.unlogged.remove(response_id)
+            raise HTTPException(425, "not logged yet")
+        return {"receipts": [{"of": response_id}]}
+
+    async def _streamed(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        """Events as vLLM sends them: first one without a token, last one without a choice."""
+        counted = body["stream_options"].get("continuous_usage_stats", False)
+
+        def event(done: int, choices: list[dict[str, Any]]) -> str:
+            usage = {"prompt_tokens": 1, "completion_tokens": done}
+            return (
+                f"data: {json.dumps({'choices': choices, 'usage': usage if counted else None})}\n\n"
+            )
+
+        yield event(0, [{"delta": {"role": "assistant"}, "finish_reason": None}])
+        done, tokens = 0, body["max_tokens"]
+        while done < tokens:
+            slower = 1 - self.habits.loss if self.state == "GENERATING" else 1.0
+            await self._busy(self.habits.stream_gap_s / slower)
+            done = min(tokens, done + self.habits.tokens_per_event)
+            reason = self.habits.finish_reason if done == tokens else None
+            yield event(done, [{"delta": {"content": "x"}, "finish_reason": reason}])
+            if self.habits.cuts_streams:
+                return
+        yield event(done, [])
+        yield "data: [DONE]\n\n"
 
     async def prefill(self, request: Request) -> dict[str, Any]:
         body = await request.json()
@@ -214,10 +267,11 @@ class StubNode:
         return {**config, **self._work.get("params", {"seq_len": self._work.get("seq_len")})}
 
     def gauges(self) -> dict[str, Any]:
-        busy = time.monotonic() if self.state == "GENERATING" else 0.0
+        active = time.monotonic() if self.state == "GENERATING" else 0.0
         names = dict.fromkeys(EngineGauges.__dataclass_fields__, 0)
         measured = {
-            "busy_s": busy,
+            "busy_s": self.habits.share * active,
+            "deferred_s": (1 - self.habits.share - self.habits.idle) * active,
             "forwards": self.forwards,
             "resume_ms": [7.0, 8.0, 9.0] if self.habits.polite else [7.0, 0.1, 8.0],
         }

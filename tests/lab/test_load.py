@@ -7,7 +7,14 @@ import pytest
 from lab.stub_node import Habits, stub_node
 from proofserve.lab.client import load
 from proofserve.lab.client.chats import chat, reading_chat
-from proofserve.lab.client.load import Call, Reply, ask_all, closed_loop, rate_of_completions
+from proofserve.lab.client.load import (
+    Call,
+    Reply,
+    ask_all,
+    ask_one,
+    closed_loop,
+    rate_of_completions,
+)
 
 
 def reply(began: float, ended: float, tokens: int) -> Reply:
@@ -69,7 +76,7 @@ def test_a_closed_loop_keeps_its_clients_busy_and_answers_everything() -> None:
             numbers.append(number)
             return reading_chat("stub", number, 40)
 
-        with closed_loop(url, call, 3) as loop:
+        with closed_loop(url, call, 3, ask_one) as loop:
             loop.settle(0.3)
             # Of three clients one has an answer, so all of them have sent.
             assert len(numbers) > 3
@@ -81,7 +88,7 @@ def test_a_closed_loop_keeps_its_clients_busy_and_answers_everything() -> None:
 
 def test_leaving_by_an_error_drops_what_is_in_flight() -> None:
     def interrupted(url: str) -> None:
-        with closed_loop(url, lambda _: chat("stub", "slow", 60), 2):
+        with closed_loop(url, lambda _: chat("stub", "slow", 60), 2, ask_one):
             time.sleep(0.2)
             raise KeyError
 
@@ -97,7 +104,7 @@ def test_a_loop_that_breaks_says_so() -> None:
         raise RuntimeError("no such call")
 
     def loaded(url: str) -> None:
-        with closed_loop(url, broken, 1) as loop:
+        with closed_loop(url, broken, 1, ask_one) as loop:
             loop.settle(0.0)
 
     with stub_node() as (_, url), pytest.raises(ExceptionGroup) as caught:
@@ -126,7 +133,7 @@ def test_an_exit_that_strikes_inside_a_task_is_no_forgotten_error(
     async def struck(_http: httpx.AsyncClient, _call: Call) -> Reply:
         raise SystemExit(130)
 
-    monkeypatch.setattr(load, "_ask", struck)
+    monkeypatch.setattr(load, "ask_one", struck)
     with pytest.raises(SystemExit):
         ask_all("http://127.0.0.1:9", [Call("/", {})] * 3, 1)
     # A task whose exception was never read warns when it is collected.

@@ -33,6 +33,7 @@ def test_the_package_holds_at_most_8_megabytes_of_it() -> None:
         "config.json",
         "model.safetensors",
         "calibration.json",
+        "chat_calibration.json",
     }
     assert sum(file.stat().st_size for file in packed) <= BUDGET
 

@@ -22,13 +22,13 @@ async def test_a_new_file_has_the_required_safety_settings(path: Path) -> None:
     )
     await database.close()
     await database.close()
-    assert settings == ["wal", 2, 1, 5]
+    assert settings == ["wal", 2, 1, 6]
 
 
 async def test_a_newer_database_is_refused_and_not_changed(path: Path) -> None:
     with closing(sqlite3.connect(path)) as newer:
-        newer.execute("PRAGMA user_version = 6")
-    with pytest.raises(NotAnOutbox, match="has version 6, this proofserve reads up to 5"):
+        newer.execute("PRAGMA user_version = 7")
+    with pytest.raises(NotAnOutbox, match="has version 7, this proofserve reads up to 6"):
         await Database.open(path)
     with closing(sqlite3.connect(path)) as newer:
         assert newer.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -68,7 +68,7 @@ async def test_a_slow_disk_does_not_stop_the_event_loop(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         # A lock held elsewhere keeps the transaction waiting, as a slow disk would.
         other.execute("BEGIN IMMEDIATE")
-        write = asyncio.create_task(database.write(lambda c: c.execute("PRAGMA user_version = 5")))
+        write = asyncio.create_task(database.write(lambda c: c.execute("PRAGMA user_version = 6")))
         ticks = 0
         for _ in range(20):
             await asyncio.sleep(0.005)

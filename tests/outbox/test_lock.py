@@ -33,7 +33,7 @@ async def test_a_second_server_is_refused_until_the_first_has_closed(path: Path)
     with pytest.raises(OutboxInUse, match=r"another running server uses the outbox .* POC_OUTBOX"):
         await Database.open(path)
     # The refusal does not disturb the first server.
-    await first.write(lambda c: c.execute("PRAGMA user_version = 5"))
+    await first.write(lambda c: c.execute("PRAGMA user_version = 6"))
     with pytest.raises(OutboxInUse):
         hold_lock(path)
     await first.close()

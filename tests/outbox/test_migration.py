@@ -62,7 +62,7 @@ async def test_a_migration_keeps_rows_and_progress_and_closes_rounds(old: Path) 
         assert await store.open_round(a_spec("r1", URL)) == RoundProgress(3, found=2, failed=1)
         assert await store.interrupted() == a_spec("r1", URL)
     with closing(sqlite3.connect(old)) as file:
-        assert file.execute("PRAGMA user_version").fetchone() == (5,)
+        assert file.execute("PRAGMA user_version").fetchone() == (6,)
 
 
 async def test_after_a_migration_deliveries_continue_and_uncut_results_are_due(old: Path) -> None:
@@ -105,3 +105,16 @@ async def test_a_migration_that_fails_leaves_the_old_version(old: Path) -> None:
         assert file.execute("PRAGMA user_version").fetchone() == (1,)
         columns = [row[1] for row in file.execute("PRAGMA table_info(rounds)")]
         assert "r_target" not in columns
+
+
+async def test_a_migration_keeps_callbacks_of_every_state_and_their_numbers(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as file:
+        names = [row[1] for row in file.execute("PRAGMA table_info(deliveries)")]
+        query = f"SELECT {', '.join(names)} FROM deliveries ORDER BY id"  # noqa: S608
+        before = file.execute(query).fetchall()
+    async with await SqliteOutbox.open(old) as store:
+        await store.enqueue("logged", URL, {"entries": []})
+    with closing(sqlite3.connect(old)) as file:
+        assert file.execute(query).fetchall()[:-1] == before
+        added = file.execute("SELECT id, endpoint, sequence FROM deliveries ORDER BY id DESC")
+        assert added.fetchone() == (3, "logged", 3)

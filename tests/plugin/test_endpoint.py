@@ -53,6 +53,13 @@ async def test_a_server_without_an_access_rule_does_not_start(
         await ProofEndpoints().init_state(None, State(), Namespace(host=None, uds=None))
 
 
+async def test_receipts_without_proofs_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POC_ENABLED", raising=False)
+    monkeypatch.setenv("POC_RECEIPTS", "1")
+    with pytest.raises(ValueError, match="POC_RECEIPTS / --receipts needs"):
+        await ProofEndpoints().init_state(None, State(), Namespace())
+
+
 async def test_the_openapi_page_is_built_at_start() -> None:
     app = FastAPI()
     ProofEndpoints().attach_router(app)

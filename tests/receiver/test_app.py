@@ -44,6 +44,7 @@ def test_callbacks_are_taken_and_summed_up(client: httpx.Client) -> None:
                 "committed": 0,
             }
         ],
+        "forks": 0,
     }
 
 

@@ -112,7 +112,7 @@ def test_a_book_of_version_1_is_taken_over(old: Path) -> None:
     assert store.summary().sources == (ClaimSource("k3y", "b10c", 3, 1, 2, 1, 1, 2e9),)
     store.close()
     with closing(sqlite3.connect(old)) as file:
-        assert file.execute("PRAGMA user_version").fetchone() == (3,)
+        assert file.execute("PRAGMA user_version").fetchone() == (4,)
         assert file.execute("SELECT count(*) FROM validations").fetchone() == (1,)
 
 

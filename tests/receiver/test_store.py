@@ -95,6 +95,6 @@ def test_files_that_are_not_a_book_are_refused(path: Path, tmp_path: Path) -> No
         file.execute("CREATE TABLE recipes (name)")
         with pytest.raises(ReceiverFileError, match="another program"):
             ReceiverStore.open(path)
-        file.execute("PRAGMA user_version = 4")
-    with pytest.raises(ReceiverFileError, match="has version 4, this proofserve reads up to 3"):
+        file.execute("PRAGMA user_version = 5")
+    with pytest.raises(ReceiverFileError, match="has version 5, this proofserve reads up to 4"):
         ReceiverStore.open(path)

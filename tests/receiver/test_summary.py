@@ -34,6 +34,11 @@ def test_the_table_shows_every_count() -> None:
     ]
 
 
+def test_forks_are_in_the_title_where_there_are_some() -> None:
+    assert "forks" not in _text(Summary(9, 0, 1e9, ()), 100)
+    assert "01:46:40 UTC, 2 forks in logs of receipts" in _text(Summary(9, 0, 1e9, (), 2), 100)
+
+
 def test_roots_have_a_column_where_they_came() -> None:
     source = ClaimSource("k" * 66, "b" * 64, 0, 0, 6, 7, 8, 1e9, committed=98_304)
     text = _text(Summary(1, 0, 1e9, (source,)), 80)

@@ -139,8 +139,9 @@ def serve(
 
     ``options`` are vLLM's own; ``poc`` holds POC_ variables.
     """
-    command = small_server(ServerOptions(model, NAME, forward_batch=8), folder)
-    command = replace(command, argv=(*command.argv, *options), env={**command.env, **poc})
+    wanted = ServerOptions(model, NAME, forward_batch=8, vllm_options=tuple(options))
+    command = small_server(wanted, folder)
+    command = replace(command, env={**command.env, **poc})
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:
         command = replace(command, env={**command.env, "TMPDIR": sockets})

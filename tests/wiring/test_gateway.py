@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan, Timeouts
 from proofserve.settings.gateway import PREFIX, GatewaySettings
+from proofserve.wire.paths import RECEIPTS
 from proofserve.wiring import gateway
 from proofserve.wiring.gateway import application, backends_of, plan_of, run_gateway
 
@@ -32,7 +33,8 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_plan_of_defaults_is_the_default_plan() -> None:
-    assert plan_of(GatewaySettings()) == GatewayPlan((BackendSpec("http://127.0.0.1:8001"),))
+    expected = GatewayPlan((BackendSpec("http://127.0.0.1:8001"),), receipts_path=RECEIPTS)
+    assert plan_of(GatewaySettings()) == expected
 
 
 @pytest.mark.parametrize("seconds", [30, 3600])
@@ -62,6 +64,7 @@ def test_every_setting_reaches_the_plan(tmp_path: Path) -> None:
         client_keys_file=keys,
         backend_api_key="b",
         gateway_admin_key="c",
+        remembered_answers=11,
         cors_origins="https://a, https://b,",
     )
     assert plan_of(chosen) == GatewayPlan(
@@ -77,6 +80,8 @@ def test_every_setting_reaches_the_plan(tmp_path: Path) -> None:
         backend_key="b",
         admin_key="c",
         cors_origins=("https://a", "https://b"),
+        receipts_path=RECEIPTS,
+        remembered_answers=11,
     )
 
 

@@ -89,3 +89,10 @@ def test_an_outbox_that_does_not_exist_yet_is_not_created(tmp_path: Path) -> Non
     path = tmp_path / "outbox.sqlite"
     assert "can be created" in check("outbox", outbox=path)
     assert not path.exists()
+
+
+def test_receipts_without_a_node_are_refused() -> None:
+    assert check("receipts") == "off"
+    assert "48 dimensions" in check("receipts", receipts=True, receipts_k_dim=48)
+    with pytest.raises(ValueError, match=r"--receipts needs .*--enable-poc"):
+        check("receipts", receipts=True, enabled=False)

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from proofserve.api.access import ANONYMOUS, Caller, Role
+from proofserve.api.access import Caller, Role
 from proofserve.api.errors import ApiError, NotEnabled
 from proofserve.api.json_body import has_upgraded_body, read_body
 from proofserve.api.node import NODE, Node
@@ -25,15 +25,18 @@ from proofserve.rounds.errors import (
     LaneUnset,
     NotInitialised,
     QueueFull,
+    ReceiptDeleted,
+    ReceiptNotLogged,
     Refused,
     RoundsError,
     ShuttingDown,
     UnknownJob,
     UnknownNonce,
+    UnknownReceipt,
     UnknownRound,
     VectorsDeleted,
 )
-from proofserve.web.request_ids import RequestIds
+from proofserve.web.request_ids import request_id_of
 from proofserve.wire.protocols import problems
 
 _logger = logging.getLogger(__name__)
@@ -41,17 +44,18 @@ _logger = logging.getLogger(__name__)
 # The status of errors from other packages; the first row with a class of the error decides.
 _STATUS = (
     ((LaneUnset, NotInitialised), 400),
-    ((UnknownJob, UnknownRound, UnknownNonce), 404),
-    (VectorsDeleted, 410),
+    ((UnknownJob, UnknownRound, UnknownNonce, UnknownReceipt), 404),
+    ((VectorsDeleted, ReceiptDeleted), 410),
     ((RequestValidationError, ProtocolError), 422),
+    (ReceiptNotLogged, 425),
     (QueueFull, 429),
     (ShuttingDown, 503),
     (Refused, 409),
     (RoundsError, 503),
 )
 _KNOWN = (HTTPException, ApiError, RequestValidationError, ProtocolError, RoundsError)
-# Retry-After for a full queue: by then it probably has room. Seconds.
-_FULL_QUEUE_RETRY_S = "5"
+# Retry-After, in seconds: by then a full queue probably has room, and a receipt is in the log.
+_RETRY_S = ((QueueFull, "5"), (ReceiptNotLogged, "1"))
 # A viewer's key permits these. Monitors send them often, so only refused ones are logged.
 _READING = {"GET", "HEAD"}
 _WORD_BORDER = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -72,13 +76,14 @@ class ClosingRoute(APIRoute):
         return answer
 
 
-def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type[APIRoute]:
+def guarded(
+    get_node: Callable[[Request], Node], without_key: Caller | None = None
+) -> type[APIRoute]:
     """A route class that admits permitted callers and turns every exception into a response.
 
-    A viewer's key permits GET and HEAD; other calls need an operator's. Without ``needs_key``
-    every client may call. 503 while proofs are not enabled.
+    A viewer's key permits GET and HEAD; other calls need an operator's. With ``without_key`` every
+    client may call, and all are counted as that caller. 503 while proofs are not enabled.
     """
-    ids = RequestIds()
 
     class NodeRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Any]:
@@ -90,7 +95,7 @@ def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type
                 node = reason = None
                 try:
                     node = request.scope[NODE] = get_node(request)
-                    caller = node.access.admit(request, role) if needs_key else ANONYMOUS
+                    caller = without_key or node.access.admit(request, role)
                     response: Response = await handle(
                         await _with_body(node, caller, request, has_nonces)
                     )
@@ -102,7 +107,7 @@ def guarded(get_node: Callable[[Request], Node], needs_key: bool = True) -> type
                     reason = "internal"
                 if has_upgraded_body(request):
                     response.headers["Connection"] = "close"
-                count_and_log(node, request, response, ids, reason)
+                count_and_log(node, request, response, reason)
                 return response
 
             return answer
@@ -126,7 +131,8 @@ def error_response(error: Exception) -> JSONResponse:
     if isinstance(error, ApiError):
         return JSONResponse({"detail": error.detail}, error.status, error.headers)
     status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    headers = {"Retry-After": _FULL_QUEUE_RETRY_S} if isinstance(error, QueueFull) else None
+    after = next((seconds for kind, seconds in _RETRY_S if isinstance(error, kind)), None)
+    headers = {"Retry-After": after} if after else None
     return JSONResponse({"detail": _detail(error)}, status, headers)
 
 
@@ -149,7 +155,7 @@ def reason_of(error: Exception) -> str:
 
 
 def count_and_log(
-    node: Node | None, request: Request, response: Response, ids: RequestIds, reason: str | None
+    node: Node | None, request: Request, response: Response, reason: str | None
 ) -> None:
     """Count and log ``response``, and give it the request's id.
 
@@ -157,7 +163,7 @@ def count_and_log(
     Bodies and headers are not logged, because they may hold keys.
     """
     given = request.headers.get("x-request-id")
-    request_id = ids.of(given.encode("latin-1") if given is not None else None).decode()
+    request_id = request_id_of(given.encode("latin-1") if given is not None else None).decode()
     response.headers["X-Request-Id"] = request_id
     if node is not None and reason is not None:
         node.refusals[response.status_code, reason] += 1

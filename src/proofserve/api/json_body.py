@@ -64,15 +64,20 @@ async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJson
     except ClientDisconnect:
         raise ClientGone("Client closed request") from None
     body = await read.body()
+    require_body(request, body)
+    if holds_more_values(body, nonces * _VALUES_PER_NONCE + _OTHER_VALUES):
+        need = f"{nonces} nonces need (POC_MAX_QUEUED_NONCES)" if nonces else "this call takes"
+        raise BodyTooLarge(f"the body has more values than {need}")
+    return read
+
+
+def require_body(request: Request, body: bytes) -> None:
+    """Raise BodyLost if the HTTP server did not pass on the body of ``request``."""
     if not body and has_upgraded_body(request):
         raise BodyLost(
             "the body was lost, because the request asks for Connection: Upgrade: send it again"
             " without Upgrade (curl --http1.1, Java HttpClient.Version.HTTP_1_1)"
         )
-    if holds_more_values(body, nonces * _VALUES_PER_NONCE + _OTHER_VALUES):
-        need = f"{nonces} nonces need (POC_MAX_QUEUED_NONCES)" if nonces else "this call takes"
-        raise BodyTooLarge(f"the body has more values than {need}")
-    return read
 
 
 def has_upgraded_body(request: Request) -> bool:

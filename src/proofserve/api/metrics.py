@@ -7,7 +7,9 @@ from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -16,8 +18,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from proofserve.api.node import Node
-from proofserve.api.status import answer_of_outbox, read_engine
+from proofserve.api.node import Node, ServedNode
+from proofserve.api.response_models import HealthAnswer, documented
+from proofserve.api.status import answer_of_outbox, read_engine, read_receipts
+from proofserve.rounds.receipts.status import ReceiptGauges
 from proofserve.rounds.state import State
 from proofserve.rounds.status import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges, Status
 
@@ -26,6 +30,30 @@ PREFIX = "proofserve"
 READING_S = 8.0
 _INFO_LABELS = ["scheme", "vllm_version", "version"]
 Labels = TypeVar("Labels", bound=tuple[str, ...])
+
+
+def add_to(router: APIRouter) -> None:
+    """Add a page with the node's own metrics: with several API processes vLLM's has none."""
+    described = documented(HealthAnswer, 503)["responses"]
+    refusals = {code: each for code, each in described.items() if code != 200}
+    router.get("/metrics", response_class=PlainTextResponse, responses=refusals)(page)
+
+
+async def page(node: ServedNode) -> PlainTextResponse:
+    """The node's metrics in the text format of Prometheus, without vLLM's own."""
+    text = generate_latest(_Read(await _families(node)))
+    return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
+
+
+class _Read(CollectorRegistry):
+    """A registry of metrics that were read before."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 @contextmanager
@@ -75,7 +103,8 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 async def _families(node: Node) -> list[Metric]:
     """All metrics. Takes as long as the slower of engine and outbox, at most 5 s."""
     of_outbox = answer_of_outbox(node.outbox.gauges())
-    (engine, _), (outbox, _) = await asyncio.gather(read_engine(node), of_outbox)
+    parts = await asyncio.gather(read_engine(node), of_outbox, read_receipts(node))
+    (engine, _), (outbox, _), (receipts, _) = parts
     versions = node.deployment.engine_info.versions
     scheme = node.deployment.scheme or "any"
     here = (scheme, versions.get("vllm", ""), versions.get("proofserve", ""))
@@ -88,7 +117,9 @@ async def _families(node: Node) -> list[Metric]:
         _gauge("up", "Whether a part of the node answered this scrape.", up, ["part"]),
         _gauge("tasks", "Tasks of the event loop; constant while idle.", tasks),
         *(_engine(engine) if engine is not None else ()),
+        *(_cores(engine, node.manager.status()) if engine is not None else ()),
         *(_outbox(outbox) if outbox is not None else ()),
+        *(_receipts(receipts) if receipts is not None else ()),
     ]
 
 
@@ -114,6 +145,19 @@ def _round(status: Status) -> Iterator[Metric]:
     yield _gauge("round_paused", "1 while a fault of engine or outbox stops the round.", paused)
     queued = {(): status.queue.queued_nonces}
     yield _gauge("queued_nonces", "Nonces of jobs and validations that wait or run.", queued)
+
+
+def _cores(engine: EngineGauges, status: Status) -> Iterator[Metric]:
+    """What an operator looks for in one engine core; there is at least one."""
+    cores = {(str(index),): core for index, core in enumerate(engine.cores or (engine,))}
+    busy = {label: core.busy_s for label, core in cores.items()}
+    yield _counter("core_busy_seconds", "The same for each engine core.", busy, ["core"])
+    deferred = {label: core.deferred_s for label, core in cores.items()}
+    yield _counter("core_deferred_seconds", "The same for each engine core.", deferred, ["core"])
+    stopped = dict.fromkeys(cores, False)
+    stopped |= {(str(core.core),): core.stopped for core in status.cores}
+    text = "1 for an engine core that proves no more in the running round."
+    yield _gauge("core_stopped", text, stopped, ["core"])
 
 
 def _engine(engine: EngineGauges) -> Iterator[Metric]:
@@ -143,6 +187,20 @@ def _outbox(outbox: OutboxGauges) -> Iterator[Metric]:
     yield _gauge("outbox_pending", "Callbacks not delivered yet.", {(): outbox.pending})
     oldest, age = "Age of the oldest callback not delivered yet.", {(): outbox.oldest_pending_s}
     yield _gauge("outbox_oldest_pending_seconds", oldest, age)
+
+
+def _receipts(receipts: ReceiptGauges) -> Iterator[Metric]:
+    yield _counter("receipts", "Receipts stored, over the whole file.", {(): receipts.stored})
+    without = {(reason,): count for reason, count in receipts.without.items()}
+    text = "Answers without a receipt, over the whole file."
+    yield _counter("answers_without_receipt", text, without, ["reason"])
+    entries = {(): receipts.log_entries}
+    yield _counter("log_entries", "Entries of the log of receipts.", entries)
+    yield _gauge("receipts_kept", "Receipts not deleted yet.", {(): receipts.kept})
+    unlogged = {(): receipts.unlogged}
+    yield _gauge("receipts_unlogged", "Stored receipts that the log has not yet.", unlogged)
+    waiting = {(): receipts.waiting}
+    yield _gauge("receipts_waiting", "Answers whose receipts are not stored yet.", waiting)
 
 
 def _family(

@@ -15,6 +15,7 @@ from proofserve.api.errors import ClientGone, TooMany
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import Outbox
+from proofserve.rounds.receipts.service import ReceiptService
 from proofserve.rounds.records import EngineInfo
 from proofserve.web.fixed_window import FixedWindow
 
@@ -118,7 +119,8 @@ class Node:
     """One server: its deployment, rounds and outbox, and which clients may call how often.
 
     ``refusals`` counts the requests that were not served, by status and reason. ``url_warnings``
-    has the warning about the newest round's callback URL, if there is one, by round id.
+    has the warning about the newest round's callback URL, if there is one, by round id. Without
+    ``receipts`` chat answers get none.
     """
 
     deployment: Deployment
@@ -127,6 +129,7 @@ class Node:
     access: Access = field(default_factory=Access)
     rates: Rates = field(default_factory=Rates)
     waits: Waits = field(default_factory=Waits)
+    receipts: ReceiptService | None = None
     refusals: Counter[tuple[int, str]] = field(default_factory=Counter)
     url_warnings: dict[str, str] = field(default_factory=dict)
 

@@ -84,11 +84,14 @@ class NodeStatusResponse(StoppedPowStatus):
     paused_reason: str | None
     error: str | None
     warning: str | None
+    cores: list[dict[str, Any]]
     queue: dict[str, int]
     outbox: dict[str, Any] | None
     outbox_error: str | None
     engine: dict[str, Any] | None
     engine_error: str | None
+    receipts: dict[str, Any] | None
+    receipts_error: str | None
 
 
 class ResultRow(ResponseModel):
@@ -109,11 +112,20 @@ class ResultsPage(ResponseModel):
     next_after: int
 
 
+class ReceiptKeys(ResponseModel):
+    """The key that signs receipts and their log, and how their sketches are made."""
+
+    public_key: str
+    sketch_key: str
+    k_dim: int
+
+
 class Versions(ResponseModel):
     vllm_version: str | None
     poc_validation_inference: bool
     weights_digest: str | None
     versions: dict[str, str]
+    receipts: ReceiptKeys | None
 
 
 class ArtifactModel(ResponseModel, ArtifactRecord):
@@ -194,8 +206,9 @@ _REASONS = {
     401: "the server needs a key, and the request has none of its keys",
     403: "the key is a viewer's, or the server has no keys and the client is on another machine",
     404: "unknown or expired",
-    410: "the vectors are deleted, because their root was delivered long ago",
+    410: "the vectors or the receipt are deleted, some days after they were published",
     409: "not in this state, or for another deployment or block",
+    425: "the receipt is not in the log yet; Retry-After says when to try again",
     422: "a field is wrong; its name is in the detail",
     413: "the body is larger than this server reads",
     429: "the queue is full, or a limit is reached; Retry-After says when to try again",

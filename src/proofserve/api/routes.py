@@ -11,11 +11,14 @@ from proofserve.api import (
     artifact_routes,
     distance_routes,
     health_routes,
+    metrics,
     opening_routes,
     translate,
 )
+from proofserve.api.access import ANONYMOUS
 from proofserve.api.failures import guarded
 from proofserve.api.node import Node, ServedNode, require_engine
+from proofserve.api.receipts import receipt_routes
 from proofserve.api.response_models import (
     NodeStatusResponse,
     ResultsPage,
@@ -25,7 +28,7 @@ from proofserve.api.response_models import (
     documented,
 )
 from proofserve.api.schemas import AnyRoundRequest, DistanceRoundRequest
-from proofserve.api.status import pow_status, status_body, stopped_body
+from proofserve.api.status import pow_status, receipt_keys, status_body, stopped_body
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.wire.examples import ARTIFACT_ROUND_EXAMPLE, DISTANCE_ROUND_EXAMPLE
 from proofserve.wire.paths import PROOFS
@@ -44,16 +47,18 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
     """
     made = empty_router(get_node, has_keys)
     without_key = APIRouter(
-        prefix=PROOFS, tags=["health"], route_class=guarded(get_node, needs_key=False)
+        prefix=PROOFS, tags=["health"], route_class=guarded(get_node, ANONYMOUS)
     )
     _add_shared(made)
     artifact_routes.add_to(made)
     distance_routes.add_to(made)
     opening_routes.add_to(made)
+    metrics.add_to(made)
     health_routes.add_to(made, without_key)
     both = APIRouter()
     both.include_router(made)
     both.include_router(without_key)
+    both.include_router(receipt_routes.router(get_node))
     return both
 
 
@@ -130,7 +135,8 @@ async def results(
 async def versions(node: ServedNode) -> dict[str, Any]:
     """The versions of vLLM, proofserve and what they use, and the digest of the weights.
 
-    ``weights_digest`` is null if the checkpoint has no safetensors files.
+    ``weights_digest`` is null if the checkpoint has no safetensors files, ``receipts`` if chat
+    answers get none.
     """
     engine_info = node.deployment.engine_info
     versions = dict(engine_info.versions)
@@ -139,4 +145,5 @@ async def versions(node: ServedNode) -> dict[str, Any]:
         "poc_validation_inference": True,
         "weights_digest": engine_info.facts.weights_digest,
         "versions": versions,
+        "receipts": receipt_keys(node),
     }

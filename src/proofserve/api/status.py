@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from proofserve.api.node import Node
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
+from proofserve.rounds.receipts.status import ReceiptGauges
 from proofserve.rounds.records import RoundSpec, Winner
 from proofserve.rounds.status import EngineGauges, Stats, Status
 
@@ -39,6 +40,7 @@ async def status_body(node: Node) -> dict[str, Any]:
     status = node.manager.status()
     outbox, outbox_error = await answer_of_outbox(node.outbox.gauges())
     engine, engine_error = await read_engine(node)
+    receipts, receipts_error = await read_receipts(node)
     return {
         "status": status.state.value,
         **await _distance_fields(node, status),
@@ -49,12 +51,34 @@ async def status_body(node: Node) -> dict[str, Any]:
         "paused_reason": status.paused_reason,
         "error": status.error,
         "warning": node.url_warnings.get(status.spec.round_id) if status.spec else None,
+        "cores": [asdict(core) for core in status.cores],
         "queue": asdict(status.queue),
         "outbox": asdict(outbox) if outbox else None,
         "outbox_error": outbox_error,
         "engine": asdict(engine) if engine else None,
         "engine_error": engine_error,
+        "receipts": asdict(receipts) if receipts else None,
+        "receipts_error": receipts_error,
     }
+
+
+def receipt_keys(node: Node) -> dict[str, Any] | None:
+    """What a client needs to check receipts; None if answers get none."""
+    if node.receipts is None:
+        return None
+    source = node.receipts.source
+    return {
+        "public_key": node.receipts.public_key.hex(),
+        "sketch_key": source.sketch_key,
+        "k_dim": source.k_dim,
+    }
+
+
+async def read_receipts(node: Node) -> tuple[ReceiptGauges | None, str | None]:
+    """The counts of receipts, or None and the reason; no reason if answers get none."""
+    if node.receipts is None:
+        return None, None
+    return await answer_of_outbox(node.receipts.gauges())
 
 
 async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:

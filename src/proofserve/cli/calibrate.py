@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from proofserve.cli.chat.calibrate import chat
 from proofserve.cli.model import SmallModel, checkpoint, independent
 from proofserve.cli.noise import noise
 from proofserve.cli.options import (
@@ -48,6 +49,7 @@ Results = Mapping[str, Sequence[tuple[Outcome, Report]]]
 
 
 app.command("noise")(noise)
+app.command("chat")(chat)
 
 
 @app.command("r-target", context_settings=SEVERAL)

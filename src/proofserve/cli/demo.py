@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from proofserve.cli.chat.demo import answers_with_receipts, receipts_are_judged_right
 from proofserve.cli.model import TRAINED, SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
@@ -83,24 +84,26 @@ app = typer.Typer()
 
 @app.command()
 def demo() -> None:
-    """Serve a small trained model, chat, prove, and tell honest proofs from forged ones.
+    """Serve a small trained model, chat, prove, and tell honest proofs and receipts from forged.
 
     Needs no network, no GPU and no settings, and leaves no process running.
     """
     with open_session() as session:
         session.line.step("writing two small models, unless they are in the cache")
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
-        deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH)
+        deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH, receipts=True)
         with serving(deployment, session) as node:
             steps = DemoServer(node, session)
             steps.introduce()
             claims = steps.prove()
+            answers = answers_with_receipts(node.url, MODEL.name, session)
             session.line.step("stopping the server")
         session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
         with session.interrupts.allowed():
             session.line.step("loading the model as a validator, without a server")
             judged = DemoValidator(mine, other, session).judge(claims)
-    if not judged:
+            receipts_hold = receipts_are_judged_right(mine, answers, session)
+    if not (judged and receipts_hold):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -157,7 +160,7 @@ class DemoValidator:
 
     def __init__(self, mine: Path, other: Path, session: CommandSession) -> None:
         # This import takes seconds, and --help must not wait for it.
-        from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup  # noqa: PLC0415
+        from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415
 
         self._session = session
         self._other = other.name
@@ -166,9 +169,9 @@ class DemoValidator:
         threshold.require(WORKLOAD, [MODEL.name], checkpoint_shape(mine))
         self._options = JudgingOptions((), CHANCES, 0.5, sequential=True, threshold=threshold)
         # The other model is in the bank of the forging node alone: nothing suspects it by name.
-        setup = ValidatorSetup(mine, "float32")
-        self._validator = CheckpointValidator(setup, WORKLOAD)
-        self._forger = CheckpointValidator(replace(setup, suspects=(other,)), WORKLOAD)
+        setup, compute = ValidatorSetup(mine, "float32"), proofs_of(WORKLOAD, FORWARD_BATCH)
+        self._validator = CheckpointValidator(setup, compute)
+        self._forger = CheckpointValidator(replace(setup, suspects=(other,)), compute)
 
     def judge(self, claims: Sequence[Claim]) -> bool:
         """Print a verdict for the server's claims and for forged ones; whether all are right."""

@@ -16,11 +16,15 @@ COMMANDS = {
     "receive": ("receive", "app"),
     "outbox": ("outbox", "app"),
     "verify": ("verify", "app"),
+    "verify-chat": ("chat.verify", "app"),
+    "watch-chat": ("chat.watch", "app"),
+    "probe": ("chat.probe", "app"),
     "audit": ("audit", "app"),
     "model": ("model", "app"),
     "check": ("check", "app"),
-    "bench": ("bench", "app"),
+    "bench": ("bench.commands", "app"),
     "calibrate": ("calibrate", "app"),
+    "doctor": ("host.doctor", "app"),
 }
 
 

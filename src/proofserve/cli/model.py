@@ -148,13 +148,15 @@ def checkpoint(model: SmallModel) -> Path:
     return folder
 
 
-def trained_calibration() -> AbstractContextManager[Path]:
-    """The calibration of the trained model, as ``verify --calibration`` reads it.
+def trained_calibration(scheme: str = "sketch-v1") -> AbstractContextManager[Path]:
+    """The calibration of the trained model, as ``verify`` and ``verify-chat`` read it.
 
-    ``sketch-v1``, 64 values, 256 tokens; reference:float32 against vLLM in bfloat16.
+    Of ``sketch-v1``, 64 values and 256 tokens, or of chat (``receipt-v1``), 32 values a token;
+    reference:float32 against vLLM in bfloat16.
     """
     folder = resources.files("proofserve.models").joinpath(TRAINED)
-    return resources.as_file(folder.joinpath("calibration.json"))
+    names = {"sketch-v1": "calibration.json", "receipt-v1": "chat_calibration.json"}
+    return resources.as_file(folder.joinpath(names[scheme]))
 
 
 def cache_folder() -> Path:

@@ -36,7 +36,7 @@ def receive(
     ] = None,
     quiet: Annotated[bool, typer.Option(help="Show no live summary.")] = False,
 ) -> None:
-    """Receive /generated and /validated callbacks, store them, and show a live summary.
+    """Receive callbacks (/generated, /validated, /logged), store them, and show a live summary.
 
     \b
     proofserve receive --port 9000
@@ -45,6 +45,9 @@ def receive(
     For nodes on other machines: give --host, set POC_CALLBACK_SECRET to one value
     on node and receiver, and start the node with
     --poc-callback-allow http://RECEIVER:9000.
+
+    With POC_RECEIPTS_CALLBACK=http://RECEIVER:9000 a node also posts the public log of
+    its receipts. `verify-chat --log FILE` reads it.
     """
     check = SignatureCheck(secret.encode()) if secret else None
     store = ReceiverStore.open(database)

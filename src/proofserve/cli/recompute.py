@@ -152,11 +152,11 @@ def truth_of_checkpoint(
 ) -> Truth:
     """Load ``model``, and ``suspects`` when they are needed. Raises as ``by_checkpoint``."""
     try:
-        from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup  # noqa: PLC0415 - as above
+        from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         raise LabError(f"{error}; install proofserve with its extra `reference`") from error
-    setup = ValidatorSetup(model, dtype, device, forward_batch, suspects)
-    validator = CheckpointValidator(setup, work)
+    setup = ValidatorSetup(model, dtype, device, suspects)
+    validator = CheckpointValidator(setup, proofs_of(work, forward_batch))
     return Truth(validator.truth, validator.weights_digest, validator)
 
 

@@ -27,7 +27,12 @@ S = TypeVar("S", bound=BaseSettings)
 REFUSED = 2
 # Errors of a failed check.
 CHECK_ERRORS = (ValueError, OutboxUnavailable)
-SHORT = {"enabled": "--enable-poc", "resume": "--resume"}
+SHORT = {
+    "enabled": "--enable-poc",
+    "receipts": "--receipts",
+    "receipts_k_dim": "--receipts-k-dim",
+    "resume": "--resume",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ def serve(
     checks = start_checks(model, chosen, ctx.args)
     if check_config:
         typer.echo(f"settings: {len(given)} are valid")
-        raise typer.Exit(_report(checks | slow_checks(model, ctx.args)))
+        raise typer.Exit(_report(checks | slow_checks(model, chosen, ctx.args)))
     try:
         for check in checks.values():
             check()

@@ -31,7 +31,10 @@ SMALL_MACHINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_
 class ServerOptions:
     """A checkpoint, its served name, and how its proofs run; ``ranks`` counts devices.
 
-    ``scheme`` is the only one that the server proves, None for any that a request names.
+    ``scheme`` is the only one that the server proves, None for any that a request names. ``share``
+    of the engine's time (0 to 1) goes to proofs while chat never pauses; with ``receipts`` the
+    server keeps one of every chat answer. Without ``eager`` vLLM compiles the model and captures
+    CUDA graphs for chat, which takes a minute more. ``vllm_options`` go to vLLM as they are.
     """
 
     checkpoint: Path
@@ -40,6 +43,10 @@ class ServerOptions:
     measure: bool = False
     scheme: str | None = None
     ranks: int = 1
+    share: float = 0.0
+    receipts: bool = False
+    eager: bool = True
+    vllm_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +81,18 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
         *("--max-model-len", str(MAX_MODEL_LEN)),
         *("--dtype", "bfloat16"),
         *("--tensor-parallel-size", str(deployment.ranks)),
-        "--enforce-eager",
+        *(("--enforce-eager",) if deployment.eager else ()),
+        *deployment.vllm_options,
     )
     poc = {
         "POC_ENABLED": "1",
         "POC_FORWARD_BATCH": str(deployment.forward_batch),
         "POC_OUTBOX": str(folder / "outbox.sqlite"),
         "POC_MEASURE": "1" if deployment.measure else "0",
+        "POC_RECEIPTS": "1" if deployment.receipts else "0",
         # An empty variable counts as unset.
         "POC_SCHEME": deployment.scheme or "",
+        "POC_SHARE": str(deployment.share),
     }
     command = server_command(str(deployment.checkpoint), options, poc)
     wanted = {**SMALL_MACHINE, **_a_core_each(deployment.ranks)}

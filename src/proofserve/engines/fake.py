@@ -10,11 +10,12 @@ from torch import Tensor
 
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import Block, Challenge, seed
+from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
 from proofserve.protocol.tokens import AllowedTokens
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
-from proofserve.rounds.status import EngineGauges
+from proofserve.rounds.status import EngineGauges, over_cores
 
 TOY_FACTS = ModelFacts(64, weights_digest="70" * 32, tokens=AllowedTokens(((10, 210),)))
 TOY_ENGINE_INFO = EngineInfo(
@@ -31,8 +32,9 @@ class FakeEngine:
     position has that row, turned by its number of places.
     """
 
-    def __init__(self, engine_info: EngineInfo = TOY_ENGINE_INFO) -> None:
+    def __init__(self, engine_info: EngineInfo = TOY_ENGINE_INFO, cores: int = 1) -> None:
         self.engine_info = engine_info
+        self.cores = cores
         self.latency_s = 0.0
         """How long a call takes, in seconds."""
         self.deferrals = 0
@@ -48,25 +50,38 @@ class FakeEngine:
         """Nonces that the answer silently leaves out; a real engine must not do that."""
         self.leases = 0
         """Sessions that are open now."""
+        self.answers: asyncio.Queue[FinishedAnswer] = asyncio.Queue()
+        """Chat answers that end; each is handed over once."""
         self.calls: list[tuple[int, ...]] = []
         """The nonces of every call, answered or not."""
-        self._one_call = asyncio.Lock()
+        self.broken_cores: frozenset[int] = frozenset()
+        """Engine cores whose calls all fail."""
+        self.chat_cores: frozenset[int] = frozenset()
+        """Engine cores that defer every call, each for ``deferral_s`` seconds."""
+        self.calls_of: list[list[tuple[int, ...]]] = [[] for _ in range(cores)]
+        """The same for each engine core."""
+        self._one_call = [asyncio.Lock() for _ in range(cores)]
         self._blocks: dict[tuple[Scheme, Block], BlockScheme] = {}
 
     @asynccontextmanager
-    async def session(self, work: Workload) -> AsyncIterator["FakeSession"]:
+    async def session(
+        self, work: Workload, core: int | None = None
+    ) -> AsyncIterator["FakeSession"]:
         self._require_alive()
         self.leases += 1
         try:
-            yield FakeSession(self, work)
+            yield FakeSession(self, work, core or 0)
         finally:
             self.leases -= 1
 
     async def gauges(self) -> EngineGauges:
         """Mostly zeros. Raises EngineGone."""
         self._require_alive()
+        return over_cores([self._gauges(calls) for calls in self.calls_of])
+
+    def _gauges(self, calls: Sequence[tuple[int, ...]]) -> EngineGauges:
         return EngineGauges(
-            forwards=len(self.calls),
+            forwards=len(calls),
             busy_s=0.0,
             deferred_s=0.0,
             last_forward_s=self.latency_s,
@@ -78,17 +93,30 @@ class FakeEngine:
             unfinished_requests=0,
         )
 
-    async def answer(self, work: Workload, nonces: Sequence[int]) -> ProofBatch | Deferred:
-        """What ``prove`` answers; calls are served one after the other."""
+    async def finished_answers(self) -> list[FinishedAnswer]:
+        """What was put into ``answers``; waits for the first. Raises EngineGone."""
+        self._require_alive()
+        found = [await self.answers.get()]
+        while not self.answers.empty():
+            found.append(self.answers.get_nowait())
+        return found
+
+    async def answer(
+        self, work: Workload, nonces: Sequence[int], core: int = 0
+    ) -> ProofBatch | Deferred:
+        """What ``prove`` answers; each core serves one call after the other."""
         self.calls.append(tuple(nonces))
-        async with self._one_call:
+        self.calls_of[core].append(tuple(nonces))
+        async with self._one_call[core]:
             self._require_alive()
-            if self.deferrals > 0:
-                self.deferrals -= 1
+            if self.deferrals > 0 or core in self.chat_cores:
+                self.deferrals -= core not in self.chat_cores
                 await asyncio.sleep(self.deferral_s)
                 return Deferred("chat", self.deferral_s)
             await asyncio.sleep(self.latency_s)
             self._require_alive()
+            if core in self.broken_cores:
+                raise EngineFault(f"toy core {core} is broken")
             if self.faults > 0:
                 self.faults -= 1
                 raise EngineFault("the toy engine was told to fail")
@@ -126,9 +154,10 @@ class FakeEngine:
 
 
 class FakeSession:
-    def __init__(self, engine: FakeEngine, work: Workload) -> None:
+    def __init__(self, engine: FakeEngine, work: Workload, core: int) -> None:
         self._engine = engine
         self._work = work
+        self._core = core
 
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
-        return await self._engine.answer(self._work, nonces)
+        return await self._engine.answer(self._work, nonces, self._core)

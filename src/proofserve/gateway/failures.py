@@ -68,6 +68,9 @@ UNAUTHORIZED = Failure(
     401, "invalid_api_key", "No client has this key. Send it as 'Authorization: Bearer KEY'."
 )
 UNKNOWN_MODEL = Failure(404, "model_not_found", "No backend serves this model.", param="model")
+UNKNOWN_RECEIPT = Failure(
+    404, "unknown_receipt", "This key got no answer with this id, or it is too long ago."
+)
 RECEIVE_TIMEOUT = Failure(408, "receive_timeout", "The request did not arrive completely in time.")
 BODY_TOO_LARGE = Failure(413, "body_too_large", "The request body is too large.")
 HEADERS_TOO_LARGE = Failure(

@@ -44,7 +44,8 @@ class ClientSpec(BaseModel, extra="forbid", frozen=True):
 class GatewayPlan:
     """The whole configuration of a gateway.
 
-    Below the paths ``self_guarded`` the embedded engine checks keys of its own.
+    Below the paths ``self_guarded`` the embedded engine checks keys of its own. The backends have
+    receipts below ``receipts_path``; the newest ``remembered_answers`` are known by client.
     """
 
     backends: tuple[BackendSpec, ...]
@@ -60,3 +61,5 @@ class GatewayPlan:
     admin_key: str | None = None
     cors_origins: tuple[str, ...] = ()
     self_guarded: tuple[str, ...] = ()
+    receipts_path: str = ""
+    remembered_answers: int = 10_000

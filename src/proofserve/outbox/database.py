@@ -15,7 +15,7 @@ from typing import BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 from proofserve.outbox import quarantine
 from proofserve.rounds.errors import OutboxUnavailable
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def hold_lock(path: Path) -> BinaryIO:
     # SQLite's own locks end as soon as the process closes any handle of the file.
     try:
         with ExitStack() as opened:
-            file = opened.enter_context(path.with_name(f"{path.name}.lock").open("ab"))
+            file = opened.enter_context(_lock_file(path).open("ab"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             opened.pop_all()
             return file
@@ -130,6 +130,23 @@ def hold_lock(path: Path) -> BinaryIO:
         ) from error
     except OSError as error:
         raise OutboxUnavailable(f"the outbox {path} failed: {error}") from error
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock of ``hold_lock``."""
+    try:
+        with _lock_file(path).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # The folder is gone, for example: an attempt to open the outbox says so.
+        return False
+    return False
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
 
 
 def _require_own(path: Path) -> None:

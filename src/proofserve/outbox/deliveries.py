@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from proofserve.rounds.status import OutboxGauges
-from proofserve.wire.paths import GENERATED, VALIDATED
+from proofserve.wire.paths import GENERATED, LOGGED, VALIDATED
 
-ENDPOINTS = (GENERATED, VALIDATED)
+ENDPOINTS = (GENERATED, VALIDATED, LOGGED)
 
 # Characters of an error that are kept: a target's error page may be large.
 _ERROR_LENGTH = 500

@@ -40,7 +40,9 @@ _TOTALS = """
            (SELECT count(*) FROM rounds WHERE url IS NOT NULL AND last_seq > cut_seq)
                AS uncut_rounds,
            (SELECT coalesce(sum(stored), 0) FROM rounds) AS results,
-           (SELECT results FROM pruned) AS deleted_results
+           (SELECT results FROM pruned) AS deleted_results,
+           (SELECT stored - deleted FROM receipt_totals) AS receipts,
+           (SELECT count(*) FROM log_entries) AS log_entries
 """
 
 
@@ -82,6 +84,7 @@ class OutboxStatistics:
     """The whole file, without what is already deleted.
 
     ``uncut_rounds`` have results that are in no callback yet; ``deleted_results`` were delivered.
+    ``receipts`` are those kept, ``log_entries`` those of their log.
     """
 
     schema_version: int
@@ -90,6 +93,8 @@ class OutboxStatistics:
     uncut_rounds: int
     results: int
     deleted_results: int
+    receipts: int
+    log_entries: int
     targets: tuple[TargetStatistics, ...]
     newest_rounds: tuple[RoundStatistics, ...]
 

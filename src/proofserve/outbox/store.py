@@ -14,6 +14,7 @@ from proofserve.outbox.committed import opening
 from proofserve.outbox.database import SCHEMA_VERSION, Database, P, T
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.pruning import Pruned
+from proofserve.outbox.receipts.store import SqliteReceipts
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan
 from proofserve.protocol.commitments import Opening
 from proofserve.rounds.ports import Outbox
@@ -36,13 +37,14 @@ class SqliteOutbox(Outbox):
 
     Methods raise ValueError for an unknown round, and OutboxUnavailable if the disk fails: nothing
     is stored then, and the outbox stays usable. ``news`` is set when the sender may have work.
-    Only ``prune`` deletes anything.
+    ``receipts`` are in the same file. Only ``prune`` deletes anything.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
         self._clock = clock
         self.news = asyncio.Event()
+        self.receipts = SqliteReceipts(database, clock, self.news)
         self._failed_attempts = 0
 
     @classmethod

@@ -3,27 +3,38 @@
 import asyncio
 import logging
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from starlette.datastructures import State
+from starlette.types import ASGIApp
 
 from proofserve.api import measure_routes, routes
 from proofserve.api.errors import NotEnabled
 from proofserve.api.metrics import exposed
 from proofserve.api.node import Node
 from proofserve.engines.vllm import support
+from proofserve.engines.vllm.vetting import features
+from proofserve.engines.vllm.vetting.start import require_vetted, require_vetted_runner
 from proofserve.plugin.logs import log_as
-from proofserve.rounds.ports import MeasurableEngine, ProofEngine
+from proofserve.rounds.ports import MeasurableEngine
+from proofserve.rounds.receipts.service import ReceiptSource
 from proofserve.rounds.records import EngineInfo
-from proofserve.settings.node import NodeSettings
+from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.settings.process import has_variable
 from proofserve.wire.paths import PROOFS
 from proofserve.wiring.access import access_of, description, require_access_rule
 from proofserve.wiring.node import running_node, versions
+from proofserve.wiring.owner.address import this_server
+from proofserve.wiring.owner.forwarding import ForwardingRoute
+from proofserve.wiring.owner.ownership import Ownership
+from proofserve.wiring.owner.private_app import private_app
+
+if TYPE_CHECKING:
+    from proofserve.engines.vllm.client import VllmEngine
 
 _logger = logging.getLogger(__name__)
 # If it is set, vLLM's /metrics shows only the files that processes wrote to that folder.
@@ -43,13 +54,15 @@ class ProofEndpoints:
     def __init__(self) -> None:
         self._settings = NodeSettings()
         self._running = AsyncExitStack()
+        self._ownership: Ownership | None = None
 
     def attach_router(self, app: FastAPI) -> None:
         chosen = self._settings
-        has_keys = bool(chosen.api_key or chosen.viewer_key or chosen.api_keys_file)
-        app.include_router(routes.router(_node, has_keys))
-        if chosen.measure:
-            app.include_router(measure_routes.router(_node, _engine, has_keys))
+        if chosen.enabled:
+            access, limit = access_of(chosen), chosen.max_body_bytes
+            app.router.routes.append(ForwardingRoute(lambda: self._ownership, access, limit))
+        for router in self._routers(_node, _engine):
+            app.include_router(router)
         around = app.router.lifespan_context
 
         @asynccontextmanager
@@ -66,13 +79,24 @@ class ProofEndpoints:
 
         app.router.lifespan_context = lifespan
 
+    def _routers(
+        self, get_node: Callable[[Request], Node], get_engine: Callable[[Request], MeasurableEngine]
+    ) -> list[APIRouter]:
+        chosen = self._settings
+        has_keys = bool(chosen.api_key or chosen.viewer_key or chosen.api_keys_file)
+        made = [routes.router(get_node, has_keys)]
+        if chosen.measure:
+            made.append(measure_routes.router(get_node, get_engine, has_keys))
+        return made
+
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
         """Build the node.
 
-        Raises UnsupportedEngine, or ValueError for settings that do not say which clients may
-        call; either stops the server with the reason.
+        Raises UnsupportedEngine, EngineFault, or ValueError for settings that do not say which
+        clients may call; each stops the server with the reason.
         """
         log_as("vllm")
+        require_proofs_for_receipts(self._settings)
         if not self._settings.enabled:
             _logger.info("proofs are off; start with --enable-poc to open %s", PROOFS)
             return
@@ -80,16 +104,23 @@ class ProofEndpoints:
         require_access_rule(access, args.host, args.uds is not None)
         engine = await self._engine_of(engine_client, args)
         state.proofserve_engine = engine
-        node = await self._running.enter_async_context(running_node(engine, self._settings))
-        self._running.enter_context(exposed(node))
-        # Here, not above: it imports private names, so only after the version check.
+        # After the version check in ``_engine_of``: these import private names.
         from proofserve.engines.vllm.compat_client import install_orderly_shutdown  # noqa: PLC0415
 
-        install_orderly_shutdown(engine_client, node.manager.aclose, ROUND_END_S)
-        state.proofserve_node = node
+        answers = await self._answers_of(engine_client, engine.engine_info)
+        if support.api_processes(engine_client.vllm_config) > 1:
+            ownership = self._shared_by_processes(engine, state)
+            self._ownership = await self._running.enter_async_context(ownership.running())
+            ends_rounds = ownership.end
+        else:
+            node = running_node(engine, self._settings, answers)
+            state.proofserve_node = await self._running.enter_async_context(node)
+            self._running.enter_context(exposed(state.proofserve_node))
+            ends_rounds = state.proofserve_node.manager.aclose
+        install_orderly_shutdown(engine_client, ends_rounds, ROUND_END_S)
         if has_variable(MULTIPROCESS):
             _logger.warning(
-                "%s is set, so /metrics cannot show the node: unset it for one server", MULTIPROCESS
+                "%s is set, so /metrics cannot show the node: read %s/metrics", MULTIPROCESS, PROOFS
             )
         _logger.info(
             "proofs are on: %s under %s, outbox %s",
@@ -99,24 +130,63 @@ class ProofEndpoints:
         )
         _logger.info("proof endpoints: %s", description(access))
 
-    async def _engine_of(self, engine_client: Any, args: Namespace) -> ProofEngine:
-        """Raises UnsupportedEngine."""
-        version = support.require_tested_version()
+    def _shared_by_processes(self, engine: "VllmEngine", state: State) -> Ownership:
+        """The ownership of a node that each API process of this server could run."""
+
+        @asynccontextmanager
+        async def start(was_owned: bool) -> AsyncIterator[Node]:
+            # The server has not ended, and no client stopped the round of the process that has.
+            resume = self._settings.resume or was_owned
+            settings = self._settings.model_copy(update={"resume": resume})
+            async with running_node(engine, settings, owned=engine.take_over) as node:
+                with exposed(node):
+                    state.proofserve_node = node
+                    yield node
+
+        def private(node: Node) -> ASGIApp:
+            return private_app(lambda: self._routers(lambda _: node, lambda _: engine))
+
+        return Ownership(self._settings.outbox, this_server(), start, private)
+
+    async def _engine_of(self, engine_client: Any, args: Namespace) -> "VllmEngine":
+        """Raises UnsupportedEngine, and EngineFault if a rank has another proofserve."""
+        wanted = features.of_node(self._settings.receipts)
+        version = require_vetted(self._settings.unvetted, wanted)
         config = engine_client.vllm_config
+        require_vetted_runner(config)
         support.require_supported_options(config)
         # After the version check: in another version this import may fail without advice.
         from proofserve.engines.vllm.client import VllmEngine, served_facts  # noqa: PLC0415
+        from proofserve.engines.vllm.ranks.client import require_equal_ranks  # noqa: PLC0415
 
+        _logger.info("%s", await require_equal_ranks(engine_client))
         # In a thread, because it may hash the whole checkpoint.
         facts = await asyncio.to_thread(served_facts, config)
         engine_info = EngineInfo(
             model_names=tuple(args.served_model_name or [args.model]),
             facts=facts,
             max_seq_len=config.model_config.max_model_len,
-            versions=versions(vllm=version),
+            versions=versions(vllm=version.number),
         )
         timeout_s = self._settings.rpc_timeout_ms / 1e3
         return VllmEngine(engine_client, engine_info, self._settings.defer_sec, timeout_s)
+
+    async def _answers_of(
+        self, engine_client: Any, engine_info: EngineInfo
+    ) -> ReceiptSource | None:
+        """The source of finished answers for receipts, None without ``--receipts``.
+
+        Raises ValueError and UnsupportedEngine, or EngineFault if the engine cannot be tapped.
+        """
+        if not self._settings.receipts:
+            return None
+        # After the version check, as above.
+        from proofserve.engines.vllm.receipts import client  # noqa: PLC0415
+
+        k_dim = self._settings.receipts_k_dim
+        answers = await client.start(engine_client, engine_info.facts, k_dim)
+        _logger.info("receipts are on: sketch key %s, %d dimensions", answers.sketch_key, k_dim)
+        return ReceiptSource(answers, engine_info, answers.sketch_key, k_dim)
 
 
 def _limit_wait_for_clients(application: FastAPI) -> None:

@@ -29,6 +29,10 @@ def install() -> None:
     EngineCore.proofserve_release = _release
     EngineCore.proofserve_gauges = _gauges
     EngineCore.proofserve_measure = _measure
+    EngineCore.proofserve_take_over = _take_over
+    EngineCore.proofserve_ranks = _ranks
+    EngineCore.proofserve_receipts_start = _start_receipts
+    EngineCore.proofserve_receipts_answers = _receipts_answers
     setattr(EngineCore, WAKEUP, _wakeup)
 
 
@@ -68,5 +72,27 @@ def _measure(engine: Any, call: dict[str, Any], forwards: int) -> "Future[dict[s
     return _gate(engine).measure(ProveCall(**call), forwards)
 
 
+def _take_over(engine: Any) -> None:
+    _gate(engine).take_over()
+
+
 def _wakeup(engine: Any) -> "Future[None]":
     return _gate(engine).wake_up()
+
+
+def _ranks(engine: Any, own: dict[str, Any]) -> list[str]:
+    from proofserve.engines.vllm.ranks import core
+
+    return core.require_equal(engine, own)
+
+
+def _start_receipts(engine: Any, plan: dict[str, Any]) -> None:
+    from proofserve.engines.vllm.receipts import core
+
+    core.start(engine, plan)
+
+
+def _receipts_answers(engine: Any) -> "Future[dict[str, Any]]":
+    from proofserve.engines.vllm.receipts import core
+
+    return core.answers(engine)

@@ -2,7 +2,7 @@
 
 Everything is batched over seeds and made in tiles, so scratch memory is bounded by a tile and not
 by the request. All steps are element-wise: a row is the same, bit for bit, whatever is drawn with
-it.
+it. On a CUDA device one kernel draws normal numbers, where it can run (``device``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from proofserve.protocol.device import choice
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.murmur import as_float32, hash_scrambled, scramble, seed_bits
 
@@ -47,6 +48,10 @@ def fill_normal(out: Tensor, seeds: Sequence[int]) -> None:
     """
     n = out.shape[1]
     pairs = (n + 1) // 2
+    _require_int32_keys(2 * pairs)
+    if kernels := choice.kernels_for(out.device):
+        kernels.fill_normal(out, seed_bits(seeds, out.device))
+        return
     cosines, sines = out[:, :pairs], out[:, pairs:]
     for rows, columns, (h1, h2) in _hash_tiles(seed_bits(seeds, out.device), pairs, (0, pairs)):
         radius = as_float32(h1).mul_(_PER_HASH).clamp_(min=_SMALLEST_U1)
@@ -70,8 +75,7 @@ def _hash_tiles(
     seeds: Tensor, n: int, offsets: tuple[int, ...]
 ) -> Iterator[tuple[slice, slice, list[Tensor]]]:
     """Hashes of the keys offset..offset+n-1 for each offset, tile by tile, as [rows, columns]."""
-    if max(offsets) + n > 2**31:
-        raise ProtocolError("n", f"{max(offsets) + n} numbers per seed exceed the int32 keys")
+    _require_int32_keys(max(offsets) + n)
     tile = _CPU_TILE if seeds.device.type == "cpu" else _DEVICE_TILE
     width = max(1, min(n, tile))
     for columns in _spans(n, width):
@@ -88,6 +92,11 @@ def _hash_tiles(
         ]
         for rows in _spans(len(seeds), tile // width):
             yield rows, columns, [hash_scrambled(seeds[rows], k) for k in keys]
+
+
+def _require_int32_keys(count: int) -> None:
+    if count > 2**31:
+        raise ProtocolError("n", f"{count} numbers per seed exceed the int32 keys")
 
 
 def _spans(total: int, step: int) -> Iterator[slice]:

@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proofserve.protocol.device import choice
+from proofserve.protocol.device.copies import to_device
+
 
 def _signed(word: int) -> int:
     return word - 2**32 if word >= 2**31 else word
@@ -24,7 +27,7 @@ _SIGN_BIT = _signed(0x80000000)
 
 def seed_bits(seeds: Sequence[int], device: torch.device) -> Tensor:
     """Seeds 0..2^32-1 as int32 bit patterns [b] on ``device``."""
-    return torch.from_numpy(np.array(seeds, dtype=np.uint32).view(np.int32)).to(device)
+    return to_device(torch.from_numpy(np.array(seeds, dtype=np.uint32).view(np.int32)), device)
 
 
 def hash_keys(seeds: Tensor, keys: Tensor) -> Tensor:
@@ -33,6 +36,8 @@ def hash_keys(seeds: Tensor, keys: Tensor) -> Tensor:
     ``seeds`` [b] and ``keys`` [n] are int32 bit patterns on one device; the result [b, n] holds
     the int32 bit pattern of each uint32 hash.
     """
+    if kernels := choice.kernels_for(seeds.device):
+        return kernels.hash_keys(seeds, keys)
     return hash_scrambled(seeds, scramble(keys))
 
 

@@ -4,7 +4,6 @@ The formulas stand in ``docs/native.md``. All integers, so tokens and signs, are
 device.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from proofserve.protocol.device.copies import to_device
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
+from proofserve.protocol.shake import signs, streams, u64
 
 TWINS = 2
 _VERSION = b"proofserve sketch-v1\0"
 _U64 = 8
+# Numbers of float32 states that a device holds at once.
+_DEVICE_TILE = 2**24
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,8 @@ class SketchBlock(BlockScheme):
 
         ``dtype`` does not matter.
         """
-        prompts = [self._twins(public_key, nonce, seq_len) for nonce in nonces]
-        places = np.concatenate([*prompts, np.empty((0, seq_len), np.int64)])
-        return torch.from_numpy(self._tokens.ids(places)).to(self.device)
+        places = self._places(public_key, nonces, seq_len)
+        return to_device(torch.from_numpy(self._tokens.ids(places)), self.device)
 
     def finish(self, public_key: str, nonces: Sequence[int], states: Tensor) -> Tensor:
         """z of both twins, float32 [len(nonces), 2 * k_dim]; see ``BlockScheme``.
@@ -96,71 +98,71 @@ class SketchBlock(BlockScheme):
         seq_len = states.shape[1]
         self._require_shape(states, TWINS * len(nonces), seq_len, self.hidden_size)
         rows = self._rows_of(seq_len)
-        drawn = [self._signs(public_key, nonce, seq_len) for nonce in nonces]
-        signs = torch.from_numpy(np.repeat(np.array(drawn), TWINS, axis=0)).to(self.device)
-        # One sequence at a time: a result must not depend on the others of its forward, and a
-        # float32 copy of all states at once can take gigabytes.
-        sketches = [_sketch(h, s, rows) for h, s in zip(states, signs, strict=True)]
-        return torch.stack(sketches).view(len(nonces), TWINS * self._k_dim)
+        drawn = np.repeat(self._signs(public_key, nonces, seq_len), TWINS, axis=0)
+        of_rows = to_device(torch.from_numpy(drawn), self.device)
+        part = self._sequences_at_once(seq_len)
+        parts = zip(torch.split(states, part), torch.split(of_rows, part), strict=True)
+        sketches = torch.cat([_sketches(h, s, rows) for h, s in parts])
+        return sketches.view(len(nonces), TWINS * self._k_dim)
 
-    def _twins(self, public_key: str, nonce: int, seq_len: int) -> NDArray[np.int64]:
-        """Places among the allowed tokens: int64 [2, seq_len]."""
+    def _sequences_at_once(self, seq_len: int) -> int:
+        """On a CPU one, which stays in the cache; elsewhere launches count.
+
+        A float32 copy of all states at once could take gigabytes.
+        """
+        if self.device.type == "cpu":
+            return 1
+        return max(1, _DEVICE_TILE // (seq_len * self.hidden_size))
+
+    def _places(self, public_key: str, nonces: Sequence[int], seq_len: int) -> NDArray[np.int64]:
+        """Places among the allowed tokens: int64 [2 * len(nonces), seq_len], twin after twin."""
         count = len(self._tokens)
-        drawn = self._stream("tokens", nonce, seq_len, public_key, _U64 * seq_len)
-        first = (np.frombuffer(drawn, "<u8") % np.uint64(count)).astype(np.int64)
-        second = first.copy()
-        step = int.from_bytes(self._stream("twin", nonce, seq_len, public_key, _U64), "little")
-        second[0] = (int(first[0]) + 1 + step % (count - 1)) % count
-        return np.stack((first, second))
+        drawn = self._streams("tokens", nonces, seq_len, public_key, _U64 * seq_len).view("<u8")
+        steps = self._streams("twin", nonces, seq_len, public_key, _U64).view("<u8")[:, 0]
+        places = np.repeat((drawn % np.uint64(count)).astype(np.int64), TWINS, axis=0)
+        step = (steps % np.uint64(count - 1)).astype(np.int64)
+        places[1::TWINS, 0] = (places[::TWINS, 0] + 1 + step) % count
+        return places
 
-    def _signs(self, public_key: str, nonce: int, seq_len: int) -> NDArray[np.float32]:
+    def _signs(self, public_key: str, nonces: Sequence[int], seq_len: int) -> NDArray[np.float32]:
+        """float32 [len(nonces), seq_len]."""
         length = math.ceil(seq_len / 8)
-        return _signs(self._stream("signs", nonce, seq_len, public_key, length), seq_len)
+        return signs(self._streams("signs", nonces, seq_len, public_key, length), seq_len)
 
     def _rows_of(self, seq_len: int) -> Tensor:
         """The projection float32 [k_dim, hidden_size] of +-1 / sqrt(k_dim)."""
         if self._rows is None or self._rows[0] != seq_len:
             count = self._k_dim * self.hidden_size
             # What belongs to the block alone has no key and the nonce 0.
-            drawn = self._stream("rows", 0, seq_len, "", math.ceil(count / 8))
-            rows = _signs(drawn, count).reshape(self._k_dim, self.hidden_size)
+            drawn = self._streams("rows", [0], seq_len, "", math.ceil(count / 8))[0]
+            rows = signs(drawn, count).reshape(self._k_dim, self.hidden_size)
             scaled = torch.from_numpy(rows).to(self.device) / math.sqrt(self._k_dim)
             self._rows = seq_len, scaled
         return self._rows[1]
 
-    def _stream(self, label: str, nonce: int, seq_len: int, public_key: str, length: int) -> bytes:
-        """``length`` bytes of SHAKE-256 of the seed of ``label``."""
-        fields = (
+    def _streams(
+        self, label: str, nonces: Sequence[int], seq_len: int, public_key: str, length: int
+    ) -> NDArray[np.uint8]:
+        """Bytes of SHAKE-256 of the seed of ``label`` for each nonce: [len(nonces), length]."""
+        shared = (
             label.encode(),
             self.block.hash.encode(),
-            _u64(self.block.height),
+            u64(self.block.height),
             public_key.encode(),
             self._digest,
-            _u64(seq_len),
-            _u64(self._k_dim),
-            _u64(nonce),
+            u64(seq_len),
+            u64(self._k_dim),
         )
-        packed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
-        seed = hashlib.sha256(_VERSION + packed).digest()
-        return hashlib.shake_256(seed).digest(length)
+        drawn = b"".join(streams(_VERSION, shared, map(u64, nonces), length))
+        return np.frombuffer(drawn, np.uint8).reshape(len(nonces), length)
 
 
-def _sketch(states: Tensor, signs: Tensor, rows: Tensor) -> Tensor:
-    """z float32 [k_dim] of one sequence: ``states`` [seq_len, hidden], ``signs`` [seq_len]."""
+def _sketches(states: Tensor, signs: Tensor, rows: Tensor) -> Tensor:
+    """z float32 [n, k_dim] of ``states`` [n, seq_len, hidden], ``signs`` [n, seq_len]."""
     exact = states.to(torch.float32)
-    norms = torch.linalg.vector_norm(exact, dim=1)
+    norms = torch.linalg.vector_norm(exact, dim=2)
     # Dividing by an infinite norm would turn a broken state into zeros, which look valid.
-    y = (signs / norms.masked_fill(~norms.isfinite(), torch.nan)) @ exact
-    z: Tensor = rows @ (y / torch.linalg.vector_norm(y))
+    weights = signs / norms.masked_fill(~norms.isfinite(), torch.nan)
+    y = torch.bmm(weights.unsqueeze(1), exact).squeeze(1)
+    z: Tensor = (y / torch.linalg.vector_norm(y, dim=1, keepdim=True)) @ rows.T
     return z
-
-
-def _signs(drawn: bytes, count: int) -> NDArray[np.float32]:
-    """+1 for a bit of 1 and -1 for 0, the least significant bit of each byte first: [count]."""
-    bits = np.unpackbits(np.frombuffer(drawn, np.uint8), count=count, bitorder="little")
-    return bits.astype(np.float32) * 2 - 1
-
-
-def _u64(number: int) -> bytes:
-    # The nonces that fill up a forward are negative.
-    return (number % 2**64).to_bytes(_U64, "little")

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from proofserve.protocol.device import choice
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.murmur import as_ordered, hash_keys, seed_bits
 
@@ -74,7 +75,9 @@ def pick_by_score(seeds: Sequence[int], dim: int, k: int, device: torch.device) 
 
 
 def rotate(x: Tensor, steps: Tensor) -> Tensor:
-    """Reflect ``x`` [b, d] by ``steps`` [b, s, d] one after the other (A.2.4, B.1.7)."""
+    """Reflect ``x`` [b, d] by ``steps`` [b, s, d] one after the other (A.2.4, B.1.7). float32."""
+    if kernels := choice.kernels_for(x.device):
+        return kernels.rotate(x, steps)
     for v in steps.unbind(dim=1):
         x = reflect(x, v)
     return x

@@ -9,11 +9,14 @@ from fastapi.responses import JSONResponse
 
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.receipts.signature import SignedEntry, is_signed
 from proofserve.receiver.guard import guarded
 from proofserve.receiver.messages import AnyGenerated, AnyValidated, Generated, Stamp
 from proofserve.receiver.signature_check import SignatureCheck
 from proofserve.receiver.store import ReceiverStore, Summary
+from proofserve.wire.paths import LOGGED
 from proofserve.wire.protocols import problems
+from proofserve.wire.receipts import LoggedEntries
 from proofserve.wire.records import Whole
 from proofserve.wire.signature import KEY_HEADER, SEQUENCE_HEADER
 
@@ -27,7 +30,7 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 def create_app(
     store: ReceiverStore, check: SignatureCheck | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> FastAPI:
-    """The receiver: POST /generated and /validated of either protocol, GET /summary and /health.
+    """The receiver: POST /generated, /validated and /logged, GET /summary and /health.
 
     A callback is on disk before the answer 200; one that came before is not stored again. 401
     refuses a callback that ``check`` does not accept, 413 a body above the limit; both before it is
@@ -53,6 +56,14 @@ def create_app(
     ) -> dict[str, str]:
         return _answer(store.add_validated(body, Stamp(key=key, sequence=sequence)))
 
+    # A fork gets 200 too: the sender cannot mend it, and would repeat it until it expires.
+    @app.post(f"/{LOGGED}")
+    def logged(
+        body: LoggedEntries, key: KeyHeader = None, sequence: SequenceHeader = None
+    ) -> dict[str, str]:
+        stamp = Stamp(key=key, sequence=sequence)
+        return _answer(store.add_logged(body.public_key, _signed_entries(body), stamp))
+
     @app.get("/health")
     def health() -> dict[str, str]:
         return {"status": "ok"}
@@ -77,6 +88,17 @@ def _check_vectors(body: Generated) -> None:
             loc = ("body", "artifacts", place, "vector_b64")
             problem = {"type": "malformed_vector", "loc": loc, "msg": error.message}
             raise RequestValidationError([problem]) from error
+
+
+def _signed_entries(body: LoggedEntries) -> list[SignedEntry]:
+    """Refuse an entry that is not signed by the stated key."""
+    entries = [each.to_signed_entry() for each in body.entries]
+    for place, each in enumerate(entries):
+        if not is_signed(each.entry.hash, each.signature, body.public_key):
+            loc = ("body", "entries", place, "entry_signature")
+            text = "is not of this entry of the log and this public key"
+            raise RequestValidationError([{"type": "signature", "loc": loc, "msg": text}])
+    return entries
 
 
 def _refuse(_request: Request, error: Exception) -> JSONResponse:

@@ -109,8 +109,25 @@ ALTER TABLE sources ADD COLUMN committed INTEGER NOT NULL DEFAULT 0;
 PRAGMA user_version = 3;
 """
 
+# Adds entries of public logs of receipts.
+_VERSION_4 = """
+-- ``public_key`` is in hexadecimal, ``body`` the entry and its signature as JSON. ``fork`` is 1 if
+-- the file already had another entry with this key and number.
+CREATE TABLE log_entries (
+    public_key      TEXT NOT NULL,
+    number          INTEGER NOT NULL,
+    hash            BLOB NOT NULL,
+    body            TEXT NOT NULL,
+    received_at     REAL NOT NULL,
+    fork            INTEGER NOT NULL,
+    PRIMARY KEY (public_key, number, hash)
+) WITHOUT ROWID;
+CREATE INDEX log_forks ON log_entries (public_key, number) WHERE fork = 1;
+PRAGMA user_version = 4;
+"""
+
 # One script for each version, so that a file of any older version can be migrated.
-_STEPS = (_VERSION_1, _VERSION_2, _VERSION_3)
+_STEPS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 
 
 class ReceiverFileError(Exception):

@@ -1,17 +1,21 @@
-"""Reads artifacts and roots in a receiver's file for a validator, also beside a receiver."""
+"""Reads artifacts, roots and logs of receipts in a receiver's file, also beside a receiver."""
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from proofserve.protocol.commitments import CommittedBatch
 from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.receipts.signature import SignedEntry
 from proofserve.receiver.database import ReceiverFileError
+from proofserve.wire.receipts import signed_entry
 
-# The version of the file's schema with the tables of roots.
+# The versions of the file's schema with the tables of roots, and of logs of receipts.
 FIRST_WITH_ROOTS = 3
+FIRST_WITH_LOGS = 4
 _MAGIC = b"SQLite format 3\0"
 _SOURCES = "SELECT block_hash, public_key, count(*) FROM artifacts GROUP BY 1, 2 ORDER BY 1, 2"
 _ARTIFACTS = (
@@ -25,6 +29,15 @@ _ROUNDS = """
 """
 _ROOTS = """
     SELECT first_index, count, root, previous_root FROM roots WHERE round = ? ORDER BY first_index
+"""
+_ENTRIES = """
+    SELECT body FROM log_entries WHERE public_key = :key AND number BETWEEN :first AND :last
+    ORDER BY number
+"""
+_FORKED = """
+    SELECT body FROM log_entries WHERE public_key = :key AND number IN (
+        SELECT number FROM log_entries WHERE fork = 1 AND public_key = :key AND number >= :first)
+    ORDER BY number, received_at
 """
 
 # A block hash and a public key.
@@ -52,7 +65,7 @@ def is_database(path: Path) -> bool:
 
 
 class ReceivedArtifacts:
-    """The artifacts of one receiver's file; made by ``reading``."""
+    """The contents of one receiver's file; made by ``reading``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -62,8 +75,7 @@ class ReceivedArtifacts:
 
     def rounds(self) -> list[ReceivedRound]:
         """The rounds with roots; none in a file that no receiver of this version has opened."""
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        rows = self._connection.execute(_ROUNDS) if version >= FIRST_WITH_ROOTS else ()
+        rows = self._connection.execute(_ROUNDS) if self._version >= FIRST_WITH_ROOTS else ()
         return [
             ReceivedRound(
                 number, block, key, round_id, height, NonceLane(*lane), scheme, width, seq
@@ -77,6 +89,30 @@ class ReceivedArtifacts:
 
     def of(self, source: Source) -> list[tuple[int, str]]:
         return self._connection.execute(_ARTIFACTS, source).fetchall()
+
+    def log(self, public_key: bytes, first: int, last: int) -> list[SignedEntry]:
+        """The entries of a node's log with indices ``first`` to ``last``, as far as they came.
+
+        They are as the file has them: nothing is verified.
+        """
+        return self._entries(_ENTRIES, {"key": public_key.hex(), "first": first, "last": last})
+
+    def forked(self, public_key: bytes, first: int) -> list[SignedEntry]:
+        """The entries, from index ``first``, that have another one with their index beside them."""
+        return self._entries(_FORKED, {"key": public_key.hex(), "first": first})
+
+    @property
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+
+    def _entries(self, query: str, values: Mapping[str, object]) -> list[SignedEntry]:
+        if self._version < FIRST_WITH_LOGS:
+            return []
+        try:
+            rows = self._connection.execute(query, values)
+            return [signed_entry(json.loads(body)) for (body,) in rows]
+        except ValueError as error:
+            raise ReceiverFileError(f"an entry of a log in the file is damaged: {error}") from error
 
 
 @contextmanager

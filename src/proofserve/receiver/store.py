@@ -1,14 +1,17 @@
 """Stores received callbacks in one SQLite file."""
 
 import json
+import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from proofserve.protocol.receipts.signature import SignedEntry
+from proofserve.receiver import log_rows
 from proofserve.receiver.database import ReceiverFileError, connect
 from proofserve.receiver.messages import (
     Callback,
@@ -19,6 +22,9 @@ from proofserve.receiver.messages import (
     Validated,
     ValidatedDistances,
 )
+from proofserve.wire.paths import LOGGED
+
+_log = logging.getLogger(__name__)
 
 # What one callback adds to its source; ``received`` counts the duplicates too.
 _COUNT = """
@@ -86,12 +92,16 @@ class ClaimSource:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The whole file, newest source first; ``repeats`` counts callbacks that came again."""
+    """The whole file, newest source first; ``repeats`` counts callbacks that came again.
+
+    ``forks`` counts entries of logs of receipts that came beside another one with their index.
+    """
 
     callbacks: int
     repeats: int
     last_received: float | None
     sources: tuple[ClaimSource, ...]
+    forks: int = 0
 
 
 class ReceiverStore:
@@ -166,6 +176,23 @@ class ReceiverStore:
             self._count(body, validations=1, frauds=int(body.fraud_detected))
             return True
 
+    def add_logged(self, public_key: bytes, entries: Sequence[SignedEntry], stamp: Stamp) -> bool:
+        """Store entries of a node's log, whose signatures the caller has checked.
+
+        An entry that is there is not stored again; one beside another entry with its index is,
+        because both together prove that the node shows different logs. False as
+        ``add_generated``.
+        """
+        with self._writing, self._writer:
+            if self._enter(LOGGED, stamp) is None:
+                return False
+            forks = log_rows.add(self._writer, public_key, entries, self._clock())
+        for index in forks:
+            _log.error(
+                "the log of receipts of %s forks: it has another entry %d", public_key.hex(), index
+            )
+        return True
+
     def _add_roots(self, body: GeneratedRoots, callback: int) -> None:
         values = {**dict(body), "k_dim": body.encoding.k_dim, "seq_len": body.params.seq_len}
         self._writer.execute(_ADD_ROUND, values)
@@ -183,7 +210,8 @@ class ReceiverStore:
             self._reader.execute("BEGIN")
             callbacks, repeats, last_received = self._reader.execute(_TOTALS).fetchone()
             sources = tuple(ClaimSource(*row) for row in self._reader.execute(_SOURCES))
-        return Summary(callbacks, repeats, last_received, sources)
+            forks = log_rows.count_forks(self._reader)
+        return Summary(callbacks, repeats, last_received, sources, forks)
 
     def _enter(self, endpoint: str, stamp: Stamp) -> int | None:
         self._writer.execute("BEGIN IMMEDIATE")

@@ -15,7 +15,13 @@ _OPTIONAL = ("winners", "committed")
 def render(summary: Summary) -> Table:
     """A table of sources, the newest first; times in UTC."""
     # Padding on one side only leaves room for the keys on a terminal of 80 columns.
-    table = Table(title=_title(summary), title_justify="left", expand=True, padding=(0, 1, 0, 0))
+    table = Table(
+        title=_title(summary),
+        title_style="bold red" if summary.forks else None,
+        title_justify="left",
+        expand=True,
+        padding=(0, 1, 0, 0),
+    )
     # Keys and hashes share the rest of the width and may be cut: their beginnings identify them.
     for name in ("public key", "block"):
         table.add_column(name, ratio=1, overflow="ellipsis", no_wrap=True)
@@ -42,9 +48,10 @@ def render(summary: Summary) -> Table:
 def _title(summary: Summary) -> str:
     if summary.last_received is None:
         return "nothing received yet"
+    forks = f", {summary.forks:,} forks in logs of receipts" if summary.forks else ""
     return (
         f"{summary.callbacks:,} callbacks, {summary.repeats:,} repeated, "
-        f"last at {_time(summary.last_received)} UTC"
+        f"last at {_time(summary.last_received)} UTC{forks}"
     )
 
 

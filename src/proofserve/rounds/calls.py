@@ -135,18 +135,33 @@ class SelfCheck:
         self._turn = asyncio.Lock()
 
     async def run(self) -> float:
-        """Run the forward. Returns seconds, including the time that chat and a round took before.
+        """Run the forward on every engine core at the same time.
 
-        Raises ChatBusy (chat deferred it), EngineFault (it failed or is not finite), EngineGone.
+        Returns seconds, including the time that chat and a round took before. Raises ChatBusy (chat
+        deferred it), EngineFault (it failed or is not finite) and EngineGone.
         """
-        proof_scheme = scheme("artifact-v1")
-        seq_len = min(SEQ_LEN, self._engine.engine_info.max_seq_len)
+        cores = range(self._engine.cores)
         async with self._turn:
             began = self._clock()
-            async with self._engine.session(Workload(proof_scheme, BLOCK, KEY, seq_len)) as session:
-                answer = await ask(session, NONCES, proof_scheme.width)
-            if isinstance(answer, Deferred):
-                raise ChatBusy(f"chat is busy: no forward could run within {answer.seconds:.1f} s")
-            if answer.failed:
-                raise EngineFault(NOT_FINITE)
+            results = await asyncio.gather(*map(self._run, cores), return_exceptions=True)
+            for result in results:
+                if result is not None:
+                    raise result
             return self._clock() - began
+
+    async def _run(self, core: int) -> None:
+        proof_scheme = scheme("artifact-v1")
+        work = Workload(
+            proof_scheme, BLOCK, KEY, min(SEQ_LEN, self._engine.engine_info.max_seq_len)
+        )
+        of_core = f"engine core {core}: " if self._engine.cores > 1 else ""
+        try:
+            async with self._engine.session(work, core) as session:
+                answer = await ask(session, NONCES, proof_scheme.width)
+        except EngineFault as fault:
+            raise EngineFault(f"{of_core}{fault}") from fault
+        if isinstance(answer, Deferred):
+            text = f"chat is busy: no forward could run within {answer.seconds:.1f} s"
+            raise ChatBusy(f"{of_core}{text}")
+        if answer.failed:
+            raise EngineFault(f"{of_core}{NOT_FINITE}")

@@ -57,6 +57,22 @@ class VectorsDeleted(Refused):
     """The vectors of the nonce's batch were deleted some days after their root was delivered."""
 
 
+class UnknownReceipt(Refused):
+    """No answer with this id has a receipt, or not yet, or its receipt was deleted long ago."""
+
+
+class ReceiptDeleted(Refused):
+    """The receipt was deleted after its time to live."""
+
+
+class ReceiptNotLogged(Refused):
+    """The receipt is stored, and enters the log within about a second."""
+
+
+class WaitsFull(QueueFull):
+    """Too many requests wait for receipts that are not known yet."""
+
+
 class ShuttingDown(Refused):
     """The server shuts down and starts nothing new."""
 

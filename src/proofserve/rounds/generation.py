@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 
 from proofserve.rounds.counters import Counters
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.ports import Outbox, ProofEngine
 from proofserve.rounds.prover import Prover
-from proofserve.rounds.recorder import Recorder
+from proofserve.rounds.recorder import RoundRecorder
 from proofserve.rounds.records import RoundProgress, RoundSpec
+from proofserve.rounds.status import CoreStatus
 from proofserve.rounds.tasks import end, reason_of
 
 _logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ class Generation:
         self._outbox = outbox
         self._limits = limits
         self._counters = counters
-        self._recorder: Recorder | None = None
+        self._recorder: RoundRecorder | None = None
         self._prover: Prover | None = None
         self._stopping = asyncio.Event()
         self._closed = False
@@ -36,6 +38,10 @@ class Generation:
         """Why the round makes no progress at the moment; None if it does."""
         tasks = (self._recorder, self._prover)
         return next((task.trouble for task in tasks if task is not None and task.trouble), None)
+
+    @property
+    def cores(self) -> tuple[CoreStatus, ...]:
+        return self._prover.cores if self._prover is not None else ()
 
     @property
     def error(self) -> str | None:
@@ -52,7 +58,7 @@ class Generation:
         Finished batches are stored in either case. The round stays open in the outbox until
         ``close``, so that it can go on after a fault or a restart.
         """
-        recorder = self._recorder = Recorder(
+        recorder = self._recorder = RoundRecorder(
             self._outbox, spec.round_id, self._counters, self._limits
         )
         stopped = asyncio.create_task(self._stopping.wait())
@@ -91,9 +97,13 @@ class Generation:
         else:
             self._closed = True
 
-    async def _prove(self, spec: RoundSpec, first_index: int, recorder: Recorder) -> None:
-        async with self._engine.session(spec.work) as session:
-            prover = Prover(session, spec, first_index, self._counters, self._limits)
+    async def _prove(self, spec: RoundSpec, first_index: int, recorder: RoundRecorder) -> None:
+        async with AsyncExitStack() as open_sessions:
+            sessions = [
+                await open_sessions.enter_async_context(self._engine.session(spec.work, core))
+                for core in range(self._engine.cores)
+            ]
+            prover = Prover(sessions, spec, first_index, self._counters, self._limits)
             self._prover = prover
             try:
                 while True:

@@ -12,7 +12,9 @@ from proofserve.rounds.status import QueueGauges
 class RoundLimits:
     """Limits of one round.
 
-    ``depth`` engine calls are in flight at a time. At most ``max_unrecorded`` finished batches wait
+    ``depth`` calls of each engine core are in flight at a time. Several cores prove at most
+    ``max_ahead_nonces`` from the oldest nonce without a result on, which a core may hold up while
+    it serves chat. At most ``max_unrecorded`` finished batches wait
     for the outbox; then the round pauses its engine calls. ``fault_backoff_s`` holds the pauses
     after the first, second, ... fault of the same batch; fault number ``max_faults`` ends the
     round. A stopped round waits at most ``flush_timeout_s`` for its engine, and as long for its
@@ -20,6 +22,7 @@ class RoundLimits:
     """
 
     depth: int = 2
+    max_ahead_nonces: int = 65_536
     max_unrecorded: int = 8
     record_retry_s: float = 1.0
     fault_backoff_s: tuple[float, ...] = (1.0, 2.0, 4.0)

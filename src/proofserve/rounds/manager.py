@@ -152,6 +152,7 @@ class RoundManager:
             paused_reason=generation.paused_reason if generation and running else None,
             error=generation.error if generation else None,
             queue=self._admission.gauges,
+            cores=generation.cores if generation and running else (),
         )
 
     def submit(self, job: Job) -> str:

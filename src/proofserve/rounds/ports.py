@@ -5,6 +5,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from proofserve.protocol.commitments import Opening
+from proofserve.protocol.receipts.answer import FinishedAnswer
+from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.rounds.receipts.status import ReceiptGauges
 from proofserve.rounds.records import (
     CommittedRound,
     CompletedJob,
@@ -38,8 +41,19 @@ class ProofEngine(Protocol):
         """What is deployed; constant while the engine runs."""
         ...
 
-    def session(self, work: Workload) -> AbstractAsyncContextManager[ProofSession]:
-        """Open a lease; the end of the context returns it and cancels deferred calls."""
+    @property
+    def cores(self) -> int:
+        """Engine cores that compute beside each other, each with its own chat; at least 1."""
+        ...
+
+    def session(
+        self, work: Workload, core: int | None = None
+    ) -> AbstractAsyncContextManager[ProofSession]:
+        """Open a lease; the end of the context returns it and cancels deferred calls.
+
+        All calls go to ``core``, an index below ``cores``. Without one the engine chooses, and
+        chooses another core after a call that chat deferred.
+        """
         ...
 
     async def gauges(self) -> EngineGauges: ...
@@ -50,6 +64,15 @@ class MeasurableEngine(Protocol):
         """Time ``forwards`` forwards of ``nonces`` back to back; chat waits for all of them.
 
         Raises EngineFault (a forward failed; the engine still runs) and EngineGone.
+        """
+        ...
+
+
+class AnsweringEngine(Protocol):
+    async def finished_answers(self) -> list[FinishedAnswer]:
+        """The chat answers that ended since the last call, in that order; waits for the first.
+
+        Each is handed over once. Raises EngineGone.
         """
         ...
 
@@ -109,3 +132,33 @@ class Outbox(Protocol):
         ...
 
     async def gauges(self) -> OutboxGauges: ...
+
+
+class ReceiptStorage(Protocol):
+    """Keeps receipts and their log. Methods raise OutboxUnavailable, and change nothing then."""
+
+    async def add(self, receipts: Sequence[SignedReceipt], without: Mapping[str, int]) -> int:
+        """Store ``receipts`` and the counts of answers without one, in one transaction.
+
+        The first receipt of a response and choice stays; another one is counted as
+        ``repeated_id``, and the same one once more is ignored. Returns how many were stored.
+        """
+        ...
+
+    async def log(self, key: SigningKey, url: str | None) -> SignedEntry | None:
+        """Add an entry for stored receipts that have none, signed by ``key``.
+
+        None if there are no such receipts; one entry may not hold all. Entries that no callback has
+        yet are queued as one to ``url``.
+        """
+        ...
+
+    async def of_response(self, response_id: str) -> list[SignedReceipt | None]:
+        """The receipts of a response in the order of its choices; None for a deleted one."""
+        ...
+
+    async def entries(self, after: int, limit: int) -> list[SignedEntry]:
+        """Entries of the log with an index above ``after``, in order."""
+        ...
+
+    async def gauges(self) -> ReceiptGauges: ...

@@ -1,92 +1,188 @@
-"""Asks the engine for the batches of a round in lane order, with several calls in flight."""
+"""Asks the engine's cores for the batches of a round, and returns them in lane order."""
 
 import asyncio
-from collections import deque
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.calls import ask, failures_of, findings_of
+from proofserve.rounds.cores.shared_lane import SharedLane
 from proofserve.rounds.counters import Counters
 from proofserve.rounds.errors import EngineFault, LaneUnset
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.ports import ProofSession
 from proofserve.rounds.recorder import Finished
 from proofserve.rounds.records import Deferred, RoundSpec
+from proofserve.rounds.status import CoreStatus
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Core:
+    """One engine core: its session, its calls, and what became of them."""
+
+    index: int
+    session: ProofSession
+    calls: "list[asyncio.Task[None]]" = field(default_factory=list)
+    proved: int = 0
+    # The last fault of each of its calls that waits to try again.
+    troubles: dict[int, str] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def status(self) -> CoreStatus:
+        trouble = self.error or next(iter(self.troubles.values()), None)
+        return CoreStatus(self.index, self.proved, self.error is not None, trouble)
 
 
 class Prover:
-    """Proves the batches of one round's lane through one engine session.
+    """Proves the batches of one round's lane on engine cores, with one session for each.
 
-    ``first_index`` is the lane index of the first nonce.
+    ``first_index`` is the lane index of the first nonce. Every core has ``depth`` calls in flight.
+    A core with ``max_faults`` faults in a row proves no more; the others take its batches.
     """
 
     def __init__(
         self,
-        session: ProofSession,
+        sessions: Sequence[ProofSession],
         spec: RoundSpec,
         first_index: int,
         counters: Counters,
         limits: RoundLimits,
     ) -> None:
-        self._session = session
         self._spec = spec
-        self._lane = lane_of(spec)
+        self._nonces = lane_of(spec)
         self._counters = counters
         self._limits = limits
-        self._start = first_index
-        self._in_flight: deque[asyncio.Task[Finished]] = deque()
-        self._troubles: dict[int, str] = {}
+        self._cores = [_Core(index, session) for index, session in enumerate(sessions)]
+        ahead = limits.depth
+        if len(sessions) > 1:
+            many = limits.max_ahead_nonces // spec.batch_size
+            ahead = max(len(sessions) * limits.depth, many)
+        self._lane = SharedLane[Finished | ProtocolError](
+            first_index, spec.batch_size, ahead, set(range(len(sessions)))
+        )
+        self._changed = asyncio.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def cores(self) -> tuple[CoreStatus, ...]:
+        return tuple(core.status for core in self._cores)
 
     @property
     def trouble(self) -> str | None:
-        """The fault after which a batch is being tried again; None if there is none."""
-        return next(iter(self._troubles.values()), None)
+        """The fault after which no core proves at the moment; None while one core does."""
+        troubles = [status.trouble for status in self.cores]
+        return next(iter(troubles)) if all(troubles) else None
 
     async def next(self) -> Finished:
         """The next batch of the lane; later calls are already in flight.
 
-        Raises EngineFault (the batch failed ``max_faults`` times in a row), EngineGone and
+        Raises EngineFault (every core had ``max_faults`` faults in a row), EngineGone and
         ProtocolError (the lane has no further nonces).
         """
-        while len(self._in_flight) < self._limits.depth:
-            self._in_flight.append(asyncio.create_task(self._prove(self._start)))
-            self._start += self._spec.batch_size
-        finished = await self._in_flight[0]
-        self._in_flight.popleft()
-        return finished
+        for core in self._cores:
+            if not core.calls:
+                core.calls = [
+                    asyncio.create_task(self._prove_for_ever(core, number))
+                    for number in range(self._limits.depth)
+                ]
+        while (result := self._lane.pop()) is None:
+            if self._failure is not None:
+                raise self._failure
+            await self._until_changed()
+        self._announce()
+        if isinstance(result, ProtocolError):
+            raise result
+        return result
 
     async def aclose(self) -> None:
-        for call in self._in_flight:
+        calls = [call for core in self._cores for call in core.calls]
+        for call in calls:
             call.cancel()
-        await asyncio.gather(*self._in_flight, return_exceptions=True)
+        await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _prove(self, start: int) -> Finished:
-        nonces = self._lane.batch(start, self._spec.batch_size)
+    async def _until_changed(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _announce(self) -> None:
+        self._changed.set()
+
+    async def _prove_for_ever(self, core: _Core, number: int) -> None:
+        """One of the ``depth`` calls of ``core`` after the other."""
         faults = 0
-        while True:
-            try:
-                answer = await ask(self._session, nonces, self._spec.work.scheme.width)
-            except EngineFault as fault:
-                faults += 1
-                await self._back_off(start, faults, fault)
-                continue
-            if isinstance(answer, Deferred):
-                self._counters.deferred(answer.seconds)
-                continue
-            self._troubles.pop(start, None)
-            return Finished(
-                next_index=start + self._spec.batch_size,
-                processed=len(answer.nonces),
-                findings=findings_of(answer, self._spec.target),
-                failed=failures_of(answer),
-            )
+        try:
+            while core.error is None:
+                if (batch := self._lane.take(core.index)) is None:
+                    await self._until_changed()
+                    continue
+                try:
+                    finished = await self._prove(core, batch)
+                except EngineFault as fault:
+                    faults += 1
+                    self._lane.give_back(batch, core.index)
+                    self._announce()
+                    await self._back_off(core, number, faults, fault)
+                    continue
+                if finished is not None:
+                    faults = 0
+                    core.troubles.pop(number, None)
+        except Exception as error:  # noqa: BLE001 - ``next`` raises it
+            self._failure = error
+            self._announce()
 
-    async def _back_off(self, start: int, faults: int, fault: EngineFault) -> None:
+    async def _prove(self, core: _Core, batch: int) -> Finished | None:
+        """Prove ``batch``, or give it back because chat has the core. Raises EngineFault."""
+        try:
+            nonces = self._nonces.batch(batch, self._spec.batch_size)
+        except ProtocolError as error:
+            self._lane.finish(batch, error)
+            self._announce()
+            return None
+        answer = await ask(core.session, nonces, self._spec.work.scheme.width)
+        if isinstance(answer, Deferred):
+            self._counters.deferred(answer.seconds)
+            self._lane.give_back(batch, core.index)
+            self._announce()
+            return None
+        finished = Finished(
+            next_index=batch + self._spec.batch_size,
+            processed=len(answer.nonces),
+            findings=findings_of(answer, self._spec.target),
+            failed=failures_of(answer),
+        )
+        core.proved += len(nonces)
+        self._lane.finish(batch, finished)
+        self._announce()
+        return finished
+
+    async def _back_off(self, core: _Core, number: int, faults: int, fault: EngineFault) -> None:
+        """Wait after a fault; the last allowed one stops ``core``. Raises it for the last core."""
         self._counters.fault()
+        if core.error is not None:
+            return
         if faults >= self._limits.max_faults:
-            raise EngineFault(f"{faults} faults in a row, the last one: {fault}") from fault
-        self._troubles[start] = f"engine: {fault}"
+            self._stop(core, f"{faults} faults in a row, the last one: {fault}")
+            return
+        core.troubles[number] = f"engine: {fault}"
         pauses = self._limits.fault_backoff_s
         await asyncio.sleep(pauses[min(faults, len(pauses)) - 1])
+
+    def _stop(self, core: _Core, error: str) -> None:
+        core.error = error
+        self._lane.leave(core.index)
+        self._announce()
+        left = [each for each in self._cores if each.error is None]
+        if not left:
+            raise EngineFault(error)
+        known = {"round_id": self._spec.round_id}
+        text = "round %s: engine core %d of %d proves no more, %d go on: %s"
+        counts = (core.index, len(self._cores), len(left))
+        _logger.error(text, self._spec.round_id, *counts, error, extra=known)
 
 
 def lane_of(spec: RoundSpec) -> NonceLane:

@@ -26,7 +26,7 @@ class Finished:
     failed: Mapping[int, str]
 
 
-class Recorder:
+class RoundRecorder:
     """Stores the batches of one round while the engine computes the next ones.
 
     Batches that finish during a transaction share the next one: a slow disk delays no forward.

@@ -1,5 +1,6 @@
 """The state of a node, its engine, its queue and its outbox, for clients and metrics."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proofserve.rounds.records import RoundSpec
@@ -14,7 +15,8 @@ class EngineGauges:
     """Counters read inside the engine. Durations in seconds, from the engine's start.
 
     ``forward_counts`` has one count of forwards for each bin of ``FORWARD_BOUNDS_S`` and a last one
-    for longer forwards; it is empty if the engine does not count.
+    for longer forwards; it is empty if the engine does not count. ``cores`` has the gauges of each
+    engine core where there are several; the others are then their sums, or their largest.
     """
 
     forwards: int
@@ -28,6 +30,42 @@ class EngineGauges:
     free_blocks: int
     unfinished_requests: int
     forward_counts: tuple[int, ...] = ()
+    cores: tuple["EngineGauges", ...] = ()
+
+
+def over_cores(cores: Sequence[EngineGauges]) -> EngineGauges:
+    """The gauges of an engine with these cores, at least one."""
+    if len(cores) == 1:
+        return cores[0]
+    longest = max(cores, key=lambda core: core.longest_chat_wait_batches)
+    return EngineGauges(
+        forwards=sum(core.forwards for core in cores),
+        busy_s=sum(core.busy_s for core in cores),
+        deferred_s=sum(core.deferred_s for core in cores),
+        last_forward_s=max(core.last_forward_s for core in cores),
+        longest_chat_wait_s=longest.longest_chat_wait_s,
+        longest_chat_wait_batches=longest.longest_chat_wait_batches,
+        resume_ms=tuple(ms for core in cores for ms in core.resume_ms),
+        leased_blocks=sum(core.leased_blocks for core in cores),
+        free_blocks=sum(core.free_blocks for core in cores),
+        unfinished_requests=sum(core.unfinished_requests for core in cores),
+        forward_counts=tuple(map(sum, zip(*(core.forward_counts for core in cores), strict=True))),
+        cores=tuple(cores),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStatus:
+    """What an engine core does in a round.
+
+    ``proved`` counts nonces since the round was started in this process, stored or not. A core that
+    is ``stopped`` proves no more until the round is started again; ``trouble`` is its last fault.
+    """
+
+    core: int
+    proved: int
+    stopped: bool
+    trouble: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +119,7 @@ class Status:
     """The state of a node. ``spec`` and ``stats`` describe the configured round, running or not.
 
     ``paused_reason`` says why a running round makes no progress, ``error`` why a round ended.
+    ``cores`` shows the engine's cores in a running round.
     """
 
     state: State
@@ -89,3 +128,4 @@ class Status:
     paused_reason: str | None
     error: str | None
     queue: QueueGauges
+    cores: tuple[CoreStatus, ...] = ()

@@ -1,7 +1,9 @@
-"""Ends asyncio tasks, and says why a task failed."""
+"""Runs and ends asyncio tasks, and says why a task failed."""
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from proofserve.protocol.errors import ProtocolError
@@ -33,3 +35,21 @@ def reason_of(task: "asyncio.Task[Any]") -> str | None:
         return str(error)
     _logger.error("a task ended with an unexpected error", exc_info=error)
     return f"internal error ({type(error).__name__}), see the server's log"
+
+
+@asynccontextmanager
+async def beside(what: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` as a task until the context ends; its failure is logged at once."""
+
+    def report(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _logger.critical("proofserve-%s has stopped; restart the server", what, exc_info=error)
+
+    task = asyncio.create_task(work, name=f"proofserve-{what}")
+    task.add_done_callback(report)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

@@ -53,6 +53,8 @@ class GatewaySettings(BaseSettings):
     """The API key that the backends require."""
     gateway_admin_key: str | None = None
     """Key for /admin; without it only this machine may call /admin."""
+    remembered_answers: int = Field(10_000, ge=0)
+    """Newest answers whose receipts GET /v1/receipts finds; 0: none."""
     cors_origins: str = ""
     """Web origins that may call, separated by commas; * for all."""
     gateway_workers: int = Field(1, ge=1)
@@ -63,6 +65,9 @@ class GatewaySettings(BaseSettings):
     """Model of the embedded engine: a name or folder, as for vLLM."""
     engine_options: str = ""
     """Options of vLLM for the embedded engine, in one string."""
+
+    receipts: bool = False
+    """Keep receipts of the embedded engine's chat; needs POC_ENABLED=1."""
 
     def variables(self) -> dict[str, str]:
         values = self.model_dump(exclude_none=True)

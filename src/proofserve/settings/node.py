@@ -58,6 +58,8 @@ class EngineSettings(BaseSettings):
     """Fraction of engine time for proofs while chat never pauses."""
     lease_idle_sec: float = Field(30.0, gt=0.0)
     """Unused KV blocks go back to vLLM's pool after this, seconds."""
+    unvetted: bool = False
+    """Start with a vLLM that was not vetted if it has every name that proofs rely on."""
 
 
 class NodeSettings(EngineSettings):
@@ -67,6 +69,10 @@ class NodeSettings(EngineSettings):
     """Open the proof endpoints under /api/v1/pow."""
     measure: bool = False
     """Open POST /api/v1/pow/measure for `bench`; not for a node in service."""
+    receipts: bool = False
+    """Keep a receipt of every chat answer: sketches of its tokens; needs --enable-poc."""
+    receipts_k_dim: int = Field(32, ge=16, le=64)
+    """Dimensions of a token's sketch in a receipt."""
     resume: bool = False
     """Continue the round that ran when the server ended; same model only."""
     scheme: Literal["artifact-v1", "artifact-v1-layers", "sketch-v1"] | None = None
@@ -81,6 +87,12 @@ class NodeSettings(EngineSettings):
     """SQLite file that keeps results until they are delivered."""
     outbox_keep_days: float = Field(30.0, ge=0)
     """Delivered results and callbacks are deleted after this many days; 0: never."""
+    receipts_key_file: Path | None = None
+    """Key that signs receipts, made at the first start; unset: beside the outbox."""
+    receipts_keep_days: float = Field(7.0, ge=0)
+    """Receipts are deleted after this many days; 0: never."""
+    receipts_callback: str | None = None
+    """URL to which entries of the receipts' log are posted."""
     defer_sec: float = Field(5.0, gt=0)
     """Longest wait for chat inside the engine per call, seconds."""
     rpc_timeout_ms: int = Field(60_000, ge=1)
@@ -136,6 +148,12 @@ def require_valid_settings() -> None:
             first = error.errors()[0]
             name = f"{PREFIX}{str(first['loc'][0]).upper()}"
             raise ValueError(f"{name}: {first['msg']}") from None
+
+
+def require_proofs_for_receipts(chosen: NodeSettings) -> None:
+    """Raise ValueError if receipts are on and the node that would hand them out is off."""
+    if chosen.receipts and not chosen.enabled:
+        raise ValueError("POC_RECEIPTS / --receipts needs POC_ENABLED=1 / --enable-poc")
 
 
 class NodeKey(TomlTable):

@@ -25,7 +25,7 @@ from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
 from proofserve.wiring.changed_weights import changed_weights, size_saving
-from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup
+from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
 
 BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)
 KEY, OTHER_KEY = "audit-key", "audit-other-key"
@@ -71,11 +71,10 @@ class CheckpointDeployment:
                 model=setup.model,
                 dtype=setup.validator_dtype,
                 device=setup.device,
-                forward_batch=setup.forward_batch,
                 suspects=setup.suspects,
                 served_dtype=setup.dtype,
             ),
-            self._work,
+            proofs_of(self._work, setup.forward_batch),
         )
         self._network = self._validator.served()
         block = setup.scheme.for_block(BLOCK, self._network.facts, self._network.device)

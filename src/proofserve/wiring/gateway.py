@@ -23,8 +23,10 @@ from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, GatewayPlan, Timeouts
 from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings.gateway import GatewaySettings, client_keys
-from proofserve.settings.process import export, has_variable, plugin_list
-from proofserve.wire.paths import PROOFS
+from proofserve.settings.node import EngineSettings
+from proofserve.settings.process import export, plugin_list
+from proofserve.wire.paths import PROOFS, RECEIPTS
+from proofserve.wiring.launch import runner_choice
 from proofserve.wiring.listen import bound_sockets, cannot_listen
 
 # uvicorn's: a logger of this package has no handler in this process.
@@ -65,6 +67,8 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         drain=chosen.drain_timeout_seconds,
         backend_key=chosen.backend_api_key,
         admin_key=chosen.gateway_admin_key,
+        receipts_path=RECEIPTS,
+        remembered_answers=chosen.remembered_answers,
         cors_origins=tuple(filter(None, map(str.strip, chosen.cors_origins.split(",")))),
     )
 
@@ -111,7 +115,9 @@ def application() -> FastAPI:
     plan = plan_of(chosen)
     if not chosen.use_embedded_engine:
         return build(plan)
-    return build(replace(plan, self_guarded=(f"{PROOFS}/",)), partial(_engine, chosen))
+    return build(
+        replace(plan, self_guarded=(f"{PROOFS}/", f"{RECEIPTS}/log")), partial(_engine, chosen)
+    )
 
 
 @asynccontextmanager
@@ -120,16 +126,17 @@ async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, A
     from proofserve.engines.vllm.embedded_app import vllm_app  # noqa: PLC0415
     from proofserve.wiring.unix_server import on_unix_socket  # noqa: PLC0415
 
-    changes = {"VLLM_PLUGINS": plugin_list()}
-    if not has_variable("VLLM_USE_V2_MODEL_RUNNER"):
-        changes["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    changes = {"VLLM_PLUGINS": plugin_list(), **runner_choice()}
+    if chosen.receipts:
+        changes["POC_RECEIPTS"] = "1"
     # vLLM warns of variables that it does not know, and would use VLLM_PORT for its processes.
     export(changes, drop=chosen.variables())
     # Ctrl-C in a terminal reaches the engine core too, which must not end before the gateway.
     drain = ["--shutdown-timeout", str(math.ceil(chosen.drain_timeout_seconds))]
     # vLLM does not listen on this host. Its plugins learn from it which machines can reach them.
     options = [*drain, *shlex.split(chosen.engine_options), "--host", chosen.host]
-    async with vllm_app(chosen.model or "", options) as app, on_unix_socket(app) as socket:
+    engine = vllm_app(chosen.model or "", options, EngineSettings().unvetted)
+    async with engine as app, on_unix_socket(app) as socket:
         yield BackendSpec(f"unix:{socket}"), app
 
 

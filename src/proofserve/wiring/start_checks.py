@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from proofserve.outbox.database import hold_lock
-from proofserve.settings.node import NodeSettings
+from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.wiring.access import access_of, allowlist_of, description, require_access_rule
 
 # vLLM's own default.
@@ -26,12 +26,16 @@ def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) 
         "address": lambda: _address(listening),
         "callbacks": lambda: _callbacks(chosen),
         "outbox": lambda: _outbox(chosen),
+        "receipts": lambda: _receipts(chosen),
     }
 
 
-def slow_checks(model: str, vllm_options: Sequence[str]) -> dict[str, Check]:
+def slow_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) -> dict[str, Check]:
     """The checks that import vLLM, which takes seconds; vLLM's start makes them as well."""
-    return {"vLLM": _version, "vLLM options": lambda: _vllm_options(model, vllm_options)}
+    return {
+        "vLLM": lambda: _version(chosen),
+        "vLLM options": lambda: _vllm_options(model, vllm_options),
+    }
 
 
 def _listening(vllm_options: Sequence[str]) -> Namespace:
@@ -95,14 +99,21 @@ def _outbox(chosen: NodeSettings) -> str:
     return f"{path.absolute()} {'can be used' if path.exists() else 'can be created'}"
 
 
-def _version() -> str:
+def _receipts(chosen: NodeSettings) -> str:
+    require_proofs_for_receipts(chosen)
+    return f"{chosen.receipts_k_dim} dimensions" if chosen.receipts else "off"
+
+
+def _version(chosen: NodeSettings) -> str:
     try:
-        from proofserve.engines.vllm import support  # noqa: PLC0415 - imports vLLM
+        from proofserve.engines.vllm.support import UnsupportedEngine  # noqa: PLC0415
+        from proofserve.engines.vllm.vetting import features, start  # noqa: PLC0415 - imports vLLM
     except ImportError as error:
         raise ValueError(f"vLLM cannot be imported: {error}") from error
     try:
-        return f"version {support.require_tested_version()} was tested"
-    except support.UnsupportedEngine as error:
+        wanted = features.of_node(chosen.receipts)
+        return start.require_vetted(chosen.unvetted, wanted).reason
+    except UnsupportedEngine as error:
         raise ValueError(str(error)) from error
 
 

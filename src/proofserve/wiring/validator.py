@@ -1,9 +1,11 @@
 """A validator with the published checkpoint: true vectors, and those of suspected weights."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,15 @@ from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import SUSPECTS, suspect
 from proofserve.lab.verify.judges import Vectors
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.records import Workload
+from proofserve.rounds.records import ProofBatch, Workload
+
+# What a network computes for nonces; it may add other nonces that it computed with them.
+Compute = Callable[[Network, Sequence[int]], ProofBatch]
+
+
+def proofs_of(work: Workload, forward_batch: int) -> Compute:
+    """Computes proofs for ``work``, ``forward_batch`` nonces in a forward."""
+    return lambda network, nonces: ReferenceEngine(network, forward_batch).compute(work, nonces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +31,12 @@ class ValidatorSetup:
     """``dtype`` is the one to recompute in, ``served_dtype`` the one that nodes serve.
 
     None is the checkpoint's own. ``suspects`` are checkpoints, such as public quantised ones,
-    beside the bank that is made from ``model``. ``forward_batch`` is in nonces.
+    beside the bank that is made from ``model``.
     """
 
     model: Path
     dtype: str | None
     device: str = "cpu"
-    forward_batch: int = 8
     suspects: tuple[Path, ...] = ()
     served_dtype: str | None = None
 
@@ -40,30 +49,36 @@ class CheckpointValidator:
     methods raise EngineFault.
     """
 
-    def __init__(self, setup: ValidatorSetup, work: Workload) -> None:
+    def __init__(self, setup: ValidatorSetup, compute: Compute) -> None:
         others = {folder.name: folder for folder in setup.suspects}
         self.names = (*SUSPECTS, *others)
         self.forwards = 0
         self._setup = setup
-        self._work = work
+        self._compute = compute
         self._others = others
-        self._published = load(setup.model, setup.dtype, setup.device)
+        self.published = load(setup.model, setup.dtype, setup.device)
         # Loaded when a test first asks for it.
         self.served = cache(lambda: load(setup.model, setup.served_dtype, setup.device))
         self._known: dict[tuple[str, int], NDArray[np.float32]] = {}
 
+    def with_other(self, compute: Compute) -> Self:
+        """A validator of other nonces, with the networks that this one has loaded."""
+        made = copy.copy(self)
+        made._compute, made._known = compute, {}
+        return made
+
     @property
     def weights_digest(self) -> str | None:
-        return self._published.facts.weights_digest
+        return self.published.facts.weights_digest
 
     @property
     def rounds_as_deployed(self) -> bool:
         """Whether ``truth`` is computed in the dtype of the deployment, so has its rounding."""
-        return self._published.dtype == self.served().dtype
+        return self.published.dtype == self.served().dtype
 
     def truth(self, nonces: Sequence[int]) -> Vectors:
         """The vectors of the published checkpoint in the validator's dtype."""
-        return self._of("published", lambda: self._published, nonces)
+        return self._of("published", lambda: self.published, nonces)
 
     def deployed(self, nonces: Sequence[int]) -> Vectors:
         """The vectors of the published checkpoint as served, which an honest node has."""
@@ -78,7 +93,7 @@ class CheckpointValidator:
         truth = self.truth(nonces)
         self.forwards += sum((name, nonce) not in self._known for nonce in nonces)
         # Changed weights are made anew for each call: keeping all would take their memory 20 times.
-        made = self._of(name, lambda: self.suspect(name, self._published), nonces)
+        made = self._of(name, lambda: self.suspect(name, self.published), nonces)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
 
     def served_by(self, name: str, nonces: Sequence[int]) -> Vectors:
@@ -90,8 +105,7 @@ class CheckpointValidator:
         """The vectors by a network, computed where they are not known yet."""
         missing = [nonce for nonce in nonces if (name, nonce) not in self._known]
         if missing:
-            engine = ReferenceEngine(network(), self._setup.forward_batch)
-            batch = engine.compute(self._work, missing)
+            batch = self._compute(network(), missing)
             if batch.failed:
                 raise EngineFault(f"{name}: the vector of nonce {batch.failed[0]} is not finite")
             rows = zip(batch.nonces, batch.values, strict=True)

@@ -1,6 +1,6 @@
 """A checkpoint as the function that a proof needs: embeddings in, last hidden states out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The decoder of a checkpoint, without its head.
+    """The decoder of a checkpoint, and the ``head`` that turns its last states into logits.
 
     ``decoder`` takes ``inputs_embeds`` [n, seq_len, hidden] or ``input_ids`` [n, seq_len], and
     gives ``last_hidden_state`` [n, seq_len, hidden], after the final norm. ``facts`` are those of
@@ -29,6 +29,7 @@ class Network:
     """
 
     decoder: nn.Module
+    head: nn.Module
     facts: ModelFacts
     max_seq_len: int
     dtype: torch.dtype
@@ -37,6 +38,12 @@ class Network:
     @property
     def layers(self) -> nn.ModuleList:
         return cast("nn.ModuleList", self.decoder.layers)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids that the network can read."""
+        embeddings = cast("Callable[[], nn.Embedding]", self.decoder.get_input_embeddings)
+        return embeddings().num_embeddings
 
     @property
     def weights(self) -> int:
@@ -86,6 +93,7 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
         raise CheckpointError(f"{path} holds a {type(decoder).__name__}, which has no layers")
     return Network(
         decoder=decoder.to(place).eval(),
+        head=model.get_output_embeddings().to(place),
         facts=model_facts(path, config.hidden_size),
         max_seq_len=config.max_position_embeddings,
         dtype=wanted,

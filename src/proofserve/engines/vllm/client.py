@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -15,12 +16,15 @@ from proofserve.engines.vllm.core_messages import ProveCall
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, EngineInfo, Measurement, ProofBatch, Workload
-from proofserve.rounds.status import EngineGauges
+from proofserve.rounds.status import EngineGauges, over_cores
 
 PROVE = "proofserve_prove"
 RELEASE = "proofserve_release"
 GAUGES = "proofserve_gauges"
 MEASURE = "proofserve_measure"
+TAKE_OVER = "proofserve_take_over"
+# Calls answered in part that a session remembers; another core may have taken the older ones.
+MOST_PARTS = 16
 
 
 class VllmEngine:
@@ -38,11 +42,23 @@ class VllmEngine:
         self._client = engine_client
         self._defer_s = defer_s
         self._timeout_s = timeout_s
+        # Sessions without a core of their own begin on one core after the other.
+        self._turn = 0
+
+    @property
+    def cores(self) -> int:
+        return compat_client.core_count(self._client)
 
     @asynccontextmanager
-    async def session(self, work: Workload) -> AsyncIterator["VllmSession"]:
+    async def session(
+        self, work: Workload, core: int | None = None
+    ) -> AsyncIterator["VllmSession"]:
         """A lease; it is taken by the first call and returned at the context's end."""
-        session = VllmSession(self, work)
+        if core is None:
+            session = VllmSession(self, work, self._turn % self.cores, stays=False)
+            self._turn += 1
+        else:
+            session = VllmSession(self, work, core)
         try:
             yield session
         finally:
@@ -50,25 +66,44 @@ class VllmEngine:
             await asyncio.shield(session.release())
 
     async def gauges(self) -> EngineGauges:
-        read = await self.call(GAUGES)
-        lists = {name: tuple(read[name]) for name in ("resume_ms", "forward_counts")}
-        return EngineGauges(**{**read, **lists})
+        replies = await asyncio.gather(
+            *(self.call(GAUGES, core=core) for core in range(self.cores))
+        )
+        return over_cores([_gauges(reply) for reply in replies])
 
     async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
-        """See ``rounds.ports.MeasurableEngine.measure``. It has no time limit."""
-        call = call_for(work, self.engine_info.facts, uuid.uuid4().hex, nonces, self._defer_s)
-        return Measurement(**await self.call(MEASURE, asdict(call), forwards))
+        """See ``rounds.ports.MeasurableEngine.measure``. It has no time limit.
 
-    async def call(self, method: str, *args: Any) -> Any:
-        """Call an EngineCore method. Raises EngineFault or EngineGone."""
-        return await compat_client.call_engine(self._client, method, *args)
+        All cores run ``forwards`` forwards at the same time, and the slowest one counts.
+        """
+        call = asdict(
+            call_for(work, self.engine_info.facts, uuid.uuid4().hex, nonces, self._defer_s)
+        )
+        measured = await asyncio.gather(
+            *(self.call(MEASURE, call, forwards, core=core) for core in range(self.cores))
+        )
+        proved = sum(each["nonces"] for each in measured)
+        return Measurement(proved, max(each["seconds"] for each in measured))
 
-    async def prove(self, work: Workload, lease: str, nonces: Sequence[int]) -> dict[str, Any]:
+    async def take_over(self) -> None:
+        """End the calls and leases of an API process that owned the proofs before this one.
+
+        Raises EngineFault and EngineGone.
+        """
+        await asyncio.gather(*(self.call(TAKE_OVER, core=core) for core in range(self.cores)))
+
+    async def call(self, method: str, *args: Any, core: int = 0) -> Any:
+        """Call a method of one engine core. Raises EngineFault or EngineGone."""
+        return await compat_client.call_engine(self._client, method, *args, core=core)
+
+    async def prove(
+        self, work: Workload, lease: str, nonces: Sequence[int], core: int
+    ) -> dict[str, Any]:
         """One ``prove`` call and its reply. Raises EngineFault, also when none came in time."""
         call = call_for(work, self.engine_info.facts, lease, nonces, self._defer_s)
         try:
             async with asyncio.timeout(self._defer_s + self._timeout_s):
-                return dict(await self.call(PROVE, asdict(call)))
+                return dict(await self.call(PROVE, asdict(call), core=core))
         except TimeoutError:
             raise EngineFault(
                 f"the engine did not answer within {self._timeout_s:g} s; raise "
@@ -77,28 +112,61 @@ class VllmEngine:
 
 
 class VllmSession:
-    def __init__(self, engine: VllmEngine, work: Workload) -> None:
+    """Calls to ``core``. A session that does not ``stay`` goes to the next core when chat defers.
+
+    Only the cores that were called have a lease.
+    """
+
+    def __init__(self, engine: VllmEngine, work: Workload, core: int, stays: bool = True) -> None:
         self._engine = engine
         self._work = work
+        self._core, self._stays = core, stays
+        self._called: set[int] = set()
         self._lease = uuid.uuid4().hex
         # The finished parts of calls that the engine answered in parts, by the nonces of the call.
-        self._parts: dict[tuple[int, ...], list[ProofBatch]] = {}
+        self._parts: OrderedDict[tuple[int, ...], list[ProofBatch]] = OrderedDict()
 
     async def prove(self, nonces: Sequence[int]) -> ProofBatch | Deferred:
         wanted = tuple(nonces)
-        parts = self._parts.setdefault(wanted, [])
+        parts = self._parts.pop(wanted, [])
         while rest := wanted[sum(len(part.nonces) + len(part.failed) for part in parts) :]:
-            outcome = read_reply(rest, await self._engine.prove(self._work, self._lease, rest))
+            try:
+                outcome = await self._ask(rest)
+            except EngineFault:
+                self._keep(wanted, parts)
+                raise
             if isinstance(outcome, Deferred):
+                self._keep(wanted, parts)
                 return outcome
             parts.append(outcome)
-        self._parts.pop(wanted, None)
         return join(parts)
 
+    async def _ask(self, nonces: tuple[int, ...]) -> ProofBatch | Deferred:
+        core = self._core
+        self._called.add(core)
+        outcome = read_reply(
+            nonces, await self._engine.prove(self._work, self._lease, nonces, core)
+        )
+        if isinstance(outcome, Deferred) and not self._stays:
+            self._core = (core + 1) % self._engine.cores
+        return outcome
+
     async def release(self) -> None:
-        """Return the lease. If that fails, the engine takes it back after its idle time."""
-        with suppress(EngineFault, EngineGone):
-            await self._engine.call(RELEASE, self._lease)
+        """Return the leases. If that fails, the engine takes them back after its idle time."""
+        for core in self._called:
+            with suppress(EngineFault, EngineGone):
+                await self._engine.call(RELEASE, self._lease, core=core)
+
+    def _keep(self, wanted: tuple[int, ...], parts: list[ProofBatch]) -> None:
+        if parts:
+            self._parts[wanted] = parts
+        if len(self._parts) > MOST_PARTS:
+            self._parts.popitem(last=False)
+
+
+def _gauges(reply: Mapping[str, Any]) -> EngineGauges:
+    lists = {name: tuple(reply[name]) for name in ("resume_ms", "forward_counts")}
+    return EngineGauges(**{**reply, **lists})
 
 
 def served_facts(vllm_config: Any) -> ModelFacts:

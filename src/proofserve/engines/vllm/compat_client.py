@@ -1,10 +1,11 @@
 """vLLM's private names at its engine's client, in the process that serves or embeds the engine.
 
 Only ``compat_client``, ``compat_core``, ``compat_worker`` and ``compat_server`` (named by the
-process that they run in) and ``support`` use private names of vLLM. Each function names what it
-relies on. ``tests/contract`` pins those names for the tested versions, so that an upgrade fails
-in a test that says which caller breaks, not in a running node. vLLM's objects are ``Any`` on
-purpose: their annotations change with every release.
+process that they run in), the ``compat`` modules of ``receipts``, and ``support`` use private
+names of vLLM. Each function names what it relies on. ``vetting`` has those names as data, and
+``tests/contract`` checks them in every vetted version, so that an upgrade fails in a test that
+says which caller breaks, not in a running node. vLLM's objects are ``Any`` on purpose: their
+annotations change with every release.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from concurrent.futures import Future, wait
 from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import GracefulHTTPError, RetryableRequestError
+from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from proofserve.rounds.errors import EngineFault, EngineGone
@@ -23,16 +24,16 @@ from proofserve.rounds.errors import EngineFault, EngineGone
 _logger = logging.getLogger(__name__)
 
 
-class ServerStopping(GracefulHTTPError, RetryableRequestError):  # type: ignore[misc]  # Any to mypy
+class ServerStopping(GracefulHTTPError, GenerationError):  # type: ignore[misc]  # Any to mypy
     """Answer to a request that the engine did not finish: status 503.
 
-    Relies on: AsyncLLM.generate raising a GracefulHTTPError as it is, and streams turning a
-    GenerationError, of which RetryableRequestError is one, into an event without a traceback in
-    the log.
+    Relies on: AsyncLLM.generate raising a GracefulHTTPError as it is, errors of HTTP taking its
+    status, and streams turning a GenerationError into an event without a traceback in the log.
     """
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down.", HTTPStatus.SERVICE_UNAVAILABLE)
+        self.status_code = self.http_status
 
 
 def install_orderly_shutdown(
@@ -79,15 +80,26 @@ def _wait_for(step: "Future[None]", seconds: float) -> None:
         _logger.error("proofs failed to stop before the end of the engine", exc_info=error)
 
 
-async def call_engine(engine_client: Any, method: str, *args: Any) -> Any:
-    """Run an EngineCore method between two engine steps and await its result.
+def core_count(engine_client: Any) -> int:
+    """The engine cores of this client. Each rank of ``--data-parallel-size`` is one.
+
+    Relies on: AsyncLLM.engine_core.core_engines.
+    """
+    return len(engine_client.engine_core.core_engines)
+
+
+async def call_engine(engine_client: Any, method: str, *args: Any, core: int = 0) -> Any:
+    """Run an EngineCore method of ``core`` between two engine steps and await its result.
 
     Raises EngineGone, or EngineFault with the engine's own text.
 
-    Relies on: AsyncLLM.engine_core.call_utility_async.
+    Relies on: AsyncLLM.engine_core._call_utility_async(method, *args, engine), and core_engines
+    being in the order of their ranks. The public call_utility_async asks all cores, and returns
+    the answer of the first one.
     """
+    client = engine_client.engine_core
     try:
-        return await engine_client.engine_core.call_utility_async(method, *args)
+        return await client._call_utility_async(method, *args, engine=client.core_engines[core])
     except EngineDeadError as error:
         raise EngineGone("the engine process has died; restart the server") from error
     except Exception as error:

@@ -1,7 +1,9 @@
 """vLLM's private names inside the engine core: its loop, its message queue, its KV blocks."""
 
+import importlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from vllm.v1.engine import EngineCoreRequestType
@@ -22,6 +24,7 @@ class VllmCore:
     def __init__(self, engine: Any, wakeup: str) -> None:
         self._engine = engine
         self._wakeup = wakeup
+        self._feed_watchdog = watchdog_feed()
 
     def has_own_loop(self) -> bool:
         """Whether it is an EngineCoreProc. Relies on: EngineCoreProc.input_queue."""
@@ -69,7 +72,10 @@ class VllmCore:
         self._engine.input_queue.put_nowait(message)
 
     def watch(
-        self, arrived: Callable[[str], None], stepped: Callable[[float, float], None]
+        self,
+        arrived: Callable[[str], None],
+        stepping: Callable[[], None],
+        stepped: Callable[[float, float], None],
     ) -> None:
         """Relies on: EngineCoreProc.preprocess_add_request being looked up on the instance by the
         thread that reads the core's sockets; EngineCore.step_fn being an attribute of the
@@ -82,6 +88,7 @@ class VllmCore:
             return preprocess(request)
 
         def watched_step() -> Any:
+            stepping()
             start = time.monotonic()
             result = step()
             stepped(start, time.monotonic())
@@ -94,8 +101,10 @@ class VllmCore:
         """Relies on: EngineCore.collective_rpc taking a callable. It goes by reference, so it must
         be importable in the workers.
         """
+        self._feed_watchdog()
         replies: list[dict[str, Any] | None]
         replies = self._engine.collective_rpc(prove, None, (forward,))
+        self._feed_watchdog()
         return next(reply for reply in replies if reply is not None)
 
     def max_sequences(self, seq_len: int) -> int:
@@ -135,3 +144,17 @@ class VllmCore:
     @property
     def _pool(self) -> Any:
         return self._engine.scheduler.kv_cache_manager.block_pool
+
+
+def watchdog_feed() -> Callable[[], None]:
+    """What tells vLLM's watchdog that this process makes progress; before 0.33 there is none.
+
+    vLLM feeds it before each step of chat. Without this, minutes of proofs would look like a hang,
+    and the watchdog (``--watchdog-config``) would write the stacks of all threads.
+
+    Relies on: vllm.utils.watch_dog.get_watch_dog().feed(). The watchdog starts after the engine.
+    """
+    with suppress(ImportError):
+        watch_dog = importlib.import_module("vllm.utils.watch_dog")
+        return lambda: watch_dog.get_watch_dog().feed()
+    return lambda: None

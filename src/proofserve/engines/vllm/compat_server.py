@@ -7,19 +7,17 @@ belong to the caller: the listening socket and the signal handlers.
 import gc
 import logging
 from argparse import Namespace
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI
+from vllm import logger
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.entrypoints.launchers.launcher import validate_api_server_args
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-from vllm.logger import configure_logging_from_args
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -28,25 +26,80 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 CORE_EXIT_S = 15.0
 
 
+@dataclass(frozen=True, slots=True)
+class ArgumentSteps:
+    """What vLLM's command line does with its arguments; versions keep it in different modules."""
+
+    cli_env_setup: Callable[[], None]
+    make_arg_parser: Callable[[Any], Any]
+    configure_logging: Callable[[Namespace], Any]
+    validate_parsed_serve_args: Callable[[Namespace], None]
+    validate_api_server_args: Callable[[Namespace], None]
+
+
+def argument_steps() -> ArgumentSteps:
+    """The steps of the installed version."""
+    try:
+        return _steps_since_0_33()
+    except ModuleNotFoundError:
+        return _steps_until_0_32()
+
+
+def _steps_since_0_33() -> ArgumentSteps:
+    from vllm.entrypoints.common.cli_args import (  # noqa: PLC0415 - older versions lack it
+        make_arg_parser,
+        validate_api_server_args,
+        validate_parsed_serve_args,
+    )
+    from vllm.entrypoints.common.startup import cli_env_setup  # noqa: PLC0415
+
+    return ArgumentSteps(
+        cli_env_setup,
+        make_arg_parser,
+        logging_step(),
+        validate_parsed_serve_args,
+        validate_api_server_args,
+    )
+
+
+def _steps_until_0_32() -> ArgumentSteps:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: PLC0415 - newer versions lack it
+    from vllm.entrypoints.launchers.launcher import validate_api_server_args  # noqa: PLC0415
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup  # noqa: PLC0415
+
+    return ArgumentSteps(
+        cli_env_setup,
+        make_arg_parser,
+        logging_step(),
+        validate_parsed_serve_args,
+        validate_api_server_args,
+    )
+
+
+def logging_step() -> Callable[[Namespace], Any]:
+    """What applies the arguments about logging; until 0.30 there are none."""
+    return getattr(logger, "configure_logging_from_args", lambda _args: None)
+
+
 def server_arguments(model: str, options: Sequence[str]) -> Namespace:
     """Parse ``options`` as vLLM's command line does, check them and apply their logging.
 
     Raises what that command line raises: SystemExit for an unknown option, after writing the usage
     to stderr; ValueError, TypeError or KeyError for options that contradict each other.
 
-    Relies on: make_arg_parser, validate_parsed_serve_args, validate_api_server_args,
-    configure_logging_from_args; cli_env_setup choosing that child processes are spawned.
+    Relies on: ``ArgumentSteps``; cli_env_setup choosing that child processes are spawned.
     """
-    cli_env_setup()
-    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+    steps = argument_steps()
+    steps.cli_env_setup()
+    parser = steps.make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
     args: Namespace = parser.parse_args(["--model", model, *options])
-    configure_logging_from_args(args)
-    validate_parsed_serve_args(args)
+    steps.configure_logging(args)
+    steps.validate_parsed_serve_args(args)
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     if args.reasoning_parser_plugin:
         ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
-    validate_api_server_args(args)
+    steps.validate_api_server_args(args)
     return args
 
 

@@ -1,6 +1,13 @@
-"""vLLM's private names in its workers: attention metadata, the model call, ranks, layers."""
+"""vLLM's private names in its workers: attention metadata, the model call, ranks, layers.
+
+The names of a model runner that are used here are those that vLLM's two runners share. Proof
+forwards read none of a runner's state of requests: not ``input_batch``, ``block_tables``,
+``model_state`` or ``execute_model_state``.
+"""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,14 +31,37 @@ LAYER_PLACES = (
 def attention_metadata(runner: Any, common: Sequence[Any]) -> dict[str, Any]:
     """Per-layer attention metadata from one CommonAttentionMetadata for each KV-cache group.
 
-    Relies on: GPUModelRunner.attn_groups[group][i].build_metadata and .layer_names.
+    ``common`` names blocks of the KV pool. Where a kernel wants smaller ones, the attention group
+    expands each into the kernel's blocks, which have the same slots.
+
+    Relies on: attn_groups[group][i].build_metadata and .layer_names of either runner;
+    AttentionGroup._with_kernel_block_table. Until 0.31 on what ``_build_until_0_31`` names.
     """
     layers: dict[str, Any] = {}
     for gid, groups in enumerate(runner.attn_groups):
         for group in groups:
-            metadata = group.build_metadata(common[gid])
+            if hasattr(group, "build_metadata"):
+                metadata = group.build_metadata(common[gid])
+            else:
+                metadata = _build_until_0_31(group, runner._kernel_block_sizes[gid], common[gid])
             layers.update(dict.fromkeys(group.layer_names, metadata))
     return layers
+
+
+def _build_until_0_31(group: Any, kernel_block_size: int, common: Any) -> Any:
+    """Metadata of one attention group, whose builder expects the blocks of its kernels.
+
+    A block of the KV pool is one or several of those. From 0.32 on the group maps them itself.
+
+    Relies on: AttentionGroup.get_metadata_builder and .kv_cache_spec,
+    AttentionMetadataBuilder.build, GPUModelRunner._kernel_block_sizes.
+    """
+    each = group.kv_cache_spec.block_size // kernel_block_size
+    table = common.block_table_tensor
+    within = torch.arange(each, dtype=table.dtype, device=table.device)
+    mapped = (table.unsqueeze(-1) * each + within).flatten(1)
+    builder = group.get_metadata_builder()
+    return builder.build(0, replace(common, block_table_tensor=mapped))
 
 
 def common_metadata(
@@ -71,18 +101,49 @@ def group_layer_names(runner: Any) -> list[list[str]]:
     return [list(group.layer_names) for group in runner.kv_cache_config.kv_cache_groups]
 
 
+def require_plain_inputs(runner: Any) -> None:
+    """Raise UnsupportedEngine for a model whose forward takes more than tokens and positions.
+
+    Every rank has the same model, so either all of them raise or none.
+
+    Relies on: the second runner's model_state, a DefaultModelState for all other models.
+    """
+    state = type(getattr(runner, "model_state", None)).__name__
+    if state not in {"NoneType", "DefaultModelState"}:
+        raise UnsupportedEngine(
+            f"{type(runner.get_model()).__name__} needs the inputs of a {state}; proofs are served "
+            "for models that read tokens and positions alone."
+        )
+
+
+def step_stream(runner: Any) -> AbstractContextManager[Any]:
+    """A context in which a GPU computes in the order of chat's steps.
+
+    Blocks of the KV pool that a lease got may still be written by chat's last step, and the next
+    step may get those that a lease returns. Copies of a step's tokens to the host run on other
+    streams, and read tensors of their own.
+
+    Relies on: the second runner's main_stream. The first one's steps, and calls from outside, run
+    on the current stream of the worker's thread.
+    """
+    stream = getattr(runner, "main_stream", None)
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
 def call_model(runner: Any, metadata: dict[str, Any], slots: dict[str, Any], inputs: Any) -> Any:
     """Run the deployed model once, eagerly, and return what its forward returns.
 
     ``inputs`` holds ``positions``, ``intermediate_tensors``, and on the first pipeline rank
     ``input_ids`` or ``inputs_embeds``. Compiled graphs are skipped: they replay chat's buffers.
 
-    Relies on: set_forward_context(skip_compiled), GPUModelRunner._model_forward,
-    .use_aux_hidden_state_outputs, .uses_mrope.
+    Relies on: set_forward_context(skip_compiled); model of either runner; ModelConfig.uses_mrope,
+    .mrope_num_dims.
     """
-    positions = inputs["positions"]
-    if runner.uses_mrope:
-        positions = positions.expand(3, -1)
+    positions, config = inputs["positions"], runner.model_config
+    if config.uses_mrope:
+        # vLLM 0.29 has three for every model.
+        positions = positions.expand(getattr(config, "mrope_num_dims", 3), -1)
+    given = {"input_ids": None, "inputs_embeds": None, **inputs, "positions": positions}
     with set_forward_context(
         metadata,
         runner.vllm_config,
@@ -90,8 +151,18 @@ def call_model(runner: Any, metadata: dict[str, Any], slots: dict[str, Any], inp
         slot_mapping=slots,
         skip_compiled=True,
     ):
-        output = runner._model_forward(**{"input_ids": None, **inputs, "positions": positions})
-    return output[0] if runner.use_aux_hidden_state_outputs else output
+        return runner.model(**given)
+
+
+def without_adapters(runner: Any, sequences: int, tokens: int) -> None:
+    """Have the next forward use no LoRA adapter, whichever the last step of chat used.
+
+    Chat chooses its adapters anew in each step.
+
+    Relies on: LoRAModelRunnerMixin._set_active_loras and lora_config of either runner.
+    """
+    if runner.lora_config is not None:
+        runner._set_active_loras((0,) * sequences, (0,) * tokens, set())
 
 
 def receive_stage() -> Any:
@@ -108,6 +179,8 @@ def send_stage(output: Any) -> torch.Tensor | None:
     """Hand ``output`` to the next pipeline rank; its hidden rows on the rank that answers.
 
     Of the last pipeline rank's tensor-parallel group the first rank answers, for all of them.
+    A model whose draft model reads inner layers returns those too, as the rest of a tuple.
+
     Relies on: send_tensor_dict.
     """
     if not get_pp_group().is_last_rank:

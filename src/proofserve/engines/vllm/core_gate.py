@@ -22,7 +22,7 @@ import numpy as np
 from proofserve.engines.vllm import core_messages
 from proofserve.engines.vllm.batch import Batch, run_batch
 from proofserve.engines.vllm.core_port import CorePort
-from proofserve.engines.vllm.core_times import CoreTimes
+from proofserve.engines.vllm.core_times import CoreTimes, ShareBudget
 from proofserve.engines.vllm.lease import LeaseTable
 
 # Seconds between two wakeups of the loop while calls wait or leases are held.
@@ -75,10 +75,11 @@ class ProofGate:
         self._core, self._options, self._now = core, options, now
         self._leases = LeaseTable(core, options.forward_batch)
         self._times = CoreTimes(now)
+        self._budget = ShareBudget(options.share)
         self._queue: deque[QueuedCall] = deque()
         self._awaits_idle = False
         if core.has_own_loop():
-            core.watch(self._chat_arrived, self._chat_stepped)
+            core.watch(self._chat_arrived, self._chat_stepping, self._chat_stepped)
 
     # -- calls from the API process ----------------------------------------------------------
 
@@ -90,6 +91,8 @@ class ProofGate:
         elif call.defer_s <= 0 and self._core.is_busy():
             queued.answer(self._deferral(queued))
         else:
+            if not self._queue:
+                self._budget.pause()
             self._queue.append(queued)
             self._await_idle()
         return queued.future
@@ -99,6 +102,13 @@ class ProofGate:
             self._queue.remove(queued)
             queued.answer(core_messages.fault("the lease was returned before the call ran"))
         self._leases.release(lease)
+
+    def take_over(self) -> None:
+        """End all calls and leases: the API process that made them is gone, or about to end."""
+        for queued in self._queue:
+            queued.answer(core_messages.fault("another API process took the proofs over"))
+        self._queue.clear()
+        self._leases.release_all()
 
     def measure(self, call: core_messages.ProveCall, forwards: int) -> "Future[dict[str, Any]]":
         """Time ``forwards`` bare forwards back to back, once chat is idle; chat waits for all.
@@ -168,8 +178,8 @@ class ProofGate:
     def _on_idle(self) -> None:
         """The core has no work: run one forward, then let the core look at its messages."""
         self._awaits_idle = False
-        self._times.idle()
         if self._queue and self._chat_is_over():
+            self._budget.pause()
             self._run_next_forward()
         if self._queue:
             self._core.post_wakeup()
@@ -185,11 +195,23 @@ class ProofGate:
         quiet = self._times.since_chat() >= CHAT_GRACE_S
         return quiet and not self._core.waiting_requests()
 
-    def _chat_stepped(self, start: float, end: float) -> None:
-        """Chat had a step; while proofs are below ``share``, a forward may delay the next one."""
-        self._times.stepped(start, end, deferring=bool(self._queue))
-        if self._queue and self._times.proof_share() < self._options.share:
+    def _chat_stepping(self) -> None:
+        """Chat is about to step; a forward delays the step if proofs are not ahead of ``share``.
+
+        It does not run at the end of the step before: the core's loop hands a step's tokens on
+        only after that, and they would wait for the forward.
+        """
+        if self._queue and self._budget.is_open:
+            began = self._now()
             self._run_next_forward()
+            self._budget.spend(began, self._now())
+
+    def _chat_stepped(self, start: float, end: float) -> None:
+        self._times.stepped(start, end, deferring=bool(self._queue))
+        if self._queue:
+            self._budget.earn(start, end)
+        else:
+            self._budget.pause()
 
     def _run_next_forward(self) -> None:
         """Run the next forward of the oldest call, and answer it when that was its last."""

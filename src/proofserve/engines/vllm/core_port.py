@@ -31,10 +31,14 @@ class CorePort(Protocol):
         """Queue a message that makes the loop call ``ProofGate.wake_up``. Thread-safe."""
 
     def watch(
-        self, arrived: Callable[[str], None], stepped: Callable[[float, float], None]
+        self,
+        arrived: Callable[[str], None],
+        stepping: Callable[[], None],
+        stepped: Callable[[float, float], None],
     ) -> None:
         """Call ``arrived(request id)`` for each chat request, from the thread that receives it,
-        and ``stepped(start, end)`` after each chat step, in seconds of ``time.monotonic``.
+        ``stepping()`` before each chat step and ``stepped(start, end)`` after it, in seconds of
+        ``time.monotonic``.
         """
 
     def run_forward(self, forward: Forward) -> dict[str, Any]:

@@ -13,6 +13,49 @@ from proofserve.rounds.status import FORWARD_BOUNDS_S
 RECENT = 512
 # The most arrivals that are kept. The oldest are dropped first: their requests ended long ago.
 ARRIVALS = 4096
+# Proofs that could not use their share at once may make up for so many seconds at most. More would
+# let proofs hold chat up for long afterwards; less than the longest step of chat would take from
+# the share.
+EARNED_S = 5.0
+
+
+class ShareBudget:
+    """The engine time, in seconds, that proofs may take from chat that never pauses.
+
+    ``share`` (0 to 1) of the time in which a proof waits beside chat is added, and the time of
+    forwards between two steps of chat is taken off. A forward may run while more than nothing is
+    left, so proofs are ahead of their share by one forward at most. Time in which no proof waits
+    adds nothing: otherwise a round that begins after hours of chat could have the engine nearly
+    to itself for minutes.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._left_s = 0.0
+        self._counted_until: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._left_s > 0
+
+    def earn(self, start: float, end: float) -> None:
+        """A proof waited beside chat from the last counted instant, or from ``start``, to ``end``.
+
+        Both are in seconds of the monotonic clock.
+        """
+        since = start if self._counted_until is None else self._counted_until
+        earned = self._share * (end - since)
+        self._left_s = min(self._left_s + earned, self._share * EARNED_S)
+        self._counted_until = end
+
+    def spend(self, start: float, end: float) -> None:
+        """A forward ran from ``start`` to ``end`` between two steps of chat."""
+        self.earn(start, end)
+        self._left_s -= end - start
+
+    def pause(self) -> None:
+        """No proof waits for chat: the time until the next ``earn`` or ``spend`` does not count."""
+        self._counted_until = None
 
 
 class CoreTimes:
@@ -31,8 +74,6 @@ class CoreTimes:
         self._resume_ms: deque[float] = deque(maxlen=RECENT)
         self._last_step: float | None = None
         self._chat_ended = -math.inf
-        self._chat_began: float | None = None
-        self._busy_when_chat_began = 0.0
         self._arrivals: OrderedDict[str, float] = OrderedDict()
         self._waits: dict[str, tuple[float, float]] = {}
         self._longest_wait = (0.0, 0.0)
@@ -45,8 +86,6 @@ class CoreTimes:
 
     def stepped(self, start: float, end: float, deferring: bool) -> None:
         """A chat step ran from ``start`` to ``end``; ``deferring`` if a proof waited for it."""
-        if self._chat_began is None:
-            self._chat_began, self._busy_when_chat_began = start, self._busy_s
         self._chat_ended = end
         if deferring:
             self._deferred_s += end - start
@@ -55,17 +94,6 @@ class CoreTimes:
     def since_chat(self) -> float:
         """Seconds since the last chat step; infinite if there was none."""
         return self._now() - self._chat_ended
-
-    def proof_share(self) -> float:
-        """Fraction of engine time, 0 to 1, that proofs took since chat began."""
-        if self._chat_began is None:
-            return 0.0
-        elapsed = self._now() - self._chat_began
-        return (self._busy_s - self._busy_when_chat_began) / elapsed if elapsed > 0 else 0.0
-
-    def idle(self) -> None:
-        """Chat has no work: forwards from now on do not count against chat's share."""
-        self._chat_began = None
 
     @contextmanager
     def forward(self, waiting: Callable[[], list[str]]) -> Iterator[None]:

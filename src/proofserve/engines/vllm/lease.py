@@ -73,6 +73,10 @@ class LeaseTable:
         if lease is not None:
             self._core.return_blocks(lease.held)
 
+    def release_all(self) -> None:
+        for name in list(self._leases):
+            self.release(name)
+
     def release_unused(self, before: float, except_for: set[str]) -> None:
         """Give back each lease that no call has used since ``before``: its API process is gone."""
         for name, lease in list(self._leases.items()):

@@ -1,49 +1,61 @@
-"""Which versions and options of vLLM support proofs. It imports no private name of vLLM."""
+"""Which options of vLLM support proofs; ``vetting`` says which versions."""
 
 from typing import Any
-
-import vllm
-
-TESTED = ((0, 32),)
 
 
 class UnsupportedEngine(RuntimeError):
     """Proofs cannot run on this vLLM or with its options. The text says what to change."""
 
 
-def require_tested_version() -> str:
-    """Return vLLM's version. Raises UnsupportedEngine for one that was not tested."""
-    version = str(vllm.__version__)
-    major_minor = tuple(int(part) for part in version.split(".")[:2])
-    if major_minor not in TESTED:
-        tested = ", ".join(".".join(map(str, pair)) + ".x" for pair in TESTED)
-        raise UnsupportedEngine(
-            f"vLLM {version} was not tested with this release of proofserve (tested: {tested}). "
-            "Install a tested version, or start without --enable-poc."
-        )
-    return version
-
-
 def require_supported_options(vllm_config: Any) -> None:
-    """Raise UnsupportedEngine for vLLM's second model runner and for a split deployment.
+    """Raise UnsupportedEngine for sequences split over ranks and for cores that step together.
 
-    A round has one owner and one engine. Proof forwards work on the first model runner.
+    A sequence of a proof has all its keys and values on each rank of a pipeline stage.
+
+    Relies on: ParallelConfig.data_parallel_size, ModelConfig.is_moe; data parallel cores of other
+    models being independent of each other.
+    """
+    parallel = vllm_config.parallel_config
+    for kind in ("decode", "prefill"):
+        ranks = getattr(parallel, f"{kind}_context_parallel_size")
+        if ranks > 1:
+            raise UnsupportedEngine(
+                f"{kind} context parallel size {ranks}: keys and values of a sequence lie on "
+                "several ranks, and proofs need them whole. Start without "
+                f"--{kind}-context-parallel-size."
+            )
+    if parallel.data_parallel_size > 1 and vllm_config.model_config.is_moe:
+        raise UnsupportedEngine(
+            f"--data-parallel-size {parallel.data_parallel_size} of a model with experts: its "
+            "engine cores step together, and a proof on one of them would stop the others. Start "
+            "with --data-parallel-size 1 and --tensor-parallel-size, or one server for each "
+            "replica with its own POC_OUTBOX, and give each its group_id of n_groups."
+        )
+
+
+def api_processes(vllm_config: Any) -> int:
+    """How many API server processes the server has.
 
     Relies on: ParallelConfig._api_process_count, set by ``vllm serve --api-server-count``.
     """
-    if vllm_config.use_v2_model_runner:
-        raise UnsupportedEngine(
-            "vLLM's second model runner was not tested. Set VLLM_USE_V2_MODEL_RUNNER=0 "
-            "(proofserve serve does)."
+    return int(vllm_config.parallel_config._api_process_count)
+
+
+def require_receipts(vllm_config: Any) -> None:
+    """Raise ValueError, naming the option, for one with which receipts would be wrong."""
+    if vllm_config.speculative_config is not None:
+        raise ValueError(
+            "POC_RECEIPTS: with speculative decoding a step has several rows for a request, of "
+            "which the engine discards some. Start without --speculative-config or without "
+            "--receipts."
         )
-    parallel = vllm_config.parallel_config
-    if parallel.data_parallel_size > 1:
-        raise UnsupportedEngine(
-            f"data parallel size {parallel.data_parallel_size}: every replica would need a round "
-            "of its own. Start one server per replica and give each its group_id of n_groups."
+    if (count := api_processes(vllm_config)) > 1:
+        raise ValueError(
+            f"POC_RECEIPTS: with {count} API server processes no process knows all answers. Start "
+            "with --api-server-count 1 or without --receipts."
         )
-    if parallel._api_process_count > 1:
-        raise UnsupportedEngine(
-            f"{parallel._api_process_count} API server processes: a round has one owner. "
-            "Start vLLM with --api-server-count 1."
+    if vllm_config.parallel_config.distributed_executor_backend == "ray":
+        raise ValueError(
+            "POC_RECEIPTS: Ray's workers choose tokens without vLLM's worker, so no row could be "
+            "kept. Start with --distributed-executor-backend mp or without --receipts."
         )

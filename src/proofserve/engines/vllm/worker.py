@@ -29,13 +29,15 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
     tokens = _tokens(call.token_ranges)
     facts = ModelFacts(runner.model_config.get_hidden_size(), call.weights_digest, tokens)
     of_block = Block(call.block_hash, call.block_height)
-    block = worker.proofserve_block(scheme, of_block, facts, torch.device(runner.device))
-    values = run_forward(runner, block, forward)
-    if values is None:
-        return None
-    finite = torch.isfinite(values).all(dim=1)
-    failed = [n for n, good in zip(call.nonces, finite.tolist(), strict=True) if not good]
-    return proved(values[finite].cpu().numpy(), failed, len(call.nonces))
+    compat_worker.require_plain_inputs(runner)
+    with compat_worker.step_stream(runner):
+        block = worker.proofserve_block(scheme, of_block, facts, torch.device(runner.device))
+        values = run_forward(runner, block, forward)
+        if values is None:
+            return None
+        finite = torch.isfinite(values).all(dim=1)
+        failed = [n for n, good in zip(call.nonces, finite.tolist(), strict=True) if not good]
+        return proved(values[finite].cpu().numpy(), failed, len(call.nonces))
 
 
 def _tokens(ranges: Sequence[Sequence[int]]) -> AllowedTokens | None:
@@ -59,6 +61,7 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     call, seq_len, n = forward.call, forward.call.seq_len, forward.sequences
     positions = torch.arange(seq_len, device=torch.device(runner.device)).repeat(n)
     metadata, slots = _attention(runner, forward, positions)
+    compat_worker.without_adapters(runner, n, positions.numel())
     received = compat_worker.receive_stage()
     inputs = {"positions": positions, "intermediate_tensors": received}
     if received is None:

@@ -18,10 +18,12 @@ _REASONS: dict[int | str, str] = {
     " type, or it may cost more tokens than the key has per minute",
     401: "no client has this key",
     403: "only operators may do this",
-    404: "there is no such model or backend",
+    404: "there is no such model or backend, or this key got no such answer",
     408: "the request did not arrive in time",
+    410: "the receipt is deleted: its time to live has passed",
     413: "the body is too large",
     422: "a field is wrong; its name is in param",
+    425: "the receipt is not in the node's log yet; Retry-After says when to try again",
     429: "a limit of the key is reached; Retry-After says when to try again",
     431: "the request has too many headers, or too large ones",
     501: "the gateway does not support this method",
@@ -89,6 +91,12 @@ class Models(Shown):
 
     object: Literal["list"]
     data: list[dict[str, Any]]
+
+
+class Receipts(BaseModel, extra="allow"):
+    """One signed receipt for each choice of the answer; docs/receipts.md has their fields."""
+
+    receipts: list[dict[str, Any]]
 
 
 class ShownBackend(Shown):

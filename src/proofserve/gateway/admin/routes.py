@@ -21,6 +21,7 @@ from proofserve.gateway.admin.openapi import (
     answering,
     relaying,
 )
+from proofserve.gateway.admin.receipt_routes import receipts
 from proofserve.gateway.backends.fleet import Backend
 from proofserve.gateway.failures import NOT_IMPLEMENTED, UNAUTHORIZED, Failure, RefusedByGateway
 from proofserve.gateway.records import GatewayPlan
@@ -50,7 +51,9 @@ operators = APIRouter(prefix="/admin", tags=["operations"], route_class=AdminRou
 def include_routes(app: FastAPI, plan: GatewayPlan) -> None:
     """Add all endpoints. The OpenAPI page asks for a key only where ``plan`` has one."""
     app.include_router(public)
-    app.include_router(openai, dependencies=[CLIENTS] if plan.clients else [])
+    of_clients = [CLIENTS] if plan.clients else []
+    app.include_router(openai, dependencies=of_clients)
+    app.include_router(receipts, dependencies=of_clients)
     app.include_router(operators, dependencies=[ADMIN] if plan.admin_key is not None else [])
 
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from urllib.parse import urlsplit
 
 import httpx
 
 from proofserve.gateway.backends.fleet import Backend
+from proofserve.gateway.backends.plain_client import plain_client
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
@@ -20,16 +20,7 @@ class Prober:
         self._interval_s = interval_s
         self._failures = 0
         self._lists_models = True
-        parts = urlsplit(backend.spec.url)
-        unix = parts.scheme == "unix"
-        self._http = httpx.AsyncClient(
-            base_url="http://localhost" if unix else backend.spec.url,
-            transport=httpx.AsyncHTTPTransport(uds=parts.path) if unix else None,
-            headers={"Authorization": f"Bearer {key}"} if key else None,
-            timeout=TIMEOUT_S,
-            # Loading the certificates takes a tenth of a second.
-            verify=parts.scheme == "https",
-        )
+        self._http = plain_client(backend.spec, key, TIMEOUT_S)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -31,6 +31,7 @@ from proofserve.gateway.http.request_head import (
     without_upgrade,
 )
 from proofserve.gateway.relay.gateway import Gateway
+from proofserve.web.request_ids import request_id_of
 
 log = logging.getLogger(__name__)
 # The most that one read of a socket brings, bytes: a body's end may come with the next head.
@@ -167,7 +168,7 @@ class CheckedProtocol(HttpToolsProtocol):
         if failure is None or self.transport.is_closing():
             return
         self._gateway.totals.outcomes["unknown", failure.code] += 1
-        request_id = self._gateway.ids.of(None)
+        request_id = request_id_of(None)
         self.transport.write(failure.answer(request_id, b"", keep_alive=False))
         with suppress(OSError):
             self.transport.write_eof()

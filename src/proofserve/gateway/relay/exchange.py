@@ -19,6 +19,7 @@ from proofserve.gateway.relay.deadlines import deadline_of, failure_of
 from proofserve.gateway.relay.gateway import Connection, Gateway
 from proofserve.gateway.relay.stages import step
 from proofserve.web.bearer import key_of
+from proofserve.web.request_ids import request_id_of
 
 
 class Exchange:
@@ -52,7 +53,7 @@ class Exchange:
         self._attempts = Attempts(gateway.fleet)
         self._answer: BackendResponse | None = None
         self._paused = False
-        self._request_id = gateway.ids.of(value_of(b"x-request-id"))
+        self._request_id = request_id_of(value_of(b"x-request-id"))
         self._id_line = b"x-request-id: " + self._request_id + b"\r\n"
         if int(value_of(b"content-length", b"0")) > gateway.plan.max_body_bytes:
             self.refusal = failures.BODY_TOO_LARGE
@@ -166,6 +167,9 @@ class Exchange:
         self._answer = answer = BackendResponse(status, head, data, series, now)
         if attempts.until_close:
             self.keep_alive = False
+        client, backend = self._client, attempts.backend
+        if status < 300 and client is not None and backend is not None:
+            gateway.answered.add(self._target, self._request_id, client.name, backend.name)
         head = gateway.client_head(head, self._id_line, self._value_of(b"origin"), self.keep_alive)
         self._connection.write(head + data)
         if complete:

@@ -17,8 +17,8 @@ from proofserve.gateway.limits.clients import Charge, Client, Clients
 from proofserve.gateway.limits.request_body import RequestBodyReader, RequestFields
 from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
 from proofserve.gateway.records import GatewayPlan
+from proofserve.gateway.relay.answered import AnsweredRequests
 from proofserve.gateway.relay.deadlines import Deadlines
-from proofserve.web.request_ids import RequestIds
 
 
 class Ended(Protocol):
@@ -53,7 +53,7 @@ class Gateway:
         backends = [Backend(spec, self._pool(spec.url), self.loop.time) for spec in plan.backends]
         self.fleet = Fleet(backends, plan.affinity)
         self.body_reader = RequestBodyReader()
-        self.ids = RequestIds()
+        self.answered = AnsweredRequests(plan.remembered_answers, self.loop.time)
         self.cross_origin = CrossOrigin(plan.cors_origins)
         self.totals = GatewayTotals()
         self.deadlines = Deadlines(self.loop)

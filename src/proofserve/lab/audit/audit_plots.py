@@ -1,6 +1,5 @@
 """The pictures of an audit, as SVG."""
 
-import io
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -10,12 +9,13 @@ import numpy as np
 from proofserve.lab.audit.bootstrap import log_mean
 from proofserve.lab.audit.measurement import FARTHEST
 from proofserve.lab.audit.results import Audit, ProverResult
+from proofserve.lab.report.svg import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Inches.
-WIDTH, HEIGHT, ROW = 9.0, 4.0, 0.28
+HEIGHT, ROW = 4.0, 0.28
 # The left end of the logarithmic axis; smaller distances, zero too, are drawn there.
 NEAREST: Final = 1e-4
 POINTS: Final = 60
@@ -39,7 +39,7 @@ def distances_plot(audit: Audit) -> str:
         axes.invert_yaxis()
         axes.set(xscale="log", xlabel="distance from the validator's vector; dashed: the count's")
 
-    return _svg([draw], ROW * len(rows) + 1.0)
+    return drawn([draw], ROW * len(rows) + 1.0)
 
 
 def evidence_plot(audit: Audit) -> str:
@@ -60,7 +60,7 @@ def evidence_plot(audit: Audit) -> str:
 
         return draw
 
-    return _svg([panel(test) for test in tests], HEIGHT)
+    return drawn([panel(test) for test in tests], HEIGHT)
 
 
 def _suspects(test: str, audit: Audit) -> int:
@@ -71,16 +71,3 @@ def _evidence(found: ProverResult, test: str, nonces: Any) -> Any:
     """log10 of the evidence after each of ``nonces``, if every nonce gave the mean."""
     paths = nonces[:, np.newaxis] * found.tests.growth[test]
     return np.clip(log_mean(paths) / math.log(10), LEAST, MOST)
-
-
-def _svg(panels: list[Callable[["Axes"], None]], height: float) -> str:
-    # Only commands that draw wait for this import.
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        draw(axes)
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    text = file.getvalue()
-    return text[text.index("<svg") :]

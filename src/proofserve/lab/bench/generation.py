@@ -9,7 +9,7 @@ import numpy as np
 
 from proofserve.lab.bench.result_rate import StoredResults
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.load import Call, closed_loop, rate_of_completions
+from proofserve.lab.client.load import Call, ask_one, closed_loop, rate_of_completions
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import AnyWork, BareSpeed
@@ -111,7 +111,7 @@ def prefill_speed(node: NodeClient, plan: GenerationPlan, sequences: int) -> flo
         body = {"model": work.model, "prompt": prompts, "max_tokens": 1, "temperature": 0.0}
         return Call("/v1/completions", body)
 
-    with closed_loop(node.url, call, REQUESTS_IN_FLIGHT) as loop:
+    with closed_loop(node.url, call, REQUESTS_IN_FLIGHT, ask_one) as loop:
         wait_until(lambda: len(loop.replies) >= REQUESTS_IN_FLIGHT, "prefills", FIRST_PREFILLS_S)
         time.sleep(plan.window_s)
         until = time.monotonic()

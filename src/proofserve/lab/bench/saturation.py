@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 from proofserve.lab.client.chats import reading_chat
-from proofserve.lab.client.load import Call, Reply, closed_loop, rate_of_completions
+from proofserve.lab.client.load import Call, Reply, ask_one, closed_loop, rate_of_completions
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import NodeStatus, Work
@@ -99,7 +99,7 @@ def measure_saturation(node: NodeClient, work: Work, load: Load, progress: Progr
         return reading_chat(work.model, number, load.words)
 
     with ExitStack() as last_round:
-        with closed_loop(node.url, call, load.clients) as loop:
+        with closed_loop(node.url, call, load.clients, ask_one) as loop:
             loop.settle(SETTLE_S)
             for pair in range(load.pairs):
                 for beside_round in (False, True) if pair % 2 == 0 else (True, False):

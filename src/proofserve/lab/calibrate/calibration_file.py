@@ -65,6 +65,13 @@ class Fit(_Strict):
         return ScaleFit(self.s, self.nu1, self.nu2, tuple(self.norms))
 
 
+class GreedyFields(_Strict):
+    """At most a share ``rate`` of honest greedy tokens is more than ``gap`` below the largest."""
+
+    gap: Positive
+    rate: Annotated[float, Field(gt=0.0, lt=0.5)]
+
+
 class SuspectFields(_Strict):
     """``SuspectCosines`` of one suspect."""
 
@@ -84,6 +91,10 @@ class CalibrationFile(_Strict):
     Clopper-Pearson interval of that share. ``paired`` is the fit of the distances over those of the
     validator's own run in the served dtype, None if that was not measured or tells no more.
     ``suspects`` are empty if no bank was measured.
+
+    In a calibration of chat (scheme receipt-v1) a block of ``seq_len`` tokens stands for a nonce,
+    and the figures after ``distances`` are widened, because blocks of one conversation are alike
+    (``dependence``). Only there ``greedy`` is not None.
     """
 
     format: Literal["proofserve-calibration"]
@@ -104,6 +115,7 @@ class CalibrationFile(_Strict):
     fit: Fit
     paired: Fit | None
     suspects: dict[Name, SuspectFields]
+    greedy: GreedyFields | None = None
 
     def write(self, path: Path) -> None:
         write_json(path, self.model_dump())
@@ -138,6 +150,12 @@ class CalibrationFile(_Strict):
         """
         theirs = {"seq_len": work.seq_len, "stronger_rng": False, **work.scheme.to_wire()}
         theirs["scheme"] = theirs.pop("name")
+        self.require_fields(theirs, models, shape)
+
+    def require_fields(
+        self, theirs: Mapping[str, object], models: Collection[str], shape: Shape | None
+    ) -> None:
+        """As ``require``, where ``theirs`` are the fields of what is judged."""
         for field, value in theirs.items():
             if getattr(self, field) != value:
                 raise _misfit(field, getattr(self, field), f"the artifacts have {value}")
@@ -219,7 +237,8 @@ def measured_threshold(
         known = f"{calibration} has {measured.p_mismatch:g}"
         raise LabError(f"p_mismatch: {known}; leave --p-mismatch out")
     engines, count = " against ".join(measured.engines), len(measured.distances)
-    origin = f"calibration of {measured.model}: {engines}, {count} nonces"
+    unit = "nonces" if measured.greedy is None else f"blocks of {measured.seq_len} tokens"
+    origin = f"calibration of {measured.model}: {engines}, {count} {unit}"
     return MeasuredThreshold(measured.dist_threshold, measured.p_mismatch, origin, measured)
 
 

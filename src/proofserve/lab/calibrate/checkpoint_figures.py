@@ -1,12 +1,13 @@
 """What a validator with the checkpoint knows of an honest engine besides its distances."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.lab.calibrate.dependence import widened
 from proofserve.lab.calibrate.direction import DeployableBank, SuspectCosines, suspect_cosines
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.judges import Recompute, Vectors
@@ -37,12 +38,18 @@ class CheckpointFigures:
 class HonestRun:
     """Vectors of an honest engine and of the float32 reference engine, for the same nonces.
 
-    ``other_kernels`` is false if the honest engine is the reference engine too.
+    ``other_kernels`` is false if the honest engine is the reference engine too. ``groups`` says of
+    each nonce to which group of nonces that are alike it belongs, None if none are.
     """
 
     vectors: Vectors
     truth: Vectors
     other_kernels: bool
+    groups: Mapping[int, int] | None = None
+
+    def widened(self, values: NDArray[np.float64], nonces: Iterable[int]) -> NDArray[np.float64]:
+        """As ``dependence.widened`` the ``values`` of ``nonces``."""
+        return values if self.groups is None else widened(values, [self.groups[n] for n in nonces])
 
     @property
     def distances(self) -> NDArray[np.float64]:
@@ -63,7 +70,9 @@ def checkpoint_figures(
         measured = paired_ratios(honest, validator.deployed, progress)
         ratios = measured if ratios_tell_more(honest.distances, measured) else None
     first = {nonce: honest.vectors[nonce] for nonce in tuple(honest.vectors)[:nonces]}
-    return CheckpointFigures(ratios, suspect_cosines(validator, first, progress) if first else {})
+    widen = honest.widened
+    found = suspect_cosines(validator, first, progress, widen) if first else {}
+    return CheckpointFigures(ratios, found)
 
 
 def paired_ratios(
@@ -71,7 +80,7 @@ def paired_ratios(
 ) -> NDArray[np.float64]:
     """Each honest distance over that of ``deployed`` for the same nonce: float64 [nonces].
 
-    Raises EngineFault if a forward fails.
+    With groups their logarithms are widened. Raises EngineFault if a forward fails.
     """
     progress.step(f"our own rounding of {len(honest.truth)} nonces", len(honest.truth))
     lengths = []
@@ -80,5 +89,6 @@ def paired_ratios(
         for nonce in nonces:
             lengths.append(float(np.linalg.norm(ours[nonce] - honest.truth[nonce])))
             progress.advance()
-    ratios: NDArray[np.float64] = honest.distances / np.array(lengths)
-    return ratios
+    ratios = np.log(honest.distances / np.array(lengths))
+    wide: NDArray[np.float64] = np.exp(honest.widened(ratios, honest.truth))
+    return wide

@@ -1,7 +1,7 @@
 """How honest errors and those of suspects point along the suspects' predictions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,10 @@ OWN_SHARE = 4
 AT_ONCE = 32
 # The normal quantile of 0.99.
 _Z = 2.33
+
+
+# Makes of the figures of nonces what they would spread if the nonces were independent.
+Widen = Callable[[NDArray[np.float64], Sequence[int]], NDArray[np.float64]]
 
 
 class DeployableBank(Bank, Protocol):
@@ -44,11 +48,12 @@ class SuspectCosines:
 
 
 def suspect_cosines(
-    bank: DeployableBank, honest: Vectors, progress: Progress
+    bank: DeployableBank, honest: Vectors, progress: Progress, widen: Widen
 ) -> dict[str, SuspectCosines]:
     """Measure every suspect of ``bank`` on the nonces of ``honest``, an honest node's vectors.
 
-    Raises EngineFault if a forward fails, and LabError for a suspect with the published weights.
+    ``widen`` is for nonces that are alike. Raises EngineFault if a forward fails, and LabError for
+    a suspect with the published weights.
     """
     nonces = tuple(honest)
     own_nonces = nonces[: max(2, len(nonces) // OWN_SHARE)]
@@ -61,9 +66,10 @@ def suspect_cosines(
             predicted |= bank.predictions(name, chunk)
         if not any(vector.any() for vector in predicted.values()):
             raise LabError(f"suspect {name}: its vectors are those of the published weights")
-        of_honest = np.array([cosine(errors[n], predicted[n]) for n in nonces])
+        of_honest = widen(np.array([cosine(errors[n], predicted[n]) for n in nonces]), nonces)
         served = _less(_as_sent(bank.served_by(name, own_nonces)), bank.truth(own_nonces))
-        of_own = np.array([cosine(served[n], predicted[n]) for n in own_nonces])
+        cosines = np.array([cosine(served[n], predicted[n]) for n in own_nonces])
+        of_own = widen(cosines, own_nonces)
         sd = float(of_own.std(ddof=1))
         # The lower bound of the mean: what is expected too high would clear a fraud too soon.
         own = Expected(float(of_own.mean()) - _Z * sd / math.sqrt(len(of_own)), sd)

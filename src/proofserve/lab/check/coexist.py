@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.client.chats import chats, reading_chat
 from proofserve.lab.client.errors import TooSlowError
-from proofserve.lab.client.load import Call, ClosedLoop, Reply, ask_all, closed_loop
+from proofserve.lab.client.load import Call, ClosedLoop, Reply, ask_all, ask_one, closed_loop
 from proofserve.lab.client.node_client import NodeClient, computing_round, wait_until
 from proofserve.lab.client.records import Work
 
@@ -56,7 +56,7 @@ def _full_speed_when_idle(node: NodeClient) -> Check:
 
 
 def _round_during_chat(node: NodeClient, work: Work, report: Reporter) -> None:
-    loop = ClosedLoop(node.url, _endless_chat(work), CLIENTS)
+    loop = ClosedLoop(node.url, _endless_chat(work), CLIENTS, ask_one)
     loop.start()
     try:
         loop.settle(SETTLE_S)
@@ -73,7 +73,7 @@ def _round_during_chat(node: NodeClient, work: Work, report: Reporter) -> None:
 
 
 def _chat_has_priority(node: NodeClient, work: Work, report: Reporter) -> None:
-    with closed_loop(node.url, _endless_chat(work), CLIENTS) as loop:
+    with closed_loop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
         loop.settle(SETTLE_S)
         report(_no_proofs(node, "a running round pauses while chat is active"))
     report(_completed("chat completes beside a paused round", loop.replies, f"{CLIENTS} at a time"))

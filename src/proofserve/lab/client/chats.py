@@ -45,17 +45,17 @@ def chats(model: str, seeds: range, max_tokens: int, salt: str) -> list[Call]:
     return [chat(model, prompt(seed), max_tokens, salt) for seed in seeds]
 
 
-def reading_chat(model: str, number: int, words: int) -> Call:
+def reading_chat(model: str, number: int, words: int, tokens: int = ANSWER_TOKENS) -> Call:
     """Chat ``number`` of an endless load: a long prompt and a short answer.
 
     Such a chat costs the engine much and the API process little, so that the engine is saturated
-    on a small machine too. Lengths vary by half around ``words``; with equal lengths all clients
-    would finish at the same time, and the load would come in waves.
+    on a small machine too. Lengths vary by half around ``words`` and ``tokens``; with equal lengths
+    all clients would finish at the same time, and the load would come in waves.
     """
     draw = random.Random(number)  # noqa: S311 - see above
     text = " ".join(draw.choices(WORDS, k=_uneven(draw, words)))
-    return chat(model, f"{number} {text}", _uneven(draw, ANSWER_TOKENS))
+    return chat(model, f"{number} {text}", _uneven(draw, tokens))
 
 
 def _uneven(draw: random.Random, mean: int) -> int:
-    return draw.randint(mean // 2, mean + mean // 2)
+    return draw.randint(max(1, mean // 2), mean + mean // 2)

@@ -5,17 +5,16 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import httpx
 from anyio.from_thread import start_blocking_portal
 
 TIMEOUT_S = 300.0
-# vLLM's server keeps an idle connection for 5 s.
-KEEP_ALIVE_S = 2.0
+R = TypeVar("R")
 LONGEST_TEXT = 300
 # The finish reasons of requests that vLLM gave up before the model had finished.
 FAILURES = frozenset({"abort", "error"})
@@ -31,7 +30,8 @@ class Call:
 class Reply:
     """The outcome of a call. ``began`` and ``ended`` are seconds of the monotonic clock.
 
-    ``error`` says why the answer is missing or incomplete; it is None otherwise.
+    ``error`` says why the answer is missing or incomplete; it is None otherwise. ``response_id`` is
+    the server's name for the answer, None if it sent none.
     """
 
     texts: tuple[str, ...]
@@ -40,10 +40,14 @@ class Reply:
     began: float
     ended: float
     error: str | None = None
+    response_id: str | None = None
 
     @property
     def seconds(self) -> float:
         return self.ended - self.began
+
+
+Ask = Callable[[httpx.AsyncClient, Call], Awaitable[R]]
 
 
 def ask_all(
@@ -72,11 +76,15 @@ def rate_of_completions(
     return sum(count(reply) for reply in counted) / (counted[-1].ended - begin.ended)
 
 
-class ClosedLoop:
-    """``at_once`` clients in a thread, each sending its next call when it has an answer."""
+class ClosedLoop(Generic[R]):
+    """``at_once`` clients in a thread, each sending its next call when it has an answer.
 
-    def __init__(self, url: str, calls: Callable[[int], Call], at_once: int) -> None:
+    ``ask`` sends a call and returns what came of it; it raises nothing that a server may cause.
+    """
+
+    def __init__(self, url: str, calls: Callable[[int], Call], at_once: int, ask: Ask[R]) -> None:
         self._url = url
+        self._ask = ask
         self._numbers = itertools.count()
         self._calls = calls
         self._at_once = at_once
@@ -84,7 +92,7 @@ class ClosedLoop:
         self._answered = threading.Event()
         self._thread = contextlib.ExitStack()
         self._ended: Future[None] = Future()
-        self.replies: list[Reply] = []
+        self.replies: list[R] = []
 
     def start(self) -> None:
         portal = self._thread.enter_context(start_blocking_portal())
@@ -123,17 +131,20 @@ class ClosedLoop:
 
     async def _client(self, http: httpx.AsyncClient) -> None:
         while not self._closing.is_set():
-            self.replies.append(await _ask(http, self._calls(next(self._numbers))))
+            self.replies.append(await self._ask(http, self._calls(next(self._numbers))))
             self._answered.set()
 
 
 @contextlib.contextmanager
-def closed_loop(url: str, calls: Callable[[int], Call], at_once: int) -> Iterator[ClosedLoop]:
+def closed_loop(
+    url: str, calls: Callable[[int], Call], at_once: int, ask: Ask[R]
+) -> Iterator[ClosedLoop[R]]:
     """A load that runs as long as the context; ``replies`` is complete afterwards.
 
-    ``calls`` makes the call of a number, counted from 0.
+    ``calls`` makes the call of a number, counted from 0. ``ask`` is ``ask_one``, or another
+    function that reads an answer.
     """
-    loop = ClosedLoop(url, calls, at_once)
+    loop = ClosedLoop(url, calls, at_once, ask)
     loop.start()
     try:
         yield loop
@@ -144,9 +155,10 @@ def closed_loop(url: str, calls: Callable[[int], Call], at_once: int) -> Iterato
 
 
 def _http(url: str) -> httpx.AsyncClient:
-    # No connection pool may limit how many calls are in flight. Idle connections expire here before
-    # the server closes them, since it could do so at the moment of the next call.
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S)
+    # Nothing may limit how many calls are in flight. Each has a connection of its own: on a machine
+    # that stands still the server could close an idle one at the moment in which a call is sent on
+    # it, and that call would count as failed.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits)
 
 
@@ -154,11 +166,11 @@ async def _ask_all(
     url: str, calls: Sequence[Call], at_once: int, answered: Callable[[], None]
 ) -> list[Reply]:
     places = asyncio.Semaphore(at_once)
-    asyncio.get_running_loop().set_exception_handler(_unless_exit)
+    asyncio.get_running_loop().set_exception_handler(unless_exit)
 
     async def ask(call: Call) -> Reply:
         async with places:
-            reply = await _ask(http, call)
+            reply = await ask_one(http, call)
             answered()
             return reply
 
@@ -166,14 +178,14 @@ async def _ask_all(
         return await asyncio.gather(*(ask(call) for call in calls))
 
 
-def _unless_exit(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def unless_exit(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     # A signal may arrive in the middle of a task. Its SystemExit already ends the program, so it is
     # not an unhandled error of that task.
     if not isinstance(context.get("exception"), SystemExit):
         loop.default_exception_handler(context)
 
 
-async def _ask(http: httpx.AsyncClient, call: Call) -> Reply:
+async def ask_one(http: httpx.AsyncClient, call: Call) -> Reply:
     began = time.monotonic()
     try:
         response = await http.post(call.path, json=call.body)
@@ -191,4 +203,5 @@ def _read(body: Mapping[str, Any], began: float, ended: float) -> Reply:
     texts = tuple(c["message"]["content"] if "message" in c else c["text"] for c in choices)
     broken = [c["finish_reason"] for c in choices if c["finish_reason"] in FAILURES]
     error = f"finish_reason {broken[0]}" if broken else None
-    return Reply(texts, usage["prompt_tokens"], usage["completion_tokens"], began, ended, error)
+    counts = (usage["prompt_tokens"], usage["completion_tokens"])
+    return Reply(texts, *counts, began, ended, error, body.get("id"))

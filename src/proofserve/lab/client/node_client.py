@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -20,7 +21,7 @@ from proofserve.lab.client.records import (
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import Artifact, StoredResult, Verdict, Winner
 from proofserve.rounds.status import EngineGauges
-from proofserve.wire.paths import PROOFS
+from proofserve.wire.paths import PROOFS, RECEIPTS
 from proofserve.wire.records import artifact_record, result_of
 
 # A /generate that waits is answered after everything else that the engine has to do.
@@ -29,6 +30,8 @@ CONNECT_S = 5.0
 LONGEST_TEXT = 500
 POLL_S = 0.1
 FIRST_RESULT_S = 60.0
+# The log of receipts has one entry a second.
+RECEIPT_S = 30.0
 
 
 class NodeClient:
@@ -159,6 +162,29 @@ class NodeClient:
             return ()
         openings = answer.get("openings") if isinstance(answer, dict) else None
         return openings if isinstance(openings, list) else ()
+
+    def receipts_of(self, response_id: str) -> int:
+        """How many receipts the node has of an answer that has ended.
+
+        Waits until its log has them. Raises NodeError, or TooSlowError after ``RECEIPT_S`` seconds.
+        """
+        found = 0
+
+        def logged() -> bool:
+            nonlocal found
+            try:
+                answer = self._call("GET", f"{RECEIPTS}/{quote(response_id, safe='')}")
+            except NodeError as error:
+                if error.status in (httpx.codes.NOT_FOUND, httpx.codes.GONE):
+                    return True
+                if error.status == httpx.codes.TOO_EARLY:
+                    return False
+                raise
+            found = len(answer["receipts"])
+            return True
+
+        wait_until(logged, f"the receipt of {response_id}", RECEIPT_S)
+        return found
 
     def last_seq(self, after: int = 0) -> int:
         while rows := self.results(after):

@@ -145,6 +145,8 @@ class DirectionJudge:
             result = SequentialResult.HONEST
             text = f"all suspects ruled out ({self._form})"
         figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
+        if self._open:
+            figures["log_clearing"] = min(-each.log_ratio for each in self._open.values())
         return Finding("direction", result, self._nonces, text, {**figures, "form": self._form})
 
     def _plan(self, count: int) -> list[tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -99,8 +99,10 @@ class ScaleJudge:
         self._clearing.add(size)
 
     def finding(self) -> Finding:
-        cleared = self._clearing.log >= self._chances.clears_at
-        return finding_of(self.name, self._evidence.log, cleared, self._chances, self._nonces)
+        log_clearing = self._clearing.log
+        cleared = log_clearing >= self._chances.clears_at
+        found = finding_of(self.name, self._evidence.log, cleared, self._chances, self._nonces)
+        return replace(found, figures={**found.figures, "log_clearing": log_clearing})
 
     def _size(self, error: ClaimError) -> float:
         return error.distance

@@ -20,11 +20,15 @@ FIRST_CHUNK = 1
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """How a validator computes vectors of ``width`` values: up to ``at_once`` in one call."""
+    """How a validator computes vectors of ``width`` values: up to ``at_once`` in one call.
+
+    ``unit`` is what a reader calls that of which they are.
+    """
 
     vectors: Recompute
     width: int
     at_once: int
+    unit: str = "nonces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ def verify(
         raise LabError("there is no artifact to verify")
     if forged := [f for f in claimed.faults.values() if f.reason is Reason.NOT_COMMITTED]:
         return _convicted_by_roots(forged, len(sample))
-    progress.step(f"recomputing up to {len(sample)} of {len(claimed.nonces)} nonces", len(sample))
+    what = f"{len(sample)} of {len(claimed.nonces)} {ours.unit}"
+    progress.step(f"recomputing up to {what}", len(sample))
     about: defaultdict[int, list[Claim]] = defaultdict(list)
     for claim in claimed.claims:
         about[claim.nonce].append(claim)

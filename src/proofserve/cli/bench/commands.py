@@ -1,4 +1,4 @@
-"""``proofserve bench``: the speed of proofs, and their cost for chat."""
+"""``proofserve bench``: its group of commands; ``generation``, ``chat-priority``, ``reference``."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 import typer
 
-from proofserve.cli.model import SmallModel, checkpoint, checkpoint_named
+from proofserve.cli.bench.receipts import receipts
+from proofserve.cli.bench.running import Arch, exit_if_failed, show, small_model
+from proofserve.cli.bench.shares import bench_shares, refuse_other_options
+from proofserve.cli.model import SmallModel, checkpoint_named
 from proofserve.cli.options import (
     ApiKey,
     Json,
@@ -19,12 +22,13 @@ from proofserve.cli.options import (
     Url,
     work_of,
 )
-from proofserve.cli.servers import ServerOptions, own_model, running_model
-from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
+from proofserve.cli.servers import running_model
+from proofserve.cli.session import open_session
 from proofserve.lab.bench.chat import ChatPlan, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
 from proofserve.lab.bench.reference import Forward, ReferencePlan, ReferenceSubject, bench_reference
 from proofserve.lab.bench.saturation import Load
+from proofserve.lab.bench.share import ShareLoad
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import Work
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from proofserve.engines.reference.network import Network
 
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
+app.command("receipts")(receipts)
 
 
 # By the model's size: nonces per call and per forward, the limit of ``time_in_forwards``, and how
@@ -48,13 +53,13 @@ DEFAULTS = {"tiny": (32, 0.95, 40, 2.0), "small": (8, 0.99, 24, 5.0)}
 BLOCK = Block("block", 1)
 SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
 
-Arch = Annotated[str, typer.Option(help="qwen3, llama, gemma3 or trained.")]
 BatchSize = Annotated[
     int | None,
     typer.Option(help="Nonces per engine call; 32 on tiny, 8 on small.", min=3, max=1024),
 ]
 ForwardBatch = Annotated[
-    int | None, typer.Option(help="Nonces per forward at most; 32 on tiny, 8 on small.", min=1)
+    int | None,
+    typer.Option(help="Nonces per forward at most; tiny 32; small 8, with --share 2.", min=1),
 ]
 
 
@@ -98,11 +103,23 @@ def generation(
 @app.command("chat-priority")
 def chat_priority(
     *,
-    chats: Annotated[int, typer.Option(help="Chats in each of seven runs.", min=1)] = 200,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of each chat.", min=1)] = 16,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(help="Measure a server with this --poc-share, repeatable.", min=0.01, max=0.9),
+    ] = None,
+    chats: Annotated[
+        int | None, typer.Option(help="Chats in each of seven runs; 200.", min=1)
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens of each chat; with --share about so many.", min=1)
+    ] = 16,
     clients: Annotated[int, typer.Option(help="Chats at a time in a window.", min=1)] = 64,
-    seconds: Annotated[float, typer.Option(help="Length of a window.", min=1.0)] = 3.0,
-    pairs: Annotated[int, typer.Option(help="Pairs of windows: bare, round.", min=1)] = 40,
+    seconds: Annotated[
+        float | None, typer.Option(help="Length of a window; 3, with --share 5; small 10.", min=1.0)
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option(help="Pairs of windows: bare, round; 40, with --share 20.", min=1)
+    ] = None,
     size: Size = "tiny",
     arch: Arch = "qwen3",
     seq_len: SeqLen = 256,
@@ -115,18 +132,34 @@ def chat_priority(
 ) -> None:
     """Measure the cost of a round for chat: answers, waiting time, throughput.
 
+    With --share it starts a server for each share and keeps it under endless
+    streamed chat. It reports the share of engine time that proofs had, what
+    chat lost in tokens a second, and the time between two tokens of a chat
+    with and without a round. Limits: the share is kept within 0.02, and chat
+    loses at most the share and 0.02.
+
     \b
     proofserve bench chat-priority --json figures.json
     proofserve bench chat-priority --url http://127.0.0.1:8000 --chats 50
+    proofserve bench chat-priority --share 0.1 --share 0.2
     """
+    small = SmallModel(arch, size)
+    if share:
+        refuse_other_options(url, model, chats)
+        work = Work(small.name, seq_len=seq_len, batch_size=batch_size or _defaults(size, None)[0])
+        # A window holds some five forwards of each model at a share of 0.1, or more.
+        window_s = seconds or (10.0 if size == "small" else 5.0)
+        endless = ShareLoad(clients, tokens=max_tokens, window_s=window_s, pairs=pairs or 20)
+        bench_shares(share, small, work, endless, forward_batch, json)
+        return
 
     def measure(node: NodeClient, name: str, progress: Progress) -> Report:
         batch = batch_size or _defaults(size, url)[0]
         work = Work(name, seq_len=seq_len, batch_size=batch)
-        load = Load(clients, window_s=seconds, pairs=pairs)
-        return bench_chat(node, ChatPlan(work, chats, max_tokens, load), progress)
+        load = Load(clients, window_s=seconds or 3.0, pairs=pairs or 40)
+        return bench_chat(node, ChatPlan(work, chats or 200, max_tokens, load), progress)
 
-    _run(measure, url, api_key, model, SmallModel(arch, size), forward_batch, json)
+    _run(measure, url, api_key, model, small, forward_batch, json)
 
 
 @app.command("reference")
@@ -170,7 +203,7 @@ def reference(
         plan = ReferencePlan(seq_len or SEQ_LENS, batch or BATCHES, seconds)
         with session.interrupts.allowed():
             report = bench_reference(subject, plan, machine(), session.line)
-        _show(report, json, session)
+        show(report, json, session)
 
 
 def _run(
@@ -193,20 +226,11 @@ def _run(
             served = running_model(url, api_key, name, session)
         else:
             batch = forward_batch or _defaults(small.size, None)[0]
-            options = ServerOptions(checkpoint(small), small.name, batch, measure=True)
-            served = own_model(options, session)
+            served = small_model(small, batch, session)
         with served.start() as node:
             report = measure(node, served.name, session.line)
-        _show(report, file, session)
-    if not report.passed:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _show(report: Report, file: Path | None, session: CommandSession) -> None:
-    session.console.print(report.table())
-    if file is not None:
-        report.write(file)
-        session.console.print(f"figures written to {file}")
+        show(report, file, session)
+    exit_if_failed(report)
 
 
 def _defaults(size: str, url: str | None) -> tuple[int, float, int, float]:

@@ -1,0 +1,122 @@
+"""The report of a run: what the host has, and what came of each step. JSON, written after each."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT, VERSION = "proofserve-gpu-report", 1
+NAME = "gpu-report.json"
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a step. ``outcome`` is passed, failed or skipped; ``reason`` says why, if not.
+
+    ``record`` is what the step wrote: figures by name, then setup, windows and machine. ``log`` has
+    the last lines that it printed. ``command`` runs the step by hand.
+    """
+
+    name: str
+    title: str
+    outcome: str
+    reason: str | None = None
+    seconds: float = 0.0
+    command: Sequence[str] = ()
+    record: Mapping[str, Any] | None = None
+    log: str = ""
+
+
+@dataclass(slots=True)
+class RunReport:
+    """``options`` are those of the run; ``host`` is None if the host could not be looked at.
+
+    ``aims`` compares figures with what is wanted on a card (``gpu.reading``).
+    """
+
+    started: str
+    options: Mapping[str, Any]
+    commit: str | None = None
+    host: Mapping[str, Any] | None = None
+    steps: list[StepResult] = field(default_factory=list)
+    aims: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    finished: bool = False
+
+    def count(self, outcome: str) -> int:
+        return sum(step.outcome == outcome for step in self.steps)
+
+    @property
+    def summary(self) -> str:
+        counts = (f"{self.count(each)} {each}" for each in (PASSED, FAILED, SKIPPED))
+        return f"{', '.join(counts)}, in {self.seconds:.0f} s"
+
+    def json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    def write(self, folder: Path) -> Path:
+        """Write the file anew; a program that stops meanwhile leaves the old one whole."""
+        file, part = folder / NAME, folder / f".{NAME}"
+        part.write_text(private(json.dumps(self.json(), indent=1)) + "\n", encoding="utf-8")
+        part.replace(file)
+        return file
+
+
+def private(text: str) -> str:
+    """``text`` without the name of this user's home: the report is sent to others."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def read(file: Path) -> RunReport:
+    """Raises ValueError, which names the file, if it is not such a report."""
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+        kind, version = body.pop("format"), body.pop("version")
+        steps = [StepResult(**step) for step in body.pop("steps")]
+        found = RunReport(**body, steps=steps)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is no report of make gpu: {error}") from error
+    if (kind, version) != (FORMAT, VERSION):
+        raise ValueError(f"{file} is no report of make gpu: {kind!r}, version {version!r}")
+    return found
+
+
+def write_record(
+    file: Path,
+    figures: Mapping[str, float | None],
+    *,
+    setup: Mapping[str, Any],
+    windows: Mapping[str, Any],
+    failed: Sequence[str] = (),
+) -> None:
+    """Write what a step measured, in the form of ``lab.report.report.Report.json``."""
+    found = {
+        **figures,
+        "passed": not failed,
+        "failed": list(failed),
+        "setup": dict(setup),
+        "windows": dict(windows),
+    }
+    part = file.with_name(f".{file.name}")
+    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    part.replace(file)
+
+
+def figures_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """The named numbers of a record; those of several pairs or models begin with their number."""
+    if record is None:
+        return {}
+    if "pairs" in record:
+        several = list(record["pairs"].values())
+        named = [figures_of(each) for each in several]
+        if len(named) == 1:
+            return named[0]
+        return {f"{i}.{name}": v for i, each in enumerate(named) for name, v in each.items()}
+    return {
+        name: value
+        for name, value in record.items()
+        if name != "passed" and (value is None or isinstance(value, int | float))
+    }

@@ -1,0 +1,49 @@
+"""A version of vLLM on one of its model runners, and the environment that its processes need."""
+
+import os
+from dataclasses import dataclass
+
+from matrix.installation import ROOT, installed
+from proofserve.engines.vllm.vetting.versions import VETTED, Runner
+from proofserve.settings.process import environment
+
+# Versions whose second model runner can run on a CPU, through Triton's interpreter.
+INTERPRETED = ("0.32", "0.33")
+INTERPRETER = ROOT / "tests" / "support" / "triton_on_cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``skipped`` says why it does not run; empty if it does."""
+
+    minor: str
+    runner: Runner
+    skipped: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.minor}-{self.runner}"
+
+    def variables(self) -> dict[str, str]:
+        """The environment of its processes. Installs the version the first time (a minute)."""
+        second = self.runner == "V2"
+        env = environment(
+            {
+                "VLLM_USE_V2_MODEL_RUNNER": "1" if second else "0",
+                "TRITON_INTERPRET": "1" if second else "0",
+            }
+        )
+        own = [installed(self.minor), INTERPRETER if second else None]
+        path = [*(str(each) for each in own if each), env.get("PYTHONPATH", "")]
+        return {**env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def columns() -> list[Column]:
+    """Every column, those of runners that are not vetted yet as skipped."""
+    made = []
+    for row in VETTED:
+        made += [Column(row.minor, runner) for runner in row.runners]
+        if "V2" not in row.runners and row.minor in INTERPRETED:
+            why = "proofs on this runner are not in the table of vetted versions"
+            made.append(Column(row.minor, "V2", why))
+    return made

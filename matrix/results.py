@@ -1,0 +1,70 @@
+"""What the columns gave, as files, so that a column can be run again alone."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from proofserve.lab.client.vectors import distances
+from proofserve.protocol.verdict.comparison import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """``detail``: the last line that the step printed."""
+
+    name: str
+    passed: bool
+    seconds: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A column's speed, and the vectors of its nonces in base64, each of ``width`` numbers."""
+
+    vllm: str
+    nonces_per_second: float
+    width: int
+    vectors: Mapping[str, str]
+
+    def largest_distance(self, other: "Measured") -> float:
+        return max(distances(self._claims(), other._claims(), self.width))
+
+    def _claims(self) -> list[Claim]:
+        return [Claim(int(nonce), text) for nonce, text in self.vectors.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnResult:
+    """``skipped`` says why nothing ran. ``measured`` is None if the step ``vectors`` failed."""
+
+    minor: str
+    runner: str
+    skipped: str = ""
+    steps: list[StepResult] = field(default_factory=list)
+    measured: Measured | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.minor}-{self.runner}"
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    def write(self, folder: Path) -> None:
+        (folder / f"{self.name}.json").write_text(json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        body = json.loads(file.read_text())
+        body["steps"] = [StepResult(**each) for each in body["steps"]]
+        body["measured"] = Measured(**body["measured"]) if body["measured"] else None
+        return cls(**body)
+
+
+def own_vectors(file: Path) -> Measured | None:
+    """What ``matrix vectors`` wrote; None if it did not get as far."""
+    return Measured(**json.loads(file.read_text())) if file.is_file() else None

@@ -1,0 +1,1 @@
+"""Receipts of chat answers and their log over HTTP."""

@@ -1,0 +1,40 @@
+"""What a model computes when it reads a chat answer: the states behind its tokens, and logits."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from proofserve.engines.reference.network import Network
+from proofserve.rounds.errors import EngineFault
+
+
+@torch.inference_mode()
+def states_of(network: Network, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+    """The states float32 [len(output), hidden] that chose each token of ``output``.
+
+    The state of a position is the output of the final norm; the one before a token chooses it. One
+    forward over both. Raises EngineFault if it fails, or is longer than the model allows.
+    """
+    ids = [*prompt, *output][:-1]
+    if len(ids) > network.max_seq_len:
+        raise EngineFault(f"{len(ids)} tokens exceed the model's {network.max_seq_len}")
+    if not prompt or not output:
+        raise EngineFault("a chat without a prompt or without an answer has no states")
+    try:
+        read = torch.tensor([ids], device=network.device)
+        states = network.decoder(input_ids=read, use_cache=False).last_hidden_state
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise EngineFault(f"the reference forward failed: {error}") from error
+    behind: Tensor = states[0, len(prompt) - 1 :].float()
+    return behind
+
+
+@torch.inference_mode()
+def logits_of(network: Network, states: Tensor) -> Tensor:
+    """float32 [n, vocabulary] of ``states`` [n, hidden], before anything that sampling changes.
+
+    The product is taken in the network's dtype, as servers do.
+    """
+    logits: Tensor = network.head(states.to(network.dtype)).float()
+    return logits

@@ -1,0 +1,1 @@
+"""vLLM servers of several processes."""

@@ -1,0 +1,64 @@
+"""Which proofserve a process has: its version, and a digest of the package's source files."""
+
+# ruff: noqa: PLC0415 - see ``reporter``
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SHOWN_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one process has. ``rank`` is None for a process that is no worker.
+
+    ``version`` and ``digest`` (64 hexadecimal digits) are None if it cannot import proofserve.
+    """
+
+    rank: int | None
+    host: str
+    version: str | None
+    digest: str | None
+
+    def __str__(self) -> str:
+        if self.version is None or self.digest is None:
+            return "no proofserve"
+        return f"proofserve {self.version} (sources {self.digest[:SHOWN_DIGITS]})"
+
+
+def reporter() -> Callable[[Any], dict[str, Any]]:
+    """A function that takes the worker it runs on, or None, and gives a RankReport's fields.
+
+    It imports what it needs and refers to nothing of this package. So an executor sends it to the
+    workers as code, not by name, and it also runs where proofserve is missing.
+    """
+
+    def report(worker: Any) -> dict[str, Any]:
+        import hashlib
+        import socket
+        from pathlib import Path
+
+        found = {"rank": getattr(worker, "rank", None), "host": socket.gethostname()}
+        try:
+            import proofserve
+        except ImportError:
+            return {**found, "version": None, "digest": None}
+        folder = Path(proofserve.__path__[0])
+        digest = hashlib.sha256()
+        for path in sorted(folder.rglob("*.py")):
+            name = path.relative_to(folder).as_posix()
+            digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        return {**found, "version": proofserve.__version__, "digest": digest.hexdigest()}
+
+    return report
+
+
+def differences(own: RankReport, ranks: Sequence[RankReport]) -> list[str]:
+    """A sentence for each rank whose version or digest is not that of ``own``."""
+    return [
+        f"rank {each.rank} on host {each.host} has {each}, and this server on host {own.host} "
+        f"has {own}."
+        for each in ranks
+        if (each.version, each.digest) != (own.version, own.digest)
+    ]

@@ -1,0 +1,147 @@
+"""On a worker: makes and keeps a sketch of each row that chose a token.
+
+A step only starts the copy of its rows to the host. They are sorted by request later, when
+answers are fetched or when many steps have gathered, so that a step waits for nothing.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from proofserve.engines.vllm.receipts import compat_tap
+from proofserve.engines.vllm.receipts.compat_tap import SampledRows
+from proofserve.engines.vllm.receipts.messages import TapPlan, Wanted
+from proofserve.engines.vllm.receipts.row_store import RowStore
+from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
+
+_logger = logging.getLogger(__name__)
+# Steps after which their rows are sorted by request although no answer is fetched.
+MOST_STEPS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``rows`` are float16 [n, k_dim] on the host; valid once ``copied`` has happened."""
+
+    ids: list[str]
+    positions: NDArray[np.int64]
+    rows: torch.Tensor
+    copied: torch.cuda.Event | None
+
+    def is_copied(self) -> bool:
+        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
+
+class Tap:
+    """``projection`` is float32 [k_dim, hidden_size], by ``ReceiptScheme.rows``."""
+
+    def __init__(self, projection: torch.Tensor, most_rows: int) -> None:
+        self._projection = projection
+        self._most_rows = most_rows
+        self._store = RowStore(len(projection))
+        self._steps: deque[Step] = deque()
+        self._waiting_rows = 0
+        self._lost: set[str] = set()
+        self._failed = False
+
+    def take(self, sampled: SampledRows | None) -> None:
+        """Keep the rows of a step. After an error the answers under way have no sketches."""
+        if sampled is None or not sampled.ids:
+            return
+        try:
+            self._add(sampled)
+        except Exception:
+            # An error here would end the engine, and chat with it.
+            self._lose(sampled.ids)
+            if not self._failed:
+                _logger.exception("sketches of a step failed; its answers get no receipt")
+            self._failed = True
+
+    def fetch(self, wanted: Sequence[Wanted], alive: Collection[str]) -> list[bytes | None]:
+        """The rows of each of ``wanted``, None if one is missing; afterwards they are gone.
+
+        So are the rows of all requests that are not ``alive``.
+        """
+        self._sort(wait=False)
+        found = [self._read(each) for each in wanted]
+        if self._steps and None in found:
+            self._sort(wait=True)
+            found = [self._read(each) for each in wanted]
+        self._store.keep_only(alive)
+        self._lost.intersection_update(alive)
+        return found
+
+    @torch.inference_mode()
+    def _add(self, sampled: SampledRows) -> None:
+        count = len(sampled.ids)
+        if self._store.size + self._waiting_rows + count > self._most_rows:
+            self._lose(sampled.ids)
+            return
+        rows = sketches(sampled.states(), self._projection).to(torch.float16)
+        copied: torch.cuda.Event | None = None
+        if rows.is_cuda:
+            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            rows = host.copy_(rows, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        self._steps.append(Step(sampled.ids, sampled.positions, rows, copied))
+        self._waiting_rows += count
+        if len(self._steps) >= MOST_STEPS:
+            self._sort(wait=False)
+
+    def _lose(self, ids: Sequence[str]) -> None:
+        """Of a request that lacks a row, older rows at the same position must not count either."""
+        self._lost.update(ids)
+        self._store.forget(ids)
+
+    def _sort(self, wait: bool) -> None:
+        """Hand the rows of copied steps to the store; ``wait`` for the copies of the others."""
+        steps = []
+        while self._steps and (wait or self._steps[0].is_copied()):
+            step = self._steps.popleft()
+            if step.copied is not None:
+                step.copied.synchronize()
+            steps.append(step)
+        if not steps:
+            return
+        self._store.add(
+            [name for step in steps for name in step.ids],
+            np.concatenate([step.positions for step in steps]),
+            np.concatenate([step.rows.numpy() for step in steps]),
+        )
+        self._store.forget(self._lost)
+        self._waiting_rows = sum(len(step.ids) for step in self._steps)
+
+    def _read(self, wanted: Wanted) -> bytes | None:
+        return None if wanted.request_id in self._lost else self._store.read(wanted)
+
+
+def start(worker: Any, plan: TapPlan) -> bool:
+    """Tap this worker if its rank has the rows; return whether it has. Runs on every rank.
+
+    Raises UnsupportedEngine for a model runner that lacks the names which the tap reads.
+    """
+    if not compat_tap.has_rows():
+        return False
+    runner = worker.model_runner
+    device = torch.device(runner.device)
+    scheme = ReceiptScheme(plan.sketch_key, plan.weights_digest, plan.k_dim)
+    projection = scheme.rows(runner.model_config.get_hidden_size(), device)
+    tap = Tap(projection, plan.most_rows)
+    compat_tap.before_sampling(worker, tap.take)
+    worker.proofserve_tap = tap
+    return True
+
+
+def fetch(
+    worker: Any, wanted: Sequence[Wanted], alive: Collection[str]
+) -> list[bytes | None] | None:
+    """``Tap.fetch`` on the rank with the rows, None on the others."""
+    tap: Tap | None = getattr(worker, "proofserve_tap", None)
+    return None if tap is None else tap.fetch(wanted, alive)

@@ -1,0 +1,1 @@
+"""Which versions of vLLM are vetted, and whether another one has every name that we rely on."""

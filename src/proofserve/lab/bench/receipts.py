@@ -1,0 +1,141 @@
+"""What receipts cost chat: its speed with them and without, and whether they change an answer."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from time import monotonic
+
+from proofserve.lab.bench.chat import at_most
+from proofserve.lab.bench.chat_latency import differing
+from proofserve.lab.client.chats import chats, reading_chat
+from proofserve.lab.client.load import Reply, ask_all
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.report.figures import Figure, Limit, median
+from proofserve.lab.report.report import Report
+
+WARM_UPS = 8
+FIRST_SEED = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptsPlan:
+    """``answers`` chats one at a time, then ``pairs`` of turns, without and with receipts.
+
+    In a turn, ``clients`` clients send ``chats`` chats. A chat has about ``words`` words in and
+    ``tokens`` tokens out. ``least_ratio``: the limit of the speed with receipts over that without.
+    """
+
+    model: str
+    least_ratio: float
+    clients: int = 16
+    words: int = 32
+    tokens: int = 64
+    chats: int = 64
+    pairs: int = 20
+    answers: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredReceipts:
+    """``speeds``: tokens a second of each pair of turns, without and with receipts.
+
+    ``missing``: answers of the server with receipts that have none, of the ones one at a time.
+    """
+
+    speeds: Sequence[tuple[float, float]]
+    asked: int
+    differing: int
+    missing: int
+    errors: Sequence[str]
+
+    @property
+    def ratio(self) -> float | None:
+        """The median, over the pairs, of the speed with receipts over the speed without.
+
+        None if chat had no tokens in a turn without receipts.
+        """
+        if not all(off for off, _ in self.speeds):
+            return None
+        return median([on / off for off, on in self.speeds])
+
+
+def measure_receipts(
+    off: NodeClient, on: NodeClient, plan: ReceiptsPlan, progress: Progress
+) -> MeasuredReceipts:
+    """Compare the server ``off`` with ``on``, which keeps receipts; one is idle meanwhile."""
+    answers = [_answers(node, plan, what, progress) for node, what in ((off, "no"), (on, "with"))]
+    progress.step("receipts of these answers", plan.answers)
+    missing = _missing(on, answers[1], progress)
+    errors = [reply.error for replies in answers for reply in replies if reply.error]
+    speeds = []
+    progress.step(f"{plan.clients} chats at a time, in turns with receipts", 2 * plan.pairs)
+    for pair in range(plan.pairs):
+        found: dict[bool, float] = {}
+        for kept in (False, True) if pair % 2 == 0 else (True, False):
+            speed, failed = _turn(on if kept else off, plan, pair)
+            found[kept] = speed
+            errors += failed
+            progress.advance()
+        speeds.append((found[False], found[True]))
+    return MeasuredReceipts(speeds, plan.answers, differing(*answers), missing, errors)
+
+
+def _answers(node: NodeClient, plan: ReceiptsPlan, what: str, progress: Progress) -> list[Reply]:
+    """Answers of one chat at a time: in a batch, the others in it could change the last bits."""
+    progress.step(f"{plan.answers} chats, one at a time, {what} receipts", plan.answers)
+    warm_ups = chats(plan.model, range(WARM_UPS), plan.tokens, uuid.uuid4().hex)
+    ask_all(node.url, warm_ups, WARM_UPS)
+    seeds = range(FIRST_SEED, FIRST_SEED + plan.answers)
+    calls = chats(plan.model, seeds, plan.tokens, uuid.uuid4().hex)
+    return ask_all(node.url, calls, 1, progress.advance)
+
+
+def _missing(node: NodeClient, replies: Sequence[Reply], progress: Progress) -> int:
+    missing = 0
+    for reply in replies:
+        missing += reply.response_id is None or node.receipts_of(reply.response_id) == 0
+        progress.advance()
+    return missing
+
+
+def _turn(node: NodeClient, plan: ReceiptsPlan, number: int) -> tuple[float, list[str]]:
+    """Tokens a second of a turn, and errors of its chats.
+
+    Answers are not streamed: the client and the API process have less to do, so the engine, which
+    makes the sketches, takes more of the time.
+    """
+    # No prompt repeats, because a server would find it in its prefix cache.
+    numbers = range(number * plan.chats, (number + 1) * plan.chats)
+    calls = [reading_chat(plan.model, each, plan.words, plan.tokens) for each in numbers]
+    began = monotonic()
+    replies = ask_all(node.url, calls, plan.clients)
+    tokens = sum(reply.completion_tokens for reply in replies)
+    return tokens / (monotonic() - began), [reply.error for reply in replies if reply.error]
+
+
+def receipts_report(
+    plan: ReceiptsPlan, found: MeasuredReceipts, where: Mapping[str, str | int]
+) -> Report:
+    off, on = ([pair[kind] for pair in found.speeds] for kind in (0, 1))
+    figures = (
+        Figure("tokens_per_second_off", median(off), "no receipts, median of all turns"),
+        Figure("tokens_per_second_on", median(on), "with receipts"),
+        Figure(
+            "throughput_ratio",
+            found.ratio,
+            "with receipts over without, median of all pairs",
+            Limit(plan.least_ratio),
+        ),
+        Figure("chats", found.asked, "greedy chats, one at a time, on each server"),
+        Figure(
+            "differing",
+            found.differing,
+            "answers that differ with receipts on, byte for byte",
+            at_most(0),
+        ),
+        Figure("missing", found.missing, "answers without a receipt", at_most(0)),
+        Figure("errors", len(found.errors), "chats refused, cut off or aborted", at_most(0)),
+    )
+    turns = {"off_tokens_per_second": off, "on_tokens_per_second": on, "errors": found.errors[:20]}
+    return Report("receipts", figures, asdict(plan), turns, where)

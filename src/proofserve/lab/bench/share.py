@@ -1,0 +1,221 @@
+"""The share of engine time that proofs take beside endless chat, and what chat loses by it."""
+
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from statistics import mean
+from time import monotonic, sleep
+from typing import Any
+
+from proofserve.lab.bench.chat import at_most
+from proofserve.lab.client.chats import reading_chat
+from proofserve.lab.client.load import Call, closed_loop
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.client.records import Work
+from proofserve.lab.client.streams import Stream, stream_answer, tokens_between
+from proofserve.lab.report.figures import Figure, median, quantile
+from proofserve.lab.report.report import Report
+from proofserve.rounds.status import EngineGauges
+
+# Before a window: at least, so that the round runs or its last forward has ended; and up to so much
+# more, because windows that all began at one instant of a forward would count too many or too few.
+SETTLE_S, SPREAD_S = 0.5, 1.0
+# A window in which neither chat nor proofs had the engine for more of the time shows no endless
+# chat: proofs may use all of a pause. It is left out with the other window of its pair.
+IDLE = 0.1
+TOLERATED = 0.25
+TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLoad:
+    """``clients`` streamed chats in flight, of about ``words`` words in and ``tokens`` tokens out.
+
+    ``pairs`` of windows of ``window_s`` seconds: one with a round, one without, in turns.
+    """
+
+    clients: int = 64
+    words: int = 250
+    tokens: int = 16
+    window_s: float = 5.0
+    pairs: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SharePlan:
+    """The order of the rounds, and the load beside them."""
+
+    work: Work
+    load: ShareLoad = field(default_factory=ShareLoad)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareWindow:
+    """A part of the load: two instants of the monotonic clock, the engine's counters at both."""
+
+    began: float
+    ended: float
+    before: EngineGauges
+    after: EngineGauges
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    @property
+    def proof_s(self) -> float:
+        return self.after.busy_s - self.before.busy_s
+
+    @property
+    def idle(self) -> float:
+        """The fraction of the time, while proofs waited, that neither they nor chat used."""
+        chat_s = self.after.deferred_s - self.before.deferred_s
+        return 1 - (chat_s + self.proof_s) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredShare:
+    """All windows of the server with the share ``promised``, in pairs: without, with a round."""
+
+    promised: float
+    pairs: Sequence[tuple[ShareWindow, ShareWindow]]
+    streams: Sequence[Stream]
+
+    @property
+    def counted(self) -> list[tuple[ShareWindow, ShareWindow]]:
+        return [pair for pair in self.pairs if pair[1].idle <= IDLE]
+
+    @property
+    def share(self) -> float | None:
+        """The time of proofs over all time of the windows with a round; None without windows."""
+        rounds = [window for _, window in self.counted]
+        seconds = sum(window.seconds for window in rounds)
+        return sum(window.proof_s for window in rounds) / seconds if seconds else None
+
+    @property
+    def loss(self) -> float | None:
+        """1 less the median, over the pairs, of tokens a second with a round over without.
+
+        None if no pair counts, or if chat had no tokens in a window without a round.
+        """
+        speeds = [(self.speed(plain), self.speed(beside)) for plain, beside in self.counted]
+        if not speeds or not all(plain for plain, _ in speeds):
+            return None
+        found = median([beside / plain for plain, beside in speeds])
+        return None if found is None else 1 - found
+
+    def speed(self, window: ShareWindow) -> float:
+        """Tokens of all answers per second of ``window``."""
+        return tokens_between(self.streams, window.began, window.ended) / window.seconds
+
+    def gaps(self, windows: Sequence[ShareWindow]) -> list[float]:
+        """Seconds between the tokens of a stream, within ``windows``, of all streams."""
+        spans = [(window.began, window.ended) for window in windows]
+        return [gap for span in spans for stream in self.streams for gap in stream.gaps(*span)]
+
+
+def measure_share(
+    node: NodeClient, promised: float, plan: SharePlan, progress: Progress
+) -> MeasuredShare:
+    """One steady load, a round in every second window; each pair of windows the other way round.
+
+    The server at ``node`` must run with ``--poc-share`` set to ``promised``.
+    """
+    load, pairs = plan.load, []
+    progress.step(f"endless chat at a share of {promised:g}, in windows", 2 * load.pairs)
+    settle = random.Random(0)  # noqa: S311 - times, not secrets
+
+    def call(number: int) -> Call:
+        return reading_chat(plan.work.model, number, load.words, load.tokens)
+
+    with closed_loop(node.url, call, load.clients, stream_answer) as loop:
+        loop.settle(SETTLE_S)
+        for number in range(load.pairs):
+            found: dict[bool, ShareWindow] = {}
+            for beside_round in (False, True) if number % 2 == 0 else (True, False):
+                with node.round(plan.work) if beside_round else nullcontext():
+                    sleep(SETTLE_S + settle.uniform(0, SPREAD_S))
+                    found[beside_round] = _window(node, load.window_s)
+                progress.advance()
+            pairs.append((found[False], found[True]))
+    return MeasuredShare(promised, pairs, loop.replies)
+
+
+def _window(node: NodeClient, seconds: float) -> ShareWindow:
+    before, began = node.engine(), monotonic()
+    sleep(seconds)
+    after, ended = node.engine(), monotonic()
+    return ShareWindow(began, ended, before, after)
+
+
+def share_report(
+    plan: SharePlan, measured: Sequence[MeasuredShare], where: Mapping[str, str | int]
+) -> Report:
+    figures = [figure for each in measured for figure in _figures(each)]
+    windows = {f"{each.promised:g}": _readings(each) for each in measured}
+    return Report("chat-priority, shares", tuple(figures), asdict(plan), windows, where)
+
+
+def _figures(found: MeasuredShare) -> list[Figure]:
+    """The figures of one share. Each name ends with the share, because a report has several."""
+    end, promised, share, loss = f"_{found.promised:g}", found.promised, found.share, found.loss
+    plain = [window for window, _ in found.counted]
+    beside = [window for _, window in found.counted]
+    errors = [stream.error for stream in found.streams if stream.error]
+    left_out = len(found.pairs) - len(found.counted)
+    error = None if share is None else abs(share - promised)
+    idle = mean(window.idle for window in beside) if beside else None
+    speed = median([found.speed(window) for window in plain])
+    return [
+        Figure(
+            "proof_share" + end, share, f"share of engine time of proofs; {promised:g} promised"
+        ),
+        Figure("share_error" + end, error, "its distance from the promise", at_most(TOLERANCE)),
+        Figure("tokens_per_second" + end, speed, "endless chat, no proofs, median"),
+        Figure(
+            "chat_loss" + end,
+            loss,
+            "tokens a second that chat loses by a round, of 1, median of all pairs",
+            at_most(promised + TOLERANCE),
+        ),
+        *_gap_figures(found, "plain", plain),
+        *_gap_figures(found, "round", beside),
+        Figure("idle" + end, idle, "share of engine time beside a round that stayed unused"),
+        Figure(
+            "left_out" + end,
+            left_out,
+            f"pairs of {len(found.pairs)} left out: {IDLE:.0%} or more of the time unused",
+            at_most(TOLERATED * len(found.pairs)),
+        ),
+        Figure("errors" + end, len(errors), "chats refused, cut off or aborted", at_most(0)),
+    ]
+
+
+def _gap_figures(
+    found: MeasuredShare, kind: str, windows: Sequence[ShareWindow]
+) -> tuple[Figure, Figure]:
+    gaps, end = found.gaps(windows), f"_{kind}_{found.promised:g}"
+    beside = "no proofs" if kind == "plain" else "a round running"
+    p50, p99 = (quantile(gaps, share) for share in (0.5, 0.99))
+    return (
+        Figure("gap_ms_p50" + end, _ms(p50), f"between two tokens of a chat, {beside}, median"),
+        Figure("gap_ms_p99" + end, _ms(p99), "the same, 99 of 100"),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
+
+
+def _readings(found: MeasuredShare) -> dict[str, Any]:
+    return {
+        "plain_tokens_per_second": [found.speed(window) for window, _ in found.pairs],
+        "round_tokens_per_second": [found.speed(window) for _, window in found.pairs],
+        "proof_s": [window.proof_s for _, window in found.pairs],
+        "window_s": [window.seconds for _, window in found.pairs],
+        "idle": [window.idle for _, window in found.pairs],
+        "forwards": [w.after.forwards - w.before.forwards for _, w in found.pairs],
+        "errors": [stream.error for stream in found.streams if stream.error][:20],
+    }

@@ -1,0 +1,1 @@
+"""Checks chat answers by their receipts (``docs/receipts.md``)."""

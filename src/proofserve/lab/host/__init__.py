@@ -1,0 +1,1 @@
+"""What a machine has for serving, proving and verifying."""

@@ -1,0 +1,159 @@
+"""What the published network, and those of suspects, make of the answers of an endpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.lab.probe.ports import PUBLISHED, SERVED, LogitReader
+from proofserve.lab.probe.records import ProbeAnswer, TopLogs
+from proofserve.protocol.receipts.record import Sampling
+from proofserve.protocol.receipts.sampled import log_probabilities
+from proofserve.protocol.verdict.chosen_tokens import greedy_gap, token_log_factors
+
+Floats = NDArray[np.float64]
+Vector = NDArray[np.float32]
+
+# As the requests ask for; nothing but the temperature changes the logits.
+_SAMPLED = Sampling(temperature=1.0)
+# Fewer log-probabilities of one token have no differences.
+_LEAST = 2
+# The likeliest tokens of a place, whose probabilities are kept.
+_LIKELY = 64
+# A probability that is none, where its logarithm is needed.
+_NOTHING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """One answer beside the published network; numbers are one for each of its n tokens.
+
+    ``errors`` are the endpoint's log-probabilities less ours, less their mean, and ``own`` the same
+    of our network as honest servers compute; an empty vector where the endpoint told too little.
+    ``exact`` are our logits at the same tokens. ``log_p`` is of the chosen tokens, ``entropy`` of
+    what they were drawn from, ``gaps`` how far their logits are below the largest, ``rounding`` by
+    how much honest rounding moves the two largest logits apart. ``log_factors`` [tilts] is what a
+    sampled answer gives to the token test. ``likely`` and ``likely_log_p`` [n, some] are the
+    likeliest tokens.
+    """
+
+    answer: ProbeAnswer
+    errors: tuple[Vector, ...]
+    own: tuple[Vector, ...]
+    exact: tuple[Floats, ...]
+    log_p: Floats
+    entropy: Floats
+    gaps: Floats
+    rounding: Floats
+    log_factors: Floats
+    likely: NDArray[np.int64]
+    likely_log_p: Floats
+
+    @property
+    def surprise(self) -> float:
+        """How much less likely its tokens are than drawn ones on the average, in nats a token."""
+        return float(np.mean(-self.log_p - self.entropy))
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectReading:
+    """One answer by a suspect; ``predicted`` is as ``errors`` of ReadAnswer, the others too.
+
+    ``divergence`` is that of its distributions from the published ones, in nats, over all tokens:
+    what tokens that the published network draws give against the suspect on the average.
+    """
+
+    predicted: tuple[Vector, ...]
+    log_p: Floats
+    gaps: Floats
+    divergence: float
+
+
+class Readings:
+    """Reads each answer once with each network. ``forwards`` counts the suspects' readings."""
+
+    def __init__(self, reader: LogitReader) -> None:
+        self._reader = reader
+        self._known: dict[tuple[str, int], SuspectReading] = {}
+        self.names = tuple(reader.names)
+
+    @property
+    def forwards(self) -> int:
+        return len(self._known)
+
+    def read(self, answers: Sequence[ProbeAnswer]) -> list[ReadAnswer]:
+        """Raises EngineFault."""
+        texts = [each.read for each in answers]
+        exact = self._reader.logits(PUBLISHED, texts)
+        served = self._reader.logits(SERVED, texts)
+        return [_read(*three) for three in zip(answers, exact, served, strict=True)]
+
+    def by_suspect(self, name: str, answers: Sequence[ReadAnswer]) -> list[SuspectReading]:
+        """Raises EngineFault."""
+        missing = [a for a in answers if (name, a.answer.prompt.number) not in self._known]
+        texts = [each.answer.read for each in missing]
+        # Without anything to read the suspect's weights need not be made.
+        made = self._reader.logits(name, texts) if texts else ()
+        for each, logits in zip(missing, made, strict=True):
+            self._known[name, each.answer.prompt.number] = _suspected(each, logits)
+        return [self._known[name, each.answer.prompt.number] for each in answers]
+
+
+def _read(answer: ProbeAnswer, logits: Vector, served: Vector) -> ReadAnswer:
+    exact, rounded = logits.astype(np.float64), served.astype(np.float64)
+    tokens = np.array(answer.read.output_ids)
+    rows = np.arange(len(tokens))
+    log_p = log_probabilities(exact, _SAMPLED)
+    chosen = log_p[rows, tokens]
+    entropy = -(np.exp(log_p) * log_p).sum(axis=1)
+    likely = np.argsort(-exact, axis=1)[:, :_LIKELY]
+    first, second = likely[:, :2].T
+    moved = rounded - exact
+    tops = answer.tops
+    return ReadAnswer(
+        answer,
+        tuple(_centred(top.logs - exact[t, top.ids], top) for t, top in enumerate(tops)),
+        tuple(_centred(moved[t, top.ids], top) for t, top in enumerate(tops)),
+        tuple(exact[t, top.ids] for t, top in enumerate(tops)),
+        chosen,
+        entropy,
+        greedy_gap(exact, tokens),
+        np.abs(moved[rows, first] - moved[rows, second]),
+        token_log_factors(log_p, tokens).sum(axis=0),
+        likely,
+        np.take_along_axis(log_p, likely, axis=1),
+    )
+
+
+def _suspected(read: ReadAnswer, logits: Vector) -> SuspectReading:
+    found = logits.astype(np.float64)
+    tokens = np.array(read.answer.read.output_ids)
+    pairs = zip(read.answer.tops, read.exact, strict=True)
+    predicted = (_centred(found[t, top.ids] - exact, top) for t, (top, exact) in enumerate(pairs))
+    log_p = log_probabilities(found, _SAMPLED)
+    return SuspectReading(
+        tuple(predicted),
+        log_p[np.arange(len(tokens)), tokens],
+        greedy_gap(found, tokens),
+        _divergence(read.likely_log_p, np.take_along_axis(log_p, read.likely, axis=1)),
+    )
+
+
+def _divergence(log_p: Floats, log_q: Floats) -> float:
+    """Of q from p, by the likely tokens and all others taken together, which can only lower it."""
+
+    def with_rest(logs: Floats) -> Floats:
+        rest = np.maximum(1.0 - np.exp(logs).sum(axis=1, keepdims=True), _NOTHING)
+        return np.concatenate([logs, np.log(rest)], axis=1)
+
+    p, q = with_rest(log_p), with_rest(log_q)
+    return float((np.exp(p) * (p - q)).sum())
+
+
+def _centred(differences: Floats, top: TopLogs) -> Vector:
+    """Without their mean: the normaliser, which all log-probabilities of a token share."""
+    if len(top.ids) < _LEAST:
+        return np.empty(0, np.float32)
+    centred: Vector = (differences - differences.mean()).astype(np.float32)
+    return centred

@@ -1,0 +1,1 @@
+"""What a node signs about a chat answer, and how it is checked (``docs/receipts.md``)."""

@@ -1,0 +1,1 @@
+"""Several engine cores at the nonces of one lane."""

@@ -1,0 +1,1 @@
+"""From finished chat answers to stored, signed and logged receipts."""

@@ -1,0 +1,245 @@
+"""Takes finished answers from the engine, and has their receipts stored, logged and found."""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from proofserve.protocol.receipts.answer import FinishedAnswer
+from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.rounds.errors import (
+    EngineFault,
+    EngineGone,
+    OutboxUnavailable,
+    ReceiptDeleted,
+    ReceiptNotLogged,
+    UnknownReceipt,
+)
+from proofserve.rounds.ports import AnsweringEngine, ReceiptStorage
+from proofserve.rounds.receipts.arrivals import Arrivals
+from proofserve.rounds.receipts.making import receipt_of_answer
+from proofserve.rounds.receipts.status import INVALID, NO_SKETCHES, ReceiptGauges
+from proofserve.rounds.records import EngineInfo
+
+_logger = logging.getLogger(__name__)
+
+# Receipts of one transaction.
+_BATCH = 256
+# Beyond this many bytes no more answers are taken from the engine, which then bounds its own.
+MOST_WAITING_BYTES = 64 * 1024 * 1024
+# What an answer takes besides its sketches and 8 bytes for each token. Bytes.
+_OVERHEAD = 1024
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+ENTRY_EVERY_S = 1.0
+# How long a request waits for a receipt that is not known: the answer may just have ended.
+WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptSource:
+    """The engine whose answers get receipts, and what its sketches are made with."""
+
+    engine: AnsweringEngine
+    engine_info: EngineInfo
+    sketch_key: str
+    k_dim: int
+
+
+class ReceiptService:
+    """``run`` must be one task of the event loop; ``finish`` is called before that task ends.
+
+    A stored receipt survives a crash; an answer counts as taken once it is stored. ``url`` is where
+    entries of the log are posted, None for nowhere. ``clock`` gives wall-clock seconds. Raises
+    ValueError for a model without a digest of its weights.
+    """
+
+    def __init__(
+        self,
+        source: ReceiptSource,
+        storage: ReceiptStorage,
+        key: SigningKey,
+        url: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if source.engine_info.facts.weights_digest is None:
+            raise ValueError(
+                "receipts name the digest of the weights, and this checkpoint has none, because it"
+                " has no safetensors files: convert it, or start without receipts"
+            )
+        self.source = source
+        self.most_waiting_bytes = MOST_WAITING_BYTES
+        self.wait_s = WAIT_S
+        self.entry_every_s = ENTRY_EVERY_S
+        self._storage = storage
+        self._key = key
+        self._url = url
+        self._clock = clock
+        self._waiting: deque[FinishedAnswer] = deque()
+        self._waiting_bytes = 0
+        self._has_answers = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        # An earlier process may have stored receipts and not logged them.
+        self._has_unlogged = True
+        self._storing = asyncio.Lock()
+        self._logging = asyncio.Lock()
+        self._arrivals = Arrivals()
+
+    @property
+    def public_key(self) -> bytes:
+        return self._key.public_key
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._take_for_ever(), name="proofserve-answers")
+            tasks.create_task(self._store_for_ever(), name="proofserve-store-receipts")
+            tasks.create_task(self._log_for_ever(), name="proofserve-log")
+
+    async def finish(self) -> None:
+        """Store and log what was taken from the engine, because the server ends."""
+        try:
+            while self._waiting:
+                await self._store()
+            await self._log()
+        except OutboxUnavailable as error:
+            text = "%d answers get no receipt, because the server ends: %s"
+            _logger.error(text, len(self._waiting), error)  # noqa: TRY400 - one line is enough
+
+    async def of_response(self, response_id: str) -> list[SignedReceipt]:
+        """The receipts of a response in the order of its choices, each in the log.
+
+        Waits up to ``wait_s`` for one that is not known. Raises UnknownReceipt, ReceiptDeleted,
+        ReceiptNotLogged (it is stored already), WaitsFull and OutboxUnavailable.
+        """
+        found = await self._storage.of_response(response_id)
+        if not found:
+            with self._arrivals.of(response_id) as arrival:
+                # Once more: it may have been stored meanwhile.
+                found = await self._storage.of_response(response_id)
+                if not found and await arrival.within(self.wait_s):
+                    found = await self._storage.of_response(response_id)
+        if not found:
+            raise UnknownReceipt(
+                "no answer with this id has a receipt, or it was deleted long ago; an answer gets"
+                " its receipt when it has ended"
+            )
+        kept = [each for each in found if each is not None]
+        if len(kept) < len(found):
+            raise ReceiptDeleted("the receipt is deleted: its time to live has passed")
+        if any(each.inclusion is None for each in kept):
+            raise ReceiptNotLogged("the receipt is stored, and enters the log within a second")
+        return kept
+
+    async def entries(self, after: int, limit: int) -> list[SignedEntry]:
+        return await self._storage.entries(after, limit)
+
+    async def gauges(self) -> ReceiptGauges:
+        return replace(await self._storage.gauges(), waiting=len(self._waiting))
+
+    # -- answers of the engine -------------------------------------------------------------------
+
+    async def _take_for_ever(self) -> None:
+        while True:
+            await self._has_room.wait()
+            try:
+                answers = await self.source.engine.finished_answers()
+            except EngineFault as error:
+                _logger.warning("no answers for receipts, again in a second: %s", error)
+                await asyncio.sleep(_FIRST_PAUSE_S)
+            except EngineGone as error:
+                _logger.warning("no more receipts: %s", error)
+                return
+            else:
+                self._take(answers)
+
+    def _take(self, answers: Sequence[FinishedAnswer]) -> None:
+        self._waiting.extend(answers)
+        self._waiting_bytes += sum(map(_size, answers))
+        self._has_answers.set()
+        if self._waiting_bytes > self.most_waiting_bytes:
+            self._has_room.clear()
+
+    async def _store_for_ever(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            await self._has_answers.wait()
+            try:
+                await self._store()
+            except OutboxUnavailable as error:
+                text = "%d answers wait for their receipts, again in %g s: %s"
+                _logger.warning(text, len(self._waiting), pause_s, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                pause_s = _FIRST_PAUSE_S
+
+    async def _store(self) -> None:
+        """Store the receipts of the oldest answers that wait. Raises OutboxUnavailable."""
+        async with self._storing:
+            batch = [self._waiting[n] for n in range(min(_BATCH, len(self._waiting)))]
+            # A thread, because the hashes and signatures of a batch take some ten milliseconds.
+            receipts, without = await asyncio.to_thread(self._receipts, batch)
+            await self._storage.add(receipts, without)
+            self._has_unlogged = True
+            for answer in batch:
+                self._waiting.popleft()
+                self._waiting_bytes -= _size(answer)
+            if not self._waiting:
+                self._has_answers.clear()
+            if self._waiting_bytes <= self.most_waiting_bytes:
+                self._has_room.set()
+        for each in receipts:
+            self._arrivals.came(each.receipt.response_id)
+
+    def _receipts(
+        self, answers: Sequence[FinishedAnswer]
+    ) -> tuple[list[SignedReceipt], Counter[str]]:
+        """The signed receipts of ``answers``, and how many have none, by reason."""
+        made: list[SignedReceipt] = []
+        without: Counter[str] = Counter()
+        now_ms = int(self._clock() * 1000)
+        for answer in answers:
+            if answer.sketches is None:
+                without[NO_SKETCHES] += 1
+                continue
+            try:
+                receipt = receipt_of_answer(answer, self.source.engine_info, now_ms)
+                signature = self._key.sign(receipt.digest)
+            except ValueError as error:
+                _logger.warning("answer %r gets no receipt: %s", answer.response_id, error)
+                without[INVALID] += 1
+            else:
+                made.append(SignedReceipt(receipt, self.public_key, signature))
+        return made, without
+
+    # -- the log -----------------------------------------------------------------------------------
+
+    async def _log_for_ever(self) -> None:
+        while True:
+            try:
+                await self._log()
+            except OutboxUnavailable as error:
+                _logger.warning("receipts enter the log later: %s", error)
+            await asyncio.sleep(self.entry_every_s)
+
+    async def _log(self) -> None:
+        """Add entries until no stored receipt is without one. Raises OutboxUnavailable."""
+        async with self._logging:
+            # Entries may also wait for a callback, until the one before is delivered.
+            if not self._has_unlogged and self._url is None:
+                return
+            # Before the calls: a receipt that is stored meanwhile may need another entry.
+            self._has_unlogged = False
+            try:
+                while await self._storage.log(self._key, self._url) is not None:
+                    continue
+            except BaseException:
+                self._has_unlogged = True
+                raise
+
+
+def _size(answer: FinishedAnswer) -> int:
+    tokens = len(answer.prompt_ids) + len(answer.output_ids)
+    return _OVERHEAD + 8 * tokens + len(answer.sketches or b"")

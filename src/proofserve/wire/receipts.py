@@ -1,0 +1,237 @@
+"""Signed receipts and entries of their log as JSON; hashes, keys and signatures in hexadecimal.
+
+Parsing is strict: no conversions, and no unknown field in what is signed.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.receipts.log import Inclusion, LogEntry
+from proofserve.protocol.receipts.record import LEAST, MOST, SCHEME, Receipt, Sampling
+from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
+from proofserve.wire.records import UnicodeText, Whole
+
+# Entries of one ``LoggedEntries``: a node sends at most a tenth.
+_MOST_ENTRIES = 10_000
+# A path has one hash for each doubling of the entry's receipts: more than 63 cannot occur.
+_LONGEST_PATH = 63
+_HEX = re.compile("(?:[0-9a-f]{2})*")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _bytes(text: object, size: int) -> bytes:
+    if not isinstance(text, str) or not _HEX.fullmatch(text):
+        raise PydanticCustomError("hex", "is not lower-case hexadecimal")
+    raw = bytes.fromhex(text)
+    if len(raw) != size:
+        raise PydanticCustomError(
+            "hex", "{n} bytes where {size} are needed", {"n": len(raw), "size": size}
+        )
+    return raw
+
+
+def _base64(text: object) -> bytes:
+    try:
+        if isinstance(text, str):
+            raw = base64.b64decode(text, validate=True)
+            # Other texts may decode to the same bytes; only one is the node's.
+            if base64.b64encode(raw).decode("ascii") == text:
+                return raw
+    except (binascii.Error, ValueError):
+        pass
+    raise PydanticCustomError("base64", "is not base64")
+
+
+def _hex_of(size: int) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"^[0-9a-f]{{{2 * size}}}$"})
+
+
+_Hash = Annotated[bytes, BeforeValidator(partial(_bytes, size=32)), _hex_of(32)]
+_Signature = Annotated[bytes, BeforeValidator(partial(_bytes, size=64)), _hex_of(64)]
+# A receipt has these hashes as text.
+_Digest = Annotated[str, BeforeValidator(lambda text: _bytes(text, 32).hex()), _hex_of(32)]
+_BASE64 = WithJsonSchema({"type": "string", "contentEncoding": "base64"})
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class SignedPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class SamplingRecord(SignedPart):
+    """The sampling parameters of an answer; JSON's 1 and 1.0 are the same number."""
+
+    temperature: Annotated[_Finite, Field(ge=0)]
+    top_p: Annotated[_Finite, Field(gt=0, le=1)]
+    top_k: Whole
+    min_p: Annotated[_Finite, Field(ge=0, le=1)]
+    presence_penalty: _Finite
+    frequency_penalty: _Finite
+    repetition_penalty: Annotated[_Finite, Field(gt=0)]
+    restricted: bool
+
+
+class ReceiptRecord(SignedPart):
+    """The fields of a receipt: what the signature is over."""
+
+    scheme: Literal["receipt-v1"]
+    response_id: Annotated[UnicodeText, Field(min_length=1)]
+    choice: Whole
+    model: UnicodeText
+    adapter: UnicodeText | None
+    weights_digest: _Digest
+    sampling: SamplingRecord
+    prompt_tokens: Whole
+    prompt_sha256: _Digest
+    output_tokens: Whole
+    output_sha256: _Digest
+    sketch_key: UnicodeText
+    k_dim: int = Field(ge=LEAST, le=MOST)
+    sketches: Annotated[bytes, BeforeValidator(_base64), _BASE64]
+    finish_reason: UnicodeText
+    versions: dict[UnicodeText, UnicodeText]
+    created_ms: Whole
+
+    def to_receipt(self) -> Receipt:
+        """Raises ProtocolError for sizes that do not fit each other."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        del fields["scheme"]
+        fields["sampling"] = Sampling(**self.sampling.model_dump())
+        fields["versions"] = tuple(sorted(self.versions.items()))
+        try:
+            return Receipt(**fields)
+        except ProtocolError as error:
+            raise ProtocolError(f"receipt.{error.field}", error.message) from error
+
+
+class EntryRecord(SignedPart):
+    """One entry of the log: ``count`` receipts under ``root``."""
+
+    index: Whole
+    time_ms: Whole
+    count: Annotated[Whole, Field(ge=1)]
+    root: _Hash
+    previous: _Hash
+
+    def to_entry(self) -> LogEntry:
+        return LogEntry(**self.model_dump())
+
+
+class SignedEntryRecord(BaseModel):
+    """An entry, and the signature of its hash. Fields that newer nodes add are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    entry: EntryRecord
+    entry_signature: _Signature
+
+    def to_signed_entry(self) -> SignedEntry:
+        return SignedEntry(self.entry.to_entry(), self.entry_signature)
+
+
+class LoggedEntries(BaseModel):
+    """The body of ``/logged``: new entries of a node's log. Fields of newer nodes are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    public_key: _Hash
+    entries: list[SignedEntryRecord] = Field(min_length=1, max_length=_MOST_ENTRIES)
+
+
+class InclusionRecord(SignedEntryRecord):
+    """The place of a receipt in an entry, and the hashes beside its way to the root."""
+
+    index: Whole
+    path: list[_Hash] = Field(max_length=_LONGEST_PATH)
+
+
+class SignedReceiptRecord(BaseModel):
+    """A receipt, its signature, and its place in the log once it has one."""
+
+    model_config = ConfigDict(strict=True)
+
+    receipt: ReceiptRecord
+    public_key: _Hash
+    signature: _Signature
+    inclusion: InclusionRecord | None
+
+
+def signed_receipt(body: object) -> SignedReceipt:
+    """The record of a JSON object. Raises ProtocolError naming the field that is wrong.
+
+    Only the form is checked: signatures, path and times are not.
+    """
+    parsed = _parsed(SignedReceiptRecord, body)
+    found = parsed.inclusion
+    if found is None:
+        return SignedReceipt(parsed.receipt.to_receipt(), parsed.public_key, parsed.signature)
+    return SignedReceipt(
+        receipt=parsed.receipt.to_receipt(),
+        public_key=parsed.public_key,
+        signature=parsed.signature,
+        inclusion=Inclusion(found.entry.to_entry(), found.index, tuple(found.path)),
+        entry_signature=found.entry_signature,
+    )
+
+
+def receipt_of(body: object) -> Receipt:
+    """The receipt that ``Receipt.to_wire`` wrote as JSON. Raises as ``signed_receipt``."""
+    return _parsed(ReceiptRecord, body).to_receipt()
+
+
+def signed_entry(body: object) -> SignedEntry:
+    """The entry of a JSON object. Raises as ``signed_receipt``; the signature is not checked."""
+    return _parsed(SignedEntryRecord, body).to_signed_entry()
+
+
+def signed_receipt_body(signed: SignedReceipt) -> dict[str, Any]:
+    found = signed.inclusion
+    inclusion = None
+    if found is not None and signed.entry_signature is not None:
+        inclusion = {
+            **signed_entry_body(SignedEntry(found.entry, signed.entry_signature)),
+            "index": found.index,
+            "path": [each.hex() for each in found.path],
+        }
+    return {
+        "receipt": signed.receipt.to_wire(),
+        "public_key": signed.public_key.hex(),
+        "signature": signed.signature.hex(),
+        "inclusion": inclusion,
+    }
+
+
+def signed_entry_body(signed: SignedEntry) -> dict[str, Any]:
+    return {"entry": entry_body(signed.entry), "entry_signature": signed.signature.hex()}
+
+
+def entry_body(entry: LogEntry) -> dict[str, Any]:
+    return {
+        "index": entry.index,
+        "time_ms": entry.time_ms,
+        "count": entry.count,
+        "root": entry.root.hex(),
+        "previous": entry.previous.hex(),
+    }
+
+
+def _parsed(model: type[_Model], body: object) -> _Model:
+    """Raises ProtocolError for the first field that is wrong."""
+    if isinstance(body, Mapping) and isinstance(body.get("receipt"), Mapping):
+        scheme = body["receipt"].get("scheme")
+        if isinstance(scheme, str) and scheme != SCHEME:
+            raise ProtocolError("receipt.scheme", f"this proofserve reads {SCHEME} only")
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "body"
+        raise ProtocolError(field, first["msg"]) from error

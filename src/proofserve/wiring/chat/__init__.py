@@ -1,0 +1,1 @@
+"""A checkpoint as the validator of chat answers."""

@@ -1,0 +1,1 @@
+"""What an operator asks about a host before anything is started there."""

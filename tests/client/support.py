@@ -1,0 +1,45 @@
+"""An application that chats with the official client, and the chats that were kept of it."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+from proofserve.client.receipts import Recorder
+from proofserve.lab.chat.conversation import Conversation, read
+from proofserve.lab.chat.statements import Known, checked_answers
+from support.provider import TOKENIZER, WEIGHTS
+
+ASK: dict[str, Any] = {
+    "model": "toy",
+    "messages": [{"role": "user", "content": "x"}],
+    "temperature": 0.5,
+}
+
+
+def client_of(recorder: Recorder, url: str, **options: Any) -> OpenAI:
+    return OpenAI(
+        base_url=f"{url}/v1",
+        api_key="secret",
+        max_retries=0,
+        http_client=recorder.http_client(),
+        **options,
+    )
+
+
+def kept(folder: Path) -> list[Conversation]:
+    assert [path for path in folder.iterdir() if path.suffix != ".json"] == []
+    return [read(path) for path in sorted(folder.iterdir())]
+
+
+def honest(chat: Conversation) -> int:
+    """The number of its answers, all of which fit their receipts."""
+    found = checked_answers(chat, TOKENIZER, Known(WEIGHTS))
+    assert (found.failures, found.unknown) == ((), ())
+    return len(found.answers)
+
+
+def raw_answer(http: httpx.Client, url: str, **body: Any) -> bytes:
+    sent = http.post(f"{url}/v1/chat/completions", json={**ASK, **body})
+    return sent.content

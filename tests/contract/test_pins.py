@@ -1,0 +1,88 @@
+"""Every name of vLLM that the adapter relies on is where its pin says, in this version."""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm
+
+from proofserve.engines.vllm.vetting import features, versions
+from proofserve.engines.vllm.vetting.pins import Feature, Name, Pin, moved
+from proofserve.engines.vllm.vetting.sources import Sources
+
+OURS = Path(features.__file__).parents[1]
+PLUGIN = OURS.parents[1] / "plugin"
+PINS = [pin for feature in features.ALL for pin in feature.pins]
+# Public, and in every version.
+PUBLIC = {("vllm", "logger")}
+
+
+@pytest.fixture(scope="module")
+def sources() -> Sources:
+    return Sources(Path(vllm.__file__).parent)
+
+
+def label(pin: Pin) -> str:
+    return f"{pin.module.removeprefix('vllm.')}.{pin.name}"
+
+
+def test_this_version_is_in_the_table() -> None:
+    assert versions.vetting_of(vllm.__version__)
+
+
+@pytest.mark.parametrize("pin", PINS, ids=label)
+def test_the_sources_have_the_name(pin: Pin, sources: Sources) -> None:
+    assert moved([Feature("proofs", (pin,))], sources) == []
+
+
+@pytest.mark.parametrize("pin", PINS, ids=label)
+def test_the_running_vllm_has_the_name_too(pin: Pin) -> None:
+    newest = runs(pin.newest)
+    assert newest or (pin.older and all(map(runs, pin.older)))
+
+
+def runs(name: Name) -> bool:
+    """Whether the name can be imported, and a function has its parameters."""
+    try:
+        found: Any = importlib.import_module(name.module)
+        for part in filter(None, name.name.split(".")):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return False
+    if inspect.isfunction(found):
+        return set(name.has) <= set(inspect.signature(found).parameters)
+    return True
+
+
+def ours() -> Iterator[Path]:
+    yield from OURS.rglob("*.py")
+    yield from PLUGIN.rglob("*.py")
+
+
+def imports_of_vllm(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sorted(ours()), ids=lambda path: path.name)
+def test_every_import_of_vllm_is_pinned(path: Path) -> None:
+    names = [name for pin in PINS for name in (pin.newest, *pin.older)]
+    pinned = {(name.module, name.name.partition(".")[0]) for name in names}
+    assert set(imports_of_vllm(path)) <= pinned | PUBLIC
+
+
+@pytest.mark.parametrize("pin", PINS, ids=label)
+def test_a_pin_names_a_function_of_ours(pin: Pin) -> None:
+    package = Sources(OURS.parents[1])
+    for root in ("proofserve.engines.vllm", "proofserve"):
+        parts = pin.used_by.split(".")
+        for cut in range(1, len(parts) + 1):
+            module = ".".join([root, *parts[:cut]])
+            if package.missing(module, ".".join(parts[cut:]), ()) == ():
+                return
+    pytest.fail(f"{pin.used_by} is not a function of ours")

@@ -1,0 +1,62 @@
+"""The steps of ``make gpu`` that need a server, in their short form against one real node."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.node import ServedNode, serve
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+STEPS = ("noise-vllm-v1", "generation", "chat-priority", "same-batch")
+
+
+@pytest.fixture(scope="module")
+def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedNode]:
+    folder = tmp_path_factory.mktemp("measured")
+    options = ("--scheduling-policy", "priority")
+    with serve(tiny, folder, options, POC_MEASURE="1", POC_SHARE="0.3") as running:
+        yield running
+
+
+def run(folder: Path, *args: str | Path) -> dict[str, Any]:
+    path = os.pathsep.join((str(ROOT), str(ROOT / "src")))
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu", "--device", "cpu", "--short", "--out", folder, *args],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode in {0, 1}
+    found = json.loads((folder / "gpu-report.json").read_text())
+    return {step["name"]: step for step in found["steps"]}
+
+
+def test_every_step_with_a_server(measured: ServedNode, tiny: Path, tmp_path: Path) -> None:
+    url = measured.server.url
+    steps = run(tmp_path, "--model", tiny, "--url", url, "--only", "noise-cpu-float32", *STEPS)
+    assert tuple(steps) == ("noise-cpu-float32", *STEPS)
+    for step in steps.values():
+        # A window of a second on a busy machine may break a limit; the step ran all the same.
+        assert (step["reason"] or "beyond their limits").startswith("beyond their limits"), step
+    (noise,) = steps["noise-vllm-v1"]["record"]["pairs"].values()
+    assert 0 < noise["median"] < 0.1
+    assert steps["generation"]["record"]["nonces_per_second"] > 0
+    assert steps["chat-priority"]["record"]["identical"] == 2
+    costs = steps["same-batch"]["record"]
+    assert costs["errors"] == 0
+    for kind in ("dedicated", "same_batch"):
+        assert costs[f"proof_tokens_per_second_{kind}"] > 0
+        assert costs[f"chat_tokens_lost_per_proof_token_{kind}"] is not None
+    page = (tmp_path / "gpu-report.html").read_text()
+    assert "What a token of proofs costs chat" in page

@@ -1,0 +1,56 @@
+"""A version of vLLM without a row in the table: refused, or started when its names are there."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proofserve.settings.process import environment
+from support.node import ServedNode, serve
+from support.other_vllm import other_vllm
+
+pytestmark = pytest.mark.engine
+
+WHERE = ("--host", "127.0.0.1", "--port", "0")
+IDLE_CALLS = "_idle_state_callbacks"
+
+
+def checked(model: Path, folder: Path, env: dict[str, str], *options: str) -> str:
+    """What ``serve --check-config`` says about vLLM, and its exit code."""
+    argv = (sys.executable, "-m", "proofserve", "serve", str(model), "--enable-poc", *WHERE)
+    done = subprocess.run(
+        [*argv, "--check-config", "--poc-outbox", str(folder / "outbox.sqlite"), *options],
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("vLLM: ")]
+    return f"{line} ({done.returncode})"
+
+
+def test_it_is_refused_with_the_way_out(tiny: Path, tmp_path: Path) -> None:
+    env = other_vllm(tmp_path / "other", "0.99.0", {})
+    said = checked(tiny, tmp_path, env)
+    assert "FAILED: vLLM 0.99.0 was not vetted" in said
+    assert "--poc-unvetted" in said
+    assert said.endswith("(2)")
+
+
+def test_without_a_name_it_is_refused_and_the_name_given(tiny: Path, tmp_path: Path) -> None:
+    gone = {"v1/engine/core.py": (IDLE_CALLS, "_other_callbacks")}
+    env = other_vllm(tmp_path / "other", "0.99.0", gone)
+    said = checked(tiny, tmp_path, env, "--poc-unvetted")
+    assert f"EngineCore without {IDLE_CALLS}, needed by chat before proofs" in said
+    assert said.endswith("(2)")
+
+
+def test_with_every_name_it_proves_what_the_vetted_one_does(
+    node: ServedNode, tiny: Path, tmp_path: Path
+) -> None:
+    env = other_vllm(tmp_path / "other", "0.99.0", {})
+    with serve(tiny, tmp_path, POC_UNVETTED="1", **env) as other:
+        assert other.call("GET", "/versions")["vllm_version"] == "0.99.0"
+        assert other.prove([0, 1, 2])["artifacts"] == node.prove([0, 1, 2])["artifacts"]
+    assert "vLLM version 0.99.0 was not vetted" in (tmp_path / "server.log").read_text()

