@@ -66,6 +66,19 @@ def owner_of(folder: Path) -> int | None:
     return None if found is None else found.process
 
 
+def end_owner(folder: Path, how: signal.Signals) -> int:
+    """Send the owner a signal and wait until it has ended; its process id.
+
+    A process that ends resets connections that it had accepted and not yet read.
+    """
+    owner = owner_of(folder)
+    assert owner is not None
+    process = psutil.Process(owner)
+    os.kill(owner, how)
+    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    return owner
+
+
 def calls_of(node: ServedNode) -> tuple[int, int]:
     """How many calls of /status came from outside, and how many a process passed on to another."""
     log = node.server.log.read_text(errors="replace")
@@ -104,9 +117,7 @@ def test_two_cores_and_two_processes_and_the_owner_ends(tiny: Path, tmp_path: Pa
         round_id, reported = status(node)["round_id"], processed(node)
         assert reported > 0
 
-        owner = owner_of(tmp_path)
-        assert owner is not None
-        os.kill(owner, signal.SIGTERM)
+        owner = end_owner(tmp_path, signal.SIGTERM)
         until(lambda: owner_of(tmp_path) not in (None, owner))
         after = status(node)
         assert (after["status"], after["round_id"]) == ("GENERATING", round_id)
@@ -141,9 +152,7 @@ def test_after_a_killed_owner_the_server_ends_and_its_restart_loses_nothing(
         until(lambda: processed(node) >= 64)
         round_id, reported = status(node)["round_id"], processed(node)
         family = node.family()
-        owner = owner_of(tmp_path)
-        assert owner is not None
-        os.kill(owner, signal.SIGKILL)
+        end_owner(tmp_path, signal.SIGKILL)
         _, alive = psutil.wait_procs(family, timeout=60)
         assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
     with serve(tiny, tmp_path, options, **A_CORE_EACH, POC_RESUME="1") as node:
