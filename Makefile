@@ -30,13 +30,13 @@ $(READY): scripts/setup.py $(TORCH) $(HASHED) requirements/uv.lock pyproject.tom
 demo: $(READY) ## Serve a small trained model, chat, prove, and tell honest proofs from forged ones.
 	$(BIN)/proofserve demo
 
-# Three at a time: an engine that starts, or waits for a client, leaves a core idle. Tests with an
+# Four at a time: an engine that starts, or waits for a client, leaves a core idle. Tests with an
 # engine come before the many small ones of the gateway, which fill the end. Threads of torch that
 # wait for a core which another process has would spin, and take four times as long. By itself,
 # vLLM would bind the workers of all engines to the same core.
 test: check ## Run every check and every test (about a quarter of an hour on two cores).
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
-	  $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	  $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY) ## Run the tests of rare deployments, which `make test` leaves out.
 	$(BIN)/python -m pytest -m slow
