@@ -90,6 +90,7 @@ class NodeStatusResponse(StoppedPowStatus):
     outbox_error: str | None
     engine: dict[str, Any] | None
     engine_error: str | None
+    liveness: list[dict[str, Any]]
     receipts: dict[str, Any] | None
     receipts_error: str | None
 

@@ -97,6 +97,8 @@ class NodeSettings(EngineSettings):
     """Longest wait for chat inside the engine per call, seconds."""
     rpc_timeout_ms: int = Field(60_000, ge=1)
     """A call fails if the engine does not answer for this long, milliseconds."""
+    engine_stall_sec: float = Field(60.0, gt=0)
+    """An engine core with work that neither steps nor computes for this long hangs, seconds."""
     max_queued_nonces: int = Field(100_000, ge=1)
     """Most nonces of queued and running jobs, and of one request."""
     max_open_waits: int = Field(64, ge=1)
