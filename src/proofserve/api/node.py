@@ -17,7 +17,7 @@ from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.receipts.service import ReceiptService
 from proofserve.rounds.records import EngineInfo
-from proofserve.rounds.status import CoreLiveness
+from proofserve.rounds.status import CoreLiveness, FleetMembership
 from proofserve.web.fixed_window import FixedWindow
 
 T = TypeVar("T")
@@ -91,6 +91,10 @@ async def _accept(_url: str) -> str | None:
     return None
 
 
+def _no_fleet() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """The values with which requests are compared.
@@ -122,7 +126,8 @@ class Node:
     ``refusals`` counts the requests that were not served, by status and reason. ``url_warnings``
     has the warning about the newest round's callback URL, if there is one, by round id. Without
     ``receipts`` chat answers get none. ``liveness`` says of each engine core whether it makes
-    progress, and of none where nothing watches them.
+    progress, and of none where nothing watches them. ``membership`` shows the fleet that the node
+    joins, None without one.
     """
 
     deployment: Deployment
@@ -135,6 +140,7 @@ class Node:
     refusals: Counter[tuple[int, str]] = field(default_factory=Counter)
     url_warnings: dict[str, str] = field(default_factory=dict)
     liveness: Callable[[], Sequence[CoreLiveness]] = tuple
+    membership: Callable[[], FleetMembership | None] = _no_fleet
 
     @property
     def stall(self) -> str | None:

@@ -91,6 +91,7 @@ class NodeStatusResponse(StoppedPowStatus):
     engine: dict[str, Any] | None
     engine_error: str | None
     liveness: list[dict[str, Any]]
+    fleet: dict[str, Any] | None
     receipts: dict[str, Any] | None
     receipts_error: str | None
 

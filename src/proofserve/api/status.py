@@ -60,6 +60,7 @@ async def status_body(node: Node) -> dict[str, Any]:
         "engine": asdict(engine) if engine else None,
         "engine_error": engine_error,
         "liveness": [asdict(core) for core in node.liveness()],
+        "fleet": asdict(membership) if (membership := node.membership()) else None,
         "receipts": asdict(receipts) if receipts else None,
         "receipts_error": receipts_error,
     }

@@ -88,6 +88,21 @@ class CoreLiveness:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetMembership:
+    """A node that joins a fleet by itself: the fleet's URL, and its own name and address there.
+
+    ``since_sign_s``: seconds since the fleet last took a sign of life, None if it never did.
+    ``error`` says why it did not take the newest one.
+    """
+
+    fleet: str
+    name: str
+    address: str
+    since_sign_s: float | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxGauges:
     """What the outbox holds: results, and callbacks that wait, were delivered or expired.
 

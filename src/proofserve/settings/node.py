@@ -136,6 +136,14 @@ class NodeSettings(EngineSettings):
     """TOML file of [[key]] tables: name, key, role."""
     allow_anonymous: bool = False
     """Every client may do everything without a key; not together with keys."""
+    fleet: str | None = None
+    """URL of a fleet that this node joins by itself."""
+    fleet_key: SecretStr | None = None
+    """Key for joining the fleet; better as a variable than as an option."""
+    fleet_name: str | None = Field(None, min_length=1, max_length=100)
+    """Name of this node in the fleet; unset: the host's name."""
+    fleet_address: str | None = None
+    """URL under which the fleet reaches this node."""
 
 
 def require_valid_settings() -> None:

@@ -26,6 +26,7 @@ from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import access_of, allowlist_of
+from proofserve.wiring.membership.joining import joining
 from proofserve.wiring.receipts import DAY_S, PRUNE_EVERY_S, receipts_of
 
 _logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ async def running_node(
     outbox, before anything uses the engine. ``liveness`` reads what the node shows of its cores.
 
     Raises NotAnOutbox, OutboxInUse or OutboxUnavailable if it cannot use the outbox file, and
-    ValueError if the settings of keys, callbacks or receipts are not valid.
+    ValueError if the settings of keys, callbacks, receipts or the fleet are not valid.
     """
     access, outward = access_of(settings), _outward(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
@@ -69,12 +70,13 @@ async def running_node(
             beside("callbacks", sender.run()),
             beside("pruning", pruning),
             receipts_made as receipts,
+            joining(settings) as membership,
         ):
             try:
                 await _continue_round(manager, outbox, deployment, resume=settings.resume)
                 rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
                 made = Node(deployment, manager, outbox, access, rates, waits, receipts)
-                yield replace(made, liveness=liveness)
+                yield replace(made, liveness=liveness, membership=membership)
             finally:
                 await manager.aclose()
                 if receipts is not None:
