@@ -10,6 +10,7 @@ from proofserve.outbox.database import hold_lock
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.wiring.access import access_of, allowlist_of, description, require_access_rule
 from proofserve.wiring.launch import has_several_processes
+from proofserve.wiring.membership.joining import plan_of
 
 # vLLM's own default.
 PORT = 8000
@@ -28,6 +29,7 @@ def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) 
         "callbacks": lambda: _callbacks(chosen),
         "outbox": lambda: _outbox(chosen),
         "receipts": lambda: _receipts(chosen, vllm_options),
+        "fleet": lambda: _fleet(chosen),
     }
 
 
@@ -109,6 +111,15 @@ def _receipts(chosen: NodeSettings, vllm_options: Sequence[str]) -> str:
             " --receipts"
         )
     return f"{chosen.receipts_k_dim} dimensions" if chosen.receipts else "off"
+
+
+def _fleet(chosen: NodeSettings) -> str:
+    plan = plan_of(chosen)
+    if plan is None:
+        return "joins none"
+    if not chosen.enabled:
+        raise ValueError("POC_FLEET / --poc-fleet needs POC_ENABLED=1 / --enable-poc")
+    return f"joins {plan.fleet} as {plan.name}, at {plan.address}"
 
 
 def _version(chosen: NodeSettings) -> str:
