@@ -13,8 +13,7 @@ from fastapi import Depends, Request
 from proofserve.api.access import Access, Caller
 from proofserve.api.errors import ClientGone, TooMany
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.manager import RoundManager
-from proofserve.rounds.ports import Outbox
+from proofserve.rounds.ports import NodeManager, Outbox
 from proofserve.rounds.receipts.service import ReceiptService
 from proofserve.rounds.records import EngineInfo
 from proofserve.web.fixed_window import FixedWindow
@@ -124,7 +123,7 @@ class Node:
     """
 
     deployment: Deployment
-    manager: RoundManager
+    manager: NodeManager
     outbox: Outbox
     access: Access = field(default_factory=Access)
     rates: Rates = field(default_factory=Rates)
