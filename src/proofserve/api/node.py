@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from proofserve.api.access import Access, Caller
 from proofserve.api.errors import ClientGone, TooMany
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.ports import NodeManager, Outbox
+from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts.service import ReceiptService
 from proofserve.rounds.records import EngineInfo
 from proofserve.web.fixed_window import FixedWindow
@@ -124,7 +124,7 @@ class Node:
 
     deployment: Deployment
     manager: NodeManager
-    outbox: Outbox
+    outbox: PublishedResults
     access: Access = field(default_factory=Access)
     rates: Rates = field(default_factory=Rates)
     waits: Waits = field(default_factory=Waits)

@@ -92,6 +92,8 @@ class NodeStatusResponse(StoppedPowStatus):
     engine_error: str | None
     receipts: dict[str, Any] | None
     receipts_error: str | None
+    lanes: dict[str, Any] | None
+    deployment: dict[str, Any]
 
 
 class ResultRow(ResponseModel):

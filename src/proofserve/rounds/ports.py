@@ -82,35 +82,8 @@ class AnsweringEngine(Protocol):
         ...
 
 
-class Outbox(Protocol):
-    async def open_round(self, spec: RoundSpec) -> RoundProgress:
-        """Store a round, so that its results and callbacks survive a restart.
-
-        A stored round continues; any other open one is closed. Raises OutboxUnavailable.
-        """
-        ...
-
-    async def interrupted(self) -> RoundSpec | None:
-        """The open round: after a restart, the round that the earlier process was running."""
-        ...
-
-    async def record(
-        self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
-    ) -> None:
-        """Store findings, failures (nonce to reason) and the lane's progress in one transaction.
-
-        Raises OutboxUnavailable (the disk is full, for example): nothing was stored, and the caller
-        may repeat the call.
-        """
-        ...
-
-    async def close_round(self, round_id: str) -> None:
-        """Mark the round stopped and make its undelivered results due for delivery at once."""
-        ...
-
-    async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
-        """Queue the callback about a job or a verdict to ``url``. Raises OutboxUnavailable."""
-        ...
+class PublishedResults(Protocol):
+    """What a node has stored, for the clients that read it. Methods raise OutboxUnavailable."""
 
     async def results(self, after: int, limit: int) -> list[StoredResult]: ...
 
@@ -137,6 +110,39 @@ class Outbox(Protocol):
         ...
 
     async def gauges(self) -> OutboxGauges: ...
+
+
+class CallbackQueue(Protocol):
+    async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
+        """Queue the callback about a job or a verdict to ``url``. Raises OutboxUnavailable."""
+        ...
+
+
+class Outbox(PublishedResults, CallbackQueue, Protocol):
+    async def open_round(self, spec: RoundSpec) -> RoundProgress:
+        """Store a round, so that its results and callbacks survive a restart.
+
+        A stored round continues; any other open one is closed. Raises OutboxUnavailable.
+        """
+        ...
+
+    async def interrupted(self) -> RoundSpec | None:
+        """The open round: after a restart, the round that the earlier process was running."""
+        ...
+
+    async def record(
+        self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
+    ) -> None:
+        """Store findings, failures (nonce to reason) and the lane's progress in one transaction.
+
+        Raises OutboxUnavailable (the disk is full, for example): nothing was stored, and the caller
+        may repeat the call.
+        """
+        ...
+
+    async def close_round(self, round_id: str) -> None:
+        """Mark the round stopped and make its undelivered results due for delivery at once."""
+        ...
 
 
 class NodeManager(Protocol):
