@@ -1,6 +1,6 @@
 """The errors of the fleet's store; the API shows their text to its client."""
 
-from proofserve.rounds.errors import OutboxUnavailable, Refused
+from proofserve.rounds.errors import EngineGone, OutboxUnavailable, Refused
 
 
 class StoreUnavailable(OutboxUnavailable):
@@ -13,6 +13,10 @@ class StoreUnavailable(OutboxUnavailable):
 
 class NewerDatabase(StoreUnavailable):
     """The tables belong to a newer proofserve, or the file to another program. Nothing changed."""
+
+
+class NoMemberReady(EngineGone):
+    """No member can prove; the text has the reasons. It can once one is ready again."""
 
 
 class UnknownMember(Refused):
