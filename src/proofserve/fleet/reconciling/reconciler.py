@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import httpx
 
-from proofserve.fleet import plan as planning
-from proofserve.fleet.actions import Acting
+from proofserve.fleet.reconciling import plan as planning
+from proofserve.fleet.reconciling.actions import Acting
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.members.looking import look
 from proofserve.fleet.members.roster import Roster
-from proofserve.fleet.plan import Action
+from proofserve.fleet.reconciling.plan import Action
 from proofserve.fleet.records import Member, Seen
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
