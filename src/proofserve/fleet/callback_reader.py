@@ -140,7 +140,9 @@ def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberRoots:
     end = 0
     for place, each in enumerate(body.roots):
         if each.first_index < end:
-            raise BadCallback(f"roots.{place}.first_index", "the batch begins within the one before")
+            raise BadCallback(
+                f"roots.{place}.first_index", "the batch begins within the one before"
+            )
         end = each.first_index + each.count
     firsts = [lane.nonce(each.first_index) for each in body.roots]
     counts = [each.count for each in body.roots]

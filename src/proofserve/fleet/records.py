@@ -182,9 +182,9 @@ class BatchKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemberVectors:
-    """The artifacts of one callback: ``nonces`` int64 [n], ``vectors`` little-endian float16 [n, k].
+    """The artifacts of one callback: ``nonces`` int64 [n], ``vectors`` float16 [n, k].
 
-    Every value is finite.
+    Vectors are little-endian, and every value is finite.
     """
 
     nonces: NDArray[np.int64]
@@ -220,8 +220,8 @@ class ResultBatch:
     """One stored callback, without its values.
 
     ``number`` rises by batch over the whole database. Its results have the numbers ``first_seq`` ..
-    ``last_seq``; roots have no results, and ``last_seq`` is then ``first_seq - 1``. ``count`` is the
-    number of nonces that no earlier batch of the lane has.
+    ``last_seq``; roots have no results, and ``last_seq`` is then ``first_seq - 1``. ``count`` is
+    the number of nonces that no earlier batch of the lane has.
     """
 
     number: int

@@ -33,7 +33,7 @@ _BEGIN = "fleet_begin"
 
 
 class FleetDatabase:
-    """Runs transactions: on SQLite one after another on one thread, on PostgreSQL a few at a time."""
+    """Runs transactions: on SQLite one after another, on PostgreSQL a few at a time."""
 
     def __init__(self, url: URL, answer_s: float = _ANSWER_S) -> None:
         self._name = address.shown(url)
@@ -105,11 +105,14 @@ class FleetDatabase:
     def _transact(self, options: dict[str, Any], work: Callable[[Connection], T]) -> T:
         try:
             with self._engine.connect() as connection:
-                connection = connection.execution_options(**options)
-                with connection.begin():
+                connection.execution_options(**options)
+                transaction = connection.begin()
+                with transaction:
                     return work(connection)
         except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the fleet's database {self._name} failed: {_why(error)}") from error
+            raise StoreUnavailable(
+                f"the fleet's database {self._name} failed: {_why(error)}"
+            ) from error
 
 
 def _why(error: SQLAlchemyError) -> str:

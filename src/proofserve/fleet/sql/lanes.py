@@ -1,8 +1,9 @@
 """Lanes as rows. Every function runs inside a transaction of the caller."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select, update
+from sqlalchemy import Connection, Select, select, update
 
 from proofserve.fleet.errors import LaneStillOpen, NoLaneLeft, RoundOver, UnknownLane, UnknownMember
 from proofserve.fleet.records import FleetRound, Lane, LaneProgress
@@ -115,12 +116,10 @@ def _change(connection: Connection, lane: Lane, **values: Any) -> None:
 
 
 def _joined(*columns: Any) -> Select[Any]:
-    return select(*columns).join_from(
-        lanes, rounds_table, rounds_table.c.number == lanes.c.round
-    )
+    return select(*columns).join_from(lanes, rounds_table, rounds_table.c.number == lanes.c.round)
 
 
-def _lane(row: Row[Any] | tuple[Any, ...]) -> Lane:
+def _lane(row: Sequence[Any]) -> Lane:
     return Lane(*row)
 
 

@@ -27,7 +27,9 @@ _KNOWN = members.c.removed_at.is_(None)
 
 
 def listed(connection: Connection) -> list[Member]:
-    rows = connection.execute(select(*_COLUMNS).where(_KNOWN).order_by(members.c.name, members.c.id))
+    rows = connection.execute(
+        select(*_COLUMNS).where(_KNOWN).order_by(members.c.name, members.c.id)
+    )
     return [_member(*row) for row in rows]
 
 
@@ -53,7 +55,9 @@ def put(connection: Connection, url: str, name: str, source: MemberSource, now: 
 
 def find(connection: Connection, member_id: str) -> Member:
     """Raises UnknownMember."""
-    row = connection.execute(select(*_COLUMNS).where(_KNOWN, members.c.id == kept(member_id))).first()
+    row = connection.execute(
+        select(*_COLUMNS).where(_KNOWN, members.c.id == kept(member_id))
+    ).first()
     if row is None:
         raise UnknownMember(
             f"there is no member {member_id!r}: `proofserve fleet members` lists them"

@@ -1,8 +1,9 @@
 """Rounds and the desired state as rows. Every function runs inside a caller's transaction."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from proofserve.fleet.records import Desired, FleetRound
 from proofserve.fleet.sql import spec_json
@@ -21,7 +22,7 @@ def read(connection: Connection) -> Desired:
     chosen = select(desired.c.state, *_ROUND).select_from(
         desired.outerjoin(rounds, rounds.c.number == desired.c.round)
     )
-    state, *row = connection.execute(chosen).one()
+    state, *row = tuple(connection.execute(chosen).one())
     return Desired(State(state), None if row[0] is None else _round(row))
 
 
@@ -52,7 +53,9 @@ def open_one(
         "opened_at": now,
         "lanes": lanes,
     }
-    number = connection.execute(insert(rounds).values(values).returning(rounds.c.number)).scalar_one()
+    number = connection.execute(
+        insert(rounds).values(values).returning(rounds.c.number)
+    ).scalar_one()
     connection.execute(update(desired).values(state=state.value, round=number))
     return FleetRound(number, spec, lanes, now, None)
 
@@ -105,6 +108,6 @@ def _kind(configured: FleetRound | None) -> Configured:
     return Configured.ARTIFACT if configured.spec.target is None else Configured.DISTANCE
 
 
-def _round(row: Row[Any] | list[Any]) -> FleetRound:
+def _round(row: Sequence[Any]) -> FleetRound:
     number, spec, lanes, opened_at, ended_at = row
     return FleetRound(number, spec_json.loads(spec), lanes, opened_at, ended_at)

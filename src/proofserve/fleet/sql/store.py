@@ -20,29 +20,15 @@ from proofserve.fleet.records import (
     Seen,
     Wish,
 )
-from proofserve.fleet.sql import (
-    address,
-    deliveries,
-    lanes,
-    members,
-    payload,
-    results,
-    rounds,
-    schedule,
-    view,
-)
+from proofserve.fleet.sql import address, lanes, members, rounds, view
+from proofserve.fleet.sql.batches import results
+from proofserve.fleet.sql.batches.ingest import BatchWriter
+from proofserve.fleet.sql.batches.new_batch import new_batch
+from proofserve.fleet.sql.callbacks import deliveries, payload, schedule
 from proofserve.fleet.sql.database import FleetDatabase, P, T
-from proofserve.fleet.sql.ingest import BatchWriter
-from proofserve.fleet.sql.new_batch import new_batch
 from proofserve.outbox.deliveries import Delivery, callback_text
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan
-from proofserve.rounds.records import (
-    CompletedJob,
-    DistanceVerdict,
-    RoundSpec,
-    StoredResult,
-    Winner,
-)
+from proofserve.rounds.records import CompletedJob, DistanceVerdict, RoundSpec, StoredResult, Winner
 from proofserve.rounds.state import Move
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.callbacks import callback

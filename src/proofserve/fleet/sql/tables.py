@@ -13,6 +13,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Row,
     Table,
     Text,
     UniqueConstraint,
@@ -22,6 +23,8 @@ from sqlalchemy import (
 # Other programs, the one with durable jobs for example, may use the same database.
 PREFIX = "fleet_"
 VERSION_TABLE = f"{PREFIX}version"
+
+AnyRow = Row[*tuple[Any, ...]]
 
 metadata = MetaData(
     naming_convention={
@@ -39,9 +42,7 @@ _NUMBER = BigInteger().with_variant(Integer, "sqlite")
 def _partial(name: str, *columns: Column[Any], where: str, unique: bool = False) -> Index:
     """An index of the rows for which ``where`` holds."""
     condition = text(where)
-    return Index(
-        name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition
-    )
+    return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
 
 
 members = Table(

@@ -1,5 +1,7 @@
 """The first version: members, rounds, lanes, batches and deliveries."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -21,7 +23,7 @@ def _time(name: str) -> sa.Column[float]:
     return sa.Column(name, sa.Double, nullable=False)
 
 
-def _maybe(kind: "type[sa.types.TypeEngine[object]]", *names: str) -> "list[sa.Column[object]]":
+def _maybe(kind: "type[sa.types.TypeEngine[Any]]", *names: str) -> "list[sa.Column[Any]]":
     return [sa.Column(name, kind) for name in names]
 
 
@@ -67,7 +69,9 @@ def _members_and_rounds() -> None:
     _create_partial_index("ix_fleet_rounds_uncut", "fleet_rounds", ["number"], uncut)
     op.create_table(
         "fleet_desired",
-        sa.Column("only", sa.Integer, sa.CheckConstraint("only = 1", name="only"), primary_key=True),
+        sa.Column(
+            "only", sa.Integer, sa.CheckConstraint("only = 1", name="only"), primary_key=True
+        ),
         _text("state"),
         sa.Column("round", _NUMBER, sa.ForeignKey("fleet_rounds.number")),
     )
@@ -97,7 +101,9 @@ def _lanes() -> None:
 def _batches() -> None:
     op.create_table(
         "fleet_counters",
-        sa.Column("only", sa.Integer, sa.CheckConstraint("only = 1", name="only"), primary_key=True),
+        sa.Column(
+            "only", sa.Integer, sa.CheckConstraint("only = 1", name="only"), primary_key=True
+        ),
         *(_integer(name) for name in ("last_batch", "last_seq")),
     )
     op.create_table(
@@ -128,9 +134,7 @@ def _batches() -> None:
 
 
 def _deliveries() -> None:
-    op.create_table(
-        "fleet_streams", sa.Column("url", sa.Text, primary_key=True), _integer("last")
-    )
+    op.create_table("fleet_streams", sa.Column("url", sa.Text, primary_key=True), _integer("last"))
     op.create_table(
         "fleet_deliveries",
         sa.Column("id", _NUMBER, primary_key=True),
@@ -160,10 +164,5 @@ def _create_partial_index(
 ) -> None:
     condition = sa.text(where)
     op.create_index(
-        name,
-        table,
-        columns,
-        unique=unique,
-        sqlite_where=condition,
-        postgresql_where=condition,
+        name, table, columns, unique=unique, sqlite_where=condition, postgresql_where=condition
     )

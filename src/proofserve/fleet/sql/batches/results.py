@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, Connection, Integer, Row, case, cast, func, literal, select
+from sqlalchemy import BigInteger, Connection, Integer, case, cast, func, literal, select
 
 from proofserve.fleet import vector_texts
 from proofserve.fleet.records import BatchKind
-from proofserve.fleet.sql.tables import batches, rounds
+from proofserve.fleet.sql.tables import AnyRow, batches, rounds
 from proofserve.rounds.records import StoredResult, Winner
 
 _NONCE_BYTES = 8
@@ -41,16 +41,18 @@ def newest_winners(connection: Connection, round_id: str, limit: int) -> list[Wi
     if limit <= 0:
         return []
     chosen = (
-        select(batches.c.number, batches.c.count)
+        select(batches.c.number, batches.c.count.label("winners"))
         .join(rounds, rounds.c.number == batches.c.round)
-        .where(rounds.c.id == round_id, batches.c.kind == BatchKind.WINNERS.value, batches.c.count > 0)
+        .where(
+            rounds.c.id == round_id, batches.c.kind == BatchKind.WINNERS.value, batches.c.count > 0
+        )
         .order_by(batches.c.number.desc())
         .limit(limit)
     )
     numbers, winners = [], 0
     for row in connection.execute(chosen):
         numbers.append(row.number)
-        winners += row.count
+        winners += row.winners
         if winners >= limit:
             break
     of_them = select(batches.c.nonces, batches.c.found).where(batches.c.number.in_(numbers))
@@ -87,7 +89,7 @@ def _slices(numbers: list[int], seq: int, limit: int) -> Any:
     )
 
 
-def _results(row: Row[Any]) -> list[StoredResult]:
+def _results(row: AnyRow) -> list[StoredResult]:
     nonces = integers(row.nonces)
     places = range(row.seq, row.seq + len(nonces))
     if row.kind == BatchKind.WINNERS.value:

@@ -5,6 +5,7 @@ would wait for the disk most of the time.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, update
 
 from proofserve.fleet.errors import StoreUnavailable, UnknownLane
+from proofserve.fleet.sql.batches.new_batch import NewBatch
 from proofserve.fleet.sql.database import FleetDatabase
-from proofserve.fleet.sql.new_batch import NewBatch
 from proofserve.fleet.sql.tables import batches, counters, lanes, rounds
 
 # The most callbacks in one transaction, and the nonces after which no more are added.
@@ -36,12 +37,12 @@ class BatchWriter:
         self._database = database
         self._clock = clock
         self._news = news
-        self._waiting: list[tuple[NewBatch, asyncio.Future[bool]]] = []
+        self._waiting: deque[tuple[NewBatch, asyncio.Future[bool]]] = deque()
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, batch: NewBatch) -> bool:
         """As ``FleetStore.ingest``. A cancelled call may still store the batch."""
-        stored = asyncio.get_running_loop().create_future()
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((batch, stored))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
@@ -60,12 +61,11 @@ class BatchWriter:
             self._writing = None
 
     def _next_group(self) -> list[tuple[NewBatch, "asyncio.Future[bool]"]]:
+        group: list[tuple[NewBatch, asyncio.Future[bool]]] = []
         nonces = 0
-        for count, (batch, _) in enumerate(self._waiting[:_MOST], start=1):
-            nonces += len(batch.nonces)
-            if nonces >= _MOST_NONCES:
-                break
-        group, self._waiting = self._waiting[:count], self._waiting[count:]
+        while self._waiting and len(group) < _MOST and nonces < _MOST_NONCES:
+            group.append(self._waiting.popleft())
+            nonces += len(group[-1][0].nonces)
         return group
 
     async def _write_group(self, group: Sequence[tuple[NewBatch, "asyncio.Future[bool]"]]) -> None:

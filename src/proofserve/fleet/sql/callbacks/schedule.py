@@ -6,7 +6,8 @@ before it was not delivered: a callback for each one of a member would be too ma
 
 from sqlalchemy import Connection, exists, select, update
 
-from proofserve.fleet.sql import deliveries, spec_json
+from proofserve.fleet.sql import spec_json
+from proofserve.fleet.sql.callbacks import deliveries
 from proofserve.fleet.sql.tables import batches, rounds
 from proofserve.fleet.sql.tables import deliveries as deliveries_table
 from proofserve.outbox.deliveries import Delivery, Span
@@ -17,11 +18,7 @@ _MOST_BATCHES = 10_000
 
 
 def plan(
-    connection: Connection,
-    policy: CallbackPolicy,
-    busy: frozenset[str],
-    flushing: bool,
-    now: float,
+    connection: Connection, policy: CallbackPolicy, busy: frozenset[str], flushing: bool, now: float
 ) -> SendPlan:
     """As ``outbox.schedule.plan``."""
     waits = _cut_rounds(connection, policy, flushing, now)

@@ -3,10 +3,10 @@
 import uuid
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Row, func, select, update
+from sqlalchemy import Connection, Dialect, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from proofserve.fleet.sql.tables import batches, deliveries, rounds, streams
+from proofserve.fleet.sql.tables import AnyRow, batches, deliveries, rounds, streams
 from proofserve.fleet.sql.texts import kept
 from proofserve.outbox.deliveries import Delivery, Span
 from proofserve.rounds.status import OutboxGauges
@@ -22,11 +22,7 @@ def add_body(connection: Connection, endpoint: str, url: str, body: str, now: fl
 
 def add_span(connection: Connection, url: str, span: Span, now: float) -> None:
     """Queue a callback about the batches ``first_seq`` .. ``last_seq`` of a round."""
-    about = {
-        "round": span.round_number,
-        "first_batch": span.first_seq,
-        "last_batch": span.last_seq,
-    }
+    about = {"round": span.round_number, "first_batch": span.first_seq, "last_batch": span.last_seq}
     _add(connection, GENERATED, url, now, **about)
 
 
@@ -75,12 +71,8 @@ def fail(
 
 
 def gauges(connection: Connection, now: float) -> OutboxGauges:
-    counts: dict[str, int] = {
-        state: count
-        for state, count in connection.execute(
-            select(deliveries.c.state, func.count()).group_by(deliveries.c.state)
-        )
-    }
+    states = select(deliveries.c.state, func.count()).group_by(deliveries.c.state)
+    counts = {row[0]: row[1] for row in connection.execute(states)}
     oldest = connection.execute(select(func.min(deliveries.c.created_at)).where(_PENDING)).scalar()
     last_error = connection.execute(
         select(deliveries.c.last_error)
@@ -105,7 +97,7 @@ def stored_body(connection: Connection, delivery: Delivery) -> str:
     return body
 
 
-def batch_page(connection: Connection, span: Span, after: int, limit: int) -> list[Row[Any]]:
+def batch_page(connection: Connection, span: Span, after: int, limit: int) -> list[AnyRow]:
     """The next ``limit`` batches of ``span`` with something new, behind batch number ``after``."""
     columns = (batches.c.number, batches.c.nonces, batches.c.found, batches.c.row_bytes)
     chosen = select(*columns, batches.c.body).where(
@@ -140,7 +132,7 @@ def _insert(dialect: Dialect) -> Any:
     return sqlite.insert if dialect.name == "sqlite" else postgresql.insert
 
 
-def _delivery(row: Row[Any]) -> Delivery:
+def _delivery(row: AnyRow) -> Delivery:
     of_round = row.body is None
     return Delivery(
         id=row.id,
