@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from proofserve.fleet import summary
 from proofserve.fleet.jobs.engine import FleetEngine, NewClient
@@ -45,7 +45,7 @@ class FleetLimits:
     lanes: int = 64
     start_wait_s: float = 3.0
     stop_wait_s: float = 10.0
-    node: Limits = Limits()
+    node: Limits = field(default_factory=Limits)
 
 
 class FleetManager:

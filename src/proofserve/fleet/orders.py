@@ -51,11 +51,7 @@ def judge_order(work: Workload, nonces: Sequence[int]) -> dict[str, Any]:
 
 def _work(work: Workload) -> dict[str, Any]:
     block = work.block
-    return {
-        "block_hash": block.hash,
-        "block_height": block.height,
-        "public_key": work.public_key,
-    }
+    return {"block_hash": block.hash, "block_height": block.height, "public_key": work.public_key}
 
 
 def _numbers(lane: NonceLane) -> dict[str, int]:
@@ -71,11 +67,7 @@ def _artifact(work: Workload, deployed: MemberDeployment) -> dict[str, Any]:
     wire: Mapping[str, Any] = work.scheme.to_wire()
     body: dict[str, Any] = {
         "scheme": wire["name"],
-        "params": {
-            "model": deployed.models[0],
-            "seq_len": work.seq_len,
-            "k_dim": wire["k_dim"],
-        },
+        "params": {"model": deployed.models[0], "seq_len": work.seq_len, "k_dim": wire["k_dim"]},
     }
     if wire.get("stronger_rng"):
         body["poc_stronger_rng"] = True

@@ -121,11 +121,13 @@ class FleetResults:
         body = {**committed.order, "nonces": list(nonces)}
         try:
             answer = await self._client(member.url).open_vectors(body)
-            opened = {each.nonce: each.opening for each in _OPENINGS.validate_python(answer).openings}
+            opened = {
+                each.nonce: each.opening for each in _OPENINGS.validate_python(answer).openings
+            }
             return [opened[nonce] for nonce in nonces]
         except MemberError as error:
-            if error.status in _ERRORS:
-                raise _ERRORS[error.status](str(error)) from error
+            if refused := _ERRORS.get(error.status or 0):
+                raise refused(str(error)) from error
             raise EngineFault(f"member {member.name}: {error}") from error
         except (ValidationError, KeyError) as error:
             raise EngineFault(f"member {member.name} answered nonsense to POST /open") from error

@@ -131,5 +131,3 @@ class FleetWatch:
         found = conditions(view.members, view.desired, lanes, self._rules, self._clock())
         deployment = fleet_deployment(found, self._limits, self._version)
         return Overview(view, found, lanes, deployment)
-
-

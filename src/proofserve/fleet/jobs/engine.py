@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from proofserve.fleet.errors import NoMemberReady
-from proofserve.fleet.members.client import MemberClient
-from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.jobs.shares import ShareRows, compute_share
 from proofserve.fleet.jobs.sharing import MOST_OF_SHARE, Sharing
+from proofserve.fleet.members.client import MemberClient
+from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.rounds.errors import EngineFault

@@ -64,9 +64,7 @@ async def _vectors(
 ) -> ShareRows:
     proved = _PROVED.validate_python(await client.prove(prove_order(work, nonces, deployed)))
     try:
-        rows = {
-            each.nonce: decode(each.vector_b64, work.scheme.width) for each in proved.artifacts
-        }
+        rows = {each.nonce: decode(each.vector_b64, work.scheme.width) for each in proved.artifacts}
     except MalformedVector as error:
         raise MemberError(f"answered nonsense to a job: {error}") from error
     failed = frozenset(each.nonce for each in proved.failed)

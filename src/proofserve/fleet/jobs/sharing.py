@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.fleet.errors import NoMemberReady
+from proofserve.fleet.jobs.shares import ShareRows
 from proofserve.fleet.members.client import MemberError
 from proofserve.fleet.members.conditions import MemberCondition
-from proofserve.fleet.jobs.shares import ShareRows
 from proofserve.fleet.watch import FleetWatch
 from proofserve.rounds.calls import chunks
 from proofserve.rounds.errors import EngineFault

@@ -211,9 +211,7 @@ def _voters(
 
 def _common_kind(voters: Sequence[MemberDeployment], rules: Rules) -> _Kind | None:
     """The kind that most have; of two equally frequent ones the first."""
-    kinds = [
-        _kind(each) for each in voters if rules.weights_digest in (None, each.weights_digest)
-    ]
+    kinds = [_kind(each) for each in voters if rules.weights_digest in (None, each.weights_digest)]
     # A Counter keeps the order in which it met them, and max takes the first of equals.
     counted = Counter(kinds)
     return max(counted, key=lambda each: counted[each]) if counted else None

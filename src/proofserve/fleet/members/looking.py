@@ -35,7 +35,9 @@ def _advice(error: MemberError) -> str:
     if _PROOFS_OFF in str(error):
         return "its proofs are off: start it with --enable-poc"
     if error.status in (401, 403):
-        return f"it refuses the fleet's key ({error}): compare FLEET_MEMBER_KEY with its POC_API_KEY"
+        return (
+            f"it refuses the fleet's key ({error}): compare FLEET_MEMBER_KEY with its POC_API_KEY"
+        )
     return f"it has no proof endpoints ({error}): start it with --enable-poc"
 
 

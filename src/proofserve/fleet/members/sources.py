@@ -76,9 +76,7 @@ class DnsMembers:
 
     async def _look_up(self) -> tuple[Address, ...]:
         port = self._parts.port or _PORTS[self._parts.scheme]
-        lookup = asyncio.get_running_loop().getaddrinfo(
-            self.host, port, type=socket.SOCK_STREAM
-        )
+        lookup = asyncio.get_running_loop().getaddrinfo(self.host, port, type=socket.SOCK_STREAM)
         try:
             async with asyncio.timeout(_LOOKUP_S):
                 found = await lookup

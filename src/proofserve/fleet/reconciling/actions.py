@@ -10,7 +10,14 @@ from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.member_status import read_status
 from proofserve.fleet.members.roster import Roster
 from proofserve.fleet.orders import round_order
-from proofserve.fleet.reconciling.plan import Action, AdoptLane, ContinueLane, EndLane, StartLane, StopMember
+from proofserve.fleet.reconciling.plan import (
+    Action,
+    AdoptLane,
+    ContinueLane,
+    EndLane,
+    StartLane,
+    StopMember,
+)
 from proofserve.fleet.records import Desired, FleetRound, Lane
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.wire.paths import FLEET

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import httpx
 
-from proofserve.fleet.reconciling import plan as planning
-from proofserve.fleet.reconciling.actions import Acting
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.members.looking import look
 from proofserve.fleet.members.roster import Roster
+from proofserve.fleet.reconciling import plan as planning
+from proofserve.fleet.reconciling.actions import Acting
 from proofserve.fleet.reconciling.plan import Action
 from proofserve.fleet.records import Member, Seen
 from proofserve.fleet.sql.store import FleetStore

@@ -188,11 +188,7 @@ def _add_joining(router: APIRouter, parts: FleetParts) -> None:
             member = await parts.store.put_member(body.url, name, source)
             await parts.changed()
             condition = parts.condition(member.id)
-        return {
-            "id": condition.member.id,
-            "state": condition.state,
-            "reason": condition.reason,
-        }
+        return {"id": condition.member.id, "state": condition.state, "reason": condition.reason}
 
 
 def _require_joined(member: Member) -> None:
@@ -201,5 +197,3 @@ def _require_joined(member: Member) -> None:
         raise StaysNamed(
             f"{member.name} comes from {where}: take it out there; until then cordon or drain it"
         )
-
-

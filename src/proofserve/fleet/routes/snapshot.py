@@ -1,7 +1,6 @@
 """All that an operator looks at, in one bounded JSON object: the worst members first."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from proofserve.fleet import summary
@@ -111,7 +110,7 @@ def _rate(condition: MemberCondition) -> float:
     return status.stats.recent_nonces_per_second
 
 
-def _badness(overview: Overview, condition: MemberCondition) -> Sequence[Any]:
+def _badness(overview: Overview, condition: MemberCondition) -> tuple[int, bool, str]:
     """Sorts the worst first: by state, then those with a reason, then by name."""
     has_reason = summary.member_reason(overview, condition) is not None
     return _WORST_FIRST.index(condition.state), not has_reason, condition.member.name
