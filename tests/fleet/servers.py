@@ -51,15 +51,19 @@ class Serving:
         with socket.create_server(("127.0.0.1", 0)) as found:
             self.port = int(found.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
+        self.dates = True
+        """Whether answers have a Date header of the server."""
         self._server: QuietServer | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, app: Any) -> None:
         listener = socket.create_server(("127.0.0.1", self.port))
-        config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")
+        config = uvicorn.Config(
+            app, log_config=None, lifespan="off", ws="none", date_header=self.dates
+        )
         self._server = QuietServer(config)
         self._task = asyncio.create_task(self._server.serve([listener]))
-        while not self._server.started:
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from fleet.servers import ROUND, fleet_of, members
+from fleet.servers import (
+    DISTANCE_ROUND,
+    ROUND,
+    FakeMember,
+    RunningFleet,
+    fleet_of,
+    members,
+    receiving,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -36,3 +45,101 @@ async def test_a_round_over_three_members_has_disjoint_and_complete_lanes(tmp_pa
     proved = [set(member.proved()) for member in made]
     assert all(set(nonces) & mine for mine in proved)
     assert not proved[0] & proved[1] | proved[0] & proved[2] | proved[1] & proved[2]
+
+
+async def test_a_stop_ends_every_member_and_waits_for_what_they_found(tmp_path: Path) -> None:
+    # Members send callbacks each hour, or when their round ends.
+    async with members(tmp_path, 2, callback_interval_sec=3600) as made:
+        async with fleet_of(tmp_path, made) as fleet:
+            await fleet.pow("POST", "/init/generate", ROUND)
+            await until(lambda: all_proved(made, 20))
+            assert await fleet.results() == []
+            await fleet.pow("POST", "/stop")
+            states = [member.node.manager.status() for member in made]
+            status, rows = await fleet.status(), await fleet.results()
+    assert [each.state.value for each in states] == ["STOPPED", "STOPPED"]
+    assert len(rows) == status["stats"]["total_processed"]
+    assert len(rows) == sum(each.stats.found for each in states if each.stats)
+    assert status["stats"]["nonces_per_second"] > 0
+
+
+async def all_proved(made: list[FakeMember], count: int) -> bool:
+    return all(len(member.proved()) >= count for member in made)
+
+
+async def test_a_second_round_while_one_runs_is_refused_and_after_it_starts(tmp_path: Path) -> None:
+    async with members(tmp_path, 2) as made, fleet_of(tmp_path, made) as fleet:
+        await fleet.pow("POST", "/init/generate", ROUND)
+        again = await fleet.http.post("/api/v1/pow/init/generate", json=ROUND)
+        await fleet.until_processed(8)
+        await fleet.pow("POST", "/stop")
+        first = await fleet.status()
+        await fleet.pow("POST", "/init/generate", {**ROUND, "block_hash": "next"})
+        await fleet.until_processed(8)
+        second = await fleet.status()
+        await fleet.pow("POST", "/stop")
+        rows = await fleet.results()
+    assert again.status_code == 409
+    assert first["round_id"] != second["round_id"]
+    assert second["config"]["block_hash"] == "next"
+    for round_id in (first["round_id"], second["round_id"]):
+        nonces = [row["nonce"] for row in rows if row["round_id"] == round_id]
+        assert len(set(nonces)) == len(nonces) >= 8
+        assert {nonce % 8 for nonce in nonces} == {0, 1}
+
+
+async def test_callbacks_arrive_at_the_networks_url_once_each(tmp_path: Path) -> None:
+    async with members(tmp_path, 3) as made, receiving(tmp_path) as receiver:
+        async with fleet_of(tmp_path, made) as fleet:
+            await fleet.pow("POST", "/init/generate", {**ROUND, "url": receiver.url})
+            await fleet.until_processed(60)
+            await fleet.pow("POST", "/stop")
+            nonces = await fleet.nonces()
+            await until(lambda: delivered(fleet))
+            outbox = (await fleet.status())["outbox"]
+            received = receiver.store.summary()
+    assert received.callbacks == outbox["delivered"] > 1
+    assert received.repeats == 0
+    (source,) = received.sources
+    assert (source.artifacts, source.duplicates) == (len(nonces), 0)
+
+
+async def delivered(fleet: RunningFleet) -> bool:
+    return (await fleet.status())["outbox"]["pending"] == 0
+
+
+async def test_a_distance_round_goes_on_in_its_lanes(tmp_path: Path) -> None:
+    async with members(tmp_path, 2) as made, fleet_of(tmp_path, made) as fleet:
+        await fleet.pow("POST", "/init", DISTANCE_ROUND)
+        configured = await fleet.status()
+        await fleet.pow("POST", "/phase/generate")
+        await fleet.until_processed(40)
+        await fleet.pow("POST", "/phase/validate")
+        first, rows = await fleet.status(), await fleet.results()
+        claims = {name: DISTANCE_ROUND[name] for name in ("block_hash", "block_height")}
+        claims |= {
+            "public_key": DISTANCE_ROUND["public_key"],
+            "node_id": 0,
+            "nonces": [row["nonce"] for row in rows],
+            "dist": [row["dist"] for row in rows],
+        }
+        honest = await fleet.pow("POST", "/validate", claims)
+        forged = await fleet.pow("POST", "/validate", claims | {"dist": [1.0] * len(rows)})
+        await fleet.pow("POST", "/phase/generate")
+        await fleet.until_processed(first["stats"]["total_processed"] + 40)
+        await fleet.pow("POST", "/stop")
+        status, all_rows = await fleet.status(), await fleet.results()
+    assert configured["status"] == "IDLE"
+    assert first["status"] == "VALIDATING"
+    assert first["total_valid"] == len(rows) > 0
+    assert honest["computed_distances"] == claims["dist"]
+    assert not honest["fraud_detected"]
+    assert forged["fraud_detected"]
+    assert forged["n_invalid"] == len(rows)
+    assert set(status["lanes"]["processed"]) == {"0", "1"}
+    nonces = [row["nonce"] for row in all_rows]
+    assert len(set(nonces)) == len(nonces) > len(rows)
+    # Nothing was computed twice for the round, and no nonce of a lane was left out.
+    for member in made:
+        generated = {nonce for nonce in member.proved() if nonce % 8 == member.proved()[0] % 8}
+        assert all(n in generated for n in range(min(generated), max(generated), 8))

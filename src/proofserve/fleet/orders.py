@@ -14,7 +14,7 @@ _WHOLE = NonceLane(0, 1)
 def round_order(
     spec: RoundSpec, lane: NonceLane, deployed: MemberDeployment, url: str
 ) -> dict[str, Any]:
-    """The body of ``/init/generate``: ``spec`` with the nonces of ``lane`` and callbacks to ``url``."""
+    """The body of ``/init/generate`` for the nonces of ``lane``, with callbacks to ``url``."""
     body = {**_work(spec.work), **_numbers(lane), "batch_size": spec.batch_size}
     if spec.target is not None:
         return {

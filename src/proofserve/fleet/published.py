@@ -1,4 +1,4 @@
-"""What a fleet has stored, for the routes of a node; vectors of committed rounds are its members'."""
+"""What a fleet has stored, for the routes of a node. Members keep vectors of committed rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -138,11 +138,11 @@ def member_reason(overview: Overview, condition: MemberCondition) -> str | None:
         return condition.reason
     lane = overview.lane_of(condition.member.id)
     desired = overview.desired
-    if desired.state is State.GENERATING and desired.round is not None:
-        if lane is None or lane.lane.ended_at is not None:
-            if not lanes_left(desired.round, overview.lanes):
-                return f"no lane is left of the round's {desired.round.lanes}"
-            return f"its last lane ended: {lane.lane.end_reason}" if lane else None
+    without_lane = lane is None or lane.lane.ended_at is not None
+    if desired.state is State.GENERATING and desired.round is not None and without_lane:
+        if not lanes_left(desired.round, overview.lanes):
+            return f"no lane is left of the round's {desired.round.lanes}"
+        return f"its last lane ended: {lane.lane.end_reason}" if lane else None
     outbox = condition.status.outbox
     if outbox is not None and outbox.last_error and outbox.pending:
         return f"its callbacks fail: {outbox.last_error}"

@@ -55,9 +55,9 @@ class Overview:
 
 
 class FleetWatch:
-    """Reads the database each ``interval_s`` while ``run`` runs. ``clock`` gives wall-clock seconds.
+    """Reads the database each ``interval_s`` while ``run`` runs.
 
-    ``limits`` has the fleet's own limits of requests.
+    ``limits`` has the fleet's own limits of requests. ``clock`` gives wall-clock seconds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Settings of a fleet's controller: its variables, which are also options, and its list of members."""
+"""Settings of a fleet's controller: its variables, which are also options, and its members."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class FleetSettings(BaseSettings):
     dns: str | None = None
     """http://NAME:PORT: every address of this name is a member, looked up again each 30 s."""
     join_key: BearerKeys = ()
-    """Keys of servers that join by themselves (serve --poc-fleet). Operators' keys may join, too."""
+    """Keys with which servers join (serve --poc-fleet); operators' keys may join, too."""
     join_allow: Texts = ("loopback",)
     """Where servers that join may be: http://host:port, a network like 10.0.0.0/8, or loopback."""
     member_key: SecretStr | None = None
@@ -57,6 +57,10 @@ class FleetSettings(BaseSettings):
     """A member that does not answer for this long is lost."""
     look_sec: float = Field(2.0, gt=0)
     """Longest time for a member to answer a look, seconds."""
+    start_wait_sec: float = Field(3.0, ge=0)
+    """Longest time that a start waits for the members; slower ones begin after its answer."""
+    stop_wait_sec: float = Field(10.0, ge=0)
+    """Longest time that a stop waits for results; later ones are still stored."""
     max_clock_offset_sec: float = Field(60.0, gt=0)
     """A member whose clock is further off is kept out, seconds."""
     api_key: BearerKeys = ()

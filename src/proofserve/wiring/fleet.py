@@ -76,7 +76,12 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
             watch,
             client,
             reconciler.wake,
-            FleetLimits(lanes=settings.lanes, node=Limits(jobs=jobs)),
+            FleetLimits(
+                lanes=settings.lanes,
+                start_wait_s=settings.start_wait_sec,
+                stop_wait_s=settings.stop_wait_sec,
+                node=Limits(jobs=jobs),
+            ),
         )
         sender = CallbackSender(store, _policy(settings), outward=outward)
         leadership = Leadership(settings.database, changed=reconciler.wake)
@@ -114,9 +119,8 @@ def run_fleet(settings: FleetSettings) -> None:
     sockets = bound_sockets(settings.host, settings.port)
     port = sockets[0].getsockname()[1]
     public_url = settings.public_url or _own_url(settings.host, port)
-    _logger.info(
-        "the fleet listens on http://%s:%d; members reach it at %s", settings.host, port, public_url
-    )
+    text = "the fleet listens on %s, port %d; members reach it at %s"
+    _logger.info(text, settings.host, port, public_url)
 
     async def serve() -> None:
         async with running_fleet(settings, public_url) as app:
@@ -145,8 +149,8 @@ class _FleetServer(uvicorn.Server):
 def _own_url(host: str, port: int) -> str:
     if host in ("", "0.0.0.0", "::"):  # noqa: S104 - refused here
         raise ValueError(
-            f"the fleet listens on {host or 'all addresses'}, to which no callback can be sent: give"
-            " --public-url http://HOST:PORT, as members reach it"
+            f"no callback can be sent to {host or 'all addresses'}: give --public-url"
+            " http://HOST:PORT, as members reach the fleet"
         )
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

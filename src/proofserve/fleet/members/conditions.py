@@ -12,6 +12,13 @@ from proofserve.fleet.records import Desired, Lane, Member, MemberState, Seen, W
 _Kind = tuple[str, str | None, int | None, int | None]
 
 
+_WISHED: Mapping[Wish, MemberState] = {
+    Wish.ACTIVE: MemberState.READY,
+    Wish.CORDONED: MemberState.CORDONED,
+    Wish.DRAINING: MemberState.DRAINING,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """When a member is kept out of the fleet. Times in seconds.
@@ -96,9 +103,9 @@ def lane_of_member(status: MemberStatus, desired: Desired, own: Sequence[Lane]) 
     if round_ is None or status.config is None:
         return None
     for lane in own:
-        if lane.round_id == round_.id and lane.member_round_id is None:
-            if status.config.is_of(round_.spec, round_.nonces_of(lane.lane)):
-                return lane
+        unknown = lane.round_id == round_.id and lane.member_round_id is None
+        if unknown and status.config.is_of(round_.spec, round_.nonces_of(lane.lane)):
+            return lane
     return None
 
 
@@ -115,23 +122,32 @@ def _state(
     rules: Rules,
     now: float,
 ) -> tuple[MemberState, str | None]:
-    seen = member.seen
-    if seen is None:
-        return MemberState.JOINING, "not looked at yet"
-    if not seen.answered and status is None:
-        return MemberState.JOINING, f"has not answered yet: {seen.error}"
-    silent_s = now - seen.at
-    if not seen.answered and silent_s > rules.lost_after_s:
-        return MemberState.LOST, f"no answer for {silent_s:.0f} s: {seen.error}"
-    if seen.answered and (why := _refusal(seen, status, kind, rules) or foreign):
+    if absent := _absence(member.seen, status, rules, now):
+        return absent
+    if why := _refusal(member.seen, status, kind, rules) or foreign:
         return MemberState.REFUSED, why
     if why := _stall(status):
         return MemberState.LOST, why
-    if member.wish is Wish.DRAINING:
-        return MemberState.DRAINING, member.wish_reason
-    if member.wish is Wish.CORDONED:
-        return MemberState.CORDONED, member.wish_reason
-    return MemberState.READY, None
+    return _WISHED[member.wish], member.wish_reason
+
+
+def _absence(
+    seen: Seen | None, status: MemberStatus | None, rules: Rules, now: float
+) -> tuple[MemberState, str] | None:
+    """The state of a member that does not answer, None for one that does.
+
+    One that was silent for a moment only is as it was before.
+    """
+    if seen is None:
+        return MemberState.JOINING, "not looked at yet"
+    if seen.answered:
+        return None
+    if status is None:
+        return MemberState.JOINING, f"has not answered yet: {seen.error}"
+    silent_s = now - seen.at
+    if silent_s <= rules.lost_after_s:
+        return None
+    return MemberState.LOST, f"no answer for {silent_s:.0f} s: {seen.error}"
 
 
 def _stall(status: MemberStatus | None) -> str | None:
@@ -146,29 +162,30 @@ def _stall(status: MemberStatus | None) -> str | None:
 
 
 def _refusal(
-    seen: Seen, status: MemberStatus | None, kind: _Kind | None, rules: Rules
+    seen: Seen | None, status: MemberStatus | None, kind: _Kind | None, rules: Rules
 ) -> str | None:
-    """Why the member, which answered, cannot work beside the others; None if it can."""
-    if seen.error is not None:
-        return seen.error
+    """Why the member cannot work beside the others; None if it can."""
+    if seen is None or (seen.answered and seen.error is not None):
+        return seen.error if seen else None
     if status is None or status.deployment is None:
         return "it did not say what is deployed"
-    theirs = _kind(status.deployment)
-    if rules.weights_digest not in (None, status.deployment.weights_digest):
-        return (
-            f"its weights have the digest {status.deployment.weights_digest},"
-            f" the fleet is for {rules.weights_digest}"
-        )
+    theirs, digest = _kind(status.deployment), status.deployment.weights_digest
+    if rules.weights_digest not in (None, digest):
+        return f"its weights have the digest {digest}, the fleet is for {rules.weights_digest}"
     if kind is not None and theirs != kind:
         return _difference(theirs, kind)
-    if seen.clock_offset_s is None:
+    return _wrong_clock(seen.clock_offset_s, rules)
+
+
+def _wrong_clock(offset_s: float | None, rules: Rules) -> str | None:
+    if offset_s is None:
         return "its answers have no Date header, so its clock cannot be compared"
-    if abs(seen.clock_offset_s) > rules.max_clock_offset_s:
-        return (
-            f"its clock is {seen.clock_offset_s:+.0f} s from the fleet's,"
-            f" the limit is {rules.max_clock_offset_s:g} s: set its clock"
-        )
-    return None
+    if abs(offset_s) <= rules.max_clock_offset_s:
+        return None
+    return (
+        f"its clock is {offset_s:+.0f} s from the fleet's, the limit is"
+        f" {rules.max_clock_offset_s:g} s: set its clock"
+    )
 
 
 def _kind(deployment: MemberDeployment) -> _Kind:

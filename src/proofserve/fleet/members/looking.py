@@ -24,11 +24,16 @@ async def look(client: MemberClient, before: Seen | None, now: float) -> Seen:
         if before is None:
             return Seen(now, answered=False, error=str(error))
         return replace(before, answered=False, error=str(error))
+    return seen_of(answer, now)
+
+
+def seen_of(answer: Answer, now: float) -> Seen:
+    """What an answer to ``GET /status`` says."""
     try:
         status = read_status(answer.body)
     except ValueError as error:
         return Seen(now, answered=True, error=f"answered nonsense to GET /status: {error}")
-    return _seen(status, answer, now)
+    return _facts(status, answer, now)
 
 
 def _advice(error: MemberError) -> str:
@@ -41,7 +46,7 @@ def _advice(error: MemberError) -> str:
     return f"it has no proof endpoints ({error}): start it with --enable-poc"
 
 
-def _seen(status: MemberStatus, answer: Answer, now: float) -> Seen:
+def _facts(status: MemberStatus, answer: Answer, now: float) -> Seen:
     deployment = status.deployment
     stalled_s = max((core.waited_s for core in status.liveness if core.stalled), default=0.0)
     seen = Seen(

@@ -33,7 +33,7 @@ def callback_url(public_url: str, lane: Lane) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Acting:
-    """Changes members and notes it in ``store``. ``public_url`` is where members reach the fleet."""
+    """Changes members, and notes it in ``store``. Members reach the fleet at ``public_url``."""
 
     store: FleetStore
     roster: Roster

@@ -95,8 +95,8 @@ class _MemberPlan:
         actions = [*self._ends_of_others(current, proved)]
         if self.status.generates and (reason := self._reason_to_stop(current, proved)):
             actions.append(StopMember(self.member_id, reason))
-        elif current is not None:
-            actions += self._keep(current, proved)
+        elif current is not None and self.desired.state is State.GENERATING:
+            actions += self._keep(current) if proved is current else self._give_up(current)
         elif self._may_start():
             actions.append(StartLane(self.member_id))
         return actions
@@ -141,31 +141,28 @@ class _MemberPlan:
             return f"{self.condition.state}: {self.condition.reason}"
         return None
 
-    def _keep(self, current: Lane, proved: Lane | None) -> list[Action]:
-        """What a member needs that has a lane of the desired round, and need not be stopped."""
-        if self.desired.state is not State.GENERATING:
-            return []
-        state, reason = self.condition.state, self.condition.reason
-        if proved is not current:
-            young = self.now - current.given_at < START_LOST_S
-            if current.member_round_id is None and young:
-                return []
-            return [EndLane(self.member_id, current, self._why_gone(current))]
+    def _keep(self, current: Lane) -> list[Action]:
+        """What becomes of the lane of the desired round that the member has configured."""
         if current.member_round_id is None and self.status.round_id is not None:
             return [AdoptLane(self.member_id, current, self.status.round_id)]
         if self.status.generates:
             return []
-        if state is MemberState.READY and self._may_go_on(current):
+        if self.condition.state is MemberState.READY and self._may_go_on():
             return [ContinueLane(self.member_id, current)]
-        why = self.status.error or reason or "the member was stopped by another client"
+        default = self.condition.reason or "the member was stopped by another client"
+        return [EndLane(self.member_id, current, self.status.error or default)]
+
+    def _give_up(self, current: Lane) -> list[Action]:
+        """What becomes of a lane that the member does not have configured."""
+        if current.member_round_id is not None:
+            why = "the member was restarted, or was given another round"
+        elif self.now - current.given_at >= START_LOST_S:
+            why = "its start call had no answer, and the member does not prove it"
+        else:
+            return []
         return [EndLane(self.member_id, current, why)]
 
-    def _why_gone(self, current: Lane) -> str:
-        if current.member_round_id is None:
-            return "its start call had no answer, and the member does not prove it"
-        return "the member was restarted, or was given another round"
-
-    def _may_go_on(self, current: Lane) -> bool:
+    def _may_go_on(self) -> bool:
         """A round of the distance protocol goes on in its lane, unless a fault ended it."""
         spec = self.desired.round.spec if self.desired.round else None
         return spec is not None and spec.target is not None and self.status.error is None

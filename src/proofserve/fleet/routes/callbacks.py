@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from proofserve.fleet import callback_reader
 from proofserve.fleet.errors import BadCallback, StoreUnavailable, UnknownLane
-from proofserve.fleet.records import MemberFindings
+from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.receiver.guard import guarded
 from proofserve.receiver.signature_check import SignatureCheck
@@ -53,9 +53,7 @@ def router(
             return _refused("header", KEY_HEADER, "is needed: proofserve sends it")
         body = await request.body()
         try:
-            round_, given = await store.lane(round_id, lane)
-            if given.member_id != member_id:
-                raise UnknownLane(f"round {round_id!r} has not given lane {lane} to {member_id!r}")
+            round_, given = await _given(store, member_id, round_id, lane)
             async with parsing:
                 found = await asyncio.to_thread(callback_reader.read, body, round_, lane)
             fresh = await store.ingest(round_, given, key, found)
@@ -67,14 +65,20 @@ def router(
         except StoreUnavailable as error:
             return JSONResponse({"detail": f"not stored: {error}"}, 503)
         if fresh:
-            totals.computed("round", _count(found), 0)
+            totals.computed("round", len(found.nonces), 0)
         return JSONResponse({"status": "stored" if fresh else "duplicate"})
 
     return made
 
 
-def _count(found: MemberFindings) -> int:
-    return len(found.nonces)
+async def _given(
+    store: FleetStore, member_id: str, round_id: str, lane: int
+) -> tuple[FleetRound, Lane]:
+    """The round and its lane. Raises UnknownLane also for a lane of another member."""
+    round_, given = await store.lane(round_id, lane)
+    if given.member_id != member_id:
+        raise UnknownLane(f"round {round_id!r} has not given lane {lane} to {member_id!r}")
+    return round_, given
 
 
 def _refused(where: str, field: str, reason: str) -> JSONResponse:
