@@ -88,12 +88,12 @@ def of_block(connection: Connection, block_hash: str, public_key: str) -> list[F
 
 def touch(connection: Connection) -> None:
     """Write a row as it is: it fails where nothing can be written."""
-    connection.execute(update(desired).values(only=desired.c.only))
+    connection.execute(update(desired).values(id=desired.c.id))
 
 
 def _locked(connection: Connection) -> Desired:
     """The desired state, which nothing else changes until the end of the transaction."""
-    connection.execute(select(desired.c.only).with_for_update())
+    connection.execute(select(desired.c.id).with_for_update())
     return read(connection)
 
 

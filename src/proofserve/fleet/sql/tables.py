@@ -91,7 +91,7 @@ _partial(
 desired = Table(
     "fleet_desired",
     metadata,
-    Column("only", Integer, CheckConstraint("only = 1", name="only"), primary_key=True),
+    Column("id", Integer, CheckConstraint("id = 1", name="one"), primary_key=True),
     Column("state", Text, nullable=False),
     Column("round", _NUMBER, ForeignKey("fleet_rounds.number")),
 )
@@ -129,7 +129,7 @@ _partial(
 counters = Table(
     "fleet_counters",
     metadata,
-    Column("only", Integer, CheckConstraint("only = 1", name="only"), primary_key=True),
+    Column("id", Integer, CheckConstraint("id = 1", name="one"), primary_key=True),
     Column("last_batch", BigInteger, nullable=False),
     Column("last_seq", BigInteger, nullable=False),
 )

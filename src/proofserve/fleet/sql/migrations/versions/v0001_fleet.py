@@ -32,11 +32,11 @@ def upgrade() -> None:
     _lanes()
     _batches()
     _deliveries()
-    only = sa.table("fleet_desired", sa.column("only"), sa.column("state"))
-    op.bulk_insert(only, [{"only": 1, "state": "IDLE"}])
-    names = ("only", "last_batch", "last_seq")
+    state = sa.table("fleet_desired", sa.column("id"), sa.column("state"))
+    op.bulk_insert(state, [{"id": 1, "state": "IDLE"}])
+    names = ("id", "last_batch", "last_seq")
     counters = sa.table("fleet_counters", *(sa.column(name) for name in names))
-    op.bulk_insert(counters, [{"only": 1, "last_batch": 0, "last_seq": 0}])
+    op.bulk_insert(counters, [{"id": 1, "last_batch": 0, "last_seq": 0}])
 
 
 def _members_and_rounds() -> None:
@@ -70,7 +70,7 @@ def _members_and_rounds() -> None:
     op.create_table(
         "fleet_desired",
         sa.Column(
-            "only", sa.Integer, sa.CheckConstraint("only = 1", name="only"), primary_key=True
+            "id", sa.Integer, sa.CheckConstraint("id = 1", name="one"), primary_key=True
         ),
         _text("state"),
         sa.Column("round", _NUMBER, sa.ForeignKey("fleet_rounds.number")),
@@ -102,7 +102,7 @@ def _batches() -> None:
     op.create_table(
         "fleet_counters",
         sa.Column(
-            "only", sa.Integer, sa.CheckConstraint("only = 1", name="only"), primary_key=True
+            "id", sa.Integer, sa.CheckConstraint("id = 1", name="one"), primary_key=True
         ),
         *(_integer(name) for name in ("last_batch", "last_seq")),
     )
