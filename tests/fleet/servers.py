@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,10 @@ class Serving:
         for connection in list(server.server_state.connections):
             connection.transport.abort()
         await task
-        await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
+        left = list(server.server_state.tasks)
+        for request in left:
+            request.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 class FakeMember:
@@ -98,10 +101,6 @@ class FakeMember:
         self.before: Callable[[Any], Any] | None = None
         """Wraps the application, to make it misbehave."""
 
-    @property
-    def outbox(self) -> Path:
-        return Path(self._values["outbox"])
-
     async def start(self, **changes: Any) -> None:
         self._values |= changes
         settings = NodeSettings(**self._values)
@@ -114,6 +113,11 @@ class FakeMember:
         """End it in the middle of its round, which stays open in the outbox."""
         await self.serving.stop()
         await self._running.aclose()
+
+    def empty_outbox(self) -> None:
+        outbox = Path(self._values["outbox"])
+        for file in outbox.parent.glob(f"{outbox.name}*"):
+            file.unlink()
 
     def proved(self) -> list[int]:
         return [nonce for call in self.engine.calls for nonce in call]
@@ -201,7 +205,7 @@ class RunningFleet:
 
 @asynccontextmanager
 async def fleet_of(
-    folder: Path, made: list[FakeMember], **settings: Any
+    folder: Path, made: Sequence[FakeMember | RunningFleet], **settings: Any
 ) -> AsyncIterator[RunningFleet]:
     running = RunningFleet(folder, [each.url for each in made], **settings)
     await running.start()

@@ -79,8 +79,7 @@ async def test_a_member_that_restarts_without_its_round_gets_a_new_lane(
         await fleet.until_processed(20)
         await made[0].kill()
         if outbox == "emptied":
-            for file in tmp_path.glob("m0.sqlite*"):
-                file.unlink()
+            made[0].empty_outbox()
         await made[0].start()
         await until(lambda: lane_is(fleet, made[0].url, 1))
         before = (await fleet.status())["stats"]["total_processed"]
@@ -264,21 +263,18 @@ async def test_a_fleet_is_a_member_of_a_fleet(tmp_path: Path) -> None:
     inner_folder, outer_folder = tmp_path / "inner", tmp_path / "outer"
     inner_folder.mkdir()
     outer_folder.mkdir()
-    async with members(inner_folder, 2) as inner, members(outer_folder, 1) as beside:
-        async with fleet_of(inner_folder, inner) as fleet:
-            outer = RunningFleet(outer_folder, [fleet.url, beside[0].url])
-            await outer.start()
-            try:
-                await outer.until_ready(2)
-                await outer.pow("POST", "/init/generate", ROUND)
-                await outer.until_processed(40)
-                inside = await fleet.status()
-                await outer.pow("POST", "/stop")
-                nonces, theirs = await outer.nonces(), await fleet.nonces()
-                status = await outer.status()
-            finally:
-                await outer.kill()
-                await outer.http.aclose()
+    async with (
+        members(inner_folder, 2) as inner,
+        members(outer_folder, 1) as beside,
+        fleet_of(inner_folder, inner) as fleet,
+        fleet_of(outer_folder, [*beside, fleet]) as outer,
+    ):
+        await outer.pow("POST", "/init/generate", ROUND)
+        await outer.until_processed(40)
+        inside = await fleet.status()
+        await outer.pow("POST", "/stop")
+        nonces, theirs = await outer.nonces(), await fleet.nonces()
+        status = await outer.status()
     assert inside["status"] == "GENERATING"
     assert inside["config"]["n_groups"] == 8
     assert len(set(nonces)) == len(nonces) == status["stats"]["total_processed"]

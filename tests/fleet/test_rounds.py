@@ -49,14 +49,14 @@ async def test_a_round_over_three_members_has_disjoint_and_complete_lanes(tmp_pa
 
 async def test_a_stop_ends_every_member_and_waits_for_what_they_found(tmp_path: Path) -> None:
     # Members send callbacks each hour, or when their round ends.
-    async with members(tmp_path, 2, callback_interval_sec=3600) as made:
-        async with fleet_of(tmp_path, made) as fleet:
-            await fleet.pow("POST", "/init/generate", ROUND)
-            await until(lambda: all_proved(made, 20))
-            assert await fleet.results() == []
-            await fleet.pow("POST", "/stop")
-            states = [member.node.manager.status() for member in made]
-            status, rows = await fleet.status(), await fleet.results()
+    members_made = members(tmp_path, 2, callback_interval_sec=3600)
+    async with members_made as made, fleet_of(tmp_path, made) as fleet:
+        await fleet.pow("POST", "/init/generate", ROUND)
+        await until(lambda: all_proved(made, 20))
+        assert await fleet.results() == []
+        await fleet.pow("POST", "/stop")
+        states = [member.node.manager.status() for member in made]
+        status, rows = await fleet.status(), await fleet.results()
     assert [each.state.value for each in states] == ["STOPPED", "STOPPED"]
     assert len(rows) == status["stats"]["total_processed"]
     assert len(rows) == sum(each.stats.found for each in states if each.stats)
@@ -89,15 +89,18 @@ async def test_a_second_round_while_one_runs_is_refused_and_after_it_starts(tmp_
 
 
 async def test_callbacks_arrive_at_the_networks_url_once_each(tmp_path: Path) -> None:
-    async with members(tmp_path, 3) as made, receiving(tmp_path) as receiver:
-        async with fleet_of(tmp_path, made) as fleet:
-            await fleet.pow("POST", "/init/generate", {**ROUND, "url": receiver.url})
-            await fleet.until_processed(60)
-            await fleet.pow("POST", "/stop")
-            nonces = await fleet.nonces()
-            await until(lambda: delivered(fleet))
-            outbox = (await fleet.status())["outbox"]
-            received = receiver.store.summary()
+    async with (
+        members(tmp_path, 3) as made,
+        receiving(tmp_path) as receiver,
+        fleet_of(tmp_path, made) as fleet,
+    ):
+        await fleet.pow("POST", "/init/generate", {**ROUND, "url": receiver.url})
+        await fleet.until_processed(60)
+        await fleet.pow("POST", "/stop")
+        nonces = await fleet.nonces()
+        await until(lambda: delivered(fleet))
+        outbox = (await fleet.status())["outbox"]
+        received = receiver.store.summary()
     assert received.callbacks == outbox["delivered"] > 1
     assert received.repeats == 0
     (source,) = received.sources
@@ -124,7 +127,10 @@ async def test_a_distance_round_goes_on_in_its_lanes(tmp_path: Path) -> None:
             "dist": [row["dist"] for row in rows],
         }
         honest = await fleet.pow("POST", "/validate", claims)
-        forged = await fleet.pow("POST", "/validate", claims | {"dist": [1.0] * len(rows)})
+        winners = set(claims["nonces"])
+        losers = [n for member in made for n in member.proved()[:20] if n not in winners]
+        false = {"nonces": losers, "dist": [1.4] * len(losers)}
+        forged = await fleet.pow("POST", "/validate", claims | false)
         await fleet.pow("POST", "/phase/generate")
         await fleet.until_processed(first["stats"]["total_processed"] + 40)
         await fleet.pow("POST", "/stop")
@@ -135,7 +141,7 @@ async def test_a_distance_round_goes_on_in_its_lanes(tmp_path: Path) -> None:
     assert honest["computed_distances"] == claims["dist"]
     assert not honest["fraud_detected"]
     assert forged["fraud_detected"]
-    assert forged["n_invalid"] == len(rows)
+    assert forged["n_invalid"] == len(losers) > 5
     assert set(status["lanes"]["processed"]) == {"0", "1"}
     nonces = [row["nonce"] for row in all_rows]
     assert len(set(nonces)) == len(nonces) > len(rows)

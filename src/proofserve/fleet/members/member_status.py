@@ -67,6 +67,7 @@ class MemberOutbox(BaseModel):
 class MemberLiveness(BaseModel):
     """One engine core. ``waited_s``: since its last step while it has had work, otherwise 0."""
 
+    steps: Whole = 0
     waited_s: Seconds = 0.0
     stalled: bool = False
     reason: Text | None = None

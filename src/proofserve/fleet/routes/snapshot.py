@@ -63,7 +63,7 @@ def member_record(
         "nonces_per_second": _rate(condition),
         "processed": summary.processed(lane, overview, counted) if lane else 0,
         "stored": lane.stored if lane else 0,
-        "steps": engine.forwards if engine else None,
+        "steps": sum(core.steps for core in status.liveness) if status else None,
         "stalled_s": member.seen.stalled_s if member.seen else None,
         "last_step_s": max((core.waited_s for core in status.liveness), default=None)
         if status
