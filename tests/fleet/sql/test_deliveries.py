@@ -191,8 +191,10 @@ async def test_a_callback_that_expires_makes_way(
     target.answer = lambda arrival: 413 if arrival.body.get("number") == 0 else 200
     for number in range(2):
         await store.enqueue("validated", target.url, {"number": number})
-    async with sending(a_sender(store, clock, replace(POLICY, max_retries=2))):
+    sender = a_sender(store, clock, replace(POLICY, max_retries=2))
+    async with sending(sender):
         await until(lambda: len(target.accepted) == 1)
+        assert await sender.drain(30.0)
     gauges = await store.gauges()
     assert (gauges.expired, gauges.pending) == (1, 0)
     assert gauges.last_error is not None
