@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -51,6 +50,11 @@ class Postgres:
     @property
     def pid(self) -> int:
         return int((self._data / "postmaster.pid").read_text().split()[0])
+
+    def children(self) -> list[int]:
+        """The server's processes, one for each connection among them."""
+        listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [int(pid) for pid in listed.split()]
 
     def database(self) -> str:
         """The URL of a new database."""
@@ -130,14 +134,3 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
-
-
-def wait_for_end(pid: int, timeout_s: float = 20.0) -> None:
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.02)
-    raise TimeoutError(f"process {pid} still runs")

@@ -33,19 +33,17 @@ def decode_all(texts: Sequence[str], width: int) -> NDArray[np.float16]:
 
 def encode_all(vectors: NDArray[np.float16]) -> list[str]:
     """One text for each row of ``vectors``, little-endian float16 [n, width]."""
-    n = len(vectors)
-    raw = np.ascontiguousarray(vectors).view(np.uint8).reshape(n, -1)
-    pads = -raw.shape[1] % 3
+    size = vectors.shape[1] * _WIRE_DTYPE.itemsize
+    pads = -size % 3
+    length = (size + pads) // 3 * 4
+    raw = np.ascontiguousarray(vectors).view(np.uint8).reshape(len(vectors), size)
+    text = base64.b64encode(np.pad(raw, ((0, 0), (0, pads))).tobytes())
     if pads:
-        raw = np.pad(raw, ((0, 0), (0, pads)))
-    text = base64.b64encode(raw.tobytes())
-    if pads:
-        chars = np.frombuffer(text, np.uint8).reshape(n, -1).copy()
+        chars = np.frombuffer(text, np.uint8).reshape(-1, length).copy()
         chars[:, -pads:] = _PAD
         text = chars.tobytes()
-    length = len(text) // n if n else 0
     joined = text.decode("ascii")
-    return [joined[start : start + length] for start in range(0, len(joined), length or 1)]
+    return [joined[start : start + length] for start in range(0, len(joined), length)]
 
 
 def _decoded(texts: Sequence[str], width: int) -> NDArray[np.float16] | None:

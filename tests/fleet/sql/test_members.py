@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from proofserve.fleet.errors import FleetFull, UnknownMember
@@ -86,5 +88,18 @@ async def test_a_fleet_has_a_largest_size(
     monkeypatch.setattr(members, "MOST_MEMBERS", 2)
     for name in ("a", "b", "b"):
         await store.put_member(f"http://{name}:8000", name, MemberSource.JOINED)
+    assert len(await store.members()) == 2
     with pytest.raises(FleetFull, match="2 members"):
         await store.put_member("http://c:8000", "c", MemberSource.JOINED)
+
+
+async def test_a_member_that_two_controllers_hear_of_is_one(store: FleetStore, url: str) -> None:
+    async with await FleetStore.open(url) as other:
+        for number in range(10):
+            name = f"m{number}"
+            calls = (
+                each.put_member(f"http://{name}", name, MemberSource.DNS) for each in (store, other)
+            )
+            first, second = await asyncio.gather(*calls)
+            assert first == second
+    assert len(await store.members()) == 10

@@ -20,7 +20,7 @@ def parse(text: str) -> URL:
         return URL.create("sqlite", database=str(Path(text).absolute()))
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         # Without the text: it may hold a password.
         raise ValueError(f"the database is not a URL: {_HOW}") from None
     if url.drivername in _POSTGRESQL:

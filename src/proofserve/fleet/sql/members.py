@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, func, select, update
 from proofserve.fleet.errors import FleetFull, UnknownMember
 from proofserve.fleet.records import Member, MemberSource, Seen, Wish
 from proofserve.fleet.sql import lanes
+from proofserve.fleet.sql.dialects import insert_into
 from proofserve.fleet.sql.tables import members
 from proofserve.fleet.sql.texts import kept, kept_if
 
@@ -37,20 +38,21 @@ def put(connection: Connection, url: str, name: str, source: MemberSource, now: 
     """As ``FleetStore.put_member``."""
     url = kept(url, 2000).rstrip("/")
     told = {"name": kept(name, 200), "source": source.value}
+    fresh = {"wish": Wish.ACTIVE.value, "wish_reason": None, "added_at": now, "removed_at": None}
+    added = insert_into(connection, members).values(id=uuid.uuid4().hex, url=url, **told, **fresh)
+    # Two controllers may hear of a member at the same time: one adds it, the other finds it.
+    connection.execute(added.on_conflict_do_nothing(index_elements=[members.c.url]))
     row = connection.execute(
         select(members.c.id, members.c.removed_at).where(members.c.url == url).with_for_update()
-    ).one_or_none()
-    fresh = {"wish": Wish.ACTIVE.value, "wish_reason": None, "added_at": now, "removed_at": None}
-    if row is not None:
-        back = fresh | {"seen": None} if row.removed_at is not None else {}
-        connection.execute(update(members).where(members.c.id == row.id).values(**told, **back))
-        return find(connection, row.id)
+    ).one()
+    back = {} if row.removed_at is None else fresh | {"seen": None}
+    connection.execute(update(members).where(members.c.id == row.id).values(**told, **back))
     count = connection.execute(select(func.count()).where(_KNOWN)).scalar_one()
-    if count >= MOST_MEMBERS:
-        raise FleetFull(f"the fleet has {count} members, the most that it may have: remove some")
-    member_id = uuid.uuid4().hex
-    connection.execute(members.insert().values(id=member_id, url=url, **told, **fresh))
-    return find(connection, member_id)
+    if count > MOST_MEMBERS:
+        raise FleetFull(
+            f"the fleet has {count - 1} members, the most that it may have: remove some"
+        )
+    return find(connection, row.id)
 
 
 def find(connection: Connection, member_id: str) -> Member:

@@ -3,9 +3,9 @@
 import uuid
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, func, select, update
 
+from proofserve.fleet.sql.dialects import insert_into
 from proofserve.fleet.sql.tables import AnyRow, batches, deliveries, rounds, streams
 from proofserve.fleet.sql.texts import kept
 from proofserve.outbox.deliveries import Delivery, Span
@@ -120,16 +120,11 @@ def _add(connection: Connection, endpoint: str, url: str, now: float, **about: A
 
 def _next_sequence(connection: Connection, url: str) -> int:
     """Numbers of a URL rise in the order of commits: its row is locked until then."""
-    insert = _insert(connection.dialect)(streams).values(url=url, last=1)
+    insert = insert_into(connection, streams).values(url=url, last=1)
     counted = insert.on_conflict_do_update(
         index_elements=[streams.c.url], set_={"last": streams.c.last + 1}
     )
     return int(connection.execute(counted.returning(streams.c.last)).scalar_one())
-
-
-def _insert(dialect: Dialect) -> Any:
-    """Both databases write ON CONFLICT alike; SQLAlchemy has a function for each."""
-    return sqlite.insert if dialect.name == "sqlite" else postgresql.insert
 
 
 def _delivery(row: AnyRow) -> Delivery:

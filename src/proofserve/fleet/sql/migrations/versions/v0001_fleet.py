@@ -69,9 +69,7 @@ def _members_and_rounds() -> None:
     _create_partial_index("ix_fleet_rounds_uncut", "fleet_rounds", ["number"], uncut)
     op.create_table(
         "fleet_desired",
-        sa.Column(
-            "id", sa.Integer, sa.CheckConstraint("id = 1", name="one"), primary_key=True
-        ),
+        sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1", name="one"), primary_key=True),
         _text("state"),
         sa.Column("round", _NUMBER, sa.ForeignKey("fleet_rounds.number")),
     )
@@ -101,9 +99,7 @@ def _lanes() -> None:
 def _batches() -> None:
     op.create_table(
         "fleet_counters",
-        sa.Column(
-            "id", sa.Integer, sa.CheckConstraint("id = 1", name="one"), primary_key=True
-        ),
+        sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1", name="one"), primary_key=True),
         *(_integer(name) for name in ("last_batch", "last_seq")),
     )
     op.create_table(
