@@ -53,8 +53,10 @@ def test_a_wrong_file_names_what_is_wrong(tmp_path: Path, text: str, problem: st
 
 @pytest.mark.parametrize(
     "url",
-    ["node:8000", "ftp://node", "http://", "http://node:0", "http://node:x", "http://node/v1"]
-    + ["http://me@node", "http://node?a", "http://node#a"],
+    [
+        *("node:8000", "ftp://node", "http://", "http://node:0", "http://node:x"),
+        *("http://node/v1", "http://me@node", "http://node?a", "http://node#a"),
+    ],
 )
 def test_a_url_of_a_member_is_scheme_host_and_port(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):

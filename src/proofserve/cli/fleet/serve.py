@@ -9,7 +9,6 @@ import typer
 from proofserve.cli.serve import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.fleet import FleetSettings
-from proofserve.wiring.fleet import run_fleet
 
 FLEET_OPTIONS = SettingOptions(FleetSettings, lambda name: f"--{name.replace('_', '-')}")
 # The exit code of a controller that did not start.
@@ -28,6 +27,12 @@ def serve(**given: Any) -> None:
     to reach --public-url, and must allow it (their --poc-callback-allow). After SIGTERM rounds
     go on at the members; the next start, or another controller, takes them over.
     """
+    try:
+        # Only the controller needs these libraries; `fleet members` works without.
+        from proofserve.wiring.fleet import run_fleet  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        typer.echo(f"{error.name} is not installed: pip install 'proofserve[fleet]'", err=True)
+        raise typer.Exit(REFUSED) from error
     chosen = FLEET_OPTIONS.chosen(given)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from proofserve.fleet.members.client import MemberClient, MemberError
+from proofserve.fleet.members.client import MemberClient, MemberError, NonsenseAnswered
 from proofserve.fleet.members.member_status import MemberDeployment
 from proofserve.fleet.orders import judge_order, judging_order, prove_order
 from proofserve.protocol.codec import decode
@@ -56,7 +56,7 @@ async def compute_share(
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise MemberError(f"answered nonsense to a job: {field}: {first['msg']}") from error
+        raise NonsenseAnswered(f"answered nonsense to a job: {field}: {first['msg']}") from error
 
 
 async def _vectors(
@@ -66,10 +66,10 @@ async def _vectors(
     try:
         rows = {each.nonce: decode(each.vector_b64, work.scheme.width) for each in proved.artifacts}
     except MalformedVector as error:
-        raise MemberError(f"answered nonsense to a job: {error}") from error
+        raise NonsenseAnswered(f"answered nonsense to a job: {error}") from error
     failed = frozenset(each.nonce for each in proved.failed)
     if rows.keys() | failed != set(nonces) or rows.keys() & failed:
-        raise MemberError("answered for other nonces than it was asked for")
+        raise NonsenseAnswered("answered for other nonces than it was asked for")
     return ShareRows(rows, failed)
 
 
@@ -84,6 +84,6 @@ async def _distances(client: MemberClient, work: Workload, nonces: Sequence[int]
         answer = await client.judge(order)
     computed = _JUDGED.validate_python(answer).computed_distances
     if len(computed) != len(nonces):
-        raise MemberError("answered for other nonces than it was asked for")
+        raise NonsenseAnswered("answered for other nonces than it was asked for")
     rows = zip(nonces, computed, strict=True)
     return ShareRows({nonce: np.array([value], np.float32) for nonce, value in rows})

@@ -34,6 +34,10 @@ class MemberError(Exception):
         self.status = status
 
 
+class NonsenseAnswered(MemberError):
+    """The member answered something that is not of the node's API."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The JSON object that a member answered, and how far its clock is ahead, in seconds."""
@@ -108,7 +112,7 @@ class MemberClient:
         answer = await self._call("GET", "/health/deep", self.times.job_s)
         seconds = answer.body.get("seconds")
         if not isinstance(seconds, int | float):
-            raise MemberError("answered nonsense to GET /health/deep: no seconds")
+            raise NonsenseAnswered("answered nonsense to GET /health/deep: no seconds")
         return float(seconds)
 
     async def _job(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -149,7 +153,7 @@ async def _bounded(response: httpx.Response, most_bytes: int) -> bytes:
     async for chunk in response.aiter_raw():
         read += chunk
         if len(read) > most_bytes:
-            raise MemberError(f"answered more than {most_bytes} bytes")
+            raise NonsenseAnswered(f"answered more than {most_bytes} bytes")
     return bytes(read)
 
 
@@ -157,9 +161,9 @@ def _object(raw: bytes, call: str) -> Mapping[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
-        raise MemberError(f"answered nonsense to {call}: no JSON") from None
+        raise NonsenseAnswered(f"answered nonsense to {call}: no JSON") from None
     if not isinstance(body, dict):
-        raise MemberError(f"answered nonsense to {call}: no JSON object")
+        raise NonsenseAnswered(f"answered nonsense to {call}: no JSON object")
     return body
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from proofserve.fleet.members.client import Answer, MemberClient, MemberError
+from proofserve.fleet.members.client import Answer, MemberClient, MemberError, NonsenseAnswered
 from proofserve.fleet.members.member_status import MemberStatus, read_status
 from proofserve.fleet.records import Seen
 
@@ -18,6 +18,8 @@ async def look(client: MemberClient, before: Seen | None, now: float) -> Seen:
     """
     try:
         answer = await client.status()
+    except NonsenseAnswered as error:
+        return Seen(now, answered=True, error=str(error))
     except MemberError as error:
         if error.status in _REFUSALS or _PROOFS_OFF in str(error):
             return Seen(now, answered=True, error=_advice(error))
