@@ -1,12 +1,8 @@
 """``proofserve fleet`` as operators run it: processes, signals, exit codes."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +12,11 @@ from typer.testing import CliRunner
 
 from fleet.servers import ROUND, Serving, members, until
 from proofserve.cli.main import app
+from support.controllers import controller
 
 pytestmark = pytest.mark.anyio
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - most of these servers do not start
-
-
-@contextmanager
-def controller(folder: Path, url: str, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
-    port = url.rpartition(":")[2]
-    argv = ["fleet", "serve", "--port", port, "--database", str(folder / "fleet.sqlite"), *options]
-    log = (folder / "fleet.log").open("ab")
-    with (
-        log,
-        subprocess.Popen(
-            [sys.executable, "-c", "from proofserve.cli.main import app; app()", *argv],
-            stdout=log,
-            stderr=log,
-            env={**os.environ},
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 async def call(method: str, url: str, body: Any = None) -> Any:
