@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from fleet.servers import ROUND, RunningFleet, fleet_of, members, until
+from proofserve.fleet.routes.answers import JoinAnswer, MemberAnswer, SnapshotAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +39,7 @@ async def test_a_cordoned_member_keeps_its_lane_and_gets_no_new_one(tmp_path: Pa
         back = await fleet.call("POST", f"{FLEET}/members/{id_}/uncordon")
         await until(lambda: has(fleet, made[0].url, lane=1))
         await fleet.pow("POST", "/stop")
+    MemberAnswer.model_validate(answer)
     assert (answer["state"], answer["reason"]) == ("cordoned", "a new driver")
     assert lane is not None
     assert next_lane is None
@@ -70,6 +72,7 @@ async def test_a_member_that_joined_can_be_removed_and_a_listed_one_not(tmp_path
         gone = await fleet.call("POST", f"{FLEET}/members/{joined['id']}/remove", WHY)
         absent = await fleet.http.get(f"{FLEET}/members/{joined['id']}")
         left = (await fleet.call("GET", f"{FLEET}/members"))["members"]
+    JoinAnswer.model_validate(joined)
     assert joined["state"] == "joining"
     assert kept.status_code == 409
     assert "list of members" in kept.json()["detail"]
@@ -91,6 +94,7 @@ async def test_the_snapshot_has_what_the_dashboard_shows_the_worst_first(tmp_pat
         whole = await fleet.snapshot()
         page = await fleet.call("GET", f"{FLEET}/snapshot?offset=1&limit=1")
         await fleet.pow("POST", "/stop")
+    SnapshotAnswer.model_validate(whole)
     assert set(FIELDS.split()) <= whole["members"][0].keys()
     assert whole["members"][0]["url"] == made[2].url
     assert whole["members"][0]["seen_s"] >= 2

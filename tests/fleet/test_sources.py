@@ -27,7 +27,7 @@ def test_members_of_options_and_of_a_file(tmp_path: Path) -> None:
     chosen = FleetSettings(member="http://A:1,http://b:2/", members_file=file)
     found = listed_members(chosen)
     assert [(each.name, each.url, each.key) for each in found] == [
-        ("A:1", "http://a:1", None),
+        ("a:1", "http://a:1", None),
         ("b:2", "http://b:2", None),
         ("rack 1", "http://rack-1:8000", "of-rack-1"),
         ("rack-2", "https://rack-2", None),

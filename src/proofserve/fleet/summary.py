@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.reconciling.plan import lanes_left
-from proofserve.fleet.records import LaneProgress
+from proofserve.fleet.records import LaneProgress, MemberState
 from proofserve.fleet.watch import Overview
 from proofserve.rounds.state import State
 from proofserve.rounds.status import LaneUse, Stats
@@ -134,16 +134,19 @@ def paused_reason(overview: Overview) -> str | None:
 
 def member_reason(overview: Overview, condition: MemberCondition) -> str | None:
     """What an operator should know of a member: why it is kept out, or takes no part."""
+    outbox = condition.status.outbox if condition.status else None
+    if condition.state is MemberState.DRAINING and outbox is not None:
+        left = f"{outbox.pending} callbacks to deliver" if outbox.pending else "nothing is left"
+        return f"{condition.reason} ({left})"
     if condition.reason or condition.status is None:
         return condition.reason
-    lane = overview.lane_of(condition.member.id)
+    lane = overview.newest.get(condition.member.id)
     desired = overview.desired
     without_lane = lane is None or lane.lane.ended_at is not None
     if desired.state is State.GENERATING and desired.round is not None and without_lane:
         if not lanes_left(desired.round, overview.lanes):
             return f"no lane is left of the round's {desired.round.lanes}"
         return f"its last lane ended: {lane.lane.end_reason}" if lane else None
-    outbox = condition.status.outbox
     if outbox is not None and outbox.last_error and outbox.pending:
         return f"its callbacks fail: {outbox.last_error}"
     return condition.status.paused_reason

@@ -4,7 +4,7 @@ import asyncio
 import importlib.metadata
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from proofserve.api.node import Deployment
@@ -21,12 +21,14 @@ _logger = logging.getLogger(__name__)
 class Overview:
     """One look at the database, and what each member is by it.
 
-    ``lanes`` holds the lanes of the desired round, and all others that were not ended.
+    ``lanes`` holds the lanes of the desired round, and all others that were not ended. ``newest``
+    has the newest lane of the desired round by member, ended or not.
     """
 
     view: FleetView
     members: tuple[MemberCondition, ...]
     lanes: tuple[Lane, ...]
+    newest: Mapping[str, LaneProgress]
     deployment: Deployment | None
 
     @property
@@ -36,11 +38,6 @@ class Overview:
     @property
     def ready(self) -> tuple[MemberCondition, ...]:
         return tuple(each for each in self.members if each.is_ready)
-
-    def lane_of(self, member_id: str) -> LaneProgress | None:
-        """The member's newest lane of the desired round, ended or not."""
-        own = [each for each in self.view.lanes if each.lane.member_id == member_id]
-        return max(own, key=lambda each: each.lane.given_at, default=None)
 
     @property
     def why_not_ready(self) -> str | None:
@@ -79,7 +76,7 @@ class FleetWatch:
         self._changed = asyncio.Event()
         self.error: str | None = None
         """Why the database could not be read the last time; None if it could."""
-        self.current = Overview(FleetView(0.0, (), Desired(), ()), (), (), None)
+        self.current = Overview(FleetView(0.0, (), Desired(), ()), (), (), {}, None)
 
     @property
     def age_s(self) -> float:
@@ -130,4 +127,6 @@ class FleetWatch:
         lanes = tuple(known.values())
         found = conditions(view.members, view.desired, lanes, self._rules, self._clock())
         deployment = fleet_deployment(found, self._limits, self._version)
-        return Overview(view, found, lanes, deployment)
+        # Lanes are given in the order of their numbers.
+        newest = {each.lane.member_id: each for each in view.lanes}
+        return Overview(view, found, lanes, newest, deployment)

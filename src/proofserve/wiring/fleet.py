@@ -3,9 +3,10 @@
 import asyncio
 import importlib.metadata
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -104,6 +105,8 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
             clock=time.time,
             join_access=_join_access(settings, access),
             join_check=_join_check(settings),
+            client=client,
+            leadership=leadership,
         )
         try:
             yield create_app(parts, ServedFleet(watch, node), _check(settings), bool(access.names))
@@ -116,25 +119,28 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
 def run_fleet(settings: FleetSettings) -> None:
     """Serve until a signal. Raises ValueError, OSError, NewerDatabase and StoreUnavailable."""
     _require_safe(settings)
-    sockets = bound_sockets(settings.host, settings.port)
-    port = sockets[0].getsockname()[1]
-    public_url = settings.public_url or _own_url(settings.host, port)
-    text = "the fleet listens on %s, port %d; members reach it at %s"
-    _logger.info(text, settings.host, port, public_url)
+    with ExitStack() as bound:
+        sockets = bound_sockets(settings.host, settings.port)
+        for each in sockets:
+            bound.callback(each.close)
+        port = sockets[0].getsockname()[1]
+        public_url = settings.public_url or _own_url(settings.host, port)
+        text = "the fleet listens on %s, port %d; members reach it at %s"
+        _logger.info(text, settings.host, port, public_url)
+        asyncio.run(_serve(settings, public_url, sockets))
 
-    async def serve() -> None:
-        async with running_fleet(settings, public_url) as app:
-            config = uvicorn.Config(
-                app,
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=_CLOSE_S,
-            )
-            await _FleetServer(config).serve(sockets)
 
-    asyncio.run(serve())
+async def _serve(settings: FleetSettings, public_url: str, sockets: list[socket.socket]) -> None:
+    async with running_fleet(settings, public_url) as app:
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+        await _FleetServer(config).serve(sockets)
 
 
 class _FleetServer(uvicorn.Server):

@@ -73,10 +73,13 @@ def plan(
     that did not answer the last look: what they do is unknown, and they keep their lane.
     """
     actions: list[Action] = []
+    lanes_of: dict[str, list[Lane]] = {}
+    for lane in lanes:
+        lanes_of.setdefault(lane.member_id, []).append(lane)
     for each in found:
         if each.status is None or not each.answered or each.member.id in held:
             continue
-        own = [lane for lane in lanes if lane.member_id == each.member.id]
+        own = lanes_of.get(each.member.id, [])
         actions += _MemberPlan(desired, each, each.status, own, now).actions()
     return _within_lanes_left(actions, desired.round, lanes)
 

@@ -7,9 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Request
 from fastapi.responses import JSONResponse, Response
 
+from proofserve.api.response_models import documented
 from proofserve.fleet import callback_reader
 from proofserve.fleet.errors import BadCallback, StoreUnavailable, UnknownLane
 from proofserve.fleet.records import FleetRound, Lane
+from proofserve.fleet.routes.answers import StoredAnswer
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.receiver.guard import guarded
 from proofserve.receiver.signature_check import SignatureCheck
@@ -40,7 +42,10 @@ def router(
     # One large body at a time is parsed: it holds hundreds of megabytes, and the processor.
     parsing = asyncio.Lock()
 
-    @made.post(f"/members/{{member_id}}/lanes/{{round_id}}/{{lane}}/{GENERATED}")
+    path = f"/members/{{member_id}}/lanes/{{round_id}}/{{lane}}/{GENERATED}"
+    answers = documented(StoredAnswer, 401, 404, 422, 503, needs_key=False)
+
+    @made.post(path, **answers)
     async def generated(
         request: Request,
         member_id: str,

@@ -1,10 +1,13 @@
 """Operators' routes of a fleet: its members, and what shall become of them."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -12,13 +15,25 @@ from proofserve.api.access import Access
 from proofserve.api.errors import ApiError
 from proofserve.api.failures import guarded
 from proofserve.api.node import Node
+from proofserve.api.response_models import documented
 from proofserve.api.schemas import Body
 from proofserve.fleet.errors import UnknownMember
+from proofserve.fleet.jobs.engine import NewClient
 from proofserve.fleet.manager import FleetManager
+from proofserve.fleet.members.client import MemberError
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.sources import plain_url
 from proofserve.fleet.records import Member, MemberSource, Wish
+from proofserve.fleet.routes.answers import (
+    JoinAnswer,
+    MemberAnswer,
+    MembersPage,
+    RemovedAnswer,
+    SnapshotAnswer,
+)
+from proofserve.fleet.routes.metrics import registry
 from proofserve.fleet.routes.snapshot import MOST_OF_PAGE, member_record, snapshot
+from proofserve.fleet.sql.leadership import Leadership
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.errors import ProtocolError
@@ -76,6 +91,8 @@ class FleetParts:
     clock: Callable[[], float]
     join_access: Access
     join_check: JoinCheck
+    client: NewClient
+    leadership: Leadership
 
     async def changed(self) -> None:
         await self.watch.refresh()
@@ -112,7 +129,7 @@ def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
 
 
 def _add_reading(router: APIRouter, parts: FleetParts) -> None:
-    @router.get("/snapshot")
+    @router.get("/snapshot", **documented(SnapshotAnswer, 422, 503))
     async def read_snapshot(
         offset: Annotated[int, Query(ge=0, le=100_000)] = 0,
         limit: Annotated[int, Query(ge=0, le=MOST_OF_PAGE)] = 100,
@@ -121,7 +138,13 @@ def _add_reading(router: APIRouter, parts: FleetParts) -> None:
         overview = parts.watch.current
         return snapshot(overview, parts.manager.counted, parts.clock(), offset, limit)
 
-    @router.get("/members")
+    @router.get("/metrics", response_class=PlainTextResponse, responses=_refusals(503))
+    async def metrics() -> PlainTextResponse:
+        """Members, lanes and leadership in the text format of Prometheus."""
+        text = generate_latest(registry(parts.watch, parts.leadership))
+        return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/members", **documented(MembersPage, 422, 503))
     async def members(
         offset: Annotated[int, Query(ge=0, le=100_000)] = 0,
         limit: Annotated[int, Query(ge=0, le=MOST_OF_PAGE)] = 100,
@@ -131,13 +154,22 @@ def _add_reading(router: APIRouter, parts: FleetParts) -> None:
         found = snapshot(overview, parts.manager.counted, parts.clock(), offset, limit)
         return {name: found[name] for name in ("members", "of_members", "offset")}
 
-    @router.get("/members/{member_id}")
+    @router.get("/members/{member_id}", **documented(MemberAnswer, 404, 503))
     async def member(member_id: str) -> dict[str, Any]:
         """One member. 404 if there is none with this id."""
         return parts.record(member_id)
 
 
+def _refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The documented refusals of a route whose answer is no JSON."""
+    responses: dict[int | str, dict[str, Any]] = documented(MemberAnswer, *codes)["responses"]
+    return {code: each for code, each in responses.items() if code != 200}
+
+
 def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
+    changed = documented(MemberAnswer, 404, 422, 503)
+    removed = documented(RemovedAnswer, 404, 409, 422, 503)
+
     async def wish(member_id: str, wanted: Wish, reason: str | None) -> dict[str, Any]:
         try:
             await parts.store.wish(member_id, wanted, reason)
@@ -146,26 +178,31 @@ def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
         await parts.changed()
         return parts.record(member_id)
 
-    @router.post("/members/{member_id}/cordon")
+    @router.post("/members/{member_id}/cordon", **changed)
     async def cordon(member_id: str, body: WishRequest) -> dict[str, Any]:
         """Give the member nothing new; its lane goes on."""
         return await wish(member_id, Wish.CORDONED, body.reason)
 
-    @router.post("/members/{member_id}/drain")
+    @router.post("/members/{member_id}/drain", **changed)
     async def drain(member_id: str, body: WishRequest) -> dict[str, Any]:
         """Stop the member's lane, and give it nothing new. Its results are still taken."""
         return await wish(member_id, Wish.DRAINING, body.reason)
 
-    @router.post("/members/{member_id}/uncordon")
+    @router.post("/members/{member_id}/uncordon", **changed)
     async def uncordon(member_id: str) -> dict[str, Any]:
         """Let a cordoned or drained member take part again."""
         return await wish(member_id, Wish.ACTIVE, None)
 
-    @router.post("/members/{member_id}/remove")
+    @router.post("/members/{member_id}/remove", **removed)
     async def remove(member_id: str, body: WishRequest) -> dict[str, Any]:
         """Forget a member that joined by itself. What it has proved stays."""
-        member = parts.condition(member_id).member
+        condition = parts.condition(member_id)
+        member = condition.member
         _require_joined(member)
+        if condition.answered and condition.status is not None and condition.status.generates:
+            # Later nothing would stop it: the fleet knows only its members.
+            with suppress(MemberError):
+                await parts.client(member.url).stop()
         try:
             await parts.store.remove_member(member_id, body.reason)
         except UnknownMember as error:
@@ -175,7 +212,7 @@ def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
 
 
 def _add_joining(router: APIRouter, parts: FleetParts) -> None:
-    @router.post("/members")
+    @router.post("/members", **documented(JoinAnswer, 409, 422, 503))
     async def join(body: JoinRequest) -> dict[str, Any]:
         """Add the server, or take its sign of life. The answer says what it is for the fleet."""
         if refusal := await parts.join_check(body.url):

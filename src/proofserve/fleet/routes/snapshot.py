@@ -43,7 +43,7 @@ def member_record(
     overview: Overview, counted: Counted, condition: MemberCondition, now: float
 ) -> dict[str, Any]:
     member, status = condition.member, condition.status
-    lane = overview.lane_of(member.id)
+    lane = overview.newest.get(member.id)
     engine, outbox = (status.engine, status.outbox) if status else (None, None)
     deployed = condition.deployment
     return {
