@@ -213,24 +213,3 @@ class MemberRoots:
 
 
 MemberFindings = MemberVectors | MemberWinners | MemberRoots
-
-
-@dataclass(frozen=True, slots=True)
-class ResultBatch:
-    """One stored callback, without its values.
-
-    ``number`` rises by batch over the whole database. Its results have the numbers ``first_seq`` ..
-    ``last_seq``; roots have no results, and ``last_seq`` is then ``first_seq - 1``. ``count`` is
-    the number of nonces that no earlier batch of the lane has.
-    """
-
-    number: int
-    round_id: str
-    lane: int
-    member_id: str
-    callback_key: str
-    kind: BatchKind
-    first_seq: int
-    last_seq: int
-    count: int
-    stored_at: float

@@ -79,16 +79,17 @@ def wish(connection: Connection, member_id: str, wanted: Wish, reason: str | Non
     return find(connection, member_id)
 
 
-def add_seen(connection: Connection, reports: Mapping[str, str]) -> None:
+def add_seen(connection: Connection, reports: Mapping[str, Seen]) -> None:
     """Store looks as JSON, by member id."""
     # In one order, so that no two stores wait for each other.
-    rows = [{"of": kept(member_id), "text": text} for member_id, text in sorted(reports.items())]
+    ids = sorted(reports)
+    rows = [{"of": kept(each), "text": _seen_json(reports[each])} for each in ids]
     if rows:
         changed = update(members).where(members.c.id == bindparam("of"))
         connection.execute(changed.values(seen=bindparam("text")), rows)
 
 
-def seen_json(seen: Seen) -> str:
+def _seen_json(seen: Seen) -> str:
     """A look as JSON of at most STATUS_BYTES and some kilobytes, whatever the member answered."""
     error = kept_if(seen.error)
     status = _dumped(seen.status)

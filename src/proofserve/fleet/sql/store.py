@@ -96,8 +96,7 @@ class FleetStore:
 
         A ``status`` above STATUS_BYTES of JSON is left out.
         """
-        texts = {member_id: members.seen_json(seen) for member_id, seen in reports.items()}
-        await self._database.write(members.add_seen, texts)
+        await self._database.write(members.add_seen, reports)
 
     # The desired state.
 
