@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from proofserve.fleet.members.client import Answer
+from proofserve.fleet.members.client import MemberAnswered
 from proofserve.fleet.members.conditions import MemberCondition, Rules, conditions
 from proofserve.fleet.members.looking import seen_of
 from proofserve.fleet.records import Desired, FleetRound, Lane, Member, MemberSource, Seen, Wish
@@ -65,7 +65,7 @@ def proving(number: int = 0, state: State = State.GENERATING, **changes: Any) ->
 
 
 def seen(status: dict[str, Any] | None = None, **changes: Any) -> Seen:
-    answer = Answer(status or body(), changes.pop("clock_offset_s", 0.0))
+    answer = MemberAnswered(status or body(), changes.pop("clock_offset_s", 0.0))
     found = seen_of(answer, NOW - 1.0)
     return Seen(**{**{name: getattr(found, name) for name in Seen.__slots__}, **changes})
 

@@ -20,7 +20,7 @@ from fleet.records import (
 from proofserve.api.node import Deployment
 from proofserve.engines.fake import TOY_ENGINE_INFO
 from proofserve.fleet.deployment import fleet_deployment
-from proofserve.fleet.members.client import Answer
+from proofserve.fleet.members.client import MemberAnswered
 from proofserve.fleet.members.conditions import Rules, conditions
 from proofserve.fleet.members.looking import seen_of
 from proofserve.fleet.records import Desired, MemberState, Seen, Wish
@@ -70,7 +70,7 @@ def test_the_state_of_a_member(last: Seen | None, state: str, reason: str) -> No
     ],
 )
 def test_nonsense_names_its_field(answer: dict[str, Any], problem: str) -> None:
-    found = condition_of(member(seen_of(Answer(answer, 0.0), NOW)))
+    found = condition_of(member(seen_of(MemberAnswered(answer, 0.0), NOW)))
     assert found.state is MemberState.REFUSED
     assert f"nonsense to GET /status: {problem}" in (found.reason or "")
 

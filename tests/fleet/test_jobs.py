@@ -28,10 +28,12 @@ async def test_a_job_is_divided_and_its_vectors_are_those_of_one_node(tmp_path: 
     async with members(tmp_path, 3) as made, fleet_of(tmp_path, made) as fleet:
         answer = await fleet.pow("POST", "/generate", JOB)
         shares = [len(set(member.proved())) for member in made]
+        deep = await fleet.pow("GET", "/health/deep")
         alone = await fleet.http.post(f"{made[0].url}/api/v1/pow/generate", json=JOB)
     assert answer["artifacts"] == alone.json()["artifacts"]
     assert [each["nonce"] for each in answer["artifacts"]] == NONCES
     assert sum(shares) == len(NONCES)
+    assert deep["status"] == "ok"
     assert min(shares) > 0
 
 

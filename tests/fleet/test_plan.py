@@ -100,6 +100,12 @@ CASES = (
     ),
     Case("a lost answer: it may still begin", body(), (), lanes=(UNKNOWN,)),
     Case(
+        "a lost answer: what it ended before is another round of the same block",
+        proving(0, State.STOPPED),
+        (),
+        lanes=(UNKNOWN,),
+    ),
+    Case(
         "a lost answer: it never began",
         body(),
         (EndLane,),

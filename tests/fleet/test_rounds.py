@@ -112,8 +112,12 @@ async def delivered(fleet: RunningFleet) -> bool:
 
 
 async def test_a_distance_round_goes_on_in_its_lanes(tmp_path: Path) -> None:
-    async with members(tmp_path, 2) as made, fleet_of(tmp_path, made) as fleet:
-        await fleet.pow("POST", "/init", DISTANCE_ROUND)
+    async with (
+        members(tmp_path, 2) as made,
+        receiving(tmp_path) as receiver,
+        fleet_of(tmp_path, made) as fleet,
+    ):
+        await fleet.pow("POST", "/init", {**DISTANCE_ROUND, "callback_url": receiver.url})
         configured = await fleet.status()
         await fleet.pow("POST", "/phase/generate")
         await fleet.until_processed(40)
@@ -135,6 +139,10 @@ async def test_a_distance_round_goes_on_in_its_lanes(tmp_path: Path) -> None:
         await fleet.until_processed(first["stats"]["total_processed"] + 40)
         await fleet.pow("POST", "/stop")
         status, all_rows = await fleet.status(), await fleet.results()
+        await until(lambda: delivered(fleet))
+        (source,) = receiver.store.summary().sources
+    assert (source.winners, source.duplicates) == (len(all_rows), 0)
+    assert (source.validations, source.frauds) == (2, 1)
     assert configured["status"] == "IDLE"
     assert first["status"] == "VALIDATING"
     assert first["total_valid"] == len(rows) > 0

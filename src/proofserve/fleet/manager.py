@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from proofserve.fleet import summary
+from proofserve.fleet import reasons, summary
 from proofserve.fleet.jobs.engine import FleetEngine, NewClient
-from proofserve.fleet.records import FleetRound
+from proofserve.fleet.reconciling.plan import START_LOST_S
+from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.summary import Counted
 from proofserve.fleet.watch import FleetWatch, Overview
@@ -135,7 +136,7 @@ class FleetManager:
             state=desired.state,
             spec=desired.round.spec if desired.round else None,
             stats=summary.round_stats(overview, self._counted, self._clock()),
-            paused_reason=summary.paused_reason(overview),
+            paused_reason=reasons.paused_reason(overview),
             error=None,
             queue=self._admission.gauges,
             lanes=summary.lane_use(overview, self._counted),
@@ -230,6 +231,12 @@ def _kind(configured: FleetRound | None) -> Configured:
     return Configured.ARTIFACT if configured.spec.target is None else Configured.DISTANCE
 
 
+def _is_starting(lane: Lane, now: float) -> bool:
+    """Whether a start call of the lane may still be on its way."""
+    known = lane.ended_at is not None or lane.member_round_id is not None
+    return not known and now - lane.given_at < START_LOST_S
+
+
 def _all_started(overview: Overview) -> bool:
     """Whether each ready member has a lane with a known round, or one that failed."""
     own = {each.lane.member_id: each.lane for each in overview.view.lanes}
@@ -243,6 +250,9 @@ def _all_started(overview: Overview) -> bool:
 
 def _settled(overview: Overview) -> bool:
     """Whether no member generates for the fleet, and all that they found is stored here."""
+    at = overview.view.at
+    if any(_is_starting(each.lane, at) for each in overview.view.lanes):
+        return False
     for condition in overview.members:
         status = condition.status
         if not condition.answered or status is None:

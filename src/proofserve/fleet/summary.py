@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proofserve.fleet.members.conditions import MemberCondition
-from proofserve.fleet.reconciling.plan import lanes_left
-from proofserve.fleet.records import LaneProgress, MemberState
+from proofserve.fleet.records import LaneProgress
 from proofserve.fleet.watch import Overview
 from proofserve.rounds.state import State
 from proofserve.rounds.status import LaneUse, Stats
@@ -110,43 +109,3 @@ def proving(overview: Overview) -> list[MemberCondition]:
         if (lane := own.get(each.member.id)) is not None
         if lane.member_round_id == each.status.round_id
     ]
-
-
-def paused_reason(overview: Overview) -> str | None:
-    """Why a running round makes no progress; None if at least one member does."""
-    if overview.desired.state is not State.GENERATING or overview.desired.round is None:
-        return None
-    if reason := overview.why_not_ready:
-        return reason
-    running = proving(overview)
-    reasons = [f"{e.member.name}: {e.status.paused_reason}" for e in running if e.status]
-    if running and any(e.status and e.status.paused_reason is None for e in running):
-        return None
-    if reasons:
-        return "; ".join(reasons[:3])
-    if not lanes_left(overview.desired.round, overview.lanes):
-        return (
-            f"all {overview.desired.round.lanes} lanes of the round were given to members that"
-            " prove them no more: start the next round with more --lanes"
-        )
-    return "no member has started its lane yet"
-
-
-def member_reason(overview: Overview, condition: MemberCondition) -> str | None:
-    """What an operator should know of a member: why it is kept out, or takes no part."""
-    outbox = condition.status.outbox if condition.status else None
-    if condition.state is MemberState.DRAINING and outbox is not None:
-        left = f"{outbox.pending} callbacks to deliver" if outbox.pending else "nothing is left"
-        return f"{condition.reason} ({left})"
-    if condition.reason or condition.status is None:
-        return condition.reason
-    lane = overview.newest.get(condition.member.id)
-    desired = overview.desired
-    without_lane = lane is None or lane.lane.ended_at is not None
-    if desired.state is State.GENERATING and desired.round is not None and without_lane:
-        if not lanes_left(desired.round, overview.lanes):
-            return f"no lane is left of the round's {desired.round.lanes}"
-        return f"its last lane ended: {lane.lane.end_reason}" if lane else None
-    if outbox is not None and outbox.last_error and outbox.pending:
-        return f"its callbacks fail: {outbox.last_error}"
-    return condition.status.paused_reason

@@ -119,6 +119,9 @@ class FleetWatch:
                 await self.refresh()
             except StoreUnavailable as error:
                 _logger.warning("the fleet's database cannot be read: %s", error)
+            except Exception:
+                self.error = "the database holds what this controller cannot read"
+                _logger.exception("the fleet's database cannot be read")
             await asyncio.sleep(self._interval_s)
 
     def _overview(self, view: FleetView, open_lanes: list[Lane]) -> Overview:

@@ -5,8 +5,9 @@ import importlib.metadata
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -56,64 +57,77 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
     ``public_url`` is where members reach it. Raises ValueError for settings that contradict each
     other, NewerDatabase and StoreUnavailable.
     """
-    access, outward = access_of(settings), _outward(settings)
-    roster = _roster(settings)
+    outward, roster = _outward(settings), _roster(settings)
+    access = access_of(settings)
     async with (
         await FleetStore.open(settings.database) as store,
         member_http() as http,
         AsyncExitStack() as tasks,
     ):
-        limits = _limits(settings, outward)
-        watch = FleetWatch(store, _rules(settings), limits)
-        await watch.refresh()
-
-        def client(url: str) -> MemberClient:
-            return roster.client(http, url)
-
-        reconciler = Reconciler(store, watch, roster, Acting(store, roster, http, public_url))
-        jobs = JobLimits(max_queued_nonces=settings.max_queued_nonces)
-        manager = FleetManager(
-            store,
-            watch,
-            client,
-            reconciler.wake,
-            FleetLimits(
-                lanes=settings.lanes,
-                start_wait_s=settings.start_wait_sec,
-                stop_wait_s=settings.stop_wait_sec,
-                node=Limits(jobs=jobs),
-            ),
-        )
-        sender = CallbackSender(store, _policy(settings), outward=outward)
-        leadership = Leadership(settings.database, changed=reconciler.wake)
-        for what, work in (
-            ("fleet-view", watch.run()),
-            ("fleet-rounds", manager.follow()),
-            ("fleet-leadership", leadership.run()),
-            ("fleet-reconciler", while_leading(leadership, reconciler.run)),
-            ("callbacks", while_leading(leadership, sender.run)),
-        ):
+        acting = Acting(store, roster, http, public_url)
+        controller = _Controller(settings, acting, _limits(settings, outward), outward)
+        await controller.watch.refresh()
+        for what, work in controller.tasks():
             await tasks.enter_async_context(beside(what, work))
-        results = FleetResults(store, watch, client)
+        try:
+            yield controller.app(access)
+        finally:
+            await controller.finish()
+
+
+class _Controller:
+    """The objects of a controller. ``limits`` is the deployment while no member is known."""
+
+    def __init__(
+        self, settings: FleetSettings, acting: Acting, limits: Deployment, outward: Outward
+    ) -> None:
+        self._settings = settings
+        self._acting = acting
+        self._limits = limits
+        store = acting.store
+        self.watch = FleetWatch(store, _rules(settings), limits)
+        self._reconciler = Reconciler(store, self.watch, acting.roster, acting)
+        wake = self._reconciler.wake
+        self._leadership = Leadership(settings.database, changed=wake)
+        self._manager = FleetManager(store, self.watch, self._client, wake, _fleet_limits(settings))
+        self._sender = CallbackSender(store, _policy(settings), outward=outward)
+
+    def tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        leadership = self._leadership
+        yield "fleet-view", self.watch.run()
+        yield "fleet-rounds", self._manager.follow()
+        yield "fleet-leadership", leadership.run()
+        yield "fleet-reconciler", while_leading(leadership, self._reconciler.run)
+        yield "callbacks", while_leading(leadership, self._sender.run)
+
+    def app(self, access: Access) -> FastAPI:
+        settings, store = self._settings, self._acting.store
+        results = FleetResults(store, self.watch, self._client)
         rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-        node = Node(limits, manager, results, access, rates, waits)
+        node = Node(self._limits, self._manager, results, access, rates, waits)
         parts = FleetParts(
             store=store,
-            watch=watch,
-            manager=manager,
-            wake=reconciler.wake,
+            watch=self.watch,
+            manager=self._manager,
+            wake=self._reconciler.wake,
             clock=time.time,
             join_access=_join_access(settings, access),
             join_check=_join_check(settings),
-            client=client,
-            leadership=leadership,
+            client=self._client,
+            leadership=self._leadership,
         )
-        try:
-            yield create_app(parts, ServedFleet(watch, node), _check(settings), bool(access.names))
-        finally:
-            await manager.aclose()
-            if leadership.held and not await sender.drain(settings.shutdown_flush_sec):
-                _logger.warning("some callbacks stay in the database; the next leader sends them")
+        served = ServedFleet(self.watch, node)
+        return create_app(parts, served, _check(settings), bool(access.names))
+
+    async def finish(self) -> None:
+        """End the jobs, and send due callbacks for a moment if this process leads."""
+        await self._manager.aclose()
+        seconds = self._settings.shutdown_flush_sec
+        if self._leadership.held and not await self._sender.drain(seconds):
+            _logger.warning("some callbacks stay in the database; the next leader sends them")
+
+    def _client(self, url: str) -> MemberClient:
+        return self._acting.roster.client(self._acting.http, url)
 
 
 def run_fleet(settings: FleetSettings) -> None:
@@ -186,6 +200,15 @@ def _roster(settings: FleetSettings) -> Roster:
         None if settings.dns is None else DnsMembers(settings.dns),
         None if key is None else key.get_secret_value(),
         CallTimes(look_s=settings.look_sec),
+    )
+
+
+def _fleet_limits(settings: FleetSettings) -> FleetLimits:
+    return FleetLimits(
+        lanes=settings.lanes,
+        start_wait_s=settings.start_wait_sec,
+        stop_wait_s=settings.stop_wait_sec,
+        node=Limits(jobs=JobLimits(max_queued_nonces=settings.max_queued_nonces)),
     )
 
 

@@ -39,7 +39,7 @@ class NonsenseAnswered(MemberError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MemberAnswered:
     """The JSON object that a member answered, and how far its clock is ahead, in seconds."""
 
     body: Mapping[str, Any]
@@ -81,7 +81,7 @@ class MemberClient:
     times: CallTimes = CallTimes()
     clock: Callable[[], float] = time.time
 
-    async def status(self) -> Answer:
+    async def status(self) -> MemberAnswered:
         return await self._call("GET", "/status", self.times.look_s)
 
     async def start(self, body: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ class MemberClient:
         limit_s: float,
         body: Mapping[str, Any] | None = None,
         most_bytes: int = _MOST_BYTES,
-    ) -> Answer:
+    ) -> MemberAnswered:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         url = f"{self.url}{PROOFS}{path}"
         before = self.clock()
@@ -144,7 +144,7 @@ class MemberClient:
         if not response.is_success:
             status = response.status_code
             raise MemberError(f"{method} {path}: HTTP {status}: {_reason(raw)}", status)
-        return Answer(_object(raw, f"{method} {path}"), _offset(response, middle))
+        return MemberAnswered(_object(raw, f"{method} {path}"), _offset(response, middle))
 
 
 async def _bounded(response: httpx.Response, most_bytes: int) -> bytes:

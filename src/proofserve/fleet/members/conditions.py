@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from proofserve.fleet.members.member_status import MemberDeployment, MemberStatus
+from proofserve.fleet.members.member_status import MemberDeployment, MemberStatus, read_status
 from proofserve.fleet.records import Desired, Lane, Member, MemberState, Seen, Wish
 
 # What makes servers equal: the digest of the weights or, without one, the names of the model; and
@@ -95,12 +95,16 @@ def foreign_round(status: MemberStatus, desired: Desired, own: Sequence[Lane]) -
 
 
 def lane_of_member(status: MemberStatus, desired: Desired, own: Sequence[Lane]) -> Lane | None:
-    """The lane of ``own`` whose round the member has configured, running or not."""
+    """The lane of ``own`` whose round the member has configured.
+
+    A lane whose start was never answered is known by its numbers, while the member proves it: an
+    ended round may be an earlier one with the same block and key.
+    """
     for lane in own:
         if lane.member_round_id is not None and lane.member_round_id == status.round_id:
             return lane
     round_ = desired.round
-    if round_ is None or status.config is None:
+    if round_ is None or status.config is None or not status.generates:
         return None
     for lane in own:
         unknown = lane.round_id == round_.id and lane.member_round_id is None
@@ -110,8 +114,13 @@ def lane_of_member(status: MemberStatus, desired: Desired, own: Sequence[Lane]) 
 
 
 def _status(member: Member) -> MemberStatus | None:
-    seen = member.seen
-    return None if seen is None or seen.status is None else MemberStatus.model_validate(seen.status)
+    if member.seen is None or member.seen.status is None:
+        return None
+    try:
+        return read_status(member.seen.status)
+    except ValueError:
+        # A controller of another version stored it; the next look replaces it.
+        return None
 
 
 def _state(

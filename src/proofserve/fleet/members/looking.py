@@ -2,7 +2,12 @@
 
 from dataclasses import replace
 
-from proofserve.fleet.members.client import Answer, MemberClient, MemberError, NonsenseAnswered
+from proofserve.fleet.members.client import (
+    MemberAnswered,
+    MemberClient,
+    MemberError,
+    NonsenseAnswered,
+)
 from proofserve.fleet.members.member_status import MemberStatus, read_status
 from proofserve.fleet.records import Seen
 
@@ -29,7 +34,7 @@ async def look(client: MemberClient, before: Seen | None, now: float) -> Seen:
     return seen_of(answer, now)
 
 
-def seen_of(answer: Answer, now: float) -> Seen:
+def seen_of(answer: MemberAnswered, now: float) -> Seen:
     """What an answer to ``GET /status`` says."""
     try:
         status = read_status(answer.body)
@@ -48,7 +53,7 @@ def _advice(error: MemberError) -> str:
     return f"it has no proof endpoints ({error}): start it with --enable-poc"
 
 
-def _facts(status: MemberStatus, answer: Answer, now: float) -> Seen:
+def _facts(status: MemberStatus, answer: MemberAnswered, now: float) -> Seen:
     deployment = status.deployment
     stalled_s = max((core.waited_s for core in status.liveness if core.stalled), default=0.0)
     seen = Seen(

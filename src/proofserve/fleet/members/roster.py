@@ -7,12 +7,16 @@ import httpx
 
 from proofserve.fleet.errors import FleetFull
 from proofserve.fleet.members.client import CallTimes, MemberClient
+from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.sources import Address, DnsMembers
-from proofserve.fleet.records import Member, MemberSource
+from proofserve.fleet.records import MemberSource
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import Overview
 
 _logger = logging.getLogger(__name__)
+
+# A member that joined by itself and has not answered for so long is forgotten. Seconds.
+FORGOTTEN_AFTER_S = 24 * 3600.0
 
 
 class Roster:
@@ -38,15 +42,12 @@ class Roster:
     def client(self, http: httpx.AsyncClient, url: str) -> MemberClient:
         return MemberClient(http, url, self._keys.get(url, self._key), self._times)
 
-    def names(self, member: Member) -> bool:
-        """Whether the settings name ``member``, so that it comes back when it is removed."""
-        return member.source is not MemberSource.JOINED
-
     async def settle(self, store: FleetStore, overview: Overview) -> bool:
         """Add members that are named and not known, and remove those named no more.
 
-        A member that left the DNS or the list is removed only once it does not answer. Returns
-        whether the database was changed. Raises StoreUnavailable.
+        A member that left the DNS or the list is removed only once it does not answer, and one that
+        joined by itself after a day of silence. Returns whether the database was changed. Raises
+        StoreUnavailable.
         """
         wanted = {each.url: each for each in (*await self._of_dns(), *self._listed)}
         known = {each.member.url: each for each in overview.members}
@@ -55,12 +56,22 @@ class Roster:
             if url not in known:
                 changed |= await self._add(store, each)
         for url, condition in known.items():
-            gone = url not in wanted and not condition.answered and self._dns_known
-            if gone and self.names(condition.member):
-                _logger.info("member %s is named no more and is removed", condition.member.name)
-                await store.remove_member(condition.member.id, "its address is named no more")
+            member = condition.member
+            if url not in wanted and (reason := self._why_gone(condition, overview.view.at)):
+                _logger.info("member %s is removed: %s", member.name, reason)
+                await store.remove_member(member.id, reason)
                 changed = True
         return changed
+
+    def _why_gone(self, condition: MemberCondition, now: float) -> str | None:
+        """Why a member that is not named is removed; None if it stays."""
+        member = condition.member
+        if condition.answered:
+            return None
+        if member.source is not MemberSource.JOINED:
+            return "its address is named no more" if self._dns_known else None
+        silent_s = now - (member.seen.at if member.seen else member.added_at)
+        return "it was silent for a day" if silent_s > FORGOTTEN_AFTER_S else None
 
     async def _add(self, store: FleetStore, each: Address) -> bool:
         try:

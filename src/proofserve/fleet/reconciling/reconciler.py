@@ -80,6 +80,9 @@ class Reconciler:
                     acted = await self.reconcile()
                 except StoreUnavailable as error:
                     _logger.warning("members are not reconciled: %s", error)
+                except Exception:
+                    # The next pass may succeed; without passes the fleet would be dead.
+                    _logger.exception("a pass over the members failed")
                 await self._pause(_AGAIN_S if acted else PASS_EVERY_S)
         finally:
             tasks = [*self._looks.values(), *self._actions.values()]

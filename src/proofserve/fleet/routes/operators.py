@@ -121,6 +121,7 @@ def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
     joining = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guarded(joined_node))
     _add_reading(made, parts)
     _add_wishes(made, parts)
+    _add_removal(made, parts)
     _add_joining(joining, parts)
     both = APIRouter()
     both.include_router(made)
@@ -168,7 +169,6 @@ def _refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
     changed = documented(MemberAnswer, 404, 422, 503)
-    removed = documented(RemovedAnswer, 404, 409, 422, 503)
 
     async def wish(member_id: str, wanted: Wish, reason: str | None) -> dict[str, Any]:
         try:
@@ -192,6 +192,10 @@ def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
     async def uncordon(member_id: str) -> dict[str, Any]:
         """Let a cordoned or drained member take part again."""
         return await wish(member_id, Wish.ACTIVE, None)
+
+
+def _add_removal(router: APIRouter, parts: FleetParts) -> None:
+    removed = documented(RemovedAnswer, 404, 409, 422, 503)
 
     @router.post("/members/{member_id}/remove", **removed)
     async def remove(member_id: str, body: WishRequest) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from proofserve.fleet import summary
+from proofserve.fleet import reasons, summary
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.summary import Counted
@@ -52,7 +52,7 @@ def member_record(
         "url": member.url,
         "source": member.source,
         "state": condition.state,
-        "reason": summary.member_reason(overview, condition),
+        "reason": reasons.member_reason(overview, condition),
         "wish": member.wish,
         "wish_reason": member.wish_reason,
         "version": deployed.versions.get("proofserve") if deployed else None,
@@ -93,7 +93,7 @@ def _fleet(overview: Overview, counted: Counted, now: float) -> dict[str, Any]:
         "ended_at": round_.ended_at if round_ else None,
         "lanes_used": len(overview.view.lanes),
         "lanes": round_.lanes if round_ else 0,
-        "paused_reason": summary.paused_reason(overview),
+        "paused_reason": reasons.paused_reason(overview),
         "members": {state.value: states.get(state, 0) for state in MemberState},
         "processed": stats.processed if stats else 0,
         "found": stats.found if stats else 0,
@@ -112,5 +112,5 @@ def _rate(condition: MemberCondition) -> float:
 
 def _badness(overview: Overview, condition: MemberCondition) -> tuple[int, bool, str]:
     """Sorts the worst first: by state, then those with a reason, then by name."""
-    has_reason = summary.member_reason(overview, condition) is not None
+    has_reason = reasons.member_reason(overview, condition) is not None
     return _WORST_FIRST.index(condition.state), not has_reason, condition.member.name
