@@ -16,6 +16,10 @@ import psycopg
 # PostgreSQL refuses to run as root.
 _USER = "nobody"
 _START_S = 60
+_END_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 
 
 class NoPostgres(Exception):
@@ -23,7 +27,7 @@ class NoPostgres(Exception):
 
 
 class Postgres:
-    """A running server; each ``database`` is a new one."""
+    """A running server with one database."""
 
     def __init__(self, programs: Path, folder: Path, user: str | None) -> None:
         self._programs = programs
@@ -31,7 +35,6 @@ class Postgres:
         self._folder = folder
         self._user = user
         self._port = _free_port()
-        self._count = 0
 
     def create(self) -> None:
         options = ["--no-sync", "--username=postgres", "--auth=trust", "--encoding=UTF8"]
@@ -57,15 +60,15 @@ class Postgres:
         return [int(pid) for pid in listed.split()]
 
     def database(self) -> str:
-        """The URL of a new database."""
-        self._count += 1
-        name = f"fleet{self._count}"
-        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return self._url(name)
+        """The URL of the database, emptied: a new one is a thousand files, for each test."""
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            connection.execute(_END_OTHERS)
+            connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        return self._url
 
-    def _url(self, name: str) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self._port}/{name}"
+    @property
+    def _url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
 
     def _run(self, program: str, *options: str) -> None:
         # A server inherits its starter's streams: with a pipe this would wait for the server.

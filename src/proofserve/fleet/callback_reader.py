@@ -37,20 +37,20 @@ class _Head(msgspec.Struct):
 
 
 # Without the collector, which would look at a million objects again and again.
-class _Artifact(msgspec.Struct, gc=False):
+class _SentArtifact(msgspec.Struct, gc=False):
     nonce: int
     vector_b64: str
 
 
-class _Encoding(msgspec.Struct):
+class _SentEncoding(msgspec.Struct):
     dtype: str
     k_dim: int
     endian: str
 
 
 class _VectorsBody(_Head):
-    encoding: _Encoding
-    artifacts: list[_Artifact]
+    encoding: _SentEncoding
+    artifacts: list[_SentArtifact]
 
 
 class _WinnersBody(_Head):

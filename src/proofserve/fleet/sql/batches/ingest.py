@@ -109,8 +109,8 @@ def add_all(
 
     Returns what became of each, and whether the sender of callbacks has new work.
     """
-    # Other stores wait here until this transaction has ended. Whoever reads a number has therefore
-    # read all smaller ones, or they will never exist.
+    # Other stores wait here until this transaction has ended. A reader that has seen a number
+    # has therefore seen all smaller ones.
     last = connection.execute(select(counters).with_for_update()).one()
     adding = _Adding(connection, group, now, last.last_batch, last.last_seq)
     outcomes = [adding.add(batch) for batch in group]
