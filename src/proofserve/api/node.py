@@ -13,8 +13,7 @@ from fastapi import Depends, Request
 from proofserve.api.access import Access, Caller
 from proofserve.api.errors import ClientGone, TooMany
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.manager import RoundManager
-from proofserve.rounds.ports import Outbox
+from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts.service import ReceiptService
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.status import CoreLiveness, FleetMembership
@@ -131,8 +130,8 @@ class Node:
     """
 
     deployment: Deployment
-    manager: RoundManager
-    outbox: Outbox
+    manager: NodeManager
+    outbox: PublishedResults
     access: Access = field(default_factory=Access)
     rates: Rates = field(default_factory=Rates)
     waits: Waits = field(default_factory=Waits)

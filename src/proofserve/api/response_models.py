@@ -94,6 +94,8 @@ class NodeStatusResponse(StoppedPowStatus):
     fleet: dict[str, Any] | None
     receipts: dict[str, Any] | None
     receipts_error: str | None
+    lanes: dict[str, Any] | None
+    deployment: dict[str, Any]
 
 
 class ResultRow(ResponseModel):

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from proofserve.api.node import Node
+from proofserve.api.node import Deployment, Node
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.receipts.status import ReceiptGauges
@@ -54,6 +54,7 @@ async def status_body(node: Node) -> dict[str, Any]:
         "error": status.error,
         "warning": node.url_warnings.get(status.spec.round_id) if status.spec else None,
         "cores": [asdict(core) for core in status.cores],
+        "lanes": asdict(status.lanes) if status.lanes else None,
         "queue": asdict(status.queue),
         "outbox": asdict(outbox) if outbox else None,
         "outbox_error": outbox_error,
@@ -63,6 +64,25 @@ async def status_body(node: Node) -> dict[str, Any]:
         "fleet": asdict(membership) if (membership := node.membership()) else None,
         "receipts": asdict(receipts) if receipts else None,
         "receipts_error": receipts_error,
+        "deployment": _deployment(node.deployment),
+    }
+
+
+def _deployment(deployment: Deployment) -> dict[str, Any]:
+    """What is deployed: by this a fleet decides whether servers are equal, in the same answer."""
+    engine_info = deployment.engine_info
+    facts = engine_info.facts
+    return {
+        "models": list(engine_info.model_names),
+        "max_seq_len": engine_info.max_seq_len,
+        "hidden_size": facts.hidden_size,
+        "weights_digest": facts.weights_digest,
+        "token_ids": len(facts.tokens) if facts.tokens else 0,
+        "scheme": deployment.scheme,
+        "seq_len": deployment.seq_len,
+        "k_dim": deployment.k_dim,
+        "max_nonces": deployment.max_nonces,
+        "versions": dict(engine_info.versions),
     }
 
 

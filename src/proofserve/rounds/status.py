@@ -1,6 +1,6 @@
 """The state of a node, its engine, its queue and its outbox, for clients and metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proofserve.rounds.records import RoundSpec
@@ -149,11 +149,23 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneUse:
+    """How a fleet has divided the nonces of its round.
+
+    Number i of the round's nonces belongs to lane i modulo ``total``. ``processed`` has the nonces
+    with a result by lane, for each lane that was given to a member.
+    """
+
+    total: int
+    processed: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The state of a node. ``spec`` and ``stats`` describe the configured round, running or not.
 
     ``paused_reason`` says why a running round makes no progress, ``error`` why a round ended.
-    ``cores`` shows the engine's cores in a running round.
+    ``cores`` shows the engine's cores in a running round, ``lanes`` those of a fleet's round.
     """
 
     state: State
@@ -163,3 +175,4 @@ class Status:
     error: str | None
     queue: QueueGauges
     cores: tuple[CoreStatus, ...] = ()
+    lanes: LaneUse | None = None
