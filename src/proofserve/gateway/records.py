@@ -46,6 +46,7 @@ class GatewayPlan:
 
     Below the paths ``self_guarded`` the embedded engine checks keys of its own. The backends have
     receipts below ``receipts_path``; the newest ``remembered_answers`` are known by client.
+    ``processes`` of the same plan share a port.
     """
 
     backends: tuple[BackendSpec, ...]
@@ -63,3 +64,5 @@ class GatewayPlan:
     self_guarded: tuple[str, ...] = ()
     receipts_path: str = ""
     remembered_answers: int = 10_000
+    dashboard: bool = False
+    processes: int = 1

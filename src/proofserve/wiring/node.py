@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import torch
 
+from proofserve.api.dashboard.dashboard_routes import with_dashboard
+from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Deployment, Node, Rates, Waits
 from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
@@ -70,12 +72,25 @@ async def running_node(
             try:
                 await _continue_round(manager, outbox, deployment, resume=settings.resume)
                 rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-                yield Node(deployment, manager, outbox, access, rates, waits, receipts)
+                node = Node(deployment, manager, outbox, access, rates, waits, receipts)
+                async with _with_page(node, settings.dashboard) as served:
+                    yield served
             finally:
                 await manager.aclose()
                 if receipts is not None:
                     await receipts.finish()
                 await _flush(sender, outbox, settings.shutdown_flush_sec)
+
+
+@asynccontextmanager
+async def _with_page(node: Node, wanted: bool) -> AsyncIterator[Node]:
+    """``node``, with a dashboard if one is ``wanted``."""
+    if not wanted:
+        yield node
+        return
+    history = NodeHistory(node.manager.status)
+    async with beside("dashboard", history.watch()):
+        yield with_dashboard(node, history)
 
 
 async def _prune_for_ever(outbox: SqliteOutbox, keep_s: float) -> None:
