@@ -13,6 +13,7 @@ SHARED_ENGINE = {
     "tests/e2e/test_distance.py": "the served node",
     "tests/e2e/test_endurance.py": "the served node",
     "tests/e2e/test_gpu.py": "the served node",
+    "tests/e2e/test_liveness.py": "the served node",
     "tests/e2e/test_probe.py": "the served node",
     "tests/e2e/test_rounds.py": "the served node",
     "tests/e2e/test_sketch.py": "the served node",

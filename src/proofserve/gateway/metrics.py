@@ -62,6 +62,11 @@ class GatewayTotals:
         self.retries: defaultdict[str, int] = defaultdict(int)
         self.series: defaultdict[tuple[str, str], Series] = defaultdict(Series)
 
+    def forget(self, backend: str) -> None:
+        """Drop what was counted of a removed backend: addresses come and go without end."""
+        for key in [each for each in self.series if each[0] == backend]:
+            del self.series[key]
+
 
 Values = Mapping[tuple[str, ...], float]
 # Name, description, labels, and a function that reads the values at each scrape.

@@ -20,7 +20,8 @@ class GatewaySettings(BaseSettings):
     )
 
     backend_url: str = "http://127.0.0.1:8001"
-    """vLLM servers, separated by commas; http://a:8001*2 has a weight of 2."""
+    """vLLM servers, separated by commas; http://a:8001*2 has a weight of 2. With dns: before it,
+    every address of the host is a server, looked up again each half a minute."""
     host: str = "0.0.0.0"  # noqa: S104 - as required
     """Address to listen on."""
     port: int = Field(7000, ge=0, le=65535)

@@ -9,6 +9,7 @@ from pathlib import Path
 from proofserve.outbox.database import hold_lock
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.wiring.access import access_of, allowlist_of, description, require_access_rule
+from proofserve.wiring.membership.joining import plan_of
 
 # vLLM's own default.
 PORT = 8000
@@ -27,6 +28,7 @@ def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) 
         "callbacks": lambda: _callbacks(chosen),
         "outbox": lambda: _outbox(chosen),
         "receipts": lambda: _receipts(chosen),
+        "fleet": lambda: _fleet(chosen),
     }
 
 
@@ -102,6 +104,15 @@ def _outbox(chosen: NodeSettings) -> str:
 def _receipts(chosen: NodeSettings) -> str:
     require_proofs_for_receipts(chosen)
     return f"{chosen.receipts_k_dim} dimensions" if chosen.receipts else "off"
+
+
+def _fleet(chosen: NodeSettings) -> str:
+    plan = plan_of(chosen)
+    if plan is None:
+        return "joins none"
+    if not chosen.enabled:
+        raise ValueError("POC_FLEET / --poc-fleet needs POC_ENABLED=1 / --enable-poc")
+    return f"joins {plan.fleet} as {plan.name}, at {plan.address}"
 
 
 def _version(chosen: NodeSettings) -> str:

@@ -24,8 +24,6 @@ from proofserve.rounds.status import EngineGauges, OutboxGauges, Stats, Status
 COLUMNS = ("stalled_s", "rate", "chat_wait_s", "held_back_by", "outbox_age_s")
 # An outbox that has not delivered for so long deserves a look, seconds.
 LATE_S = 60.0
-# An engine with work that has not stepped for so long counts as stalled, seconds.
-STALLED_S = 60.0
 # The part of the job queue above which new jobs may soon be refused.
 _FULL = 0.8
 # Versions in the head of the page.
@@ -42,10 +40,9 @@ class NodeReading:
     engine_error: str | None
     outbox: OutboxGauges | None
     outbox_error: str | None
-
-    @property
-    def stalled_s(self) -> float | None:
-        return None
+    stall: str | None
+    stalled_s: float | None
+    """Seconds without a step of the core that has waited longest; None if none is watched."""
 
 
 async def snapshot_of(node: Node, history: NodeHistory) -> DashboardSnapshot:
@@ -54,7 +51,16 @@ async def snapshot_of(node: Node, history: NodeHistory) -> DashboardSnapshot:
     (engine, engine_error), (outbox, outbox_error) = await asyncio.gather(
         read_engine(node), of_outbox
     )
-    seen = NodeReading(node.manager.status(), engine, engine_error, outbox, outbox_error)
+    waited = [core.waited_s for core in node.liveness() if core.watched]
+    seen = NodeReading(
+        status=node.manager.status(),
+        engine=engine,
+        engine_error=engine_error,
+        outbox=outbox,
+        outbox_error=outbox_error,
+        stall=node.stall,
+        stalled_s=max(waited, default=None),
+    )
     versions = node.deployment.engine_info.versions
     return DashboardSnapshot(
         kind="node",
@@ -101,11 +107,10 @@ def _state(seen: NodeReading, history: NodeHistory) -> tuple[str, Level, str]:
 def _troubles(seen: NodeReading) -> Iterator[tuple[str, Level, str]]:
     """What is not well, the worst first."""
     status, outbox = seen.status, seen.outbox
+    if seen.stall is not None:
+        yield "engine stalled", Level.BAD, seen.stall
     if seen.engine_error is not None:
         yield "engine silent", Level.BAD, seen.engine_error
-    if seen.stalled_s is not None and seen.stalled_s >= STALLED_S:
-        text = f"the engine has work and has not stepped for {seen.stalled_s:.0f} s"
-        yield "engine stalled", Level.BAD, text
     if seen.outbox_error is not None:
         yield "outbox fails", Level.BAD, seen.outbox_error
     if status.paused_reason is not None:

@@ -69,7 +69,7 @@ def _member(backend: Backend, history: LoadHistory, answered: int) -> MemberRow:
         level=level,
         reason=reason,
         model=", ".join(models),
-        rate=history.backends[backend.name].trend(),
+        rate=history.rate_of(backend.name),
         in_flight=backend.outstanding,
         connections=backend.pool.opened,
         faults=backend.fault_count,

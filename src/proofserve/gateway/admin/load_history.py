@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from proofserve.dashboard.history import STEP_S, History
+from proofserve.dashboard.records import Trend
 from proofserve.gateway.relay.gateway import Gateway
 
 # Outcomes that are no errors: a client may leave its own stream.
@@ -23,7 +24,7 @@ class LoadHistory:
         self.requests = History()
         self.errors = History()
         self.tokens = History()
-        self.backends = {backend.name: History() for backend in gateway.fleet.backends}
+        self._backends: dict[str, History] = {}
         self._counted: Mapping[str, float] = {}
         self._answered: Mapping[str, int] = {}
         self._waits: deque[tuple[int, ...]] = deque(maxlen=RECENT_STEPS + 1)
@@ -46,19 +47,23 @@ class LoadHistory:
         requests, errors = self._requests()
         tokens = sum(s.prompt_tokens + s.completion_tokens for s in gateway.totals.series.values())
         counted = {"requests": requests, "errors": errors, "tokens": tokens}
-        for name, history in (
-            ("requests", self.requests),
-            ("errors", self.errors),
-            ("tokens", self.tokens),
-        ):
-            history.add((counted[name] - self._counted.get(name, counted[name])) / seconds)
+        rates = {"requests": self.requests, "errors": self.errors, "tokens": self.tokens}
+        for name, history in rates.items():
+            new = counted[name] - self._counted.get(name, counted[name])
+            # The tokens of a backend go with it.
+            history.add(max(0.0, new / seconds))
         answered = answers(gateway)
-        for name, history in self.backends.items():
-            new = answered.get(name, 0) - self._answered.get(name, 0) if self._counted else 0
-            history.add(new / seconds)
+        # Backends that are found by a name come and go.
+        self._backends = {name: self._backends.get(name) or History() for name in answered}
+        for name, history in self._backends.items():
+            history.add((answered[name] - self._answered.get(name, answered[name])) / seconds)
         self._counted, self._answered = counted, answered
         self._waits.append(gateway.totals.wait.counts)
         self._ended.append((requests, errors))
+
+    def rate_of(self, backend: str) -> Trend:
+        """Answers per second of a backend; no values yet if it has just come."""
+        return self._backends.get(backend, History()).trend()
 
     def waits(self) -> tuple[int, ...]:
         """How many waits for a permit ended in each bucket, in the last five minutes."""
@@ -86,8 +91,9 @@ def is_error(outcome: str) -> bool:
 
 
 def answers(gateway: Gateway) -> dict[str, int]:
-    """Answers that began, by backend."""
+    """Answers that began, by backend that the gateway has now."""
     found = dict.fromkeys((backend.name for backend in gateway.fleet.backends), 0)
     for (name, _), series in gateway.totals.series.items():
-        found[name] = found.get(name, 0) + sum(series.first.counts)
+        if name in found:
+            found[name] += sum(series.first.counts)
     return found

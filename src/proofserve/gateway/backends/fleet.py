@@ -98,10 +98,11 @@ class Fleet:
         return next((backend for backend in self.backends if backend.name == name), None)
 
     def knows(self, model: str | None) -> bool:
-        for backend in self.backends:  # noqa: SIM110 - a generator is slower
+        """Whether a backend has the model; true while there is none, which may change soon."""
+        for backend in self.backends:
             if backend.serves(model):
                 return True
-        return False
+        return not self.backends
 
     def choose(
         self, model: str | None, prefix: bytes, tried: Collection[Backend]
