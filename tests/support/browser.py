@@ -44,7 +44,9 @@ def launched() -> Iterator["Browser"]:
 class Tab:
     """A tab in a window of its own. ``faults`` has errors of scripts and of the console."""
 
-    def __init__(self, browser: "Browser", width: int = 1280, height: int = 900, **more: Any) -> None:
+    def __init__(
+        self, browser: "Browser", width: int = 1280, height: int = 900, **more: Any
+    ) -> None:
         size = {"width": width, "height": height}
         self.context = browser.new_context(viewport=size, **more)
         self.context.set_default_timeout(15_000)

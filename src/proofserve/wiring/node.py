@@ -94,7 +94,7 @@ async def _with_page(node: Node, wanted: bool) -> AsyncIterator[Node]:
     if not wanted:
         yield node
         return
-    history = NodeHistory(node.manager.status)
+    history = NodeHistory(node.manager.status, lambda: node.stall)
     async with beside("dashboard", history.watch()):
         yield with_dashboard(node, history)
 

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import count
+from typing import NamedTuple
 
 from proofserve.dashboard.history import STEP_S, History
 from proofserve.dashboard.records import Level, TimelineEvent, Trend
@@ -27,18 +29,37 @@ _TEXT_OF = {
 _MOST_TEXT = 300
 
 
+class _Seen(NamedTuple):
+    """What one look at a round saw; the texts are reasons."""
+
+    state: State | None
+    paused: str | None
+    error: str | None
+    stall: str | None
+
+
+_NOTHING = _Seen(None, None, None, None)
+_RUNNING = (State.GENERATING, State.VALIDATING)
+
+
 class NodeHistory:
-    """Looks at ``status`` once a second while ``watch`` runs. ``clock`` gives Unix seconds."""
+    """Looks at ``status`` each second while ``watch`` runs, and whenever the page is shown.
+
+    ``stall`` says why engine cores hang, ``clock`` gives Unix seconds.
+    """
 
     def __init__(
-        self, status: Callable[[], Status], clock: Callable[[], float] = time.time
+        self,
+        status: Callable[[], Status],
+        stall: Callable[[], str | None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._status = status
+        self._stall = stall
         self._clock = clock
         self._rate = History()
-        self._looks = 0
         self._round_id: str | None = None
-        self._seen: tuple[State, str | None, str | None] | None = None
+        self._seen = _NOTHING
         self._deferred_calls = 0
         self._events: deque[TimelineEvent] = deque(maxlen=_EVENTS)
         self.chat_holds_back = False
@@ -48,24 +69,33 @@ class NodeHistory:
         self.ended_at: float | None = None
 
     async def watch(self) -> None:
-        while True:
+        for look in count():
+            if look % _LOOKS_PER_STEP == 0:
+                self.measure()
             self.look()
             await asyncio.sleep(LOOK_S)
 
-    def look(self) -> None:
+    def look(self) -> Status:
+        """Note what has changed since the last look; returns what was seen."""
         status = self._status()
-        if self._looks % _LOOKS_PER_STEP == 0:
-            self._measure(status)
-        self._looks += 1
         round_id = status.spec.round_id if status.spec is not None else None
         if round_id != self._round_id:
-            self._round_id, self._seen, self.ended_at = round_id, None, None
+            self._round_id, self._seen, self.ended_at = round_id, _NOTHING, None
             self._events.clear()
             self.started_at = self._clock()
-        seen = status.state, status.paused_reason, status.error
-        if round_id is not None and seen != self._seen:
-            self._note(seen)
-            self._seen = seen
+        if round_id is not None:
+            self._note(_Seen(status.state, status.paused_reason, status.error, self._stall()))
+        return status
+
+    def measure(self) -> None:
+        """Add one value of the rate; one step has passed since the last one."""
+        status = self._status()
+        running, stats = status.state is State.GENERATING, status.stats
+        self._rate.add(stats.recent_rate if running and stats is not None else None)
+        self.rate_until = self._clock()
+        calls = stats.deferred_calls if stats is not None else 0
+        self.chat_holds_back = running and calls > self._deferred_calls
+        self._deferred_calls = calls
 
     def rate(self) -> Trend:
         """The newest minutes, for a sparkline."""
@@ -81,28 +111,23 @@ class NodeHistory:
         """What happened in the round, oldest first."""
         return tuple(self._events)
 
-    def _measure(self, status: Status) -> None:
-        running = status.state is State.GENERATING
-        stats = status.stats
-        self._rate.add(stats.recent_rate if running and stats is not None else None)
-        self.rate_until = self._clock()
-        calls = stats.deferred_calls if stats is not None else 0
-        self.chat_holds_back = running and calls > self._deferred_calls
-        self._deferred_calls = calls
-
-    def _note(self, seen: tuple[State, str | None, str | None]) -> None:
-        state, paused, error = seen
-        before, was_paused, old_error = self._seen or (None, None, None)
-        if state is not before:
-            self._add(_TEXT_OF[state])
-            running = state in (State.GENERATING, State.VALIDATING)
-            self.ended_at = None if running else self._clock()
-        if paused and paused != was_paused:
-            self._add(f"paused: {paused}", Level.WARNING)
-        elif was_paused and not paused and state is State.GENERATING:
+    def _note(self, now: _Seen) -> None:
+        """Add what differs from the last look."""
+        before, self._seen = self._seen, now
+        if now.state is not before.state and now.state is not None:
+            self._add(_TEXT_OF[now.state])
+            self.ended_at = None if now.state in _RUNNING else self._clock()
+        if now.paused and now.paused != before.paused:
+            self._add(f"paused: {now.paused}", Level.WARNING)
+        elif before.paused and not now.paused and now.state in _RUNNING:
             self._add("goes on")
-        if error and error != old_error:
-            self._add(f"ended by a fault: {error}", Level.BAD)
+        if now.error and now.error != before.error:
+            self._add(f"ended by a fault: {now.error}", Level.BAD)
+        # The reason counts the seconds: it changes while the engine hangs.
+        if now.stall and not before.stall:
+            self._add(f"stalled: {now.stall}", Level.BAD)
+        elif before.stall and not now.stall:
+            self._add("the engine steps again")
 
     def _add(self, text: str, level: Level = Level.GOOD) -> None:
         self._events.append(TimelineEvent(at=self._clock(), text=text[:_MOST_TEXT], level=level))

@@ -53,7 +53,7 @@ async def snapshot_of(node: Node, history: NodeHistory) -> DashboardSnapshot:
     )
     waited = [core.waited_s for core in node.liveness() if core.watched]
     seen = NodeReading(
-        status=node.manager.status(),
+        status=history.look(),
         engine=engine,
         engine_error=engine_error,
         outbox=outbox,
@@ -72,7 +72,7 @@ async def snapshot_of(node: Node, history: NodeHistory) -> DashboardSnapshot:
         figures=tuple(_figures(node, seen, history)),
         columns=COLUMNS,
         members=(_member(node, seen, history),),
-        round=_round(seen.status, history),
+        round=_round(seen, history),
         actions=offered(node.deployment, seen.status),
     )
 
@@ -81,7 +81,9 @@ def _member(node: Node, seen: NodeReading, history: NodeHistory) -> MemberRow:
     state, level, reason = _state(seen, history)
     status, engine_info = seen.status, node.deployment.engine_info
     running = status.state is State.GENERATING
-    chat = "chat" if history.chat_holds_back else ""
+    holds_back = "the engine hangs" if seen.stall else status.paused_reason
+    if holds_back is None and history.chat_holds_back:
+        holds_back = "chat"
     return MemberRow(
         id="node",
         name="this node",
@@ -93,7 +95,7 @@ def _member(node: Node, seen: NodeReading, history: NodeHistory) -> MemberRow:
         stalled_s=seen.stalled_s,
         rate=history.rate(),
         chat_wait_s=seen.engine.longest_chat_wait_s if seen.engine else None,
-        held_back_by=(status.paused_reason or chat) if running else "",
+        held_back_by=(holds_back or "") if running else "",
         outbox_age_s=seen.outbox.oldest_pending_s if seen.outbox else None,
         facts=tuple(_facts(node, seen)),
     )
@@ -172,7 +174,7 @@ def _figures(node: Node, seen: NodeReading, history: NodeHistory) -> Iterator[Ke
         yield KeyFigure(label="Without a result", value=stats.failed, level=failed)
     wait = seen.engine.longest_chat_wait_s if seen.engine else None
     yield KeyFigure(
-        label="Chat's longest wait", value=wait, unit="s", hint="for a proof, since the start"
+        label="Chat's longest wait", value=wait, unit="s", hint="for a proof, since start"
     )
     if seen.outbox is not None:
         late = Level.WARNING if seen.outbox.oldest_pending_s > LATE_S else Level.GOOD
@@ -182,20 +184,27 @@ def _figures(node: Node, seen: NodeReading, history: NodeHistory) -> Iterator[Ke
     hint = "nonces that wait or run"
     yield KeyFigure(label="Jobs", value=queue.queued_nonces, of=queue.limit, hint=hint, level=full)
     judged = node.manager.totals.validations
-    hint = f"{judged['fraud']} fraud, {judged['error']} without a verdict"
+    hint = f"{judged['fraud']} fraud, {judged['error']} failed"
     yield KeyFigure(label="Validations", value=judged.total(), hint=hint)
 
 
-def _round(status: Status, history: NodeHistory) -> RoundPanel | None:
+def _round(seen: NodeReading, history: NodeHistory) -> RoundPanel | None:
+    status = seen.status
     spec, stats = status.spec, status.stats
     if spec is None or stats is None:
         return None
-    level = Level.GOOD if status.state in _RUNNING else Level.IDLE
-    if status.error or status.paused_reason:
+    state, level = status.state.value.lower(), Level.IDLE
+    if status.state in _RUNNING:
+        level = Level.GOOD
+        if seen.stall:
+            state, level = "stalled", Level.BAD
+        elif status.paused_reason:
+            state, level = "paused", Level.WARNING
+    elif status.error:
         level = Level.WARNING
     return RoundPanel(
         id=spec.round_id,
-        state="paused" if status.paused_reason else status.state.value.lower(),
+        state=state,
         level=level,
         started_at=history.started_at,
         ended_at=history.ended_at,

@@ -46,7 +46,7 @@ const connection = new Connection({
       if (["live", "polling"].includes(state) && shown.state === "lost") announce("The connection is back");
       Object.assign(shown, { state, reason });
       tick();
-      if (status === 401) askForKey(reason);
+      if (status) askForKey(reason);
     },
   },
 });
