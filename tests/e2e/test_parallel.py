@@ -103,8 +103,22 @@ def proves_the_same(node: ServedNode, rows: Sequence[Any]) -> None:
         }
 
 
+def require_the_stopped_core_is_named(node: ServedNode) -> None:
+    """Stop the second core while both prove: the owner's watch names it, and it alone."""
+    (core,) = [each.pid for each in node.family() if "EngineCore_DP1" in " ".join(each.cmdline())]
+    os.kill(core, signal.SIGSTOP)
+    try:
+        until(lambda: [each["stalled"] for each in status(node)["liveness"]] == [False, True])
+        reason = status(node)["liveness"][1]["reason"]
+        assert reason.startswith(f"engine core 1 (process {core}) has work and has not stepped")
+    finally:
+        os.kill(core, signal.SIGCONT)
+    until(lambda: not any(each["stalled"] for each in status(node)["liveness"]))
+
+
 def test_two_cores_and_two_processes_and_the_owner_ends(tiny: Path, tmp_path: Path) -> None:
-    with serve(tiny, tmp_path, (*TWO_CORES, *TWO_PROCESSES), **A_CORE_EACH) as node:
+    settings = {**A_CORE_EACH, "POC_ENGINE_STALL_SEC": "4"}
+    with serve(tiny, tmp_path, (*TWO_CORES, *TWO_PROCESSES), **settings) as node:
         alone = chats(node)
         with fresh(node) as http:
             http.start_round()
@@ -124,6 +138,7 @@ def test_two_cores_and_two_processes_and_the_owner_ends(tiny: Path, tmp_path: Pa
         assert processed(node) >= reported
         until(lambda: processed(node) > reported + 64)
         assert chats(node) == alone
+        require_the_stopped_core_is_named(node)
 
         with fresh(node) as last:
             last.stop()

@@ -21,7 +21,7 @@ from proofserve.engines.vllm.liveness.memory import (
     ServerRecord,
 )
 from proofserve.engines.vllm.liveness.reporter import CoreReporter
-from proofserve.engines.vllm.liveness.rule import Evidence
+from proofserve.engines.vllm.liveness.rule import Activity
 from proofserve.engines.vllm.support import UnsupportedEngine
 
 # A core in a process of its own: it prints its address, and ends with its input.
@@ -102,10 +102,10 @@ def program(request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[bytes]
         process.kill()
 
 
-def seen(process: int, seconds: float = 0.4) -> Evidence:
+def seen(process: int, seconds: float = 0.4) -> Activity:
     before, began = processes.look(process), time.monotonic()
     time.sleep(seconds)
-    return processes.evidence(before, processes.look(process), process, time.monotonic() - began)
+    return processes.activity(before, processes.look(process), process, time.monotonic() - began)
 
 
 SPINS = "print(flush=True)\nwhile True: pass"
@@ -122,20 +122,20 @@ with subprocess.Popen([sys.executable, "-c", {SPINS!r}], stdout=subprocess.PIPE)
 
 @pytest.mark.parametrize(
     ("program", "expected"),
-    [(SPINS, Evidence.WORKING), (SLEEPS, Evidence.QUIET), (CHILD_SPINS, Evidence.WORKING)],
+    [(SPINS, Activity.WORKING), (SLEEPS, Activity.QUIET), (CHILD_SPINS, Activity.WORKING)],
     indirect=["program"],
     ids=["computes", "waits", "waits for a worker that computes"],
 )
-def test_what_a_process_does(program: "subprocess.Popen[bytes]", expected: Evidence) -> None:
+def test_what_a_process_does(program: "subprocess.Popen[bytes]", expected: Activity) -> None:
     family = list(processes.look(program.pid).cpu_s)
     try:
         assert seen(program.pid) is expected
         os.kill(family[-1], signal.SIGSTOP)
-        assert seen(program.pid) is Evidence.STOPPED
+        assert seen(program.pid) is Activity.STOPPED
         os.kill(family[-1], signal.SIGCONT)
         assert seen(program.pid) is expected
     finally:
         for each in family:
             os.kill(each, signal.SIGKILL)
     program.wait()
-    assert seen(program.pid, 0.0) is Evidence.GONE
+    assert seen(program.pid, 0.0) is Activity.GONE

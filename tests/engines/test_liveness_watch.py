@@ -13,7 +13,7 @@ import pytest
 
 from proofserve.engines.vllm.liveness import watch as watch_module
 from proofserve.engines.vllm.liveness.memory import CoreMemory, MemoryAddress
-from proofserve.engines.vllm.liveness.watch import LivenessWatch, WatchedCore
+from proofserve.engines.vllm.liveness.watch import CoreView, LivenessWatch
 from proofserve.rounds.status import CoreLiveness
 from rounds.doubles import until
 
@@ -59,7 +59,7 @@ class Watched:
     def __init__(self, process: asyncio.subprocess.Process, address: MemoryAddress) -> None:
         self.process = process
         self.asked = 0
-        core = WatchedCore(0, address, CoreMemory.of_core(address))
+        core = CoreView(0, address, CoreMemory.of_core(address))
         self.watch = LivenessWatch([core, None], lambda: [self.asked, 0], LIMIT_S)
 
     @property

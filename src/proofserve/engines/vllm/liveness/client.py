@@ -7,7 +7,7 @@ from proofserve.engines.vllm import compat_client
 from proofserve.engines.vllm.client import VllmEngine
 from proofserve.engines.vllm.liveness.compat_progress import unfinished_by_core
 from proofserve.engines.vllm.liveness.memory import CoreMemory, MemoryAddress, MemoryLost
-from proofserve.engines.vllm.liveness.watch import LivenessWatch, WatchedCore
+from proofserve.engines.vllm.liveness.watch import CoreView, LivenessWatch
 
 _logger = logging.getLogger(__name__)
 
@@ -25,10 +25,10 @@ async def watch_of(engine_client: Any, engine: VllmEngine, limit_s: float) -> Li
     return LivenessWatch(cores, unfinished, limit_s)
 
 
-async def _watched(engine_client: Any, core: int) -> WatchedCore | None:
+async def _watched(engine_client: Any, core: int) -> CoreView | None:
     address = MemoryAddress(**await compat_client.call_engine(engine_client, JOIN, core=core))
     try:
-        return WatchedCore(core, address, CoreMemory.of_core(address))
+        return CoreView(core, address, CoreMemory.of_core(address))
     except MemoryLost as error:
         text = "engine core %d cannot be watched, so that a hang of it is not noticed: %s"
         _logger.warning(text, core, error)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from proofserve.engines.vllm.liveness.rule import Evidence
+from proofserve.engines.vllm.liveness.rule import Activity
 
 # Share of one processor that the processes together must have used to count as working: what the
 # threads of a process use that only reads its sockets is less.
@@ -48,15 +48,15 @@ def look(process: int) -> ProcessUse:
     return ProcessUse(cpu_s, frozenset(states))
 
 
-def evidence(before: ProcessUse, after: ProcessUse, process: int, elapsed_s: float) -> Evidence:
+def activity(before: ProcessUse, after: ProcessUse, process: int, elapsed_s: float) -> Activity:
     """What ``process`` and its descendants did in the ``elapsed_s`` seconds between two looks."""
     if process not in after.cpu_s:
-        return Evidence.GONE
+        return Activity.GONE
     if after.states & _STOPPED:
-        return Evidence.STOPPED
+        return Activity.STOPPED
     used_s = sum(
         max(0.0, cpu_s - before.cpu_s.get(each, 0.0)) for each, cpu_s in after.cpu_s.items()
     )
     if _RUNS in after.states or used_s >= WORKING_SHARE * elapsed_s:
-        return Evidence.WORKING
-    return Evidence.QUIET
+        return Activity.WORKING
+    return Activity.QUIET

@@ -4,12 +4,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proofserve.engines.vllm.liveness import processes
 from proofserve.engines.vllm.liveness.memory import CoreMemory, Doing, MemoryAddress, ServerRecord
 from proofserve.engines.vllm.liveness.processes import ProcessUse
-from proofserve.engines.vllm.liveness.rule import BUSY_TIMES, Evidence, Wait, after_look, has_work
+from proofserve.engines.vllm.liveness.rule import (
+    BUSY_TIMES,
+    Activity,
+    Look,
+    Wait,
+    after_look,
+    has_work,
+    is_asked,
+)
 from proofserve.rounds.status import CoreLiveness
 
 _logger = logging.getLogger(__name__)
@@ -21,7 +29,7 @@ SHORT_S = 1.0
 
 
 @dataclass(slots=True)
-class WatchedCore:
+class CoreView:
     """A core and what the last looks found. ``use`` is from ``used_at``, None before the first."""
 
     index: int
@@ -45,7 +53,7 @@ class LivenessWatch:
 
     def __init__(
         self,
-        cores: Sequence[WatchedCore | None],
+        cores: Sequence[CoreView | None],
         unfinished: Callable[[], Sequence[int]],
         limit_s: float,
         now: Callable[[], float] = time.monotonic,
@@ -88,32 +96,32 @@ class LivenessWatch:
             if core is not None:
                 await self._look_at(core, elapsed_s)
 
-    async def _look_at(self, core: WatchedCore, elapsed_s: float) -> None:
-        record = core.memory.read()
-        work = has_work(record, core.memory.servers(), self._now(), core.wait.has_work)
-        steps, evidence = record.steps, Evidence.UNKNOWN
-        if work and steps == core.wait.steps and core.wait.waited_s >= SHORT_S:
-            evidence = await self._evidence(core)
+    async def _look_at(self, core: CoreView, elapsed_s: float) -> None:
+        record, now = core.memory.read(), self._now()
+        asked = is_asked(core.memory.servers(), now)
+        look = Look(record.steps, has_work(record, asked, now, core.wait), asked)
+        if look.work and look.steps == core.wait.steps and core.wait.waited_s >= SHORT_S:
+            look = replace(look, activity=await self._activity(core))
         else:
             core.use = None
-        core.wait = after_look(core.wait, work, steps, evidence, elapsed_s)
+        core.wait = after_look(core.wait, look, elapsed_s)
         before, core.seen = core.seen, self._seen(core, Doing(int(record.doing)))
         _log_change(before, core.seen)
 
-    async def _evidence(self, core: WatchedCore) -> Evidence:
+    async def _activity(self, core: CoreView) -> Activity:
         process, before, used_at = core.address.process, core.use, core.used_at
         core.used_at = self._now()
         core.use = await asyncio.to_thread(processes.look, process)
         if before is None:
-            return Evidence.UNKNOWN
-        return processes.evidence(before, core.use, process, core.used_at - used_at)
+            return Activity.UNKNOWN
+        return processes.activity(before, core.use, process, core.used_at - used_at)
 
-    def _seen(self, core: WatchedCore, doing: Doing) -> CoreLiveness:
+    def _seen(self, core: CoreView, doing: Doing) -> CoreLiveness:
         wait = core.wait
         stalled = wait.is_stalled(self._limit_s)
         reason = (
             f"engine core {core.index} (process {core.address.process}) has work and has not "
-            f"stepped for {wait.waited_s:.0f} s: it {_how(wait.evidence)}, {_IN[doing]}"
+            f"stepped for {wait.waited_s:.0f} s: it {_how(wait.activity)}, {_IN[doing]}"
         )
         return CoreLiveness(
             core=core.index,
@@ -132,10 +140,10 @@ _IN = {
 }
 
 
-def _how(evidence: Evidence) -> str:
-    if evidence is Evidence.WORKING:
+def _how(activity: Activity) -> str:
+    if activity is Activity.WORKING:
         return f"uses the processor, but for {BUSY_TIMES} times POC_ENGINE_STALL_SEC"
-    return str(evidence.value)
+    return str(activity.value)
 
 
 def _log_change(before: CoreLiveness, after: CoreLiveness) -> None:
