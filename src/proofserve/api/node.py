@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 
 from proofserve.api.access import Access, Caller
 from proofserve.api.errors import ClientGone, TooMany
+from proofserve.dashboard.feed import SnapshotFeed
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts.service import ReceiptService
@@ -124,9 +125,9 @@ class Node:
 
     ``refusals`` counts the requests that were not served, by status and reason. ``url_warnings``
     has the warning about the newest round's callback URL, if there is one, by round id. Without
-    ``receipts`` chat answers get none. ``liveness`` says of each engine core whether it makes
-    progress, and of none where nothing watches them. ``membership`` shows the fleet that the node
-    joins, None without one.
+    ``receipts`` chat answers get none. ``dashboard`` is set where the page is served. ``liveness``
+    says of each engine core whether it makes progress, and of none where nothing watches them.
+    ``membership`` shows the fleet that the node joins, None without one.
     """
 
     deployment: Deployment
@@ -136,6 +137,7 @@ class Node:
     rates: Rates = field(default_factory=Rates)
     waits: Waits = field(default_factory=Waits)
     receipts: ReceiptService | None = None
+    dashboard: SnapshotFeed | None = None
     refusals: Counter[tuple[int, str]] = field(default_factory=Counter)
     url_warnings: dict[str, str] = field(default_factory=dict)
     liveness: Callable[[], Sequence[CoreLiveness]] = tuple

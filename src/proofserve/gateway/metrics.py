@@ -33,6 +33,11 @@ class Buckets:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """One count for each bound, and a last one for what lies beyond."""
+        return tuple(self._counts)
+
     def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
         names = [*map(str, self._bounds), "+Inf"]
         counts = accumulate(self._counts)

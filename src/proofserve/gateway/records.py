@@ -47,6 +47,7 @@ class GatewayPlan:
     Below the paths ``self_guarded`` the embedded engine checks keys of its own. The backends have
     receipts below ``receipts_path``; the newest ``remembered_answers`` are known by client. Every
     address of ``names``, which are looked up again each ``lookup_interval``, is a backend too.
+    ``processes`` of the same plan share a port.
     """
 
     backends: tuple[BackendSpec, ...]
@@ -66,3 +67,5 @@ class GatewayPlan:
     remembered_answers: int = 10_000
     names: tuple[BackendSpec, ...] = ()
     lookup_interval: float = 30.0
+    dashboard: bool = False
+    processes: int = 1

@@ -13,6 +13,7 @@ from starlette.datastructures import State
 from starlette.types import ASGIApp
 
 from proofserve.api import measure_routes, routes
+from proofserve.api.dashboard import dashboard_routes
 from proofserve.api.errors import NotEnabled
 from proofserve.api.metrics import exposed
 from proofserve.api.node import Node
@@ -89,6 +90,8 @@ class ProofEndpoints:
         made = [routes.router(get_node, has_keys)]
         if chosen.measure:
             made.append(measure_routes.router(get_node, get_engine, has_keys))
+        if chosen.dashboard:
+            made.append(dashboard_routes.router(get_node))
         return made
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:

@@ -54,6 +54,8 @@ class GatewaySettings(BaseSettings):
     """The API key that the backends require."""
     gateway_admin_key: str | None = None
     """Key for /admin; without it only this machine may call /admin."""
+    dashboard: bool = False
+    """Serve GET /dashboard, a page that shows this gateway live."""
     remembered_answers: int = Field(10_000, ge=0)
     """Newest answers whose receipts GET /v1/receipts finds; 0: none."""
     cors_origins: str = ""

@@ -69,6 +69,8 @@ class NodeSettings(EngineSettings):
     """Open the proof endpoints under /api/v1/pow."""
     measure: bool = False
     """Open POST /api/v1/pow/measure for `bench`; not for a node in service."""
+    dashboard: bool = False
+    """Serve GET /dashboard, a page that shows this node live."""
     receipts: bool = False
     """Keep a receipt of every chat answer: sketches of its tokens; needs --enable-poc."""
     receipts_k_dim: int = Field(32, ge=16, le=64)

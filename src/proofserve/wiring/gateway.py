@@ -74,6 +74,8 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         admin_key=chosen.gateway_admin_key,
         receipts_path=RECEIPTS,
         remembered_answers=chosen.remembered_answers,
+        dashboard=chosen.dashboard,
+        processes=chosen.gateway_workers,
         cors_origins=tuple(filter(None, map(str.strip, chosen.cors_origins.split(",")))),
     )
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import torch
 
+from proofserve.api.dashboard.dashboard_routes import with_dashboard
+from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Deployment, Node, Rates, Waits
 from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
@@ -76,12 +78,25 @@ async def running_node(
                 await _continue_round(manager, outbox, deployment, resume=settings.resume)
                 rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
                 made = Node(deployment, manager, outbox, access, rates, waits, receipts)
-                yield replace(made, liveness=liveness, membership=membership)
+                made = replace(made, liveness=liveness, membership=membership)
+                async with _with_page(made, settings.dashboard) as node:
+                    yield node
             finally:
                 await manager.aclose()
                 if receipts is not None:
                     await receipts.finish()
                 await _flush(sender, outbox, settings.shutdown_flush_sec)
+
+
+@asynccontextmanager
+async def _with_page(node: Node, wanted: bool) -> AsyncIterator[Node]:
+    """``node``, with a dashboard if one is ``wanted``."""
+    if not wanted:
+        yield node
+        return
+    history = NodeHistory(node.manager.status, lambda: node.stall)
+    async with beside("dashboard", history.watch()):
+        yield with_dashboard(node, history)
 
 
 async def _prune_for_ever(outbox: SqliteOutbox, keep_s: float) -> None:

@@ -30,6 +30,7 @@ class Backend:
         self.draining = False
         self.models: dict[str, dict[str, Any]] | None = None
         self.ejections = 0
+        self.fault_count = 0
         self._clock = clock
         self._faults = 0
         self._rest_until = 0.0
@@ -75,6 +76,7 @@ class Backend:
 
     def failed(self) -> None:
         """Count a fault: a broken connection or a 5xx. After ``FAULTS`` in a row it rests."""
+        self.fault_count += 1
         if self.resting and not self._trial:
             # The request was sent before the rest began: a crash under load counts as one fault.
             return

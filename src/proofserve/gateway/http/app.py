@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proofserve.gateway.admin.admin_access import AdminOnly
+from proofserve.gateway.admin.dashboard_routes import dashboard_of
 from proofserve.gateway.admin.routes import include_routes
 from proofserve.gateway.backends.fleet import Backend
 from proofserve.gateway.backends.roster import Resolve, Roster, addresses
@@ -44,7 +45,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = ad
     """
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Gateway]]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with AsyncExitStack() as stack:
             backends = plan.backends
             if engine is not None:
@@ -58,7 +59,10 @@ def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = ad
             if engine is not None:
                 watching = _background(_end_with_engine(gateway.fleet.backends[0]))
                 await stack.enter_async_context(watching)
-            yield {"gateway": gateway}
+            state: dict[str, Any] = {"gateway": gateway}
+            if plan.dashboard:
+                state["dashboard"] = await stack.enter_async_context(dashboard_of(gateway))
+            yield state
 
     app = FastAPI(title="proofserve gateway", lifespan=lifespan)
     include_routes(app, plan)

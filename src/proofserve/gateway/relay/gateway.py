@@ -89,7 +89,10 @@ class Gateway:
             message = f"No backend serves the model {fields.model!r:.200}."
             return failures.UNKNOWN_MODEL.saying(message)
         charge = client.admit(fields, len(body))
-        return charge if isinstance(charge, Failure) else (client, charge, fields)
+        if isinstance(charge, Failure):
+            client.refused[charge.code] += 1
+            return charge
+        return client, charge, fields
 
     def queue_full(self) -> Failure:
         """The refusal of a request for which there is no permit and no place in the queue."""
