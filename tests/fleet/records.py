@@ -50,6 +50,8 @@ def config(number: int, round_: FleetRound = ROUND) -> dict[str, Any]:
         "node_count": nonces.node_count,
         "group_id": nonces.group_id,
         "n_groups": nonces.n_groups,
+        "seq_len": work.seq_len,
+        "scheme": work.scheme.name,
     }
 
 

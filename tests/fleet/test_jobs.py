@@ -8,6 +8,7 @@ import pytest
 
 from fleet.misbehaving import Misbehaving
 from fleet.servers import (
+    DISTANCE_ROUND,
     ROUND,
     FakeMember,
     Receiver,
@@ -49,6 +50,21 @@ async def test_claims_are_judged_by_all_members_together(tmp_path: Path) -> None
     assert not honest["fraud_detected"]
     assert forged["fraud_detected"]
     assert forged["n_mismatch"] == len(NONCES)
+
+
+async def test_claims_are_judged_by_the_configured_round_of_the_fleet(tmp_path: Path) -> None:
+    """Not by one that a member had configured before, for the same block."""
+    async with members(tmp_path, 2) as made, fleet_of(tmp_path, made) as fleet:
+        claims = {name: ROUND[name] for name in ("block_hash", "block_height", "public_key")}
+        claims |= {"node_id": 0, "nonces": NONCES, "dist": [0.0] * len(NONCES)}
+        found = []
+        for flips in (True, False):
+            changed = {**DISTANCE_ROUND, "use_sign_flips": flips}
+            await fleet.pow("POST", "/init/validate", changed)
+            found.append((await fleet.pow("POST", "/validate", claims))["computed_distances"])
+            await fleet.pow("POST", "/stop")
+    with_flips, without = found
+    assert with_flips != pytest.approx(without, abs=1e-4)
 
 
 async def test_a_nonce_that_is_not_finite_is_named(tmp_path: Path) -> None:

@@ -8,17 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from proofserve.fleet.members.client import MemberClient, MemberError, NonsenseAnswered
-from proofserve.fleet.members.member_status import MemberDeployment
+from proofserve.fleet.members.client import MemberClient, NonsenseAnswered
+from proofserve.fleet.members.member_status import MemberDeployment, MemberStatus, read_status
 from proofserve.fleet.orders import judge_order, judging_order, prove_order
 from proofserve.protocol.codec import decode
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import MalformedVector
 from proofserve.rounds.records import Workload
 from proofserve.wire.records import ArtifactRecord, Whole
-
-# The member has another round configured than the one by which it shall judge, or none.
-_NOT_CONFIGURED = (400, 409)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +56,13 @@ async def compute_share(
         raise NonsenseAnswered(f"answered nonsense to a job: {field}: {first['msg']}") from error
 
 
+async def _status(client: MemberClient) -> MemberStatus:
+    try:
+        return read_status((await client.status()).body)
+    except ValueError as error:
+        raise NonsenseAnswered(f"answered nonsense to GET /status: {error}") from error
+
+
 async def _vectors(
     client: MemberClient, work: Workload, nonces: Sequence[int], deployed: MemberDeployment
 ) -> ShareRows:
@@ -74,14 +78,11 @@ async def _vectors(
 
 
 async def _distances(client: MemberClient, work: Workload, nonces: Sequence[int]) -> ShareRows:
-    order = judge_order(work, nonces)
-    try:
-        answer = await client.judge(order)
-    except MemberError as error:
-        if error.status not in _NOT_CONFIGURED:
-            raise
+    config = (await _status(client)).config
+    if config is None or not config.judges(work):
+        # Not always: this replaces the configured round, which may go on in its lane later.
         await client.configure(judging_order(work))
-        answer = await client.judge(order)
+    answer = await client.judge(judge_order(work, nonces))
     computed = _JUDGED.validate_python(answer).computed_distances
     if len(computed) != len(nonces):
         raise NonsenseAnswered("answered for other nonces than it was asked for")

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.records import RoundSpec
+from proofserve.rounds.records import RoundSpec, Workload
 from proofserve.rounds.state import State
 from proofserve.wire.records import UnicodeText, Whole
 
@@ -24,6 +24,14 @@ class MemberConfig(BaseModel):
     node_count: int | None
     group_id: int | None
     n_groups: int | None
+    seq_len: Whole
+    # An object in a round of the distance protocol.
+    scheme: Text | Annotated[dict[Text, Text | bool], Field(max_length=20)]
+
+    def judges(self, work: Workload) -> bool:
+        """Whether ``/validate`` would recompute by the block, scheme and length of ``work``."""
+        block = (self.block_hash, self.block_height) == (work.block.hash, work.block.height)
+        return block and self.seq_len == work.seq_len and self.scheme == work.scheme.to_wire()
 
     def is_of(self, spec: RoundSpec, lane: NonceLane) -> bool:
         """Whether it is ``spec`` with the nonces of ``lane``."""
