@@ -56,7 +56,9 @@ def picture(page: "Page", name: str) -> None:
     # A calm page has few colours, and the file stays small without the others.
     palette = Image.Quantize.MAXCOVERAGE
     data = io.BytesIO()
-    image.quantize(256, palette, kmeans=2, dither=Image.Dither.NONE).save(data, "PNG", optimize=True)
+    image.quantize(256, palette, kmeans=2, dither=Image.Dither.NONE).save(
+        data, "PNG", optimize=True
+    )
     assert len(data.getvalue()) < _MOST_BYTES
     if folder := os.environ.get("PICTURES"):
         (Path(folder) / f"{name}.png").write_bytes(data.getvalue())
