@@ -10,6 +10,7 @@ from support.models import SmallModels
 # Files that use one start of an engine, and which.
 SHARED_ENGINE = {
     "tests/e2e/test_checks.py": "the served node",
+    "tests/e2e/test_dashboard.py": "the served node",
     "tests/e2e/test_distance.py": "the served node",
     "tests/e2e/test_endurance.py": "the served node",
     "tests/e2e/test_fleet.py": "the served node",

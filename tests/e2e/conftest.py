@@ -14,7 +14,7 @@ STALL_S = 4.0
 @pytest.fixture(scope="session")
 def served(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedNode]:
     folder = tmp_path_factory.mktemp("served")
-    with serve(tiny, folder, POC_ENGINE_STALL_SEC=str(STALL_S)) as running:
+    with serve(tiny, folder, POC_ENGINE_STALL_SEC=str(STALL_S), POC_DASHBOARD="1") as running:
         yield running
 
 

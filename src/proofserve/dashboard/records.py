@@ -91,8 +91,6 @@ class LastVerdict(DashboardRecord, frozen=True, kw_only=True):
     nonces: int | None = None
     distance: float | None = None
     threshold: float | None = None
-    report: str | None = None
-    """Path of the report on the same server."""
 
 
 class MemberRow(DashboardRecord, frozen=True, kw_only=True):
