@@ -1,6 +1,7 @@
 """The page of a gateway under load in a real browser: two stub backends, two keys."""
 
 import asyncio
+import re
 import threading
 import time
 from collections import deque
@@ -143,8 +144,10 @@ def test_a_gateway_under_load(browser: "Browser", gateway: PageServer) -> None:
         for panel in ("#round", "#jobs", "#distances"):
             expect(page.locator(panel)).to_be_hidden()
         expect(page.locator("#load .readout")).to_contain_text("in flight 14")
-        line = "document.querySelector('.figure .spark .line').getAttribute('d')"
-        page.wait_for_function(f"{line}.length > 300")
+        # The page forbids to make code of a text, with which wait_for_function would wait.
+        expect(page.locator(".figure .spark .line").first).to_have_attribute(
+            "d", re.compile(r".{300}", re.DOTALL)
+        )
         is_accessible(page)
         picture(page, "dashboard-gateway")
         page.set_viewport_size({"width": 360, "height": 740})
