@@ -1,5 +1,6 @@
 """What every test may use."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ SHARED_ENGINE = {
     "tests/e2e/test_gpu.py": "the served node",
     "tests/e2e/test_probe.py": "the served node",
     "tests/e2e/test_rounds.py": "the served node",
+    "tests/e2e/test_shutdown.py": "the served node",
     "tests/e2e/test_sketch.py": "the served node",
-    "tests/e2e/test_unvetted.py": "the served node",
     "tests/e2e/test_watching.py": "the served node",
     "tests/embedded_engine/test_embedded.py": "the embedded engine",
     "tests/embedded_engine/test_receipts.py": "the embedded engine",
@@ -24,6 +25,15 @@ SHARED_ENGINE = {
     "tests/embedded_engine/test_shapes.py": "the embedded engine",
     "tests/embedded_engine/test_sync.py": "the embedded engine",
 }
+
+FAST_IMPORTS = Path(__file__).parent / "support" / "fast_imports"
+
+
+def pytest_configure() -> None:
+    """Processes of tests import quickly, those of pytest-xdist too: see ``FAST_IMPORTS``."""
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(FAST_IMPORTS) not in path:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FAST_IMPORTS), *path)))
 
 
 @pytest.hookimpl(optionalhook=True)

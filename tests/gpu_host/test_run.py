@@ -20,7 +20,7 @@ ALONE = ("models", "reference", "profile", "noise-cpu-float32", "noise-float32-b
 
 
 def start(*args: str | Path, python: str | Path = sys.executable) -> "subprocess.Popen[str]":
-    path = os.pathsep.join((str(ROOT), str(ROOT / "src")))
+    path = os.pathsep.join((str(ROOT), str(ROOT / "src"), os.environ["PYTHONPATH"]))
     return subprocess.Popen(
         [str(python), "-m", "gpu", *map(str, args)],
         cwd=ROOT,
