@@ -1,4 +1,4 @@
-"""One served node for all tests that need no other; each test leaves it without a round."""
+"""Served nodes for all tests that need no other."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,5 +20,18 @@ def served(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 @pytest.fixture
 def node(served: ServedNode) -> Iterator[ServedNode]:
+    """Each test leaves it without a round."""
     yield served
     served.stop()
+
+
+@pytest.fixture(scope="session")
+def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedNode]:
+    """A node that takes measurements, proves beside chat, and lets short chats finish at its end.
+
+    ``test_gpu.py`` measures it, then ``test_shutdown.py`` ends it.
+    """
+    folder = tmp_path_factory.mktemp("measured")
+    options = ("--scheduling-policy", "priority", "--shutdown-timeout", "2")
+    with serve(tiny, folder, options, POC_MEASURE="1", POC_SHARE="0.3") as running:
+        yield running

@@ -91,7 +91,10 @@ def test_distances_agree_with_transformers(tiny: Path, distance_batches: list[Pr
     assert np.abs(distance_batches[0].values - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize(
+    "parallel",
+    ["tensor_parallel_size", pytest.param("pipeline_parallel_size", marks=pytest.mark.slow)],
+)
 def test_two_ranks_agree_with_one_and_chat_works_beside_them(
     parallel: str,
     tiny: Path,
@@ -128,7 +131,7 @@ def test_two_ranks_agree_with_one_and_chat_works_beside_them(
         assert np.abs(mine.values - theirs.values).max() < 1e-3
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("arch", [pytest.param("llama", marks=pytest.mark.slow), "gemma3"])
 def test_other_architectures(arch: str, small_models: SmallModels, start: Start) -> None:
     model = small_models.get(arch)
     work = workload(seq_len=256)  # longer than the sliding window of the Gemma shape
