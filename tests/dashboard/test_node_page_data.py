@@ -141,6 +141,7 @@ async def test_what_is_not_well_is_said_with_its_reason() -> None:
         assert shown.round is not None
         assert any("paused" in event.text for event in shown.round.events)
         node.server.outbox.full = None
+        await until(lambda: node.server.node.manager.status().paused_reason is None)
         node.cores = (CoreLiveness(0, waited_s=7.0), CoreLiveness(1, waited_s=12.5))
         assert (await node.member()).stalled_s == 12.5
         reason = "engine core 0 has work and has not stepped for 71 s: stopped"

@@ -69,13 +69,21 @@ def owner_of(folder: Path) -> int | None:
 def end_owner(folder: Path, how: signal.Signals) -> int:
     """Send the owner a signal and wait until it has ended; its process id.
 
-    A process that ends resets connections that it had accepted and not yet read.
+    A process that ends resets connections that it had accepted and not yet read. Its parent, of
+    vLLM, waits meanwhile: it would look for the exit code once the process has closed its files,
+    may find that there is none yet, and would end the whole server.
     """
     owner = owner_of(folder)
     assert owner is not None
     process = psutil.Process(owner)
-    os.kill(owner, how)
-    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    parent = process.parent()
+    assert parent is not None
+    parent.suspend()
+    try:
+        process.send_signal(how)
+        until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        parent.resume()
     return owner
 
 
