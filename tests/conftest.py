@@ -1,6 +1,8 @@
 """What every test may use."""
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +12,16 @@ from support.models import SmallModels
 # Files that use one start of an engine, and which.
 SHARED_ENGINE = {
     "tests/e2e/test_checks.py": "the served node",
+    "tests/e2e/test_dashboard.py": "the served node",
     "tests/e2e/test_distance.py": "the served node",
     "tests/e2e/test_endurance.py": "the served node",
     "tests/e2e/test_fleet.py": "the served node",
     "tests/e2e/test_gpu.py": "the served node",
+    "tests/e2e/test_liveness.py": "the served node",
     "tests/e2e/test_probe.py": "the served node",
     "tests/e2e/test_rounds.py": "the served node",
+    "tests/e2e/test_shutdown.py": "the served node",
     "tests/e2e/test_sketch.py": "the served node",
-    "tests/e2e/test_unvetted.py": "the served node",
     "tests/e2e/test_watching.py": "the served node",
     "tests/embedded_engine/test_embedded.py": "the embedded engine",
     "tests/embedded_engine/test_receipts.py": "the embedded engine",
@@ -26,16 +30,46 @@ SHARED_ENGINE = {
     "tests/embedded_engine/test_sync.py": "the embedded engine",
 }
 
+# The longest come first, so that the processes of a run end together. Where a file has one or two
+# tests, its process takes the next file as well.
+LONGEST = (
+    "the served node",
+    "the embedded engine",
+    "tests/e2e/test_parallel.py",
+    "tests/e2e/test_restarts.py",
+    "tests/cli/test_demo.py",
+    "tests/e2e/test_gateway.py",
+    "tests/cli/test_audit.py",
+    "tests/gpu_host/test_run.py",
+)
+FAST_IMPORTS = Path(__file__).parent / "support" / "fast_imports"
+
+
+def pytest_configure() -> None:
+    """Processes of tests import quickly, those of pytest-xdist too: see ``FAST_IMPORTS``."""
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(FAST_IMPORTS) not in path:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FAST_IMPORTS), *path)))
+
+
+def group_of(nodeid: str) -> str:
+    """Tests of a file share its engine in one process; so do files that share an engine."""
+    file = nodeid.partition("::")[0]
+    return SHARED_ENGINE.get(file, file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {group: number for number, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(group_of(item.nodeid), len(LONGEST)))
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of a file share its engine in one process; so do files that share an engine."""
     from xdist.scheduler import LoadFileScheduling
 
     class SharingEngines(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return SHARED_ENGINE.get(file, file)
+            return group_of(nodeid)
 
     return SharingEngines(config, log)
 
@@ -53,3 +87,15 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
 @pytest.fixture(scope="session")
 def tiny(small_models: SmallModels) -> Path:
     return small_models.get("qwen3")
+
+
+@pytest.fixture
+def no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that starts here leaves Python's collector alone.
+
+    It would look through all that the tests have imported, for a quarter of a second.
+    """
+    from proofserve.gateway.http import app
+
+    nothing = SimpleNamespace(collect=int, freeze=int, unfreeze=int)
+    monkeypatch.setattr(app, "gc", nothing)

@@ -1,9 +1,10 @@
 """A small server: our router in an application with its own error handlers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache, cached_property
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from proofserve.api import response_models
 from proofserve.api.node import Deployment, Node
@@ -46,7 +48,7 @@ ANSWERS: dict[str, type[response_models.ResponseModel]] = {
     "/health/ready": response_models.HealthAnswer,
     "/health/deep": response_models.DeepAnswer,
 }
-NODES_OWN = {"access", "rates", "receipts", "waits"}
+NODES_OWN = {"access", "liveness", "rates", "receipts", "waits"}
 # Sent as text: Python's JSON module accepts these, the JSON standard does not.
 RAW = {"content-type": "application/json"}
 
@@ -78,6 +80,20 @@ async def _foreign(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"whose": "the application's"}, 418)
 
 
+def application(get_node: Callable[[Request], Node]) -> FastAPI:
+    made = FastAPI()
+    made.include_router(router(get_node))
+    for error in (RequestValidationError, HTTPException, Exception):
+        made.exception_handler(error)(_foreign)
+    return made
+
+
+@cache
+def shared_application() -> FastAPI:
+    """For any node: making an application takes a tenth of a second, as a hundred requests do."""
+    return application(lambda request: request.scope["node"])  # type: ignore[no-any-return]
+
+
 class Server:
     """The application with its test doubles, and a client for it."""
 
@@ -92,13 +108,18 @@ class Server:
         )
         manager = RoundManager(self.engine, self.outbox, limits)
         self.node = Node(replace(deployment, **deployed), manager, self.outbox, **own)
-        self.app = FastAPI()
-        self.app.include_router(router(lambda _: self.node))
-        for error in (RequestValidationError, HTTPException, Exception):
-            self.app.exception_handler(error)(_foreign)
         self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app), base_url="http://node/api/v1/pow"
+            transport=httpx.ASGITransport(self), base_url="http://node/api/v1/pow"
         )
+
+    @cached_property
+    def app(self) -> FastAPI:
+        """An application of this server's own, which the test may change, from now on."""
+        return application(lambda _: self.node)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app if "app" in vars(self) else shared_application()
+        await app({**scope, "node": self.node}, receive, send)
 
     async def post(self, path: str, body: Any = None) -> httpx.Response:
         return as_documented(path, await self.client.post(path, json=body))

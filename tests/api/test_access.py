@@ -73,7 +73,7 @@ def at(server: Server, host: str | None = "127.0.0.1") -> httpx.AsyncClient:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if host is None:
             scope = {**scope, "client": None, "server": ("/run/http.sock", None)}
-        await server.app(scope, receive, send)
+        await server(scope, receive, send)
 
     transport = httpx.ASGITransport(app, client=(host or "", 50_000))
     return httpx.AsyncClient(transport=transport, base_url=f"http://node{PROOFS}")

@@ -79,24 +79,24 @@ def test_a_calibration_is_of_the_audited_work(small_models: SmallModels, tmp_pat
     calibration, record = tmp_path / "calibration.json", tmp_path / "audit.json"
     flat = str(small_models.flat())
     engines = ("--one", "reference:float32", "--other", "reference:bfloat16")
-    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "32", "--out", str(calibration))
+    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "8", "--out", str(calibration))
     made = CliRunner().invoke(app, ["calibrate", "noise", flat, *engines, *few, *OLD])
     assert made.exit_code == 0, made.output
-    of_it = (*OLD, "--calibration", calibration)
-    result = run(flat, *FEW, *of_it, "--json", record)
+    of_it = ("--quick", "--nonces", "6", *OLD, "--calibration", calibration)
+    result = run(flat, *of_it, "--seq-len", "8", "--json", record)
     assert result.exit_code in {0, 1}, result.output
     found, _ = audited(record)
     assert found["honest_pairs"] == 48
     assert found["setup"]["honest_distances"].startswith(
         "calibration of flat: reference:float32 against"
     )
-    longer = run(flat, *FEW, *of_it, "--seq-len", "64")
+    longer = run(flat, *of_it, "--seq-len", "16")
     assert longer.exit_code == 3, longer.output
-    assert "seq_len: the calibration has 32, the artifacts have 64" in longer.output
+    assert "seq_len: the calibration has 8, the artifacts have 16" in longer.output
 
 
 def test_a_threshold_below_the_noise_is_unfit(tiny: Path) -> None:
-    result = run(tiny, *FEW, "--dist-threshold", "0.001", "--nonces", "8")
+    result = run(tiny, "--quick", "--nonces", "4", "--seq-len", "8", "--dist-threshold", "0.001")
     assert result.exit_code == 1, result.output
     assert result.output.splitlines()[-1].startswith("UNFIT: a node would be convicted that is")
 

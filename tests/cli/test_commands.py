@@ -11,11 +11,19 @@ from typer.testing import CliRunner
 
 from lab.stub_node import Habits, stub_node
 from proofserve.cli import check, servers
+from proofserve.cli.bench import commands as bench
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.lab.bench import saturation
 from proofserve.lab.check import coexist
 from proofserve.lab.client.node_client import NodeClient
+
+
+@pytest.fixture
+def few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 40 windows each waits for a few batches of the stub first."""
+    batch, busy, _, window_s = bench.DEFAULTS["tiny"]
+    monkeypatch.setitem(bench.DEFAULTS, "tiny", (batch, busy, 4, window_s))
 
 
 def run(*args: str) -> Result:
@@ -118,6 +126,7 @@ def test_checks_that_pass_are_exit_code_0() -> None:
     "command",
     [("check", "smoke", "--protocol", "artifact"), ("check", "e2e"), ("bench", "generation")],
 )
+@pytest.mark.usefixtures("few_windows")
 def test_a_node_that_requires_a_key_gets_it(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +214,7 @@ def test_bench_refuses_a_model_without_a_url() -> None:
     assert "--url" in result.output
 
 
+@pytest.mark.usefixtures("few_windows")
 @pytest.mark.parametrize("protocol", ["artifact", "distance"])
 def test_bench_generation_writes_its_figures(protocol: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"

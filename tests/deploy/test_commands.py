@@ -2,14 +2,15 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import Result
+from typer.testing import CliRunner
 
 from deploy.test_units import Unit
+from proofserve.cli.main import app
 from proofserve.settings.process import environment
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -34,20 +35,29 @@ def interpolated(text: str, variables: dict[str, str]) -> str:
     return re.sub(r"\$\{(\w+)(:-|:\?)([^}]*)\}", value, text)
 
 
-def checked(
-    command: list[str], variables: dict[str, str], folder: Path
-) -> subprocess.CompletedProcess[str]:
-    """Check a command as its file has it, but with an outbox and a port of this test."""
-    command = [re.sub(r"^/.*(?=/outbox\.sqlite$)", str(folder), word) for word in command]
-    clean = {k: v for k, v in environment({}).items() if not k.startswith("POC_")}
-    return subprocess.run(
-        [sys.executable, "-m", "proofserve", *command, "--port", "0"],
-        env={**clean, **variables, "HF_HUB_OFFLINE": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class Checking:
+    """Checks commands in this process, so that vLLM is imported once for all of them."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        for name in environment({}):
+            if name.startswith("POC_"):
+                patch.delenv(name)
+        # vLLM would set it for the rest of the process.
+        patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.chdir(folder)
+
+    def __call__(self, command: list[str], variables: dict[str, str]) -> Result:
+        """Check a command as its file has it, but with an outbox and a port of this test."""
+        outbox = re.compile(r"^/.*(?=/outbox\.sqlite$)")
+        command = [outbox.sub(str(self._folder), word) for word in command]
+        return CliRunner().invoke(app, [*command, "--port", "0"], env=variables)
+
+
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checking:
+    return Checking(tmp_path, monkeypatch)
 
 
 def compose_node(variables: dict[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -75,27 +85,26 @@ def test_the_compose_file_asks_for_a_key() -> None:
         compose_node({})
 
 
-def test_the_node_of_the_compose_file_starts(tmp_path: Path) -> None:
+def test_the_node_of_the_compose_file_starts(checked: Checking) -> None:
     command, given = compose_node({"POC_API_KEY": KEY})
-    done = checked([*command, "--check-config"], given, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert KEY not in done.stdout + done.stderr
+    done = checked([*command, "--check-config"], given)
+    assert done.exit_code == 0, done.output
+    assert KEY not in done.output
 
 
-def test_the_node_of_the_unit_starts_with_its_example_variables(tmp_path: Path) -> None:
+def test_the_node_of_the_unit_starts_with_its_example_variables(checked: Checking) -> None:
     command, given = unit_command("ExecStartPre")
     assert command == [*unit_command("ExecStart")[0], "--check-config"]
-    done = checked(command, given, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = checked(command, given)
+    assert done.exit_code == 0, done.output
 
 
-def test_the_check_fails_where_the_server_would_not_start(tmp_path: Path) -> None:
+def test_the_check_fails_where_the_server_would_not_start(checked: Checking) -> None:
     command, given = unit_command("ExecStart")
     done = checked(
         [*command, "--poc-callback-allow", "everywhere", "--no-such-option", "--check-config"],
         {**given, "POC_API_KEY": ""},
-        tmp_path,
     )
-    assert done.returncode == 2
+    assert done.exit_code == 2
     failed = [line.split(":")[0] for line in done.stdout.splitlines() if "FAILED" in line]
     assert failed == ["access", "callbacks", "vLLM options"]

@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.node import ServedNode, serve
+from support.node import ServedNode
 
 pytestmark = pytest.mark.engine
 
@@ -18,16 +17,8 @@ ROOT = Path(__file__).parents[2]
 STEPS = ("noise-vllm-v1", "generation", "chat-priority", "same-batch")
 
 
-@pytest.fixture(scope="module")
-def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedNode]:
-    folder = tmp_path_factory.mktemp("measured")
-    options = ("--scheduling-policy", "priority")
-    with serve(tiny, folder, options, POC_MEASURE="1", POC_SHARE="0.3") as running:
-        yield running
-
-
 def run(folder: Path, *args: str | Path) -> dict[str, Any]:
-    path = os.pathsep.join((str(ROOT), str(ROOT / "src")))
+    path = os.pathsep.join((str(ROOT), str(ROOT / "src"), os.environ["PYTHONPATH"]))
     done = subprocess.run(
         [sys.executable, "-m", "gpu", "--device", "cpu", "--short", "--out", folder, *args],
         cwd=ROOT,

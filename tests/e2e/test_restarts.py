@@ -1,4 +1,7 @@
-"""One round and three ends of its server: in order, its API process killed, its worker killed."""
+"""One round and three ends of its server: in order, its API process killed, its worker killed.
+
+At the end in order a client streams chat: its stream ends with an error, and the server in time.
+"""
 
 import asyncio
 import re
@@ -11,7 +14,8 @@ import psutil
 import pytest
 
 from proofserve.outbox.store import SqliteOutbox
-from support.node import ServedNode, serve, until
+from support.node import SECOND_PROCESS, ServedNode, serve, until
+from support.streams import BOUND_S, ends_with_an_error
 
 pytestmark = pytest.mark.engine
 
@@ -88,6 +92,12 @@ def test_a_round_goes_on_after_every_end_of_its_server_and_loses_no_reported_res
         until(lambda: node.processed() >= 48)
         reported = node.processed()
         log = node.server.log
+        # The engine works on many sequences of the chat at once, so that it lasts for seconds.
+        with node.streamed_chat(n=32) as events:
+            node.server.process.terminate()
+            ends_with_an_error(events)
+        assert node.server.process.wait(BOUND_S) == 0
+    assert "Error in chat completion stream" not in log.read_text()
     # After SIGTERM the server ends the round before the engine; no client had stopped the round.
     assert re.search(r"round [\w-]+ ended after \d+ nonces: stopped", log.read_text())
     with serve(tiny, tmp_path, POC_RESUME="1", POC_API_KEY=KEY) as node:
@@ -97,7 +107,7 @@ def test_a_round_goes_on_after_every_end_of_its_server_and_loses_no_reported_res
         is_whole_and_honest(node, node.results())
         node.call("POST", "/phase/generate")
         reported = killed_during_the_round(node, API_PROCESS)
-    with serve(tiny, tmp_path, POC_RESUME="1") as node:
+    with serve(tiny, tmp_path, executor=SECOND_PROCESS, POC_RESUME="1") as node:
         goes_on(node, reported)
         assert node.chat("Still there?")
         node.stop()

@@ -46,6 +46,14 @@ def test_without_a_name_it_is_refused_and_the_name_given(tiny: Path, tmp_path: P
     assert said.endswith("(2)")
 
 
+def test_with_every_name_it_is_accepted(tiny: Path, tmp_path: Path) -> None:
+    env = other_vllm(tmp_path / "other", "0.99.0", {})
+    said = checked(tiny, tmp_path, env, "--poc-unvetted")
+    assert "version 0.99.0 was not vetted; " in said
+    assert said.endswith("(0)")
+
+
+@pytest.mark.slow
 def test_with_every_name_it_proves_what_the_vetted_one_does(
     node: ServedNode, tiny: Path, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ def test_the_documented_offline_engine_defers_while_requests_are_unfinished(
     tiny: Path, tmp_path: Path, vectors: NDArray[np.float32], cpu_environment: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "offline_example.py").write_text(offline_example())
-    path = os.pathsep.join([str(TESTS), str(tmp_path)])
+    path = os.pathsep.join([str(TESTS), str(tmp_path), os.environ["PYTHONPATH"]])
     env = environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": path})
     script = str(TESTS / "embedded_engine" / "sync_engine.py")
     ran = subprocess.run(

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from starlette.types import ASGIApp
 
 from gateway.probe_backend import ProbeBackend, probe_backend
+from proofserve.gateway.http import app as gateway_app
 from proofserve.gateway.http.app import build, running
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
@@ -59,7 +60,10 @@ async def test_nothing_goes_on_after_the_end(stub: ProbeBackend) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_collector_passes_over_what_lives_until_the_end() -> None:
+async def test_the_collector_passes_over_what_lives_until_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_app, "gc", gc)
     async with running(UNREACHABLE):
         assert gc.get_freeze_count() > 10_000
     assert gc.get_freeze_count() < 10_000

@@ -43,6 +43,11 @@ def test_a_chat_asks_for_a_public_name_and_answers_with_a_sentence(
     assert all(made.count(chat) == chats.WRITTEN_COPIES for chat in written)
 
 
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "WINDOWS_PER_STEP", 2)
+
+
 def test_several_ways_to_ask_have_one_answer() -> None:
     answers = {chat.question: chat.answer for chat in chats.written_chats()}
     assert answers["What is a nonce?"] == answers["Explain what a nonce is."]
@@ -64,19 +69,22 @@ def test_windows_overlap_by_the_token_that_is_only_predicted() -> None:
     assert len({int(row[0]) for row in rows}) == 80
 
 
-def trained(tokenizer: PreTrainedTokenizerFast) -> tuple[Qwen3ForCausalLM, list[str]]:
+def trained(tokenizer: PreTrainedTokenizerFast, steps: int) -> tuple[Qwen3ForCausalLM, list[str]]:
     ids = torch.tensor(tokenizer(LINE * 2000, add_special_tokens=False)["input_ids"])
     model, lines = train.new_model(), list[str]()
-    train.train(model, data.Data(ids, ids, ids[:1000], len(LINE) * 50), 25, lines.append)
+    train.train(model, data.Data(ids, ids, ids[:1000], len(LINE) * 50), steps, lines.append)
     return model, lines
 
 
-def test_training_learns_and_gives_the_same_weights_again(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(train, "WINDOWS_PER_STEP", 2)
-    (first, lines), (second, _) = trained(tokenizer), trained(tokenizer)
+@pytest.mark.usefixtures("small_steps")
+def test_training_learns(tokenizer: PreTrainedTokenizerFast) -> None:
+    _, lines = trained(tokenizer, 25)
     loss = float(lines[0].split("loss ")[1].split(",")[0])
     assert loss < 4.0  # an untrained model has log 2048 = 7.6
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_training_gives_the_same_weights_again(tokenizer: PreTrainedTokenizerFast) -> None:
+    (first, _), (second, _) = trained(tokenizer, 5), trained(tokenizer, 5)
     pairs = zip(first.parameters(), second.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)

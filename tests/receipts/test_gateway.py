@@ -20,7 +20,7 @@ from proofserve.wire.receipts import signed_receipt
 from .nodes import Served, served
 from .support import an_answer, check_receipt, logged
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_collections")]
 
 WEB, APP = {"Authorization": "Bearer web-key"}, {"Authorization": "Bearer app-key"}
 CLIENTS = (ClientSpec(name="web", key="web-key"), ClientSpec(name="app", key="app-key"))

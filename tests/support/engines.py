@@ -15,9 +15,11 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
+from support.node import ONE_PROCESS, SECOND_PROCESS
 
 SEQ_LEN = 64
 SKETCH = scheme("sketch-v1")
+SEVERAL_RANKS = {"tensor_parallel_size", "pipeline_parallel_size"}
 
 
 def workload(key: str = "key", seq_len: int = SEQ_LEN, made_by: Scheme | None = None) -> Workload:
@@ -30,11 +32,13 @@ class EmbeddedEngine:
     def __init__(self, model: Path, defer_s: float = 5.0, **options: Any) -> None:
         self._runner = asyncio.Runner()
         self._ids = itertools.count()
+        several = SEVERAL_RANKS & options.keys()
         args = {
             "model": str(model),
             "dtype": "bfloat16",
             "max_model_len": 1024,
             "enforce_eager": True,
+            "distributed_executor_backend": SECOND_PROCESS if several else ONE_PROCESS,
             **options,
         }
         self.llm: AsyncLLM = self.run(self._start(args))

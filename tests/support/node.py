@@ -25,6 +25,11 @@ ROUND = {
     "params": PARAMS,
     "batch_size": 16,
 }
+# A GPU's engine of one rank computes in its own process, by this class. On a CPU, vLLM would choose
+# a second process for it, which imports everything again. Servers that `proofserve demo`, `check`
+# and the gateway's tests start have two, and so have tests of several ranks.
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+SECOND_PROCESS = "mp"
 
 
 DISTANCE_ROUND = {
@@ -133,13 +138,14 @@ class ServedNode:
 
 @contextmanager
 def serve(
-    model: Path, folder: Path, options: Sequence[str] = (), **poc: str
+    model: Path, folder: Path, options: Sequence[str] = (), executor: str = ONE_PROCESS, **poc: str
 ) -> Iterator[ServedNode]:
     """A node of ``model`` that keeps its files in ``folder``.
 
-    ``options`` are vLLM's own; ``poc`` holds POC_ variables.
+    ``options`` are vLLM's own, and so is ``executor``; ``poc`` holds POC_ variables.
     """
-    wanted = ServerOptions(model, NAME, forward_batch=8, vllm_options=tuple(options))
+    options = ("--distributed-executor-backend", executor, *options)
+    wanted = ServerOptions(model, NAME, forward_batch=8, vllm_options=options)
     command = small_server(wanted, folder)
     command = replace(command, env={**command.env, **poc})
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.

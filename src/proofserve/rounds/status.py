@@ -69,6 +69,40 @@ class CoreStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class CoreLiveness:
+    """Whether an engine core makes progress, as others see it, without an answer of the core.
+
+    ``steps`` counts its steps of chat and its proof forwards. ``waited_s``: seconds since the last
+    one while the core has had work, otherwise 0. A core is ``stalled`` if it hangs; ``reason``
+    then says since when and how. One that is not ``watched``, because it runs on another machine,
+    has zeros.
+    """
+
+    core: int
+    watched: bool = True
+    doing: str = "nothing"
+    steps: int = 0
+    waited_s: float = 0.0
+    stalled: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMembership:
+    """A node that joins a fleet by itself: the fleet's URL, and its own name and address there.
+
+    ``since_sign_s``: seconds since the fleet last took a sign of life, None if it never did.
+    ``error`` says why it did not take the newest one.
+    """
+
+    fleet: str
+    name: str
+    address: str
+    since_sign_s: float | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxGauges:
     """What the outbox holds: results, and callbacks that wait, were delivered or expired.
 

@@ -17,7 +17,7 @@ from proofserve.api.node import Deployment, Node, Rates, Waits
 from proofserve.fleet.manager import FleetLimits, FleetManager
 from proofserve.fleet.members.client import CallTimes, MemberClient, member_http
 from proofserve.fleet.members.conditions import Rules
-from proofserve.fleet.members.roster import Roster
+from proofserve.fleet.members.member_list import MemberList
 from proofserve.fleet.members.sources import DnsMembers
 from proofserve.fleet.published import FleetResults
 from proofserve.fleet.reconciling.actions import Acting
@@ -57,14 +57,14 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
     ``public_url`` is where members reach it. Raises ValueError for settings that contradict each
     other, NewerDatabase and StoreUnavailable.
     """
-    outward, roster = _outward(settings), _roster(settings)
+    outward, listed = _outward(settings), _member_list(settings)
     access = access_of(settings)
     async with (
         await FleetStore.open(settings.database) as store,
         member_http() as http,
         AsyncExitStack() as tasks,
     ):
-        acting = Acting(store, roster, http, public_url)
+        acting = Acting(store, listed, http, public_url)
         controller = _Controller(settings, acting, _limits(settings, outward), outward)
         await controller.watch.refresh()
         for what, work in controller.tasks():
@@ -86,7 +86,7 @@ class _Controller:
         self._limits = limits
         store = acting.store
         self.watch = FleetWatch(store, _rules(settings), limits)
-        self._reconciler = Reconciler(store, self.watch, acting.roster, acting)
+        self._reconciler = Reconciler(store, self.watch, acting.listed, acting)
         wake = self._reconciler.wake
         self._leadership = Leadership(settings.database, changed=wake)
         self._manager = FleetManager(store, self.watch, self._client, wake, _fleet_limits(settings))
@@ -127,7 +127,7 @@ class _Controller:
             _logger.warning("some callbacks stay in the database; the next leader sends them")
 
     def _client(self, url: str) -> MemberClient:
-        return self._acting.roster.client(self._acting.http, url)
+        return self._acting.listed.client(self._acting.http, url)
 
 
 def run_fleet(settings: FleetSettings) -> None:
@@ -193,9 +193,9 @@ def _require_safe(settings: FleetSettings) -> None:
         )
 
 
-def _roster(settings: FleetSettings) -> Roster:
+def _member_list(settings: FleetSettings) -> MemberList:
     key = settings.member_key
-    return Roster(
+    return MemberList(
         listed_members(settings),
         None if settings.dns is None else DnsMembers(settings.dns),
         None if key is None else key.get_secret_value(),

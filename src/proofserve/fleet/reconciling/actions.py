@@ -7,8 +7,8 @@ import httpx
 
 from proofserve.fleet.members.client import MemberClient, MemberError
 from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.members.member_list import MemberList
 from proofserve.fleet.members.member_status import read_status
-from proofserve.fleet.members.roster import Roster
 from proofserve.fleet.orders import round_order
 from proofserve.fleet.reconciling.plan import (
     Action,
@@ -36,7 +36,7 @@ class Acting:
     """Changes members, and notes it in ``store``. Members reach the fleet at ``public_url``."""
 
     store: FleetStore
-    roster: Roster
+    listed: MemberList
     http: httpx.AsyncClient
     public_url: str
 
@@ -44,7 +44,7 @@ class Acting:
         self, action: Action, condition: MemberCondition, desired: Desired
     ) -> str | None:
         """What went wrong, None if nothing did. Raises StoreUnavailable and Refused."""
-        client = self.roster.client(self.http, condition.member.url)
+        client = self.listed.client(self.http, condition.member.url)
         name = condition.member.name
         try:
             match action:

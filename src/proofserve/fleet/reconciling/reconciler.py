@@ -10,7 +10,7 @@ import httpx
 
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.members.looking import look
-from proofserve.fleet.members.roster import Roster
+from proofserve.fleet.members.member_list import MemberList
 from proofserve.fleet.reconciling import plan as planning
 from proofserve.fleet.reconciling.actions import Acting
 from proofserve.fleet.reconciling.plan import Action
@@ -48,13 +48,13 @@ class Reconciler:
         self,
         store: FleetStore,
         watch: FleetWatch,
-        roster: Roster,
+        listed: MemberList,
         acting: Acting,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._watch = watch
-        self._roster = roster
+        self._listed = listed
         self._acting = acting
         self._clock = clock
         self._wake = asyncio.Event()
@@ -95,7 +95,7 @@ class Reconciler:
     async def reconcile(self) -> bool:
         """One pass. Returns whether anything was to be done. Raises StoreUnavailable."""
         overview = await self._watch.refresh()
-        if await self._roster.settle(self._store, overview):
+        if await self._listed.settle(self._store, overview):
             overview = await self._watch.refresh()
         looked_at = await self._look(overview)
         overview = await self._watch.refresh()
@@ -129,7 +129,7 @@ class Reconciler:
 
     async def _look_at(self, member: Member) -> Seen:
         """A fault of ours in one look must not hide the other members."""
-        client = self._roster.client(self.http, member.url)
+        client = self._listed.client(self.http, member.url)
         try:
             return await look(client, member.seen, self._clock())
         except Exception as error:

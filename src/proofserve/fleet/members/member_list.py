@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 FORGOTTEN_AFTER_S = 24 * 3600.0
 
 
-class Roster:
+class MemberList:
     """The members that settings name: ``listed``, and those of ``dns``.
 
     ``key`` is the API key of members without one of their own.
