@@ -165,6 +165,10 @@ class FleetManager:
         self.require_open()
         return await self._engine.self_check()
 
+    @property
+    def is_closing(self) -> bool:
+        return self._closing
+
     def require_open(self) -> None:
         if self._closing:
             raise ShuttingDown("the server is shutting down; ask again after its restart")

@@ -13,7 +13,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Deployment, Node, Rates, Waits
+from proofserve.dashboard.feed import SnapshotFeed
+from proofserve.fleet.dashboard.fleet_page import FleetPage
+from proofserve.fleet.dashboard.member_history import MemberHistory
 from proofserve.fleet.manager import FleetLimits, FleetManager
 from proofserve.fleet.members.client import CallTimes, MemberClient, member_http
 from proofserve.fleet.members.conditions import Rules
@@ -90,6 +94,8 @@ class _Controller:
         wake = self._reconciler.wake
         self._leadership = Leadership(settings.database, changed=wake)
         self._manager = FleetManager(store, self.watch, self._client, wake, _fleet_limits(settings))
+        self._round_history = NodeHistory(self._manager.status, lambda: None)
+        self._member_history = MemberHistory(self.watch)
         self._sender = CallbackSender(store, _policy(settings), outward=outward)
 
     def tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
@@ -97,6 +103,8 @@ class _Controller:
         yield "fleet-view", self.watch.run()
         yield "fleet-rounds", self._manager.follow()
         yield "fleet-leadership", leadership.run()
+        yield "dashboard", self._round_history.watch()
+        yield "dashboard-members", self._member_history.measure_for_ever()
         yield "fleet-reconciler", while_leading(leadership, self._reconciler.run)
         yield "callbacks", while_leading(leadership, self._sender.run)
 
@@ -104,7 +112,9 @@ class _Controller:
         settings, store = self._settings, self._acting.store
         results = FleetResults(store, self.watch, self._client)
         rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-        node = Node(self._limits, self._manager, results, access, rates, waits)
+        page = FleetPage(self.watch, results, self._round_history, self._member_history)
+        feed = SnapshotFeed(page.snapshot, lambda: self._manager.is_closing)
+        node = Node(self._limits, self._manager, results, access, rates, waits, dashboard=feed)
         parts = FleetParts(
             store=store,
             watch=self.watch,

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from proofserve.fleet.members.transport import PoolForEachHost
 from proofserve.wire.paths import PROOFS
 
 # The longest of a member's answers about itself, bytes.
@@ -59,12 +60,11 @@ class CallTimes:
     job_s: float = 300.0
 
 
-def member_http(connections: int = 2000) -> httpx.AsyncClient:
+def member_http() -> httpx.AsyncClient:
     """A client for all members. It keeps connections, and follows neither proxies nor redirects."""
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
     # httpx's timeouts begin again with every byte; each call has a limit of its own.
     return httpx.AsyncClient(
-        limits=limits,
+        transport=PoolForEachHost(),
         timeout=None,  # noqa: S113
         follow_redirects=False,
         trust_env=False,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 
@@ -128,8 +128,15 @@ class Reconciler:
         return set(reports)
 
     async def _look_at(self, member: Member) -> Seen:
+        """A fault of ours in one look must not hide the other members."""
         client = self._listed.client(self.http, member.url)
-        return await look(client, member.seen, self._clock())
+        try:
+            return await look(client, member.seen, self._clock())
+        except Exception as error:
+            _logger.exception("the look at %s failed", member.name)
+            text = f"internal error ({type(error).__name__}), see the fleet's log"
+            before = member.seen or Seen(self._clock(), answered=False)
+            return replace(before, answered=False, error=text)
 
     async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
         by_member: dict[str, list[Action]] = {}
