@@ -15,8 +15,8 @@ const OLD_S = 6;
 const MOST_ANNOUNCED = 3;
 const STATES = { connecting: "Connecting", live: "Live", polling: "Asks every 5 s", lost: "Connection lost", refused: "No access" };
 
-// A phone shows a member as a card, which is long.
-const NARROW = matchMedia("(max-width: 760px)");
+// A narrow window shows a member as a card, which is long.
+const NARROW = matchMedia("(max-width: 1000px)");
 const view = { page: 1, limit: NARROW.matches ? 10 : 25, level: "", search: "" };
 const shown = { snapshot: null, at: 0, state: "connecting", reason: "", problem: "" };
 
