@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Those that need no server: these run here, the others in tests/e2e/test_gpu.py.
 # The other noise steps differ in the names of dtypes alone; tests/gpu_host/test_steps.py has them.
-ALONE = ("models", "reference", "profile", "noise-float32-bfloat16")
+ALONE = ("models", "reference", "profile", "noise-cpu-float32", "noise-float32-bfloat16")
 
 
 def start(*args: str | Path, python: str | Path = sys.executable) -> "subprocess.Popen[str]":
