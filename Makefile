@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow wheel chaos soak fuzz auth ssrf disk check golden bench bench-gateway
-.PHONY: gpu matrix checks train-model lock audit-deps clean
+.PHONY: gpu matrix checks train-model browser pictures lock audit-deps clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,12 @@ golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, G
 # With the host's own torch and vLLM, not those of .venv, if PYTHON has them.
 gpu: ## Measure a host with a GPU, 20 minutes at most (WHEELS=folder without an index, GPU=options).
 	@$(PYTHON) scripts/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(GPU)
+
+browser: $(READY) ## Install Chromium for the tests of the dashboard; says what it does.
+	@$(BIN)/python scripts/browser.py
+
+pictures: browser ## Take the screenshots of docs/images anew, by the tests of the dashboard (a minute).
+	PICTURES=docs/images $(BIN)/python -m pytest tests/dashboard -k browser
 
 # A thread that waits for another one would spin, and its time would count as work.
 train-model: $(READY) ## Train the small model into .cache/trained (ten minutes on two cores).

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 # Files that use one start of an engine, and which.
 SHARED_ENGINE = {
     "tests/e2e/test_checks.py": "the served node",
+    "tests/e2e/test_dashboard.py": "the served node",
     "tests/e2e/test_distance.py": "the served node",
     "tests/e2e/test_endurance.py": "the served node",
+    "tests/e2e/test_fleet.py": "the served node",
     "tests/e2e/test_gpu.py": "the served node",
+    "tests/e2e/test_liveness.py": "the served node",
     "tests/e2e/test_probe.py": "the served node",
     "tests/e2e/test_rounds.py": "the served node",
     "tests/e2e/test_shutdown.py": "the served node",

@@ -22,7 +22,7 @@ from proofserve.gateway.relay.gateway import Gateway
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.receipts.service import ReceiptService
-from proofserve.rounds.status import FORWARD_BOUNDS_S
+from proofserve.rounds.status import FORWARD_BOUNDS_S, CoreLiveness
 from receipts.support import source_of
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ async def node_series() -> dict[str, set[str]]:
 
 
 async def series_of(receipts: ReceiptService, registry: CollectorRegistry) -> dict[str, set[str]]:
-    async with serving(receipts=receipts) as server:
+    async with serving(receipts=receipts, liveness=lambda: (CoreLiveness(0),)) as server:
         server.node.refusals[409, "queue_full"] += 1
         with exposed(server.node, registry):
             text = await asyncio.to_thread(generate_latest, registry)

@@ -7,10 +7,14 @@ import pytest
 
 from support.node import ServedNode, serve
 
+# Seconds after which the served node reports a hang; by default a minute.
+STALL_S = 4.0
+
 
 @pytest.fixture(scope="session")
 def served(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedNode]:
-    with serve(tiny, tmp_path_factory.mktemp("served")) as running:
+    folder = tmp_path_factory.mktemp("served")
+    with serve(tiny, folder, POC_ENGINE_STALL_SEC=str(STALL_S), POC_DASHBOARD="1") as running:
         yield running
 
 

@@ -103,8 +103,22 @@ def proves_the_same(node: ServedNode, rows: Sequence[Any]) -> None:
         }
 
 
+def require_the_stopped_core_is_named(node: ServedNode) -> None:
+    """Stop the second core while both prove: the owner's watch names it, and it alone."""
+    (core,) = [each.pid for each in node.family() if "EngineCore_DP1" in " ".join(each.cmdline())]
+    os.kill(core, signal.SIGSTOP)
+    try:
+        until(lambda: [each["stalled"] for each in status(node)["liveness"]] == [False, True])
+        reason = status(node)["liveness"][1]["reason"]
+        assert reason.startswith(f"engine core 1 (process {core}) has work and has not stepped")
+    finally:
+        os.kill(core, signal.SIGCONT)
+    until(lambda: not any(each["stalled"] for each in status(node)["liveness"]))
+
+
 def test_two_cores_and_two_processes_and_the_owner_ends(tiny: Path, tmp_path: Path) -> None:
-    with serve(tiny, tmp_path, (*TWO_CORES, *TWO_PROCESSES), **A_CORE_EACH) as node:
+    settings = {**A_CORE_EACH, "POC_ENGINE_STALL_SEC": "4"}
+    with serve(tiny, tmp_path, (*TWO_CORES, *TWO_PROCESSES), **settings) as node:
         alone = chats(node)
         with fresh(node) as http:
             http.start_round()
@@ -124,6 +138,7 @@ def test_two_cores_and_two_processes_and_the_owner_ends(tiny: Path, tmp_path: Pa
         assert processed(node) >= reported
         until(lambda: processed(node) > reported + 64)
         assert chats(node) == alone
+        require_the_stopped_core_is_named(node)
 
         with fresh(node) as last:
             last.stop()
@@ -173,11 +188,9 @@ def test_after_a_killed_owner_the_server_ends_and_its_restart_loses_nothing(
 def test_receipts_with_several_processes_are_refused_with_the_reason(
     tiny: Path, tmp_path: Path
 ) -> None:
-    with (
-        pytest.raises(ServerFailed, match="--api-server-count 1 or without --receipts"),
-        serve(tiny, tmp_path, TWO_PROCESSES, POC_RECEIPTS="1"),
-    ):
+    with pytest.raises(ServerFailed), serve(tiny, tmp_path, TWO_PROCESSES, POC_RECEIPTS="1"):
         pytest.fail("the server should not have started")
+    assert "--api-server-count 1 or without --receipts" in (tmp_path / "server.log").read_text()
 
 
 @pytest.mark.slow

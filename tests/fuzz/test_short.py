@@ -1,11 +1,14 @@
 """A small part of `make fuzz`, with a node whose engine is a toy and the real gateway."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from api.distance_bodies import ROUND as DISTANCE
 from api.support import ORDER
+from fuzz.fleets import ROUTES as FLEET_ROUTES
+from fuzz.fleets import toy_fleet
 from fuzz.garbage_claims import seconds_to_convict
 from fuzz.gateways import real_gateway
 from fuzz.generated import send_generated
@@ -44,6 +47,22 @@ def test_the_gateway_answers_as_its_openapi_page_says(
 ) -> None:
     seen = send_generated(gateway[0], CASES, derandomize=True)
     assert seen.total() >= CASES
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Target]:
+    with toy_fleet(tmp_path, lambda: caplog.text) as target:
+        yield target
+        target.assert_sound()
+
+
+def test_the_fleet_answers_as_its_openapi_page_says(fleet: Target) -> None:
+    seen = send_generated(fleet, CASES, derandomize=True)
+    assert seen.total() >= CASES
+
+
+def test_the_fleet_refuses_hostile_requests(fleet: Target) -> None:
+    send_hostile(fleet.port, FLEET_ROUTES)
 
 
 def test_the_node_refuses_hostile_requests(node: Target) -> None:

@@ -116,7 +116,7 @@ class Backend:
         self.most = 0
         self.connections: set[asyncio.StreamWriter] = set()
         self.accepted = 0
-        self.port = 0
+        self.host, self.port = "127.0.0.1", 0
         # The models that /v1/models lists.
         self.models = [MODEL]
         # Whether connections are reset as soon as they are accepted.
@@ -127,11 +127,11 @@ class Backend:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, backlog=512, ssl=self.tls
+            self._serve, self.host, self.port, backlog=512, ssl=self.tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
 

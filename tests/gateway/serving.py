@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from gateway.scripted import MODEL, PATIENCE_S, Backend, until
+from proofserve.gateway.backends.roster import Resolve, addresses
 from proofserve.gateway.http.app import build
 from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, GatewayPlan
@@ -25,12 +26,18 @@ KINDS_OF_LOOP = ["uvloop", pytest.param("asyncio", marks=pytest.mark.slow)]
 class Server:
     """A gateway under uvicorn in its own thread."""
 
-    def __init__(self, plan: GatewayPlan, loop: Any = "uvloop", keep_alive: float = 60.0) -> None:
+    def __init__(
+        self,
+        plan: GatewayPlan,
+        loop: Any = "uvloop",
+        keep_alive: float = 60.0,
+        resolve: Resolve = addresses,
+    ) -> None:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            build(plan),
+            build(plan, resolve=resolve),
             http=GatewayProtocol,
             ws="none",
             lifespan="on",
@@ -104,10 +111,10 @@ def plan_for(*targets: Backend | str, **changes: Any) -> GatewayPlan:
 
 @asynccontextmanager
 async def serving(
-    plan: GatewayPlan, loop: Any = "uvloop", keep_alive: float = 60.0
+    plan: GatewayPlan, loop: Any = "uvloop", keep_alive: float = 60.0, resolve: Resolve = addresses
 ) -> AsyncIterator[Server]:
     """A running gateway. At the end, assert that it holds no permit, request or connection."""
-    server = Server(plan, loop, keep_alive)
+    server = Server(plan, loop, keep_alive, resolve)
     await server.start()
     try:
         yield server

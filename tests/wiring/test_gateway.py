@@ -109,7 +109,16 @@ def test_all_workers_together_keep_the_limits(permits: int, queue: int, workers:
     ],
 )
 def test_backends_and_their_weights(text: str, specs: list[tuple[str, float]]) -> None:
-    assert backends_of(text) == tuple(BackendSpec(*spec) for spec in specs)
+    assert backends_of(text) == (tuple(BackendSpec(*spec) for spec in specs), ())
+
+
+def test_names_that_dns_knows_stand_beside_plain_urls() -> None:
+    text = "dns:http://vllm.models:8001*2,http://a,dns:http://other"
+    names = (BackendSpec("http://vllm.models:8001", 2), BackendSpec("http://other"))
+    assert backends_of(text) == ((BackendSpec("http://a"),), names)
+    plan = plan_of(GatewaySettings(backend_url=text))
+    assert (plan.backends, plan.names) == backends_of(text)
+    assert plan.lookup_interval == 30
 
 
 @pytest.mark.parametrize(
@@ -134,6 +143,10 @@ def test_backends_and_their_weights(text: str, specs: list[tuple[str, float]]) -
         ("http://a*-1", "'-1' is not a weight"),
         ("http://a*nan", "'nan' is not a weight"),
         ("http://a*inf", "'inf' is not a weight"),
+        ("dns:vllm:8001", "'vllm:8001' is not a URL like"),
+        ("dns:http://a,dns:http://a", "twice"),
+        ("dns:https://a", "'dns:https://a': backends that DNS finds need http://"),
+        ("dns:unix:/run/vllm.sock", "backends that DNS finds need http://"),
     ],
 )
 def test_backends_that_cannot_be_meant(text: str, words: str) -> None:

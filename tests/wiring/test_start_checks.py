@@ -96,3 +96,11 @@ def test_receipts_without_a_node_are_refused() -> None:
     assert "48 dimensions" in check("receipts", receipts=True, receipts_k_dim=48)
     with pytest.raises(ValueError, match=r"--receipts needs .*--enable-poc"):
         check("receipts", receipts=True, enabled=False)
+
+
+@pytest.mark.parametrize("option", [["--api-server-count", "2"], ["--api_server_count=3"]])
+def test_receipts_with_several_processes_are_refused(option: list[str]) -> None:
+    assert "dimensions" in check("receipts", "--api-server-count", "1", receipts=True)
+    assert check("receipts", *option) == "off"
+    with pytest.raises(ValueError, match="--api-server-count 1 or without --receipts"):
+        check("receipts", *option, receipts=True)

@@ -52,6 +52,12 @@ class Access:
         if len({kept for kept, _ in self._callers}) < len(keys):
             raise ValueError("two API keys are equal: give each client its own key")
 
+    def with_more(self, keys: Sequence[ApiKey]) -> "Access":
+        """The same access, and that of ``keys``, which are none of the present ones."""
+        made = Access(keys)
+        made._callers = [*self._callers, *made._callers]
+        return made
+
     @property
     def names(self) -> list[str]:
         return [f"{caller.name} ({caller.role})" for _, caller in self._callers]

@@ -147,7 +147,8 @@ def _detail(error: Exception) -> Any:
     if isinstance(error, ProtocolError):
         loc = ("body", *error.field.split("."))
         return problems([{"type": "value_error", "loc": loc, "msg": str(error)}])
-    return "Engine not available" if isinstance(error, EngineGone) else str(error)
+    # A subclass, such as a fleet's, says what can be done.
+    return "Engine not available" if type(error) is EngineGone else str(error)
 
 
 def reason_of(error: Exception) -> str:

@@ -13,6 +13,9 @@ from proofserve.api.node import Node, ServedNode
 from proofserve.api.response_models import DeepAnswer, HealthAnswer, documented
 
 OK = "ok"
+# How long a watched engine may take to answer before it counts as busy, seconds. Supervisors wait
+# for few seconds, and a busy engine must not look like a dead one.
+BUSY_ANSWER_S = 1.0
 
 
 def add_to(router: APIRouter, without_key: APIRouter) -> None:
@@ -35,13 +38,14 @@ async def live() -> dict[str, Any]:
 
 
 async def ready(request: Request, node: ServedNode) -> dict[str, Any]:
-    """The engine answers and the outbox can be written. Needs no key.
+    """The engine works and the outbox can be written. Needs no key.
 
-    503 names the part that failed; only a caller with a key gets the reason.
+    503 names the part that failed; only a caller with a key gets the reason. An engine that has
+    work and has not stepped for POC_ENGINE_STALL_SEC seconds has failed; one that is busy has not.
     """
     node.manager.require_open()
     probe = status.answer_of_outbox(node.outbox.probe())
-    (_, engine), (_, outbox) = await asyncio.gather(status.read_engine(node), probe)
+    engine, (_, outbox) = await asyncio.gather(_engine_fault(node), probe)
     if engine is None and outbox is None:
         return {"status": OK}
     if not _may_see_reasons(node, request):
@@ -52,6 +56,21 @@ async def ready(request: Request, node: ServedNode) -> dict[str, Any]:
 async def deep(node: ServedNode) -> dict[str, Any]:
     """Run one real forward after chat. 503 if it fails or chat leaves no time."""
     return {"status": OK, "seconds": await node.manager.self_check()}
+
+
+async def _engine_fault(node: Node) -> str | None:
+    """Why the engine does not work; None if it does.
+
+    A core that is busy with one long step answers nothing meanwhile. Where all cores are watched,
+    such an engine is ready.
+    """
+    if not node.is_watched:
+        return (await status.read_engine(node))[1]
+    try:
+        async with asyncio.timeout(BUSY_ANSWER_S):
+            return (await status.read_engine(node))[1]
+    except TimeoutError:
+        return node.stall
 
 
 def _may_see_reasons(node: Node, request: Request) -> bool:

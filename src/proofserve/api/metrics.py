@@ -23,7 +23,13 @@ from proofserve.api.response_models import HealthAnswer, documented
 from proofserve.api.status import answer_of_outbox, read_engine, read_receipts
 from proofserve.rounds.receipts.status import ReceiptGauges
 from proofserve.rounds.state import State
-from proofserve.rounds.status import FORWARD_BOUNDS_S, EngineGauges, OutboxGauges, Status
+from proofserve.rounds.status import (
+    FORWARD_BOUNDS_S,
+    CoreLiveness,
+    EngineGauges,
+    OutboxGauges,
+    Status,
+)
 
 PREFIX = "proofserve"
 # Longer than any reading takes: after it the scrape goes on without the node's metrics.
@@ -116,6 +122,7 @@ async def _families(node: Node) -> list[Metric]:
         *_round(node.manager.status()),
         _gauge("up", "Whether a part of the node answered this scrape.", up, ["part"]),
         _gauge("tasks", "Tasks of the event loop; constant while idle.", tasks),
+        *_liveness(node.liveness()),
         *(_engine(engine) if engine is not None else ()),
         *(_cores(engine, node.manager.status()) if engine is not None else ()),
         *(_outbox(outbox) if outbox is not None else ()),
@@ -145,6 +152,17 @@ def _round(status: Status) -> Iterator[Metric]:
     yield _gauge("round_paused", "1 while a fault of engine or outbox stops the round.", paused)
     queued = {(): status.queue.queued_nonces}
     yield _gauge("queued_nonces", "Nonces of jobs and validations that wait or run.", queued)
+
+
+def _liveness(cores: Iterable[CoreLiveness]) -> Iterator[Metric]:
+    """Read without an answer of the engine, which one that hangs does not give."""
+    watched = {(str(each.core),): each for each in cores if each.watched}
+    waited = {label: each.waited_s for label, each in watched.items()}
+    text = "Seconds since the last step of an engine core that has work, otherwise 0."
+    yield _gauge("core_step_age_seconds", text, waited, ["core"])
+    stalled = {label: each.stalled for label, each in watched.items()}
+    text = "1 for an engine core that hangs: it has work, and neither steps nor computes."
+    yield _gauge("core_stalled", text, stalled, ["core"])
 
 
 def _cores(engine: EngineGauges, status: Status) -> Iterator[Metric]:

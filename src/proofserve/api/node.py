@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -12,11 +12,12 @@ from fastapi import Depends, Request
 
 from proofserve.api.access import Access, Caller
 from proofserve.api.errors import ClientGone, TooMany
+from proofserve.dashboard.feed import SnapshotFeed
 from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.manager import RoundManager
-from proofserve.rounds.ports import Outbox
+from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts.service import ReceiptService
 from proofserve.rounds.records import EngineInfo
+from proofserve.rounds.status import CoreLiveness, FleetMembership
 from proofserve.web.fixed_window import FixedWindow
 
 T = TypeVar("T")
@@ -90,6 +91,10 @@ async def _accept(_url: str) -> str | None:
     return None
 
 
+def _no_fleet() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """The values with which requests are compared.
@@ -120,18 +125,34 @@ class Node:
 
     ``refusals`` counts the requests that were not served, by status and reason. ``url_warnings``
     has the warning about the newest round's callback URL, if there is one, by round id. Without
-    ``receipts`` chat answers get none.
+    ``receipts`` chat answers get none. ``dashboard`` is set where the page is served. ``liveness``
+    says of each engine core whether it makes progress, and of none where nothing watches them.
+    ``membership`` shows the fleet that the node joins, None without one.
     """
 
     deployment: Deployment
-    manager: RoundManager
-    outbox: Outbox
+    manager: NodeManager
+    outbox: PublishedResults
     access: Access = field(default_factory=Access)
     rates: Rates = field(default_factory=Rates)
     waits: Waits = field(default_factory=Waits)
     receipts: ReceiptService | None = None
+    dashboard: SnapshotFeed | None = None
     refusals: Counter[tuple[int, str]] = field(default_factory=Counter)
     url_warnings: dict[str, str] = field(default_factory=dict)
+    liveness: Callable[[], Sequence[CoreLiveness]] = tuple
+    membership: Callable[[], FleetMembership | None] = _no_fleet
+
+    @property
+    def stall(self) -> str | None:
+        """Why the engine cores that hang do so; None if none hangs."""
+        return "; ".join(core.reason for core in self.liveness() if core.reason) or None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a hang of any engine core would be noticed."""
+        cores = self.liveness()
+        return len(cores) > 0 and all(core.watched for core in cores)
 
     def warn(self, round_id: str, warning: str | None) -> dict[str, str]:
         """Keep the warning about a new round for ``/status``. Returns its field of the answer."""

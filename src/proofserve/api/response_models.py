@@ -90,8 +90,12 @@ class NodeStatusResponse(StoppedPowStatus):
     outbox_error: str | None
     engine: dict[str, Any] | None
     engine_error: str | None
+    liveness: list[dict[str, Any]]
+    fleet: dict[str, Any] | None
     receipts: dict[str, Any] | None
     receipts_error: str | None
+    lanes: dict[str, Any] | None
+    deployment: dict[str, Any]
 
 
 class ResultRow(ResponseModel):

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from proofserve.api.node import Node
+from proofserve.api.node import Deployment, Node
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
 from proofserve.rounds.receipts.status import ReceiptGauges
@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 # The longest wait for the outbox, in seconds; the engine's answer has its own limit.
 OUTBOX_ANSWER_S = 5.0
+# How often a call that waits for the engine looks whether the engine hangs, seconds.
+STALL_LOOK_S = 0.25
 # Older winners are in GET /results.
 NEWEST_WINNERS = 100
 _NO_LANE = dict.fromkeys(field.name for field in fields(NonceLane))
@@ -52,13 +54,35 @@ async def status_body(node: Node) -> dict[str, Any]:
         "error": status.error,
         "warning": node.url_warnings.get(status.spec.round_id) if status.spec else None,
         "cores": [asdict(core) for core in status.cores],
+        "lanes": asdict(status.lanes) if status.lanes else None,
         "queue": asdict(status.queue),
         "outbox": asdict(outbox) if outbox else None,
         "outbox_error": outbox_error,
         "engine": asdict(engine) if engine else None,
         "engine_error": engine_error,
+        "liveness": [asdict(core) for core in node.liveness()],
+        "fleet": asdict(membership) if (membership := node.membership()) else None,
         "receipts": asdict(receipts) if receipts else None,
         "receipts_error": receipts_error,
+        "deployment": _deployment(node.deployment),
+    }
+
+
+def _deployment(deployment: Deployment) -> dict[str, Any]:
+    """What is deployed: by this a fleet decides whether servers are equal, in the same answer."""
+    engine_info = deployment.engine_info
+    facts = engine_info.facts
+    return {
+        "models": list(engine_info.model_names),
+        "max_seq_len": engine_info.max_seq_len,
+        "hidden_size": facts.hidden_size,
+        "weights_digest": facts.weights_digest,
+        "token_ids": len(facts.tokens) if facts.tokens else 0,
+        "scheme": deployment.scheme,
+        "seq_len": deployment.seq_len,
+        "k_dim": deployment.k_dim,
+        "max_nonces": deployment.max_nonces,
+        "versions": dict(engine_info.versions),
     }
 
 
@@ -136,11 +160,23 @@ def _stats(stats: Stats) -> dict[str, Any]:
 
 
 async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:
-    """The engine's gauges, or None and the reason why they cannot be read."""
+    """The engine's gauges, or None and the reason why they cannot be read.
+
+    An engine that hangs is not waited for.
+    """
+    asked = asyncio.ensure_future(node.manager.engine_gauges())
     try:
-        return await node.manager.engine_gauges(), None
-    except (EngineFault, EngineGone) as error:
+        while not asked.done():
+            if (reason := node.stall) is not None:
+                return None, reason
+            await asyncio.wait({asked}, timeout=STALL_LOOK_S)
+        return asked.result(), None
+    except EngineFault as error:
+        return None, node.stall or str(error)
+    except EngineGone as error:
         return None, str(error)
+    finally:
+        asked.cancel()
 
 
 async def answer_of_outbox(call: Awaitable[T]) -> tuple[T | None, str | None]:

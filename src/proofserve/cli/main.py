@@ -12,6 +12,7 @@ from typer.main import get_command
 COMMANDS = {
     "serve": ("serve", "app"),
     "gateway": ("serve", "gateway_app"),
+    "fleet": ("fleet.commands", "app"),
     "demo": ("demo", "app"),
     "receive": ("receive", "app"),
     "outbox": ("outbox", "app"),

@@ -143,6 +143,7 @@ def gateway(**given: Any) -> None:
     \b
     proofserve gateway --backend-url http://127.0.0.1:8001
     proofserve gateway --backend-url http://a:8001*2,http://b:8001 --client-keys-file keys.toml
+    proofserve gateway --backend-url dns:http://vllm.models.svc:8000
     VLLM_USE_EMBEDDED_ENGINE=true VLLM_MODEL=Qwen/Qwen3-0.6B proofserve gateway
 
     Every option has a variable, shown beside it. After SIGTERM the gateway refuses new requests,

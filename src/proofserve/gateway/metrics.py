@@ -33,6 +33,11 @@ class Buckets:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """One count for each bound, and a last one for what lies beyond."""
+        return tuple(self._counts)
+
     def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
         names = [*map(str, self._bounds), "+Inf"]
         counts = accumulate(self._counts)
@@ -56,6 +61,11 @@ class GatewayTotals:
         self.outcomes: defaultdict[tuple[str, ...], int] = defaultdict(int)
         self.retries: defaultdict[str, int] = defaultdict(int)
         self.series: defaultdict[tuple[str, str], Series] = defaultdict(Series)
+
+    def forget(self, backend: str) -> None:
+        """Drop what was counted of a removed backend: addresses come and go without end."""
+        for key in [each for each in self.series if each[0] == backend]:
+            del self.series[key]
 
 
 Values = Mapping[tuple[str, ...], float]

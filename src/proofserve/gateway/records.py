@@ -45,7 +45,9 @@ class GatewayPlan:
     """The whole configuration of a gateway.
 
     Below the paths ``self_guarded`` the embedded engine checks keys of its own. The backends have
-    receipts below ``receipts_path``; the newest ``remembered_answers`` are known by client.
+    receipts below ``receipts_path``; the newest ``remembered_answers`` are known by client. Every
+    address of ``names``, which are looked up again each ``lookup_interval``, is a backend too.
+    ``processes`` of the same plan share a port.
     """
 
     backends: tuple[BackendSpec, ...]
@@ -63,3 +65,7 @@ class GatewayPlan:
     self_guarded: tuple[str, ...] = ()
     receipts_path: str = ""
     remembered_answers: int = 10_000
+    names: tuple[BackendSpec, ...] = ()
+    lookup_interval: float = 30.0
+    dashboard: bool = False
+    processes: int = 1

@@ -79,14 +79,18 @@ class Delivery:
 def add_job(
     connection: sqlite3.Connection, endpoint: str, url: str, body: Mapping[str, Any], now: float
 ) -> None:
-    """Queue a callback whose body is stored.
+    """Queue a callback whose body is stored. Raises as ``callback_text``."""
+    _add(connection, endpoint, url, now, callback_text(endpoint, body))
+
+
+def callback_text(endpoint: str, body: Mapping[str, Any]) -> str:
+    """The body of a callback as it is stored.
 
     Raises ValueError for an unknown endpoint, and for a number that JSON cannot hold.
     """
     if endpoint not in ENDPOINTS:
         raise ValueError(f"endpoint {endpoint!r} is not one of {', '.join(ENDPOINTS)}")
-    text = json.dumps(body, allow_nan=False, separators=(",", ":"))
-    _add(connection, endpoint, url, now, text)
+    return json.dumps(body, allow_nan=False, separators=(",", ":"))
 
 
 def add_span(connection: sqlite3.Connection, url: str, span: Span, now: float) -> None:

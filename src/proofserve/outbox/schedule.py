@@ -95,7 +95,7 @@ def plan(
         undelivered = True
         if url in busy:
             continue
-        wait_s = _until(at, now, policy.backoff_longest_s)
+        wait_s = wait_until(at, now, policy.backoff_longest_s)
         if wait_s > 0.0:
             waits.append(wait_s)
         elif len(due) < slots:
@@ -116,7 +116,7 @@ def _cut_rounds(
     # All rows first: the loop changes the table.
     rounds = connection.execute(_UNCUT).fetchall()
     for number, url, at_once, cut_seq, last_seq, since, commits_roots in rounds:
-        wait_s = _until(since + policy.interval_s, now, policy.interval_s)
+        wait_s = wait_until(since + policy.interval_s, now, policy.interval_s)
         if wait_s > 0.0 and not at_once and not flushing:
             waits.append(wait_s)
             continue
@@ -148,6 +148,7 @@ def _next_span_of_roots(connection: sqlite3.Connection, uncut: Span, most: int) 
     return uncut if last is None else replace(uncut, last_seq=last)
 
 
-def _until(at: float, now: float, longest_s: float) -> float:
+def wait_until(at: float, now: float, longest_s: float) -> float:
+    """The seconds until ``at``; 0 also if they are more than the clock can explain."""
     wait_s = at - now
     return 0.0 if wait_s <= 0.0 or wait_s > longest_s + _CLOCK_SLACK else wait_s

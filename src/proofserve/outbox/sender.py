@@ -3,14 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
 from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.post import Outward, new_client, post
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan
-from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 
 T = TypeVar("T")
@@ -18,18 +17,46 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class CallbackStore(Protocol):
+    """Where callbacks wait. Methods raise OutboxUnavailable, and the sender calls them again."""
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set when there may be callbacks to post; the sender clears it."""
+        ...
+
+    async def plan(
+        self, policy: CallbackPolicy, busy: frozenset[str] = frozenset(), flushing: bool = False
+    ) -> SendPlan:
+        """The callbacks to post now, none of them to a URL in ``busy``, and the wait after them.
+
+        ``flushing`` makes every stored result due at once.
+        """
+        ...
+
+    async def body(self, delivery: Delivery) -> bytes:
+        """The same bytes for each attempt."""
+        ...
+
+    async def acknowledge(self, delivery: Delivery) -> None: ...
+
+    async def fail(self, delivery: Delivery, error: str, pause_s: float | None) -> None:
+        """Count a failed attempt; the next is due after ``pause_s``; None makes it expire."""
+        ...
+
+
 class CallbackSender:
-    """Sends the callbacks of an outbox; ``run`` must be one task of the same event loop.
+    """Sends the callbacks of a store; ``run`` must be one task of the same event loop.
 
     Delivery is at least once: a callback whose acknowledgement was not stored is sent again under
     the same key. Each target has one post in flight and never waits for another target; a round's
-    callbacks arrive in order. ``sleep`` waits seconds of the outbox's clock. Without ``outward``
+    callbacks arrive in order. ``sleep`` waits seconds of the store's clock. Without ``outward``
     callbacks go to this machine only and are not signed.
     """
 
     def __init__(
         self,
-        store: SqliteOutbox,
+        store: CallbackStore,
         policy: CallbackPolicy,
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
         outward: Outward | None = None,

@@ -13,6 +13,7 @@ from starlette.datastructures import State
 from starlette.types import ASGIApp
 
 from proofserve.api import measure_routes, routes
+from proofserve.api.dashboard import dashboard_routes
 from proofserve.api.errors import NotEnabled
 from proofserve.api.metrics import exposed
 from proofserve.api.node import Node
@@ -23,6 +24,7 @@ from proofserve.plugin.logs import log_as
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.receipts.service import ReceiptSource
 from proofserve.rounds.records import EngineInfo
+from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.settings.process import has_variable
 from proofserve.wire.paths import PROOFS
@@ -35,6 +37,7 @@ from proofserve.wiring.owner.private_app import private_app
 
 if TYPE_CHECKING:
     from proofserve.engines.vllm.client import VllmEngine
+    from proofserve.engines.vllm.liveness.watch import LivenessWatch
 
 _logger = logging.getLogger(__name__)
 # If it is set, vLLM's /metrics shows only the files that processes wrote to that folder.
@@ -87,6 +90,8 @@ class ProofEndpoints:
         made = [routes.router(get_node, has_keys)]
         if chosen.measure:
             made.append(measure_routes.router(get_node, get_engine, has_keys))
+        if chosen.dashboard:
+            made.append(dashboard_routes.router(get_node))
         return made
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
@@ -106,14 +111,18 @@ class ProofEndpoints:
         state.proofserve_engine = engine
         # After the version check in ``_engine_of``: these import private names.
         from proofserve.engines.vllm.compat_client import install_orderly_shutdown  # noqa: PLC0415
+        from proofserve.engines.vllm.liveness.client import watch_of  # noqa: PLC0415
 
+        watch = await watch_of(engine_client, engine, self._settings.engine_stall_sec)
+        await self._running.enter_async_context(beside("liveness counts", watch.run_counts()))
         answers = await self._answers_of(engine_client, engine.engine_info)
         if support.api_processes(engine_client.vllm_config) > 1:
-            ownership = self._shared_by_processes(engine, state)
+            ownership = self._shared_by_processes(engine, state, watch)
             self._ownership = await self._running.enter_async_context(ownership.running())
             ends_rounds = ownership.end
         else:
-            node = running_node(engine, self._settings, answers)
+            await self._running.enter_async_context(beside("liveness", watch.run()))
+            node = running_node(engine, self._settings, answers, liveness=watch.read)
             state.proofserve_node = await self._running.enter_async_context(node)
             self._running.enter_context(exposed(state.proofserve_node))
             ends_rounds = state.proofserve_node.manager.aclose
@@ -130,7 +139,9 @@ class ProofEndpoints:
         )
         _logger.info("proof endpoints: %s", description(access))
 
-    def _shared_by_processes(self, engine: "VllmEngine", state: State) -> Ownership:
+    def _shared_by_processes(
+        self, engine: "VllmEngine", state: State, watch: "LivenessWatch"
+    ) -> Ownership:
         """The ownership of a node that each API process of this server could run."""
 
         @asynccontextmanager
@@ -138,7 +149,8 @@ class ProofEndpoints:
             # The server has not ended, and no client stopped the round of the process that has.
             resume = self._settings.resume or was_owned
             settings = self._settings.model_copy(update={"resume": resume})
-            async with running_node(engine, settings, owned=engine.take_over) as node:
+            made = running_node(engine, settings, owned=engine.take_over, liveness=watch.read)
+            async with beside("liveness", watch.run()), made as node:
                 with exposed(node):
                     state.proofserve_node = node
                     yield node

@@ -31,6 +31,7 @@ def install() -> None:
     EngineCore.proofserve_measure = _measure
     EngineCore.proofserve_take_over = _take_over
     EngineCore.proofserve_ranks = _ranks
+    EngineCore.proofserve_liveness = _liveness
     EngineCore.proofserve_receipts_start = _start_receipts
     EngineCore.proofserve_receipts_answers = _receipts_answers
     setattr(EngineCore, WAKEUP, _wakeup)
@@ -40,14 +41,18 @@ def _gate(engine: Any) -> "ProofGate":
     if not hasattr(engine, "proofserve_gate"):
         from proofserve.engines.vllm.compat_core import VllmCore
         from proofserve.engines.vllm.core_gate import GateOptions, ProofGate, start_wakeups
+        from proofserve.engines.vllm.liveness import core as liveness
+        from proofserve.engines.vllm.liveness.reporter import CoreReporter
         from proofserve.settings.node import EngineSettings
 
         settings = EngineSettings()
-        core = VllmCore(engine, WAKEUP)
+        engine.proofserve_reporter = CoreReporter()
+        core = VllmCore(engine, WAKEUP, engine.proofserve_reporter.proving)
         options = GateOptions(settings.forward_batch, settings.share, settings.lease_idle_sec)
         engine.proofserve_gate = ProofGate(core, options)
         if core.has_own_loop():
-            start_wakeups(engine.proofserve_gate)
+            beat = liveness.start(engine, core, engine.proofserve_gate, engine.proofserve_reporter)
+            start_wakeups(beat)
     gate: ProofGate = engine.proofserve_gate
     return gate
 
@@ -78,6 +83,13 @@ def _take_over(engine: Any) -> None:
 
 def _wakeup(engine: Any) -> "Future[None]":
     return _gate(engine).wake_up()
+
+
+def _liveness(engine: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    _gate(engine)
+    return asdict(engine.proofserve_reporter.join())
 
 
 def _ranks(engine: Any, own: dict[str, Any]) -> list[str]:

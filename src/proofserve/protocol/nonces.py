@@ -5,6 +5,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from proofserve.protocol.errors import ProtocolError
 
 MAX_NONCE = 2**63 - 1
@@ -49,6 +52,17 @@ class NonceLane:
         """The number of ``nonce`` in the lane; None for a nonce of another lane."""
         index, rest = divmod(nonce - self._first, self._stride)
         return index if index >= 0 and not rest else None
+
+    def indices_of(self, nonces: NDArray[np.int64]) -> NDArray[np.int64]:
+        """``index_of`` of many nonces, int64 [n], at once; -1 for a nonce of another lane."""
+        if self._first > MAX_NONCE:
+            return np.full(nonces.shape, -1, np.int64)
+        if self._stride > MAX_NONCE:
+            return np.where(nonces == self._first, 0, -1)
+        # A negative nonce is no nonce, and the difference would overflow.
+        offsets = np.maximum(nonces, -1) - self._first
+        indices, rest = np.divmod(offsets, self._stride)
+        return np.where((offsets >= 0) & (rest == 0), indices, -1)
 
     @property
     def _first(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
 from proofserve.rounds.limits import JobLimits, NonceLimit
-from proofserve.rounds.ports import Outbox
+from proofserve.rounds.ports import CallbackQueue
 from proofserve.rounds.records import CompletedJob, Job, JobState, JobView, Outcome
 from proofserve.rounds.tasks import end, reason_of
 
@@ -26,7 +26,7 @@ class JobQueue:
     def __init__(
         self,
         computation: Computation,
-        outbox: Outbox,
+        outbox: CallbackQueue,
         admission: NonceLimit,
         limits: JobLimits,
         clock: Callable[[], float],

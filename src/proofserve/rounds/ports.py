@@ -1,4 +1,4 @@
-"""What a round needs of an engine and of an outbox, as protocols."""
+"""What a round needs of an engine and of an outbox, and what the API needs of rounds."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -7,15 +7,20 @@ from typing import Protocol
 from proofserve.protocol.commitments import Opening
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.rounds.counters import NodeTotals
 from proofserve.rounds.receipts.status import ReceiptGauges
 from proofserve.rounds.records import (
     CommittedRound,
     CompletedJob,
     Deferred,
+    DistanceClaims,
     DistanceVerdict,
     EngineInfo,
     Finding,
+    Job,
+    JobView,
     Measurement,
+    Outcome,
     ProofBatch,
     RoundProgress,
     RoundSpec,
@@ -23,7 +28,7 @@ from proofserve.rounds.records import (
     Winner,
     Workload,
 )
-from proofserve.rounds.status import EngineGauges, OutboxGauges
+from proofserve.rounds.status import EngineGauges, OutboxGauges, Status
 
 
 class ProofSession(Protocol):
@@ -77,35 +82,8 @@ class AnsweringEngine(Protocol):
         ...
 
 
-class Outbox(Protocol):
-    async def open_round(self, spec: RoundSpec) -> RoundProgress:
-        """Store a round, so that its results and callbacks survive a restart.
-
-        A stored round continues; any other open one is closed. Raises OutboxUnavailable.
-        """
-        ...
-
-    async def interrupted(self) -> RoundSpec | None:
-        """The open round: after a restart, the round that the earlier process was running."""
-        ...
-
-    async def record(
-        self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
-    ) -> None:
-        """Store findings, failures (nonce to reason) and the lane's progress in one transaction.
-
-        Raises OutboxUnavailable (the disk is full, for example): nothing was stored, and the caller
-        may repeat the call.
-        """
-        ...
-
-    async def close_round(self, round_id: str) -> None:
-        """Mark the round stopped and make its undelivered results due for delivery at once."""
-        ...
-
-    async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
-        """Queue the callback about a job or a verdict to ``url``. Raises OutboxUnavailable."""
-        ...
+class PublishedResults(Protocol):
+    """What a node has stored, for the clients that read it. Methods raise OutboxUnavailable."""
 
     async def results(self, after: int, limit: int) -> list[StoredResult]: ...
 
@@ -132,6 +110,113 @@ class Outbox(Protocol):
         ...
 
     async def gauges(self) -> OutboxGauges: ...
+
+
+class CallbackQueue(Protocol):
+    async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
+        """Queue the callback about a job or a verdict to ``url``. Raises OutboxUnavailable."""
+        ...
+
+
+class Outbox(PublishedResults, CallbackQueue, Protocol):
+    async def open_round(self, spec: RoundSpec) -> RoundProgress:
+        """Store a round, so that its results and callbacks survive a restart.
+
+        A stored round continues; any other open one is closed. Raises OutboxUnavailable.
+        """
+        ...
+
+    async def interrupted(self) -> RoundSpec | None:
+        """The open round: after a restart, the round that the earlier process was running."""
+        ...
+
+    async def record(
+        self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
+    ) -> None:
+        """Store findings, failures (nonce to reason) and the lane's progress in one transaction.
+
+        Raises OutboxUnavailable (the disk is full, for example): nothing was stored, and the caller
+        may repeat the call.
+        """
+        ...
+
+    async def close_round(self, round_id: str) -> None:
+        """Mark the round stopped and make its undelivered results due for delivery at once."""
+        ...
+
+
+class NodeManager(Protocol):
+    """The rounds, jobs and judgements of a node, as its routes use them.
+
+    ``state.step`` decides which calls are legal; a refused call changes nothing. After the server
+    began to shut down every call but ``stop`` raises ShuttingDown.
+    """
+
+    @property
+    def totals(self) -> NodeTotals:
+        """Counts over all rounds and jobs since the start of the process."""
+        ...
+
+    async def init(self, spec: RoundSpec) -> None:
+        """Configure ``spec`` without starting it. Raises AlreadyGenerating."""
+        ...
+
+    async def init_validate(self, spec: RoundSpec) -> None:
+        """Configure ``spec`` and judge claims by it. Raises AlreadyGenerating."""
+        ...
+
+    async def start(self, spec: RoundSpec) -> None:
+        """Configure ``spec`` and generate.
+
+        Raises AlreadyGenerating, LaneUnset and OutboxUnavailable.
+        """
+        ...
+
+    async def generate(self) -> None:
+        """Start the configured round, or continue it. Raises NotInitialised, and as ``start``."""
+        ...
+
+    async def validate(self) -> None:
+        """Stop generating, and judge claims. Raises NotInitialised and OtherProtocol."""
+        ...
+
+    async def judge(self, claims: DistanceClaims) -> DistanceVerdict:
+        """Recompute ``claims`` by the configured round, and compare."""
+        ...
+
+    async def stop(self) -> None:
+        """End the running round, if any, and cancel the submitted jobs. Always allowed."""
+        ...
+
+    def status(self) -> Status: ...
+
+    def submit(self, job: Job) -> str:
+        """Queue ``job`` and return its id. Raises QueueFull."""
+        ...
+
+    async def run(self, job: Job) -> Outcome:
+        """Compute ``job`` while the caller waits. Raises QueueFull and EngineFault."""
+        ...
+
+    def result(self, request_id: str) -> JobView:
+        """Raises UnknownJob."""
+        ...
+
+    async def engine_gauges(self) -> EngineGauges:
+        """Raises EngineGone and EngineFault (the engine did not answer in time)."""
+        ...
+
+    async def self_check(self) -> float:
+        """Seconds of one real forward. Raises ChatBusy, EngineFault and EngineGone."""
+        ...
+
+    def require_open(self) -> None:
+        """Raises ShuttingDown once the server shuts down."""
+        ...
+
+    async def aclose(self) -> None:
+        """End every task and start nothing new. A second call does nothing."""
+        ...
 
 
 class ReceiptStorage(Protocol):

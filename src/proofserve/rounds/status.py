@@ -1,6 +1,6 @@
 """The state of a node, its engine, its queue and its outbox, for clients and metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proofserve.rounds.records import RoundSpec
@@ -69,6 +69,40 @@ class CoreStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class CoreLiveness:
+    """Whether an engine core makes progress, as others see it, without an answer of the core.
+
+    ``steps`` counts its steps of chat and its proof forwards. ``waited_s``: seconds since the last
+    one while the core has had work, otherwise 0. A core is ``stalled`` if it hangs; ``reason``
+    then says since when and how. One that is not ``watched``, because it runs on another machine,
+    has zeros.
+    """
+
+    core: int
+    watched: bool = True
+    doing: str = "nothing"
+    steps: int = 0
+    waited_s: float = 0.0
+    stalled: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMembership:
+    """A node that joins a fleet by itself: the fleet's URL, and its own name and address there.
+
+    ``since_sign_s``: seconds since the fleet last took a sign of life, None if it never did.
+    ``error`` says why it did not take the newest one.
+    """
+
+    fleet: str
+    name: str
+    address: str
+    since_sign_s: float | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxGauges:
     """What the outbox holds: results, and callbacks that wait, were delivered or expired.
 
@@ -115,11 +149,23 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneUse:
+    """How a fleet has divided the nonces of its round.
+
+    Number i of the round's nonces belongs to lane i modulo ``total``. ``processed`` has the nonces
+    with a result by lane, for each lane that was given to a member.
+    """
+
+    total: int
+    processed: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The state of a node. ``spec`` and ``stats`` describe the configured round, running or not.
 
     ``paused_reason`` says why a running round makes no progress, ``error`` why a round ended.
-    ``cores`` shows the engine's cores in a running round.
+    ``cores`` shows the engine's cores in a running round, ``lanes`` those of a fleet's round.
     """
 
     state: State
@@ -129,3 +175,4 @@ class Status:
     error: str | None
     queue: QueueGauges
     cores: tuple[CoreStatus, ...] = ()
+    lanes: LaneUse | None = None

@@ -20,7 +20,8 @@ class GatewaySettings(BaseSettings):
     )
 
     backend_url: str = "http://127.0.0.1:8001"
-    """vLLM servers, separated by commas; http://a:8001*2 has a weight of 2."""
+    """vLLM servers, separated by commas; http://a:8001*2 has a weight of 2. With dns: before it,
+    every address of the host is a server, looked up again each half a minute."""
     host: str = "0.0.0.0"  # noqa: S104 - as required
     """Address to listen on."""
     port: int = Field(7000, ge=0, le=65535)
@@ -53,6 +54,8 @@ class GatewaySettings(BaseSettings):
     """The API key that the backends require."""
     gateway_admin_key: str | None = None
     """Key for /admin; without it only this machine may call /admin."""
+    dashboard: bool = False
+    """Serve GET /dashboard, a page that shows this gateway live."""
     remembered_answers: int = Field(10_000, ge=0)
     """Newest answers whose receipts GET /v1/receipts finds; 0: none."""
     cors_origins: str = ""

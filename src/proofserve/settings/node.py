@@ -69,6 +69,8 @@ class NodeSettings(EngineSettings):
     """Open the proof endpoints under /api/v1/pow."""
     measure: bool = False
     """Open POST /api/v1/pow/measure for `bench`; not for a node in service."""
+    dashboard: bool = False
+    """Serve GET /dashboard, a page that shows this node live."""
     receipts: bool = False
     """Keep a receipt of every chat answer: sketches of its tokens; needs --enable-poc."""
     receipts_k_dim: int = Field(32, ge=16, le=64)
@@ -97,6 +99,8 @@ class NodeSettings(EngineSettings):
     """Longest wait for chat inside the engine per call, seconds."""
     rpc_timeout_ms: int = Field(60_000, ge=1)
     """A call fails if the engine does not answer for this long, milliseconds."""
+    engine_stall_sec: float = Field(60.0, gt=0)
+    """An engine core with work that neither steps nor computes for this long hangs, seconds."""
     max_queued_nonces: int = Field(100_000, ge=1)
     """Most nonces of queued and running jobs, and of one request."""
     max_open_waits: int = Field(64, ge=1)
@@ -134,6 +138,14 @@ class NodeSettings(EngineSettings):
     """TOML file of [[key]] tables: name, key, role."""
     allow_anonymous: bool = False
     """Every client may do everything without a key; not together with keys."""
+    fleet: str | None = None
+    """URL of a fleet that this node joins by itself."""
+    fleet_key: SecretStr | None = None
+    """Key for joining the fleet; better as a variable than as an option."""
+    fleet_name: str | None = Field(None, min_length=1, max_length=100)
+    """Name of this node in the fleet; unset: the host's name."""
+    fleet_address: str | None = None
+    """URL under which the fleet reaches this node."""
 
 
 def require_valid_settings() -> None:

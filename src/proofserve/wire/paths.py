@@ -2,6 +2,7 @@
 
 PROOFS = "/api/v1/pow"
 RECEIPTS = "/api/v1/receipts"
+FLEET = "/api/v1/fleet"
 # What a node appends to the callback address of a request.
 GENERATED = "generated"
 VALIDATED = "validated"

@@ -3,6 +3,12 @@
 It imports little, because `serve` uses it before vLLM starts.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import SecretStr
+
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.outbox.allowlist import Allowlist
 from proofserve.settings.node import NodeSettings, node_keys
@@ -12,7 +18,23 @@ from proofserve.web.this_machine import is_loopback
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - refused below
 
 
-def access_of(chosen: NodeSettings) -> Access:
+class KeySettings(Protocol):
+    """The settings of keys that a node and a fleet have."""
+
+    @property
+    def api_key(self) -> Sequence[SecretStr]: ...
+
+    @property
+    def viewer_key(self) -> Sequence[SecretStr]: ...
+
+    @property
+    def api_keys_file(self) -> Path | None: ...
+
+    @property
+    def allow_anonymous(self) -> bool: ...
+
+
+def access_of(chosen: KeySettings) -> Access:
     """The keys of the variables, then those of the file.
 
     Raises:

@@ -40,6 +40,8 @@ CLOSE_S = 5
 WORKER_SILENCE_S = 60
 # Files that a process may have open. Each request in flight has two connections.
 OPEN_FILES = 65_536
+# Before the URL of a backend: each address of its host is a backend.
+DNS = "dns:"
 # The exit code of a gateway that did not start, or that has lost the engine in its process.
 FAILED = 3
 
@@ -53,9 +55,12 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         stall=chosen.stall_timeout_seconds or chosen.request_timeout_seconds,
         total=chosen.request_timeout_seconds,
     )
+    embedded = chosen.use_embedded_engine
+    backends, names = ((), ()) if embedded else backends_of(chosen.backend_url)
     file = chosen.client_keys_file
     return GatewayPlan(
-        backends=() if chosen.use_embedded_engine else backends_of(chosen.backend_url),
+        backends=backends,
+        names=names,
         clients=() if file is None else client_keys(file),
         # Each worker has its share, so that all of them together keep the limit.
         max_concurrent=max(1, chosen.max_concurrent_requests // chosen.gateway_workers),
@@ -69,18 +74,35 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         admin_key=chosen.gateway_admin_key,
         receipts_path=RECEIPTS,
         remembered_answers=chosen.remembered_answers,
+        dashboard=chosen.dashboard,
+        processes=chosen.gateway_workers,
         cors_origins=tuple(filter(None, map(str.strip, chosen.cors_origins.split(",")))),
     )
 
 
-def backends_of(text: str) -> tuple[BackendSpec, ...]:
-    """The backends of ``http://a:8001*2,http://b:8001``. Raises ValueError if it is not valid."""
-    specs = tuple(_backend(part.strip()) for part in text.split(",") if part.strip())
-    if not specs:
+def backends_of(text: str) -> tuple[tuple[BackendSpec, ...], tuple[BackendSpec, ...]]:
+    """The backends of ``http://a:8001*2,http://b:8001``, and the names of ``dns:http://c:8001``.
+
+    Raises ValueError if it is not valid.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    names = tuple(_name(part) for part in parts if part.startswith(DNS))
+    specs = tuple(_backend(part) for part in parts if not part.startswith(DNS))
+    if not parts:
         raise ValueError("VLLM_BACKEND_URL names no backend")
-    if len({spec.url for spec in specs}) < len(specs):
+    if len({spec.url for spec in (*names, *specs)}) < len(parts):
         raise ValueError("VLLM_BACKEND_URL names a backend twice; give it a weight instead: URL*2")
-    return specs
+    return specs, names
+
+
+def _name(text: str) -> BackendSpec:
+    spec = _backend(text.removeprefix(DNS))
+    if not spec.url.startswith("http://"):
+        raise ValueError(
+            f"VLLM_BACKEND_URL: {text!r}: backends that DNS finds need http://, because they are "
+            "called by address, for which no certificate is valid"
+        )
+    return spec
 
 
 def _backend(text: str) -> BackendSpec:

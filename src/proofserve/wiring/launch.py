@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -51,17 +51,27 @@ def server_command(
     return ServerCommand(argv, environment(env))
 
 
-def _server(model: str, vllm_options: Sequence[str]) -> tuple[str, ...]:
-    """The module that serves ``model`` with ``vllm_options``, and its arguments."""
+def has_several_processes(vllm_options: Sequence[str]) -> bool:
+    """Whether these options of vLLM start several API processes."""
+    return _given(vllm_options).api_server_count not in ("0", "1")
+
+
+def _given(vllm_options: Sequence[str]) -> Namespace:
+    """What decides how a server starts, of vLLM's options."""
     # vLLM also accepts these names with underscores.
     texts = [text.replace("_", "-") if text.startswith("-") else text for text in vllm_options]
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--api-server-count", "-asc", default="1")
     parser.add_argument("--shutdown-timeout")
-    given = parser.parse_known_args(texts)[0]
-    if given.api_server_count in ("0", "1"):
+    return parser.parse_known_args(texts)[0]
+
+
+def _server(model: str, vllm_options: Sequence[str]) -> tuple[str, ...]:
+    """The module that serves ``model`` with ``vllm_options``, and its arguments."""
+    if not has_several_processes(vllm_options):
         return (VLLM_SERVER, "--model", model, *vllm_options)
-    more = () if given.shutdown_timeout else ("--shutdown-timeout", str(PROCESSES_END_S))
+    waits = _given(vllm_options).shutdown_timeout is not None
+    more = () if waits else ("--shutdown-timeout", str(PROCESSES_END_S))
     return (VLLM_SERVERS, model, *vllm_options, *more)
 
 

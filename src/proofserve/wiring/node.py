@@ -3,11 +3,14 @@
 import asyncio
 import importlib.metadata
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import torch
 
+from proofserve.api.dashboard.dashboard_routes import with_dashboard
+from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Deployment, Node, Rates, Waits
 from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
@@ -21,9 +24,11 @@ from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
 from proofserve.rounds.receipts.service import ReceiptSource
 from proofserve.rounds.records import EngineInfo, RoundSpec
+from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import access_of, allowlist_of
+from proofserve.wiring.membership.joining import joining
 from proofserve.wiring.receipts import DAY_S, PRUNE_EVERY_S, receipts_of
 
 _logger = logging.getLogger(__name__)
@@ -45,14 +50,15 @@ async def running_node(
     settings: NodeSettings,
     answers: ReceiptSource | None = None,
     owned: Callable[[], Awaitable[None]] = _nothing,
+    liveness: Callable[[], Sequence[CoreLiveness]] = tuple,
 ) -> AsyncIterator[Node]:
     """A node that works until the context ends; it then stops its round and posts due callbacks.
 
     With ``answers`` its chat answers get receipts. ``owned`` is awaited when this process has the
-    outbox, before anything uses the engine.
+    outbox, before anything uses the engine. ``liveness`` reads what the node shows of its cores.
 
     Raises NotAnOutbox, OutboxInUse or OutboxUnavailable if it cannot use the outbox file, and
-    ValueError if the settings of keys, callbacks or receipts are not valid.
+    ValueError if the settings of keys, callbacks, receipts or the fleet are not valid.
     """
     access, outward = access_of(settings), _outward(settings)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
@@ -66,16 +72,31 @@ async def running_node(
             beside("callbacks", sender.run()),
             beside("pruning", pruning),
             receipts_made as receipts,
+            joining(settings) as membership,
         ):
             try:
                 await _continue_round(manager, outbox, deployment, resume=settings.resume)
                 rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-                yield Node(deployment, manager, outbox, access, rates, waits, receipts)
+                made = Node(deployment, manager, outbox, access, rates, waits, receipts)
+                made = replace(made, liveness=liveness, membership=membership)
+                async with _with_page(made, settings.dashboard) as node:
+                    yield node
             finally:
                 await manager.aclose()
                 if receipts is not None:
                     await receipts.finish()
                 await _flush(sender, outbox, settings.shutdown_flush_sec)
+
+
+@asynccontextmanager
+async def _with_page(node: Node, wanted: bool) -> AsyncIterator[Node]:
+    """``node``, with a dashboard if one is ``wanted``."""
+    if not wanted:
+        yield node
+        return
+    history = NodeHistory(node.manager.status, lambda: node.stall)
+    async with beside("dashboard", history.watch()):
+        yield with_dashboard(node, history)
 
 
 async def _prune_for_ever(outbox: SqliteOutbox, keep_s: float) -> None:

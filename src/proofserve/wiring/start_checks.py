@@ -9,6 +9,8 @@ from pathlib import Path
 from proofserve.outbox.database import hold_lock
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.wiring.access import access_of, allowlist_of, description, require_access_rule
+from proofserve.wiring.launch import has_several_processes
+from proofserve.wiring.membership.joining import plan_of
 
 # vLLM's own default.
 PORT = 8000
@@ -26,7 +28,8 @@ def start_checks(model: str, chosen: NodeSettings, vllm_options: Sequence[str]) 
         "address": lambda: _address(listening),
         "callbacks": lambda: _callbacks(chosen),
         "outbox": lambda: _outbox(chosen),
-        "receipts": lambda: _receipts(chosen),
+        "receipts": lambda: _receipts(chosen, vllm_options),
+        "fleet": lambda: _fleet(chosen),
     }
 
 
@@ -99,9 +102,24 @@ def _outbox(chosen: NodeSettings) -> str:
     return f"{path.absolute()} {'can be used' if path.exists() else 'can be created'}"
 
 
-def _receipts(chosen: NodeSettings) -> str:
+def _receipts(chosen: NodeSettings, vllm_options: Sequence[str]) -> str:
     require_proofs_for_receipts(chosen)
+    # vLLM's last lines, after each process has ended, would not show this reason.
+    if chosen.receipts and has_several_processes(vllm_options):
+        raise ValueError(
+            "receipts need a single API process: start with --api-server-count 1 or without"
+            " --receipts"
+        )
     return f"{chosen.receipts_k_dim} dimensions" if chosen.receipts else "off"
+
+
+def _fleet(chosen: NodeSettings) -> str:
+    plan = plan_of(chosen)
+    if plan is None:
+        return "joins none"
+    if not chosen.enabled:
+        raise ValueError("POC_FLEET / --poc-fleet needs POC_ENABLED=1 / --enable-poc")
+    return f"joins {plan.fleet} as {plan.name}, at {plan.address}"
 
 
 def _version(chosen: NodeSettings) -> str:

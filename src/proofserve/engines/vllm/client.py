@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -32,13 +32,14 @@ class VllmEngine:
 
     ``defer_s``: how long, in seconds, a call may wait for chat inside the engine before the engine
     answers ``Deferred``. ``timeout_s``: how many seconds more the answer may take before the call
-    counts as failed.
+    counts as failed. ``open_calls`` counts the proof calls that each core has not answered.
     """
 
     def __init__(
         self, engine_client: Any, engine_info: EngineInfo, defer_s: float, timeout_s: float
     ) -> None:
         self.engine_info = engine_info
+        self.open_calls: Counter[int] = Counter()
         self._client = engine_client
         self._defer_s = defer_s
         self._timeout_s = timeout_s
@@ -101,6 +102,7 @@ class VllmEngine:
     ) -> dict[str, Any]:
         """One ``prove`` call and its reply. Raises EngineFault, also when none came in time."""
         call = call_for(work, self.engine_info.facts, lease, nonces, self._defer_s)
+        self.open_calls[core] += 1
         try:
             async with asyncio.timeout(self._defer_s + self._timeout_s):
                 return dict(await self.call(PROVE, asdict(call), core=core))
@@ -109,6 +111,8 @@ class VllmEngine:
                 f"the engine did not answer within {self._timeout_s:g} s; raise "
                 "POC_RPC_TIMEOUT_MS or lower the batch size"
             ) from None
+        finally:
+            self.open_calls[core] -= 1
 
 
 class VllmSession:

@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from vllm.v1.engine import EngineCoreRequestType
@@ -18,12 +18,15 @@ class VllmCore:
     """A ``vllm.v1.engine.core.EngineCore`` as a ``CorePort``, which describes the methods.
 
     ``wakeup``: name of the EngineCore method under which the plugin installs the gate's
-    ``wake_up``.
+    ``wake_up``. A forward runs within the context ``proving``.
     """
 
-    def __init__(self, engine: Any, wakeup: str) -> None:
+    def __init__(
+        self, engine: Any, wakeup: str, proving: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         self._engine = engine
         self._wakeup = wakeup
+        self._proving = proving
         self._feed_watchdog = watchdog_feed()
 
     def has_own_loop(self) -> bool:
@@ -103,7 +106,8 @@ class VllmCore:
         """
         self._feed_watchdog()
         replies: list[dict[str, Any] | None]
-        replies = self._engine.collective_rpc(prove, None, (forward,))
+        with self._proving():
+            replies = self._engine.collective_rpc(prove, None, (forward,))
         self._feed_watchdog()
         return next(reply for reply in replies if reply is not None)
 

@@ -132,6 +132,11 @@ class ProofGate:
         self._core.call_when_idle(run)
         return future
 
+    @property
+    def waiting_calls(self) -> int:
+        """Calls in the queue, the running one included. Safe from another thread."""
+        return len(self._queue)
+
     def gauges(self) -> dict[str, Any]:
         return {
             **self._times.read(),
@@ -268,11 +273,11 @@ def wake_until_orphaned(
         wake()
 
 
-def start_wakeups(gate: ProofGate) -> None:
-    """Wake ``gate``'s loop from a thread of its own; end this process once it is an orphan."""
+def start_wakeups(wake: Callable[[], None]) -> None:
+    """Call ``wake`` each second in a thread of its own; end this process once it is an orphan."""
 
     def run() -> None:
-        wake_until_orphaned(gate.wake_if_needed)
+        wake_until_orphaned(wake)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=run, name="proofserve-wakeups", daemon=True).start()

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from pydantic import BaseModel, Field
 
+from proofserve.gateway.admin import dashboard_routes
 from proofserve.gateway.admin.admin_access import AdminRoute
 from proofserve.gateway.admin.openapi import (
     ADMIN,
@@ -55,6 +56,8 @@ def include_routes(app: FastAPI, plan: GatewayPlan) -> None:
     app.include_router(openai, dependencies=of_clients)
     app.include_router(receipts, dependencies=of_clients)
     app.include_router(operators, dependencies=[ADMIN] if plan.admin_key is not None else [])
+    if plan.dashboard:
+        app.include_router(dashboard_routes.router())
 
 
 @public.get("/v1/health", tags=["health"], **answering(Health, unavailable=Draining))

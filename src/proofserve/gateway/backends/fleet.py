@@ -30,6 +30,7 @@ class Backend:
         self.draining = False
         self.models: dict[str, dict[str, Any]] | None = None
         self.ejections = 0
+        self.fault_count = 0
         self._clock = clock
         self._faults = 0
         self._rest_until = 0.0
@@ -75,6 +76,7 @@ class Backend:
 
     def failed(self) -> None:
         """Count a fault: a broken connection or a 5xx. After ``FAULTS`` in a row it rests."""
+        self.fault_count += 1
         if self.resting and not self._trial:
             # The request was sent before the rest began: a crash under load counts as one fault.
             return
@@ -96,10 +98,11 @@ class Fleet:
         return next((backend for backend in self.backends if backend.name == name), None)
 
     def knows(self, model: str | None) -> bool:
-        for backend in self.backends:  # noqa: SIM110 - a generator is slower
+        """Whether a backend has the model; true while there is none, which may change soon."""
+        for backend in self.backends:
             if backend.serves(model):
                 return True
-        return False
+        return not self.backends
 
     def choose(
         self, model: str | None, prefix: bytes, tried: Collection[Backend]

@@ -17,9 +17,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proofserve.gateway.admin.admin_access import AdminOnly
+from proofserve.gateway.admin.dashboard_routes import dashboard_of
 from proofserve.gateway.admin.routes import include_routes
 from proofserve.gateway.backends.fleet import Backend
-from proofserve.gateway.backends.prober import Prober
+from proofserve.gateway.backends.roster import Resolve, Roster, addresses
 from proofserve.gateway.failures import Failure, RefusedByGateway
 from proofserve.gateway.http.drain import draining_on_signals
 from proofserve.gateway.records import BackendSpec, GatewayPlan
@@ -36,15 +37,15 @@ MAX_FIELD = 200
 Engine = Callable[[], AbstractAsyncContextManager[tuple[BackendSpec, ASGIApp]]]
 
 
-def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
-    """The application; its lifespan makes the gateway.
+def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = addresses) -> FastAPI:
+    """The application; its lifespan makes the gateway, which finds named backends by ``resolve``.
 
     An ``engine`` is then the only backend, and its application serves all paths that the gateway
     does not have. When the engine dies, the process ends itself by SIGTERM.
     """
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Gateway]]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with AsyncExitStack() as stack:
             backends = plan.backends
             if engine is not None:
@@ -52,13 +53,16 @@ def build(plan: GatewayPlan, engine: Engine | None = None) -> FastAPI:
                 backends = (spec,)
                 # If chat needs a key, the engine's other endpoints must not bypass it.
                 app.mount("/", AdminOnly(engine_app, plan) if plan.clients else engine_app)
-            running_gateway = running(replace(plan, backends=backends))
+            running_gateway = running(replace(plan, backends=backends), resolve)
             gateway = await stack.enter_async_context(running_gateway)
             stack.enter_context(draining_on_signals(gateway))
             if engine is not None:
                 watching = _background(_end_with_engine(gateway.fleet.backends[0]))
                 await stack.enter_async_context(watching)
-            yield {"gateway": gateway}
+            state: dict[str, Any] = {"gateway": gateway}
+            if plan.dashboard:
+                state["dashboard"] = await stack.enter_async_context(dashboard_of(gateway))
+            yield state
 
     app = FastAPI(title="proofserve gateway", lifespan=lifespan)
     include_routes(app, plan)
@@ -89,22 +93,21 @@ class HeadAsGet:
 
 
 @asynccontextmanager
-async def running(plan: GatewayPlan) -> AsyncIterator[Gateway]:
+async def running(plan: GatewayPlan, resolve: Resolve = addresses) -> AsyncIterator[Gateway]:
     gateway = Gateway(plan)
-    probers = [
-        Prober(backend, plan.probe_interval, plan.backend_key) for backend in gateway.fleet.backends
-    ]
-    await asyncio.gather(*(prober.ask() for prober in probers))
+    fleet, forget = gateway.fleet, gateway.totals.forget
+    roster = Roster(plan, fleet, gateway.backend, forget, resolve)
+    await roster.start()
     gateway.deadlines.start()
     # The objects so far live until the end: without them garbage collection pauses are shorter.
     gc.collect()
     gc.freeze()
     try:
-        async with _background(*(prober.run() for prober in probers)):
+        async with _background(roster.run()):
             yield gateway
     finally:
         gc.unfreeze()
-        await asyncio.gather(*(prober.close() for prober in probers))
+        await roster.close()
         gateway.close()
 
 

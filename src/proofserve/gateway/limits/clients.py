@@ -1,6 +1,7 @@
 """The clients of the gateway by their keys, and what each may use."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -33,6 +34,8 @@ class Client:
     def __init__(self, spec: ClientSpec, clock: Clock) -> None:
         self.name = spec.name
         self.in_flight = 0
+        self.refused: Counter[str] = Counter()
+        """Requests that one of its limits refused, by code, for the dashboard."""
         self._concurrency = spec.concurrency
         self._requests = _window(spec.requests_per_minute, clock)
         self._tokens = _window(spec.tokens_per_minute, clock)

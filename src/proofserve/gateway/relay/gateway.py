@@ -16,7 +16,7 @@ from proofserve.gateway.limits.admission import PermitQueue
 from proofserve.gateway.limits.clients import Charge, Client, Clients
 from proofserve.gateway.limits.request_body import RequestBodyReader, RequestFields
 from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
-from proofserve.gateway.records import GatewayPlan
+from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.answered import AnsweredRequests
 from proofserve.gateway.relay.deadlines import Deadlines
 
@@ -50,8 +50,7 @@ class Gateway:
         self.writes = WriteBatch(self.loop)
         self.admission = PermitQueue(plan.max_concurrent, plan.queue_limit)
         self.clients = Clients(plan.clients, self.loop.time)
-        backends = [Backend(spec, self._pool(spec.url), self.loop.time) for spec in plan.backends]
-        self.fleet = Fleet(backends, plan.affinity)
+        self.fleet = Fleet([self.backend(spec) for spec in plan.backends], plan.affinity)
         self.body_reader = RequestBodyReader()
         self.answered = AnsweredRequests(plan.remembered_answers, self.loop.time)
         self.cross_origin = CrossOrigin(plan.cors_origins)
@@ -90,7 +89,10 @@ class Gateway:
             message = f"No backend serves the model {fields.model!r:.200}."
             return failures.UNKNOWN_MODEL.saying(message)
         charge = client.admit(fields, len(body))
-        return charge if isinstance(charge, Failure) else (client, charge, fields)
+        if isinstance(charge, Failure):
+            client.refused[charge.code] += 1
+            return charge
+        return client, charge, fields
 
     def queue_full(self) -> Failure:
         """The refusal of a request for which there is no permit and no place in the queue."""
@@ -112,8 +114,9 @@ class Gateway:
         for backend in self.fleet.backends:
             backend.pool.close()
 
-    def _pool(self, url: str) -> Pool:
-        return Pool(url, self.timeouts.connect, self.loop, self.writes)
+    def backend(self, spec: BackendSpec) -> Backend:
+        pool = Pool(spec.url, self.timeouts.connect, self.loop, self.writes)
+        return Backend(spec, pool, self.loop.time)
 
     def _gauges(self) -> list[Gauge]:
         def single(name: str, text: str, read: Callable[[], float]) -> Gauge:

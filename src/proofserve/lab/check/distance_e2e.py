@@ -45,10 +45,10 @@ def find(node: NodeClient, work: DistanceWork) -> Found:
     after = node.last_seq()
     with node.round(work):
         wait_until(lambda: _has_enough(node.status()), f"{WINNERS} winners", ROUND_S)
-    tried, rows = node.status().processed, node.results(after)
+    tried, rows = node.status().tried(), node.results(after)
     winners = [Winner(row.nonce, row.distance) for row in rows if row.distance is not None]
     # A nonce that failed has a row too; it is neither a winner nor a loser.
-    losers = set(range(tried)) - {row.nonce for row in rows}
+    losers = set(tried) - {row.nonce for row in rows}
     return Found(work, tuple(winners[:WINNERS]), tuple(sorted(losers)))
 
 

@@ -70,7 +70,7 @@ def observe_round(node: NodeClient, work: DistanceWork) -> ObservedRound:
         node.phase_validate()
         counted = node.status()
         rows = [row for row in node.results(after) if row.round_id == counted.round_id]
-        computed = _recomputed(node, work, range(RECOMPUTED))
+        computed = _recomputed(node, work, counted.tried()[:RECOMPUTED])
     finally:
         node.stop()
     states += [counted.state, node.status().state]

@@ -55,6 +55,15 @@ class NodeClient:
     def models(self) -> list[str]:
         return [model["id"] for model in self._call("GET", "/v1/models")["data"]]
 
+    def chats(self) -> bool:
+        """Whether the server has an endpoint for chat: a fleet has none."""
+        try:
+            response = self._http.get(f"{self.url}/v1/chat/completions")
+        except httpx.TransportError as error:
+            raise NodeError(f"{self.url}: {error}") from error
+        # A server with the endpoint answers 405 to this method.
+        return response.status_code != httpx.codes.NOT_FOUND
+
     def versions(self) -> dict[str, str]:
         return dict(self._call("GET", f"{PROOFS}/versions")["versions"])
 

@@ -142,7 +142,8 @@ class NodeStatus:
 
     Of the ``processed`` nonces ``found`` were stored: all of them in a round of the artifact
     protocol, the winners in one of the distance protocol. ``rate`` is in nonces per second since
-    the round began.
+    the round began. A fleet divides its nonces into ``lanes`` lanes; ``of_lane`` has the processed
+    nonces of those that were given. A node has one lane.
     """
 
     state: str
@@ -152,12 +153,23 @@ class NodeStatus:
     failed: int
     rate: float
     engine: EngineGauges | None
+    lanes: int = 1
+    of_lane: Mapping[int, int] | None = None
+
+    def tried(self) -> list[int]:
+        """The nonces with a result, if the round's lane holds every nonce."""
+        counts = {0: self.processed} if self.of_lane is None else self.of_lane
+        return sorted(
+            lane + self.lanes * index for lane, count in counts.items() for index in range(count)
+        )
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "NodeStatus":
         """Read the answer's JSON. A node without a round has no stats."""
         stats = body["stats"] or {}
         gauges = body.get("engine")
+        lanes = body.get("lanes") or {"total": 1, "processed": None}
+        of_lane = lanes["processed"]
         return cls(
             state=body["status"],
             round_id=body.get("round_id"),
@@ -166,6 +178,8 @@ class NodeStatus:
             failed=stats.get("failed", 0),
             rate=stats.get("nonces_per_second", 0.0),
             engine=record_of(EngineGauges, gauges) if gauges else None,
+            lanes=lanes["total"],
+            of_lane=None if of_lane is None else {int(n): count for n, count in of_lane.items()},
         )
 
 

@@ -17,6 +17,7 @@ from proofserve.api.errors import ApiError, BodyTooLarge, ClientGone, NotEnabled
 from proofserve.api.failures import count_and_log, error_response, reason_of
 from proofserve.api.json_body import has_upgraded_body, require_body
 from proofserve.api.node import while_connected
+from proofserve.dashboard.routes import SNAPSHOT
 from proofserve.web.bounded_body import with_body
 from proofserve.wire.paths import PROOFS, RECEIPTS
 from proofserve.wiring.owner.ownership import Ownership
@@ -67,6 +68,8 @@ class ForwardingRoute(BaseRoute):
             return Match.NONE, {}
         path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
         ours = path.startswith((f"{PROOFS}/", f"{RECEIPTS}/")) and path != LIVE
+        # Not the page's stream: an answer is read to its end. The page then asks for snapshots.
+        ours = ours or path == SNAPSHOT
         return (Match.FULL if ours else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,9 +21,9 @@ class Vetting:
 VETTED = (
     Vetting("0.29", ("V1",), MATRIX),
     Vetting("0.30", ("V1",), MATRIX),
-    Vetting("0.31", ("V1",), "contract tests"),
-    Vetting("0.32", ("V1", "V2"), f"{MATRIX}, every test of `make test`"),
-    Vetting("0.33", ("V1",), f"{MATRIX}, with the libraries of 0.32's CPU build"),
+    Vetting("0.31", ("V1",), MATRIX),
+    Vetting("0.32", ("V1", "V2"), f"{MATRIX}; on V1 every test of `make test`"),
+    Vetting("0.33", ("V1", "V2"), f"{MATRIX}, with the libraries of 0.32's CPU build"),
 )
 
 

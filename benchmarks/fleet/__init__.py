@@ -1,0 +1,1 @@
+"""Measures the fleet's store: how many artifacts of members' callbacks it takes in a second."""

@@ -1,0 +1,177 @@
+"""Reads the bodies of members' callbacks: fast, because a fleet may get a million nonces a second.
+
+The receiver's models give the same checks, and take some microseconds for each artifact.
+"""
+
+import json
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from proofserve.fleet import vector_texts
+from proofserve.fleet.errors import BadCallback
+from proofserve.fleet.records import (
+    FleetRound,
+    MemberFindings,
+    MemberRoots,
+    MemberVectors,
+    MemberWinners,
+)
+from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.nonces import MAX_NONCE, NonceLane
+from proofserve.receiver.messages import GeneratedRoots
+from proofserve.rounds.records import RoundSpec
+from proofserve.wire.protocols import problems
+from proofserve.wire.records import encoding_of
+
+
+class _Head(msgspec.Struct):
+    """The fields of every callback; unknown ones are ignored, because newer nodes may send more."""
+
+    block_hash: str
+    block_height: int
+    public_key: str
+    node_id: int
+
+
+# Without the collector, which would look at a million objects again and again.
+class _SentArtifact(msgspec.Struct, gc=False):
+    nonce: int
+    vector_b64: str
+
+
+class _SentEncoding(msgspec.Struct):
+    dtype: str
+    k_dim: int
+    endian: str
+
+
+class _VectorsBody(_Head):
+    encoding: _SentEncoding
+    artifacts: list[_SentArtifact]
+
+
+class _WinnersBody(_Head):
+    r_target: float
+    nonces: list[int]
+    dist: list[float]
+
+
+_VECTORS = msgspec.json.Decoder(_VectorsBody)
+_WINNERS = msgspec.json.Decoder(_WinnersBody)
+
+
+def read(body: bytes, round_: FleetRound, lane: int) -> MemberFindings:
+    """What a member found, from the body of its ``/generated`` callback.
+
+    Checks all of it: block, key and node number are those of the round, vectors have its width and
+    finite values in canonical base64, distances are below its target, nonces are distinct and of
+    this lane. Raises BadCallback with the field. It needs no event loop; a large body takes tenths
+    of a second, so call it in a thread.
+    """
+    spec, nonce_lane = round_.spec, round_.nonces_of(lane)
+    try:
+        if spec.target is not None:
+            return _winners(_WINNERS.decode(body), spec, nonce_lane)
+        if spec.commits_roots:
+            return _roots(body, spec, nonce_lane)
+        return _vectors(_VECTORS.decode(body), spec, nonce_lane)
+    except msgspec.DecodeError as error:
+        # The text ends in "at `$.artifacts[3].nonce`" if it is about one field.
+        what, _, place = str(error).partition(" - at `$")
+        raise BadCallback(place.strip(".`") or "body", what) from error
+
+
+def check_lane(nonces: NDArray[np.int64], lane: NonceLane, field: str) -> NDArray[np.int64]:
+    """The indices of ``nonces`` in their lane. Raises BadCallback for a nonce of another lane."""
+    indices = lane.indices_of(nonces)
+    if (strange := np.flatnonzero(indices < 0)).size:
+        raise BadCallback(field, f"nonce {nonces[strange[0]]} is not of the member's lane")
+    return indices
+
+
+def _vectors(body: _VectorsBody, spec: RoundSpec, lane: NonceLane) -> MemberVectors:
+    _check_head(body, spec)
+    width = spec.work.scheme.width
+    encoding = msgspec.to_builtins(body.encoding)
+    if encoding != encoding_of(width):
+        raise BadCallback("encoding", f"{encoding} where {encoding_of(width)} is needed")
+    nonces = _nonces([each.nonce for each in body.artifacts], lane, "artifacts")
+    try:
+        vectors = vector_texts.decode_all([each.vector_b64 for each in body.artifacts], width)
+    except MalformedVector as error:
+        raise BadCallback(f"artifacts.{error.field}", error.message) from error
+    return MemberVectors(nonces, vectors)
+
+
+def _winners(body: _WinnersBody, spec: RoundSpec, lane: NonceLane) -> MemberWinners:
+    _check_head(body, spec)
+    if spec.target is None or body.r_target != spec.target.r_target:
+        raise BadCallback("r_target", f"{body.r_target} is not the target of the round")
+    if len(body.dist) != len(body.nonces):
+        raise BadCallback("dist", f"{len(body.dist)} values for {len(body.nonces)} nonces")
+    nonces = _nonces(body.nonces, lane, "nonces")
+    distances = np.array(body.dist, np.float64)
+    wrong = np.flatnonzero(~((distances >= 0) & (distances < body.r_target)))
+    if wrong.size:
+        place = wrong[0]
+        raise BadCallback(f"dist.{place}", f"{distances[place]} is not in 0 .. {body.r_target}")
+    return MemberWinners(nonces, distances)
+
+
+def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberRoots:
+    try:
+        body = GeneratedRoots.model_validate_json(raw)
+    except ValidationError as error:
+        first = problems(error.errors())[0]
+        raise BadCallback(".".join(map(str, first["loc"])) or "body", first["msg"]) from error
+    _check_work(body, spec)
+    work = spec.work
+    for field, has, needs in (
+        ("group_id", body.lane, lane),
+        ("scheme", body.scheme, work.scheme.name),
+        ("encoding", body.encoding.model_dump(), encoding_of(work.scheme.width)),
+        ("params.seq_len", body.params.seq_len, work.seq_len),
+    ):
+        if has != needs:
+            raise BadCallback(field, f"{has} where the round has {needs}")
+    end = 0
+    for place, each in enumerate(body.roots):
+        if each.first_index < end:
+            raise BadCallback(
+                f"roots.{place}.first_index", "the batch begins within the one before"
+            )
+        end = each.first_index + each.count
+    firsts = [lane.nonce(each.first_index) for each in body.roots]
+    counts = [each.count for each in body.roots]
+    return MemberRoots(np.array(firsts, np.int64), np.array(counts, np.int64), json.loads(raw))
+
+
+def _check_head(body: _Head, spec: RoundSpec) -> None:
+    _check_work(body, spec)
+    if spec.lane is None or body.node_id != spec.lane.node_id:
+        raise BadCallback("node_id", f"{body.node_id} is not the node number of the round")
+
+
+def _check_work(body: "_Head | GeneratedRoots", spec: RoundSpec) -> None:
+    work = spec.work
+    for field, has, needs in (
+        ("block_hash", body.block_hash, work.block.hash),
+        ("block_height", body.block_height, work.block.height),
+        ("public_key", body.public_key, work.public_key),
+    ):
+        if has != needs:
+            raise BadCallback(field, f"{has!r} where the round has {needs!r}")
+
+
+def _nonces(numbers: list[int], lane: NonceLane, field: str) -> NDArray[np.int64]:
+    try:
+        nonces = np.array(numbers, np.int64)
+    except OverflowError:
+        raise BadCallback(field, f"a nonce is outside 0..{MAX_NONCE}") from None
+    check_lane(nonces, lane, field)
+    if np.unique(nonces).size != nonces.size:
+        raise BadCallback(field, "a nonce occurs twice")
+    return nonces

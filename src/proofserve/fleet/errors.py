@@ -1,0 +1,55 @@
+"""The errors of the fleet's store; the API shows their text to its client."""
+
+from proofserve.rounds.errors import EngineGone, OutboxUnavailable, Refused
+
+
+class StoreUnavailable(OutboxUnavailable):
+    """The database did not answer, or could not store. Nothing was changed.
+
+    One case is uncertain: the connection broke while the database committed. Every method of the
+    store may therefore be called again with the same arguments.
+    """
+
+
+class NewerDatabase(StoreUnavailable):
+    """The tables belong to a newer proofserve, or the file to another program. Nothing changed."""
+
+
+class NoMemberReady(EngineGone):
+    """No member can prove; the text has the reasons. It can once one is ready again."""
+
+
+class UnknownMember(Refused):
+    """No member has this id: there never was one, or it was removed."""
+
+
+class UnknownLane(Refused):
+    """The round has given no lane of this number, or there is no such round."""
+
+
+class NoLaneLeft(Refused):
+    """Every lane of the round was given; a lane is never given twice."""
+
+
+class LaneStillOpen(Refused):
+    """The member has a lane of the round that was not ended."""
+
+
+class RoundOver(Refused):
+    """The round was replaced or stopped, so it gives no more lanes."""
+
+
+class FleetFull(Refused):
+    """The fleet has as many members as it may have."""
+
+
+class BadCallback(Exception):
+    """A member's callback is not about its lane, or not of the announced form.
+
+    ``field`` is the place in the body, ``reason`` what is wrong with it. Nothing was stored.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason

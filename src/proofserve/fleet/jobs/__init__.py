@@ -1,0 +1,1 @@
+"""Jobs of a fleet: its members as one engine."""

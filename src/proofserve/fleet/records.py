@@ -1,0 +1,215 @@
+"""The frozen records of a fleet: members, the desired round, its lanes, and what members found.
+
+Times are wall-clock seconds since the epoch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.nonces import NonceLane
+from proofserve.rounds.records import RoundSpec
+from proofserve.rounds.state import State
+
+
+class Wish(StrEnum):
+    """What the operator wants of a member."""
+
+    ACTIVE = "active"
+    """The member takes part in rounds and jobs."""
+    CORDONED = "cordoned"
+    """The member goes on with what it does, and gets nothing new."""
+    DRAINING = "draining"
+    """The member's lane is ended, and it gets nothing new."""
+
+
+class MemberState(StrEnum):
+    """What a member is, by the operator's wish and the last look at it."""
+
+    JOINING = "joining"
+    """Known, and not yet looked at."""
+    READY = "ready"
+    """It answers, and is equal to the other members."""
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    LOST = "lost"
+    """It does not answer, or its engine does not step."""
+    REFUSED = "refused"
+    """It answers, and its model, weights, scheme, version or clock is not that of the fleet."""
+
+
+class MemberSource(StrEnum):
+    """Where the fleet has the member's address from."""
+
+    LIST = "list"
+    DNS = "dns"
+    JOINED = "joined"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the last look at a member found.
+
+    ``error`` says why the member did not answer, or what its answer lacks; all that follows it is
+    then from an earlier look, or None. ``clock_offset_s`` is the member's clock less the fleet's.
+    ``stalled_s`` is how long an engine with work has not stepped, 0 for one that steps or is idle.
+    ``status`` is the member's own body of ``GET /status``.
+    """
+
+    at: float
+    answered: bool
+    error: str | None = None
+    model_names: tuple[str, ...] = ()
+    weights_digest: str | None = None
+    hidden_size: int | None = None
+    max_seq_len: int | None = None
+    versions: Mapping[str, str] | None = None
+    scheme: str | None = None
+    clock_offset_s: float | None = None
+    stalled_s: float | None = None
+    status: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A server of the fleet. ``url`` has no slash at its end; ``seen`` is None before any look."""
+
+    id: str
+    name: str
+    url: str
+    source: MemberSource
+    wish: Wish
+    wish_reason: str | None
+    added_at: float
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRound:
+    """A round of the fleet. ``number`` rises by round; ``id`` is that of ``spec``.
+
+    ``lanes`` is the number of lanes, fixed at the start; 0 for a round that only judges claims.
+    ``ended_at`` is when it was stopped or replaced by another round, None for a round that runs or
+    is configured.
+    """
+
+    number: int
+    spec: RoundSpec
+    lanes: int
+    opened_at: float
+    ended_at: float | None
+
+    @property
+    def id(self) -> str:
+        return self.spec.round_id
+
+    def nonces_of(self, lane: int) -> NonceLane:
+        """The nonces of lane number ``lane`` = 0 .. ``lanes`` - 1: disjoint, together all.
+
+        A member is started with these four numbers. Raises ValueError for a round without lanes
+        and for a number outside the range.
+        """
+        own = self.spec.lane
+        if own is None or not 0 <= lane < self.lanes:
+            raise ValueError(f"round {self.id} has lanes 0..{self.lanes - 1}, and no lane {lane}")
+        return NonceLane(
+            own.node_id,
+            own.node_count,
+            own.group_id + own.n_groups * lane,
+            own.n_groups * self.lanes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What the fleet shall do: its state as a node, and the configured round.
+
+    The round stays configured when it is stopped, as on a node. None before the first round.
+    """
+
+    state: State = State.IDLE
+    round: FleetRound | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A lane that was given to a member, once and for ever.
+
+    ``member_round_id`` is the member's own id of its round, None until its start is known.
+    """
+
+    round_id: str
+    lane: int
+    member_id: str
+    given_at: float
+    member_round_id: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    end_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneProgress:
+    """A lane and what was stored of it: callbacks, and nonces with a finding or under a root."""
+
+    lane: Lane
+    batches: int
+    stored: int
+    last_stored_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """One consistent look at the database: members by name, the desired round and its lanes."""
+
+    at: float
+    members: tuple[Member, ...]
+    desired: Desired
+    lanes: tuple[LaneProgress, ...]
+
+
+class BatchKind(StrEnum):
+    """What a stored callback holds."""
+
+    VECTORS = "vectors"
+    WINNERS = "winners"
+    ROOTS = "roots"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemberVectors:
+    """The artifacts of one callback: ``nonces`` int64 [n], ``vectors`` float16 [n, k].
+
+    Vectors are little-endian, and every value is finite.
+    """
+
+    nonces: NDArray[np.int64]
+    vectors: NDArray[np.float16]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemberWinners:
+    """The winners of one callback: ``nonces`` int64 [n], ``distances`` float64 [n]."""
+
+    nonces: NDArray[np.int64]
+    distances: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemberRoots:
+    """The roots of one callback.
+
+    ``nonces`` int64 [n] has the first nonce of each root's batch, ``counts`` int64 [n] how many
+    nonces that batch has. ``body`` is the callback's body; its ``roots`` have the same order.
+    """
+
+    nonces: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    body: Mapping[str, Any]
+
+
+MemberFindings = MemberVectors | MemberWinners | MemberRoots

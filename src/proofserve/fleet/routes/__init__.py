@@ -1,0 +1,1 @@
+"""HTTP routes of a fleet that a node does not have."""

@@ -1,0 +1,51 @@
+"""The Prometheus metrics of a fleet, beside those that a node has; nothing is kept for them."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from proofserve.fleet.records import MemberState
+from proofserve.fleet.sql.leadership import Leadership
+from proofserve.fleet.watch import FleetWatch
+
+PREFIX = "proofserve_fleet"
+
+
+class FleetCollector(Collector):
+    """Shows what ``watch`` knows; it may be read in any thread."""
+
+    def __init__(self, watch: FleetWatch, leadership: Leadership) -> None:
+        self._watch = watch
+        self._leadership = leadership
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        overview = self._watch.current
+        states = Counter(each.state for each in overview.members)
+        members = GaugeMetricFamily(f"{PREFIX}_members", "Members by state.", labels=["state"])
+        for state in MemberState:
+            members.add_metric([state.value], states[state])
+        yield members
+        round_ = overview.desired.round
+        lanes = GaugeMetricFamily(
+            f"{PREFIX}_lanes", "Lanes of the newest round: given, and left.", labels=["lane"]
+        )
+        given = len(overview.view.lanes)
+        lanes.add_metric(["given"], given)
+        lanes.add_metric(["left"], (round_.lanes if round_ else 0) - given)
+        yield lanes
+        leads = "1 for the controller that acts on the members."
+        yield GaugeMetricFamily(f"{PREFIX}_leads", leads, value=self._leadership.held)
+        age = "Seconds since the database was read."
+        yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=self._watch.age_s)
+
+
+def registry(watch: FleetWatch, leadership: Leadership) -> CollectorRegistry:
+    made = CollectorRegistry()
+    made.register(FleetCollector(watch, leadership))
+    return made

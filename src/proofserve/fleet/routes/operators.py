@@ -1,0 +1,240 @@
+"""Operators' routes of a fleet: its members, and what shall become of them."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from proofserve.api.access import Access
+from proofserve.api.errors import ApiError
+from proofserve.api.failures import guarded
+from proofserve.api.node import Node
+from proofserve.api.response_models import documented
+from proofserve.api.schemas import Body
+from proofserve.fleet.errors import UnknownMember
+from proofserve.fleet.jobs.engine import NewClient
+from proofserve.fleet.manager import FleetManager
+from proofserve.fleet.members.client import MemberError
+from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.members.sources import plain_url
+from proofserve.fleet.records import Member, MemberSource, Wish
+from proofserve.fleet.routes.answers import (
+    JoinAnswer,
+    MemberAnswer,
+    MembersPage,
+    RemovedAnswer,
+    SnapshotAnswer,
+)
+from proofserve.fleet.routes.metrics import registry
+from proofserve.fleet.routes.snapshot import MOST_OF_PAGE, member_record, snapshot
+from proofserve.fleet.sql.leadership import Leadership
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.watch import FleetWatch
+from proofserve.protocol.errors import ProtocolError
+from proofserve.wire.paths import FLEET
+from proofserve.wire.records import UnicodeText
+
+# Why a member may not join by this URL; None if it may.
+JoinCheck = Callable[[str], Awaitable[str | None]]
+
+
+class MemberNotFound(ApiError):
+    status = 404
+
+
+class StaysNamed(ApiError):
+    """The settings name the member, so it would come back at once."""
+
+    status = 409
+
+
+def _url(text: str) -> str:
+    try:
+        return plain_url(text)
+    except ValueError as error:
+        raise PydanticCustomError("url", "{why}", {"why": str(error)}) from error
+
+
+class JoinRequest(Body, json_schema_extra={"examples": [{"url": "http://node-7:8000"}]}):
+    """A server that wants to be a member. It repeats this as its sign of life."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_url)] = Field(
+        description="Where the fleet reaches its proof endpoints, without a path."
+    )
+    name: Annotated[UnicodeText, Field(min_length=1, max_length=200)] | None = Field(
+        None, description="How operators see it; host and port if left out."
+    )
+
+
+class WishRequest(Body, json_schema_extra={"examples": [{"reason": "a new driver"}]}):
+    """What an operator wants of a member, and why."""
+
+    reason: Annotated[UnicodeText, Field(min_length=1, max_length=500)] = Field(
+        description="Shown beside the member until the next wish."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetParts:
+    """What the routes work with. ``join_access`` says whose keys may add a member."""
+
+    store: FleetStore
+    watch: FleetWatch
+    manager: FleetManager
+    wake: Callable[[], None]
+    clock: Callable[[], float]
+    join_access: Access
+    join_check: JoinCheck
+    client: NewClient
+    leadership: Leadership
+
+    async def changed(self) -> None:
+        await self.watch.refresh()
+        self.wake()
+
+    def condition(self, member_id: str) -> MemberCondition:
+        """Raises MemberNotFound."""
+        for each in self.watch.current.members:
+            if each.member.id == member_id:
+                return each
+        raise MemberNotFound(f"there is no member {member_id!r}: GET {FLEET}/members lists them")
+
+    def record(self, member_id: str) -> dict[str, Any]:
+        condition = self.condition(member_id)
+        overview, counted = self.watch.current, self.manager.counted
+        return member_record(overview, counted, condition, self.clock())
+
+
+def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
+    """Reading needs a viewer's key, changing an operator's, joining also one of its own."""
+
+    def joined_node(request: Request) -> Node:
+        return replace(get_node(request), access=parts.join_access)
+
+    made = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guarded(get_node))
+    joining = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guarded(joined_node))
+    _add_reading(made, parts)
+    _add_wishes(made, parts)
+    _add_removal(made, parts)
+    _add_joining(joining, parts)
+    both = APIRouter()
+    both.include_router(made)
+    both.include_router(joining)
+    return both
+
+
+def _add_reading(router: APIRouter, parts: FleetParts) -> None:
+    @router.get("/snapshot", **documented(SnapshotAnswer, 422, 503))
+    async def read_snapshot(
+        offset: Annotated[int, Query(ge=0, le=100_000)] = 0,
+        limit: Annotated[int, Query(ge=0, le=MOST_OF_PAGE)] = 100,
+    ) -> dict[str, Any]:
+        """The fleet, its round, and one page of members, the worst first."""
+        overview = parts.watch.current
+        return snapshot(overview, parts.manager.counted, parts.clock(), offset, limit)
+
+    @router.get("/metrics", response_class=PlainTextResponse, responses=_refusals(503))
+    async def metrics() -> PlainTextResponse:
+        """Members, lanes and leadership in the text format of Prometheus."""
+        text = generate_latest(registry(parts.watch, parts.leadership))
+        return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/members", **documented(MembersPage, 422, 503))
+    async def members(
+        offset: Annotated[int, Query(ge=0, le=100_000)] = 0,
+        limit: Annotated[int, Query(ge=0, le=MOST_OF_PAGE)] = 100,
+    ) -> dict[str, Any]:
+        """One page of members, the worst first."""
+        overview = parts.watch.current
+        found = snapshot(overview, parts.manager.counted, parts.clock(), offset, limit)
+        return {name: found[name] for name in ("members", "of_members", "offset")}
+
+    @router.get("/members/{member_id}", **documented(MemberAnswer, 404, 503))
+    async def member(member_id: str) -> dict[str, Any]:
+        """One member. 404 if there is none with this id."""
+        return parts.record(member_id)
+
+
+def _refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The documented refusals of a route whose answer is no JSON."""
+    responses: dict[int | str, dict[str, Any]] = documented(MemberAnswer, *codes)["responses"]
+    return {code: each for code, each in responses.items() if code != 200}
+
+
+def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
+    changed = documented(MemberAnswer, 404, 422, 503)
+
+    async def wish(member_id: str, wanted: Wish, reason: str | None) -> dict[str, Any]:
+        try:
+            await parts.store.wish(member_id, wanted, reason)
+        except UnknownMember as error:
+            raise MemberNotFound(str(error)) from error
+        await parts.changed()
+        return parts.record(member_id)
+
+    @router.post("/members/{member_id}/cordon", **changed)
+    async def cordon(member_id: str, body: WishRequest) -> dict[str, Any]:
+        """Give the member nothing new; its lane goes on."""
+        return await wish(member_id, Wish.CORDONED, body.reason)
+
+    @router.post("/members/{member_id}/drain", **changed)
+    async def drain(member_id: str, body: WishRequest) -> dict[str, Any]:
+        """Stop the member's lane, and give it nothing new. Its results are still taken."""
+        return await wish(member_id, Wish.DRAINING, body.reason)
+
+    @router.post("/members/{member_id}/uncordon", **changed)
+    async def uncordon(member_id: str) -> dict[str, Any]:
+        """Let a cordoned or drained member take part again."""
+        return await wish(member_id, Wish.ACTIVE, None)
+
+
+def _add_removal(router: APIRouter, parts: FleetParts) -> None:
+    removed = documented(RemovedAnswer, 404, 409, 422, 503)
+
+    @router.post("/members/{member_id}/remove", **removed)
+    async def remove(member_id: str, body: WishRequest) -> dict[str, Any]:
+        """Forget a member that joined by itself. What it has proved stays."""
+        condition = parts.condition(member_id)
+        member = condition.member
+        _require_joined(member)
+        if condition.answered and condition.status is not None and condition.status.generates:
+            # Later nothing would stop it: the fleet knows only its members.
+            with suppress(MemberError):
+                await parts.client(member.url).stop()
+        try:
+            await parts.store.remove_member(member_id, body.reason)
+        except UnknownMember as error:
+            raise MemberNotFound(str(error)) from error
+        await parts.changed()
+        return {"id": member_id, "name": member.name, "removed": True}
+
+
+def _add_joining(router: APIRouter, parts: FleetParts) -> None:
+    @router.post("/members", **documented(JoinAnswer, 409, 422, 503))
+    async def join(body: JoinRequest) -> dict[str, Any]:
+        """Add the server, or take its sign of life. The answer says what it is for the fleet."""
+        if refusal := await parts.join_check(body.url):
+            raise ProtocolError("url", refusal)
+        known = {each.member.url: each for each in parts.watch.current.members}
+        condition = known.get(body.url)
+        if condition is None or (body.name and body.name != condition.member.name):
+            source = condition.member.source if condition else MemberSource.JOINED
+            name = body.name or body.url.partition("://")[2]
+            member = await parts.store.put_member(body.url, name, source)
+            await parts.changed()
+            condition = parts.condition(member.id)
+        return {"id": condition.member.id, "state": condition.state, "reason": condition.reason}
+
+
+def _require_joined(member: Member) -> None:
+    if member.source is not MemberSource.JOINED:
+        where = "the list of members" if member.source is MemberSource.LIST else "the DNS"
+        raise StaysNamed(
+            f"{member.name} comes from {where}: take it out there; until then cordon or drain it"
+        )

@@ -1,0 +1,1 @@
+"""Members' callbacks: stored as one row each, and read as results."""

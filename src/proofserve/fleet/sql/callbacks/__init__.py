@@ -1,0 +1,1 @@
+"""Callbacks from the fleet to the network, as rows and as bodies."""

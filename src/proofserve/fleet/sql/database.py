@@ -1,0 +1,173 @@
+"""One database behind a few threads, so that the event loop never waits for it."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from proofserve.fleet.errors import StoreUnavailable
+from proofserve.fleet.sql import address, schema
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Connections of one store to PostgreSQL, and as many threads.
+_CONNECTIONS = 4
+# The longest wait for PostgreSQL's answer, in seconds: a server that is stopped in mid-answer, or
+# unplugged, would otherwise hold a thread for ever.
+_ANSWER_S = 20.0
+_CONNECT_S = 5
+# What one statement may take on the server, and wait for a row that another transaction locks.
+_SESSION = (
+    "SET statement_timeout = '15s'; SET lock_timeout = '10s';"
+    " SET idle_in_transaction_session_timeout = '15s'"
+)
+# A second process with the same SQLite file writes for some milliseconds at a time. Seconds.
+_SQLITE_LOCK_S = 5.0
+_SQLITE_WRITE = "BEGIN IMMEDIATE"
+# The execution option that holds the statement with which a transaction of SQLite begins.
+_BEGIN = "fleet_begin"
+
+
+class FleetDatabase:
+    """Runs transactions: on SQLite one after another, on PostgreSQL a few at a time."""
+
+    def __init__(self, url: URL, answer_s: float = _ANSWER_S) -> None:
+        self._name = address.shown(url)
+        self._is_sqlite = address.is_sqlite(url)
+        self._answer_s = None if self._is_sqlite else answer_s
+        self._engine = _sqlite(url) if self._is_sqlite else _postgresql(url)
+        workers = 1 if self._is_sqlite else _CONNECTIONS
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fleet-store")
+        self._running: set[asyncio.Future[Any]] = set()
+        self._closed = False
+
+    @classmethod
+    async def open(cls, url: URL, answer_s: float = _ANSWER_S) -> Self:
+        """Connect, and bring the tables to the present version.
+
+        Raises StoreUnavailable, also as NewerDatabase.
+        """
+        database = cls(url, answer_s)
+        try:
+            await database.write(schema.migrate)
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kw: P.kwargs
+    ) -> T:
+        """Run ``work`` on one snapshot and return its result. Raises StoreUnavailable."""
+        options = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        return await self._run(options, lambda c: work(c, *args, **kw))
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kw: P.kwargs
+    ) -> T:
+        """Run ``work`` in a transaction: then all its changes are on disk, or none of them.
+
+        Raises StoreUnavailable, and the errors of ``work``.
+        """
+        options = {_BEGIN: _SQLITE_WRITE} if self._is_sqlite else {}
+        return await self._run(options, lambda c: work(c, *args, **kw))
+
+    async def close(self) -> None:
+        """Finish queued transactions and disconnect. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._running:
+            await asyncio.wait(self._running, timeout=self._answer_s)
+        # Without a wait: a thread may still wait for a server that does not answer.
+        self._threads.shutdown(wait=False)
+        await asyncio.to_thread(self._engine.dispose)
+
+    async def _run(self, options: dict[str, Any], work: Callable[[Connection], T]) -> T:
+        if self._closed:
+            raise StoreUnavailable(f"the fleet's database {self._name} is closed")
+        running = asyncio.get_running_loop().run_in_executor(
+            self._threads, self._transact, options, work
+        )
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        try:
+            async with asyncio.timeout(self._answer_s):
+                return await running
+        except TimeoutError:
+            text = f"the fleet's database {self._name} did not answer in {self._answer_s:g} s"
+            raise StoreUnavailable(text) from None
+
+    def _transact(self, options: dict[str, Any], work: Callable[[Connection], T]) -> T:
+        try:
+            with self._engine.connect() as connection:
+                connection.execution_options(**options)
+                transaction = connection.begin()
+                with transaction:
+                    return work(connection)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(
+                f"the fleet's database {self._name} failed: {_why(error)}"
+            ) from error
+
+
+def _why(error: SQLAlchemyError) -> str:
+    """The driver's own words: without the statement and its values, which may be large."""
+    inner = error.orig if isinstance(error, DBAPIError) else error
+    lines = str(inner).strip().splitlines() or [type(inner).__name__]
+    return "; ".join(line.strip() for line in lines[:2])
+
+
+def _postgresql(url: URL) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=_CONNECTIONS,
+        max_overflow=0,
+        # A connection from before a restart of the server is replaced, not an error.
+        pool_pre_ping=True,
+        hide_parameters=True,
+        connect_args={
+            "connect_timeout": _CONNECT_S,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 10_000,
+        },
+    )
+
+    @event.listens_for(engine, "connect")
+    def _limit(connection: Any, _record: object) -> None:
+        connection.execute(_SESSION)
+        connection.commit()
+
+    return engine
+
+
+def _sqlite(url: URL) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=1,
+        max_overflow=0,
+        hide_parameters=True,
+        # Only the one thread uses the connection, but another one closes it.
+        connect_args={"timeout": _SQLITE_LOCK_S, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: object) -> None:
+        # We begin transactions ourselves: Python would begin them too late for reads.
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode = WAL")
+        # WAL alone may lose the last commits in a power failure; results must be on disk to count.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
+
+    return engine

@@ -1,0 +1,204 @@
+"""The tables. Times are wall-clock seconds since the epoch; migrations/versions creates them."""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Row,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+# Other programs, the one with durable jobs for example, may use the same database.
+PREFIX = "fleet_"
+VERSION_TABLE = f"{PREFIX}version"
+
+AnyRow = Row[*tuple[Any, ...]]
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+# SQLite numbers rows by itself only if their key is a plain INTEGER, which has 64 bits there.
+_NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _partial(name: str, *columns: Column[Any], where: str, unique: bool = False) -> Index:
+    """An index of the rows for which ``where`` holds."""
+    condition = text(where)
+    return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
+
+
+members = Table(
+    "fleet_members",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("url", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("wish", Text, nullable=False),
+    Column("wish_reason", Text),
+    Column("added_at", Double, nullable=False),
+    Column("removed_at", Double),
+    # A ``Seen`` as JSON.
+    Column("seen", Text),
+)
+
+rounds = Table(
+    "fleet_rounds",
+    metadata,
+    Column("number", _NUMBER, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    # A ``RoundSpec`` as JSON; ``about`` is its block hash and key, to find it by them.
+    Column("spec", Text, nullable=False),
+    Column("about", Text, nullable=False),
+    Column("url", Text),
+    Column("opened_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("lanes", Integer, nullable=False),
+    Column("given", Integer, nullable=False, server_default="0"),
+    Column("stored", BigInteger, nullable=False, server_default="0"),
+    # Batches up to ``cut_batch`` are in a delivery already. The next delivery is due one interval
+    # after ``interval_from``: the first batch, then each cut.
+    Column("last_batch", BigInteger, nullable=False, server_default="0"),
+    Column("cut_batch", BigInteger, nullable=False, server_default="0"),
+    Column("interval_from", Double),
+    # For the foreign key of lanes.
+    UniqueConstraint("number", "lanes"),
+)
+Index("ix_fleet_rounds_about", rounds.c.about)
+_partial(
+    "ix_fleet_rounds_uncut", rounds.c.number, where="url IS NOT NULL AND last_batch > cut_batch"
+)
+
+# One row, which a change of the desired state locks.
+desired = Table(
+    "fleet_desired",
+    metadata,
+    Column("id", Integer, CheckConstraint("id = 1", name="one"), primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("round", _NUMBER, ForeignKey("fleet_rounds.number")),
+)
+
+lanes = Table(
+    "fleet_lanes",
+    metadata,
+    # The key is what makes lanes disjoint: a lane that was given is never given again.
+    Column("round", _NUMBER, primary_key=True),
+    Column("lane", Integer, primary_key=True),
+    # The number of lanes of the round, once more, so that the database checks the lane's range.
+    Column("lanes", Integer, nullable=False),
+    Column("member", Text, ForeignKey("fleet_members.id"), nullable=False),
+    Column("given_at", Double, nullable=False),
+    Column("member_round", Text),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+    Column("end_reason", Text),
+    # Kept with each batch: counting batches for each view would be slow.
+    Column("batches", BigInteger, nullable=False, server_default="0"),
+    Column("stored", BigInteger, nullable=False, server_default="0"),
+    Column("last_stored_at", Double),
+    # No stored batch has a nonce with this index of the lane or a greater one.
+    Column("next_index", BigInteger, nullable=False, server_default="0"),
+    ForeignKeyConstraint(["round", "lanes"], ["fleet_rounds.number", "fleet_rounds.lanes"]),
+    CheckConstraint("lane >= 0 AND lane < lanes", name="range"),
+)
+# A member works on one lane of a round at a time.
+_partial(
+    "ix_fleet_lanes_open", lanes.c.round, lanes.c.member, where="ended_at IS NULL", unique=True
+)
+
+# One row, which every transaction that stores batches locks first: batches and results are
+# numbered in the order in which they are committed.
+counters = Table(
+    "fleet_counters",
+    metadata,
+    Column("id", Integer, CheckConstraint("id = 1", name="one"), primary_key=True),
+    Column("last_batch", BigInteger, nullable=False),
+    Column("last_seq", BigInteger, nullable=False),
+)
+
+batches = Table(
+    "fleet_batches",
+    metadata,
+    Column("number", _NUMBER, primary_key=True, autoincrement=False),
+    Column("round", _NUMBER, nullable=False),
+    Column("lane", Integer, nullable=False),
+    Column("callback_key", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("first_seq", BigInteger, nullable=False),
+    Column("last_seq", BigInteger, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    # The smallest and greatest index in the lane; null for a batch that has nothing new.
+    Column("first_index", BigInteger),
+    Column("last_index", BigInteger),
+    Column("stored_at", Double, nullable=False),
+    # int64, little-endian; ``found`` has ``row_bytes`` for each of them: float16 values or one
+    # float64, little-endian. Of roots: the first nonces of their batches, and a body as JSON.
+    Column("nonces", LargeBinary, nullable=False),
+    Column("row_bytes", Integer, nullable=False),
+    Column("found", LargeBinary, nullable=False),
+    Column("body", Text),
+    ForeignKeyConstraint(["round", "lane"], ["fleet_lanes.round", "fleet_lanes.lane"]),
+    UniqueConstraint("round", "lane", "callback_key"),
+)
+Index("ix_fleet_batches_index", batches.c.round, batches.c.lane, batches.c.last_index)
+Index("ix_fleet_batches_seq", batches.c.last_seq)
+Index("ix_fleet_batches_number", batches.c.round, batches.c.number)
+
+# The last sequence of each callback URL.
+streams = Table(
+    "fleet_streams",
+    metadata,
+    Column("url", Text, primary_key=True),
+    Column("last", BigInteger, nullable=False),
+)
+
+deliveries = Table(
+    "fleet_deliveries",
+    metadata,
+    Column("id", _NUMBER, primary_key=True),
+    Column("endpoint", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("idempotency_key", Text, nullable=False, unique=True),
+    # Either the batches ``first_batch`` .. ``last_batch`` of a round, or a body.
+    Column("round", _NUMBER, ForeignKey("fleet_rounds.number")),
+    Column("first_batch", BigInteger),
+    Column("last_batch", BigInteger),
+    Column("body", Text),
+    Column("state", Text, nullable=False, server_default="pending"),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("created_at", Double, nullable=False),
+    Column("next_attempt_at", Double, nullable=False),
+    Column("failed_at", Double),
+    Column("delivered_at", Double),
+    Column("last_error", Text),
+    UniqueConstraint("url", "sequence"),
+    CheckConstraint("state IN ('pending', 'done', 'expired')", name="state"),
+    CheckConstraint("(round IS NULL) = (body IS NOT NULL)", name="about"),
+)
+_partial(
+    "ix_fleet_deliveries_pending",
+    deliveries.c.url,
+    deliveries.c.sequence,
+    where="state = 'pending'",
+)
+Index("ix_fleet_deliveries_round", deliveries.c.round)
+Index("ix_fleet_deliveries_state", deliveries.c.state)

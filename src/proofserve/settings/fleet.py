@@ -1,0 +1,124 @@
+"""Settings of a fleet's controller: its variables, which are also options, and its members."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from proofserve.fleet.members.sources import Address, address, plain_url
+from proofserve.fleet.records import MemberSource
+from proofserve.settings.node import BearerKey, BearerKeys, Texts
+from proofserve.settings.toml_file import TomlTable, read_toml
+
+# Prefix of the controller's variables.
+PREFIX = "FLEET_"
+
+
+class FleetSettings(BaseSettings):
+    """The settings of a controller; each field is a variable and an option of ``fleet serve``."""
+
+    # Errors hide their input, which may be a key.
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(7100, ge=0, le=65535)
+    """Port to listen on."""
+    public_url: str | None = None
+    """Where members reach this controller; unset: http://HOST:PORT."""
+    database: str = "proofserve-fleet.sqlite"
+    """SQLite file, or postgresql://USER:PASSWORD@HOST/NAME for several controllers."""
+    lanes: int = Field(64, ge=1, le=4096)
+    """Lanes of a round: each member, and each restart of one without --resume, takes one."""
+    member: Texts = ()
+    """A member: http://HOST:PORT. Several: with commas, or repeat the option."""
+    members_file: Path | None = None
+    """TOML file of [[member]] tables: url, and if you like name and key."""
+    dns: str | None = None
+    """http://NAME:PORT: every address of this name is a member, looked up again each 30 s."""
+    join_key: BearerKeys = ()
+    """Keys with which servers join (serve --poc-fleet); operators' keys may join, too."""
+    join_allow: Texts = ("loopback",)
+    """Where servers that join may be: http://host:port, a network like 10.0.0.0/8, or loopback."""
+    member_key: SecretStr | None = None
+    """The operators' key of all members; better as a variable than as an option."""
+    member_secret: SecretStr | None = None
+    """Secret with which members sign callbacks (their POC_CALLBACK_SECRET)."""
+    weights_digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    """Only members with these weights (weights_digest of /versions). Unset: as most members."""
+    lost_after_sec: float = Field(10.0, ge=2)
+    """A member that does not answer for this long is lost."""
+    look_sec: float = Field(2.0, gt=0)
+    """Longest time for a member to answer a look, seconds."""
+    start_wait_sec: float = Field(3.0, ge=0)
+    """Longest time that a start waits for the members; slower ones begin after its answer."""
+    stop_wait_sec: float = Field(10.0, ge=0)
+    """Longest time that a stop waits for results; later ones are still stored."""
+    max_clock_offset_sec: float = Field(60.0, gt=0)
+    """A member whose clock is further off is kept out, seconds."""
+    api_key: BearerKeys = ()
+    """Operators' keys: all calls. Better as a variable than as an option."""
+    viewer_key: BearerKeys = ()
+    """Viewers' keys: GET only. Better as a variable than as an option."""
+    api_keys_file: Path | None = None
+    """TOML file of [[key]] tables: name, key, role."""
+    allow_anonymous: bool = False
+    """Every client may do everything without a key; not together with keys."""
+    batch_size_default: int = Field(32, ge=3, le=1024)
+    """Nonces per engine call of a member if the request has no batch_size."""
+    max_queued_nonces: int = Field(100_000, ge=1)
+    """Most nonces of queued and running jobs, and of one request."""
+    max_open_waits: int = Field(64, ge=1)
+    """Most open calls of /generate with `wait`, of /validate and /open."""
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    """Largest body of a request, bytes; a larger one gets 413."""
+    requests_per_minute: int = Field(6000, ge=1)
+    """Most requests of one key, or of all clients if there are no keys."""
+    callback_max_retries: int = Field(10, ge=0)
+    """A callback to the network expires after this many failures; 0: never."""
+    callback_max_concurrent: int = Field(10, ge=1)
+    """Most receivers to which callbacks are posted at the same time."""
+    callback_queue_size: int = Field(10_000, ge=1)
+    """Undelivered callbacks above which a new job gets 429."""
+    callback_allow: Texts = ("loopback",)
+    """Where callbacks to the network may go: as POC_CALLBACK_ALLOW of a node."""
+    callback_secret: SecretStr | None = None
+    """Secret that signs callbacks to the network; better as a variable than as an option."""
+    shutdown_flush_sec: float = Field(5.0, ge=0)
+    """Longest time for due callbacks when the controller ends, seconds."""
+
+    @field_validator("dns")
+    @classmethod
+    def _plain(cls, url: str | None) -> str | None:
+        return None if url is None else plain_url(url)
+
+
+class ListedMember(TomlTable):
+    """One ``[[member]]`` of the list; without a key the fleet's key for members is used."""
+
+    url: str = Field(min_length=1)
+    name: str | None = Field(None, min_length=1, max_length=200)
+    key: BearerKey | None = None
+
+
+class MemberFile(TomlTable):
+    member: tuple[ListedMember, ...] = ()
+
+
+def listed_members(chosen: FleetSettings) -> tuple[Address, ...]:
+    """The members that options and the TOML file name. Raises ValueError."""
+    found = [address(url, None, MemberSource.LIST) for url in chosen.member]
+    if chosen.members_file is not None:
+        for each in read_toml(chosen.members_file, MemberFile).member:
+            key = None if each.key is None else each.key.get_secret_value()
+            found.append(address(each.url, each.name, MemberSource.LIST, key))
+    if len({each.url for each in found}) < len(found):
+        raise ValueError("a member is listed twice: each URL once, in --member or --members-file")
+    return tuple(found)

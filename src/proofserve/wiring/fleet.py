@@ -1,0 +1,288 @@
+"""Builds the controller of a fleet from its settings, and serves it."""
+
+import asyncio
+import importlib.metadata
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.node import Deployment, Node, Rates, Waits
+from proofserve.fleet.manager import FleetLimits, FleetManager
+from proofserve.fleet.members.client import CallTimes, MemberClient, member_http
+from proofserve.fleet.members.conditions import Rules
+from proofserve.fleet.members.member_list import MemberList
+from proofserve.fleet.members.sources import DnsMembers
+from proofserve.fleet.published import FleetResults
+from proofserve.fleet.reconciling.actions import Acting
+from proofserve.fleet.reconciling.leading import while_leading
+from proofserve.fleet.reconciling.reconciler import Reconciler
+from proofserve.fleet.routes.app import create_app
+from proofserve.fleet.routes.operators import FleetParts
+from proofserve.fleet.routes.served import ServedFleet
+from proofserve.fleet.sql.leadership import Leadership
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.watch import FleetWatch
+from proofserve.outbox.allowlist import Allowlist
+from proofserve.outbox.post import Outward
+from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.sender import CallbackSender
+from proofserve.outbox.transport import UrlCheck
+from proofserve.protocol.scheme import ModelFacts
+from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.rounds.limits import JobLimits, Limits
+from proofserve.rounds.records import EngineInfo
+from proofserve.rounds.tasks import beside
+from proofserve.settings.fleet import FleetSettings, listed_members
+from proofserve.web.this_machine import is_loopback
+from proofserve.wiring.access import access_of
+from proofserve.wiring.listen import bound_sockets
+
+_logger = logging.getLogger(__name__)
+
+# How long connections may take to close after the last answer, seconds.
+_CLOSE_S = 5
+
+
+@asynccontextmanager
+async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterator[FastAPI]:
+    """The application of a controller that works until the context ends.
+
+    ``public_url`` is where members reach it. Raises ValueError for settings that contradict each
+    other, NewerDatabase and StoreUnavailable.
+    """
+    outward, listed = _outward(settings), _member_list(settings)
+    access = access_of(settings)
+    async with (
+        await FleetStore.open(settings.database) as store,
+        member_http() as http,
+        AsyncExitStack() as tasks,
+    ):
+        acting = Acting(store, listed, http, public_url)
+        controller = _Controller(settings, acting, _limits(settings, outward), outward)
+        await controller.watch.refresh()
+        for what, work in controller.tasks():
+            await tasks.enter_async_context(beside(what, work))
+        try:
+            yield controller.app(access)
+        finally:
+            await controller.finish()
+
+
+class _Controller:
+    """The objects of a controller. ``limits`` is the deployment while no member is known."""
+
+    def __init__(
+        self, settings: FleetSettings, acting: Acting, limits: Deployment, outward: Outward
+    ) -> None:
+        self._settings = settings
+        self._acting = acting
+        self._limits = limits
+        store = acting.store
+        self.watch = FleetWatch(store, _rules(settings), limits)
+        self._reconciler = Reconciler(store, self.watch, acting.listed, acting)
+        wake = self._reconciler.wake
+        self._leadership = Leadership(settings.database, changed=wake)
+        self._manager = FleetManager(store, self.watch, self._client, wake, _fleet_limits(settings))
+        self._sender = CallbackSender(store, _policy(settings), outward=outward)
+
+    def tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        leadership = self._leadership
+        yield "fleet-view", self.watch.run()
+        yield "fleet-rounds", self._manager.follow()
+        yield "fleet-leadership", leadership.run()
+        yield "fleet-reconciler", while_leading(leadership, self._reconciler.run)
+        yield "callbacks", while_leading(leadership, self._sender.run)
+
+    def app(self, access: Access) -> FastAPI:
+        settings, store = self._settings, self._acting.store
+        results = FleetResults(store, self.watch, self._client)
+        rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
+        node = Node(self._limits, self._manager, results, access, rates, waits)
+        parts = FleetParts(
+            store=store,
+            watch=self.watch,
+            manager=self._manager,
+            wake=self._reconciler.wake,
+            clock=time.time,
+            join_access=_join_access(settings, access),
+            join_check=_join_check(settings),
+            client=self._client,
+            leadership=self._leadership,
+        )
+        served = ServedFleet(self.watch, node)
+        return create_app(parts, served, _check(settings), bool(access.names))
+
+    async def finish(self) -> None:
+        """End the jobs, and send due callbacks for a moment if this process leads."""
+        await self._manager.aclose()
+        seconds = self._settings.shutdown_flush_sec
+        if self._leadership.held and not await self._sender.drain(seconds):
+            _logger.warning("some callbacks stay in the database; the next leader sends them")
+
+    def _client(self, url: str) -> MemberClient:
+        return self._acting.listed.client(self._acting.http, url)
+
+
+def run_fleet(settings: FleetSettings) -> None:
+    """Serve until a signal. Raises ValueError, OSError, NewerDatabase and StoreUnavailable."""
+    _require_safe(settings)
+    with ExitStack() as bound:
+        sockets = bound_sockets(settings.host, settings.port)
+        for each in sockets:
+            bound.callback(each.close)
+        port = sockets[0].getsockname()[1]
+        public_url = settings.public_url or _own_url(settings.host, port)
+        text = "the fleet listens on %s, port %d; members reach it at %s"
+        _logger.info(text, settings.host, port, public_url)
+        asyncio.run(_serve(settings, public_url, sockets))
+
+
+async def _serve(settings: FleetSettings, public_url: str, sockets: list[socket.socket]) -> None:
+    async with running_fleet(settings, public_url) as app:
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+        await _FleetServer(config).serve(sockets)
+
+
+class _FleetServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do not raise the signal again at the end: the exit code of an ordered end is 0."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+
+def _own_url(host: str, port: int) -> str:
+    if host in ("", "0.0.0.0", "::"):  # noqa: S104 - refused here
+        raise ValueError(
+            f"no callback can be sent to {host or 'all addresses'}: give --public-url"
+            " http://HOST:PORT, as members reach the fleet"
+        )
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _require_safe(settings: FleetSettings) -> None:
+    """Raise ValueError for a controller that other machines reach, without keys or a secret."""
+    if settings.host == "localhost" or is_loopback(settings.host) or settings.allow_anonymous:
+        return
+    access = access_of(settings)
+    if not access.names:
+        raise ValueError(
+            f"the fleet would listen on {settings.host} and has no key: set FLEET_API_KEY (or"
+            " --api-key, FLEET_API_KEYS_FILE), or listen with --host 127.0.0.1, or allow every"
+            " client with --allow-anonymous"
+        )
+    if settings.member_secret is None:
+        raise ValueError(
+            f"the fleet would listen on {settings.host} and take results of any sender: set"
+            " FLEET_MEMBER_SECRET, and POC_CALLBACK_SECRET of every member to the same"
+        )
+
+
+def _member_list(settings: FleetSettings) -> MemberList:
+    key = settings.member_key
+    return MemberList(
+        listed_members(settings),
+        None if settings.dns is None else DnsMembers(settings.dns),
+        None if key is None else key.get_secret_value(),
+        CallTimes(look_s=settings.look_sec),
+    )
+
+
+def _fleet_limits(settings: FleetSettings) -> FleetLimits:
+    return FleetLimits(
+        lanes=settings.lanes,
+        start_wait_s=settings.start_wait_sec,
+        stop_wait_s=settings.stop_wait_sec,
+        node=Limits(jobs=JobLimits(max_queued_nonces=settings.max_queued_nonces)),
+    )
+
+
+def _rules(settings: FleetSettings) -> Rules:
+    return Rules(
+        lost_after_s=settings.lost_after_sec,
+        max_clock_offset_s=settings.max_clock_offset_sec,
+        weights_digest=settings.weights_digest,
+    )
+
+
+def _limits(settings: FleetSettings, outward: Outward) -> Deployment:
+    """The deployment while no member is known: no model, and the fleet's own limits."""
+    nothing = EngineInfo(
+        model_names=(),
+        facts=ModelFacts(1),
+        max_seq_len=1,
+        versions={"proofserve": importlib.metadata.version("proofserve")},
+    )
+    return Deployment(
+        engine_info=nothing,
+        enabled=True,
+        default_batch_size=settings.batch_size_default,
+        max_nonces=settings.max_queued_nonces,
+        max_callbacks=settings.callback_queue_size,
+        max_body_bytes=settings.max_body_bytes,
+        check_url=UrlCheck(outward.allowlist, outward.resolve),
+    )
+
+
+def _outward(settings: FleetSettings) -> Outward:
+    secret = settings.callback_secret
+    key = None if secret is None else secret.get_secret_value().encode()
+    return Outward(_allowlist(settings.callback_allow, "FLEET_CALLBACK_ALLOW"), key)
+
+
+def _allowlist(entries: tuple[str, ...], variable: str) -> Allowlist:
+    try:
+        return Allowlist(entries)
+    except ValueError as error:
+        raise ValueError(f"{variable}: {error}") from None
+
+
+def _check(settings: FleetSettings) -> SignatureCheck | None:
+    secret = settings.member_secret
+    return None if secret is None else SignatureCheck(secret.get_secret_value().encode())
+
+
+def _join_access(settings: FleetSettings, access: Access) -> Access:
+    """The operators' keys and those for joining; without any key, as for every other call."""
+    if not settings.join_key:
+        return access
+    joining = [
+        ApiKey(key.get_secret_value(), Caller(f"join-{number}", Role.OPERATOR))
+        for number, key in enumerate(settings.join_key, 1)
+    ]
+    return access.with_more(joining)
+
+
+def _join_check(settings: FleetSettings) -> Callable[[str], Awaitable[str | None]]:
+    check = UrlCheck(_allowlist(settings.join_allow, "FLEET_JOIN_ALLOW"))
+
+    async def refusal(url: str) -> str | None:
+        try:
+            await check(url)
+        except ValueError:
+            allowed = ", ".join(settings.join_allow)
+            return f"members may join from {allowed} only; --join-allow adds to that"
+        return None
+
+    return refusal
+
+
+def _policy(settings: FleetSettings) -> CallbackPolicy:
+    return CallbackPolicy(
+        max_retries=settings.callback_max_retries, max_concurrent=settings.callback_max_concurrent
+    )

@@ -1,0 +1,170 @@
+"""Tells a fleet that this node is there: once the server is up, and again every half a minute.
+
+A fleet that cannot be reached, or refuses the node, never keeps it from serving.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import httpx
+
+from proofserve.rounds.status import FleetMembership
+from proofserve.rounds.tasks import beside
+from proofserve.settings.node import NodeSettings
+from proofserve.wire.paths import PROOFS
+
+_logger = logging.getLogger(__name__)
+
+MEMBERS = "/api/v1/fleet/members"
+# Seconds between two signs of life, and the most that the fleet may take for one.
+EVERY_S = 30.0
+ANSWER_S = 10.0
+# How long this node may take to answer under its own address before it joins all the same: some
+# networks do not lead a machine back to itself.
+UP_S = 30.0
+LOOK_S = 0.5
+# The most of a refusal that is read and shown, bytes.
+SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class JoiningPlan:
+    """Which fleet to join, and as what. URLs are without a slash at the end."""
+
+    fleet: str
+    key: str = field(repr=False)
+    name: str
+    address: str
+
+
+def plan_of(settings: NodeSettings) -> JoiningPlan | None:
+    """The plan of the settings; None for a node without a fleet.
+
+    Raises ValueError, naming the variable, for a URL that is none and for a missing one or key.
+    """
+    if settings.fleet is None:
+        return None
+    key = settings.fleet_key.get_secret_value() if settings.fleet_key else ""
+    if not key:
+        raise ValueError("POC_FLEET_KEY: the fleet that POC_FLEET names lets no node join without")
+    if settings.fleet_address is None:
+        raise ValueError(
+            "POC_FLEET_ADDRESS: give the URL under which the fleet reaches this node, such as"
+            " http://10.0.0.5:8000"
+        )
+    fleet = _url("POC_FLEET", settings.fleet)
+    address = _url("POC_FLEET_ADDRESS", settings.fleet_address)
+    return JoiningPlan(fleet, key, settings.fleet_name or socket.gethostname(), address)
+
+
+def _url(variable: str, text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or parts.username or parts.query or parts.fragment:
+        raise ValueError(
+            f"{variable} must be a URL such as http://fleet.example:9100, without user, query and"
+            " fragment"
+        )
+    return text.rstrip("/")
+
+
+class FleetJoining:
+    """Joins by ``plan``, again and again while ``run`` runs. ``clock``: monotonic seconds."""
+
+    def __init__(self, plan: JoiningPlan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._joined_at: float | None = None
+        self._error: str | None = "not asked yet"
+
+    def status(self) -> FleetMembership:
+        since = None if self._joined_at is None else self._clock() - self._joined_at
+        plan = self._plan
+        return FleetMembership(plan.fleet, plan.name, plan.address, since, self._error)
+
+    async def run(self) -> None:
+        # No proxy of the environment: fleet and node are of one network.
+        async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
+            await self._until_up(http)
+            while True:
+                began = self._clock()
+                await self._sign(http)
+                await asyncio.sleep(max(0.0, EVERY_S - (self._clock() - began)))
+
+    async def _until_up(self, http: httpx.AsyncClient) -> None:
+        """Wait until this node answers under the address that the fleet will use."""
+        deadline = self._clock() + UP_S
+        live = f"{self._plan.address}{PROOFS}/health/live"
+        while self._clock() < deadline:
+            try:
+                if (await http.get(live, timeout=LOOK_S)).is_success:
+                    return
+            except httpx.HTTPError:
+                pass
+            await asyncio.sleep(LOOK_S)
+        text = "%s does not answer here; does POC_FLEET_ADDRESS lead the fleet to this node?"
+        _logger.warning(text, live)
+
+    async def _sign(self, http: httpx.AsyncClient) -> None:
+        error = await self._refusal(http)
+        if error is None:
+            self._joined_at = self._clock()
+        if error == self._error:
+            return
+        self._error = error
+        if error is None:
+            _logger.info("a member of the fleet %s as %s", self._plan.fleet, self._plan.name)
+        else:
+            _logger.warning("not in the fleet, the node serves all the same: %s", error)
+
+    async def _refusal(self, http: httpx.AsyncClient) -> str | None:
+        """Send one sign of life. Returns why the fleet did not take it, None if it did."""
+        url = f"{self._plan.fleet}{MEMBERS}"
+        body = {"url": self._plan.address, "name": self._plan.name}
+        headers = {"Authorization": f"Bearer {self._plan.key}"}
+        try:
+            async with (
+                asyncio.timeout(ANSWER_S),
+                http.stream("POST", url, json=body, headers=headers) as answer,
+            ):
+                if answer.is_success:
+                    return None
+                return f"{url} answers {answer.status_code}: {await _beginning(answer)}"
+        except TimeoutError:
+            return f"{url} did not answer within {ANSWER_S:g} s"
+        except httpx.HTTPError as error:
+            return f"{url} cannot be asked: {error or type(error).__name__}"
+
+
+async def _beginning(answer: httpx.Response) -> str:
+    """The first ``SHOWN`` bytes of an answer as text."""
+    read = b""
+    async for part in answer.aiter_bytes(SHOWN):
+        read += part
+        if len(read) >= SHOWN:
+            break
+    return read[:SHOWN].decode(errors="replace")
+
+
+@asynccontextmanager
+async def joining(settings: NodeSettings) -> AsyncIterator[Callable[[], FleetMembership | None]]:
+    """Join the fleet of the settings, if there is one, until the context ends.
+
+    Yields what reads the state. Raises as ``plan_of``.
+    """
+    plan = plan_of(settings)
+    if plan is None:
+        yield lambda: None
+        return
+    member = FleetJoining(plan)
+    async with beside("fleet", member.run()):
+        yield member.status

@@ -1,0 +1,249 @@
+"""Members and controllers as they run: real HTTP on real ports, in the loop of the test."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from proofserve.api.routes import router
+from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
+from proofserve.receiver.app import create_app
+from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.store import ReceiverStore
+from proofserve.settings.fleet import FleetSettings
+from proofserve.settings.node import NodeSettings
+from proofserve.wiring.fleet import running_fleet
+from proofserve.wiring.node import running_node
+
+ROUND: dict[str, Any] = {
+    "block_hash": "block",
+    "block_height": 7,
+    "public_key": "key",
+    "node_id": 0,
+    "node_count": 1,
+    "batch_size": 4,
+    "params": {"model": "toy", "seq_len": 16, "k_dim": 12},
+}
+DISTANCE_ROUND: dict[str, Any] = {
+    **{name: ROUND[name] for name in ROUND if name != "params"},
+    "r_target": 1.41,
+    "seq_len": 16,
+}
+
+
+class QuietServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Serving:
+    """An application on a port that stays the same when it is served again."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            self.port = int(found.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.dates = True
+        """Whether answers have a Date header of the server."""
+        self._server: QuietServer | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, app: Any) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        config = uvicorn.Config(
+            app, log_config=None, lifespan="off", ws="none", date_header=self.dates
+        )
+        self._server = QuietServer(config)
+        self._task = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Close every connection at once."""
+        if self._server is None or self._task is None:
+            return
+        server, task, self._server = self._server, self._task, None
+        server.should_exit = server.force_exit = True
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        await task
+        left = list(server.server_state.tasks)
+        for request in left:
+            request.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+class FakeMember:
+    """A node over the fake engine; ``start`` after ``kill`` is a restart with the same outbox."""
+
+    def __init__(self, folder: Path, name: str, **settings: Any) -> None:
+        self.name = name
+        self.engine = FakeEngine(TOY_ENGINE_INFO)
+        self.engine.latency_s = 0.01
+        self.serving = Serving()
+        self.url = self.serving.url
+        self._values = {
+            "enabled": True,
+            "outbox": folder / f"{name}.sqlite",
+            "callback_interval_sec": 0.1,
+            "shutdown_flush_sec": 0.0,
+            **settings,
+        }
+        self._running = AsyncExitStack()
+        self.before: Callable[[Any], Any] | None = None
+        """Wraps the application, to make it misbehave."""
+
+    async def start(self, **changes: Any) -> None:
+        self._values |= changes
+        settings = NodeSettings(**self._values)
+        self.node = await self._running.enter_async_context(running_node(self.engine, settings))
+        app = FastAPI()
+        app.include_router(router(lambda _: self.node))
+        await self.serving.start(app if self.before is None else self.before(app))
+
+    async def kill(self) -> None:
+        """End it in the middle of its round, which stays open in the outbox."""
+        await self.serving.stop()
+        await self._running.aclose()
+
+    def empty_outbox(self) -> None:
+        outbox = Path(self._values["outbox"])
+        for file in outbox.parent.glob(f"{outbox.name}*"):
+            file.unlink()
+
+    def proved(self) -> list[int]:
+        return [nonce for call in self.engine.calls for nonce in call]
+
+
+@asynccontextmanager
+async def members(folder: Path, count: int, **settings: Any) -> AsyncIterator[list[FakeMember]]:
+    made = [FakeMember(folder, f"m{number}", **settings) for number in range(count)]
+    try:
+        for each in made:
+            await each.start()
+        yield made
+    finally:
+        for each in made:
+            await each.kill()
+
+
+class RunningFleet:
+    """A controller and a client of it; ``kill`` and ``start`` restart it on its port."""
+
+    def __init__(self, folder: Path, urls: list[str], **settings: Any) -> None:
+        self.serving = Serving()
+        self.url = self.serving.url
+        self._values = {
+            "database": str(folder / "fleet.sqlite"),
+            "member": ",".join(urls),
+            "lost_after_sec": 2,
+            "lanes": 8,
+            **settings,
+        }
+        self._running = AsyncExitStack()
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=30.0, trust_env=False)
+
+    async def start(self, **changes: Any) -> None:
+        self._values |= changes
+        fleet = running_fleet(FleetSettings(**self._values), self.url)
+        await self.serving.start(await self._running.enter_async_context(fleet))
+
+    async def kill(self) -> None:
+        await self.serving.stop()
+        await self._running.aclose()
+
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
+        response = await self.http.request(method, path, json=body)
+        assert response.is_success, response.text
+        return response.json()
+
+    async def pow(self, method: str, path: str, body: Any = None) -> Any:
+        return await self.call(method, f"/api/v1/pow{path}", body)
+
+    async def status(self) -> Any:
+        return await self.pow("GET", "/status")
+
+    async def snapshot(self) -> Any:
+        return await self.call("GET", "/api/v1/fleet/snapshot")
+
+    async def member(self, name: str) -> Any:
+        found = (await self.snapshot())["members"]
+        return next(each for each in found if each["name"] == name or each["url"] == name)
+
+    async def results(self) -> list[Any]:
+        rows: list[Any] = []
+        after = 0
+        while page := (await self.pow("GET", f"/results?after={after}&limit=1000"))["results"]:
+            rows += page
+            after = page[-1]["seq"]
+        return rows
+
+    async def nonces(self) -> list[int]:
+        return [row["nonce"] for row in await self.results()]
+
+    async def until_ready(self, count: int) -> None:
+        async def ready() -> bool:
+            return (await self.snapshot())["fleet"]["members"]["ready"] == count
+
+        await until(ready)
+
+    async def until_processed(self, count: int, seconds: float = 20.0) -> None:
+        async def enough() -> bool:
+            stats = (await self.status())["stats"]
+            return stats is not None and stats["total_processed"] >= count
+
+        await until(enough, seconds)
+
+
+@asynccontextmanager
+async def fleet_of(
+    folder: Path, made: Sequence[FakeMember | RunningFleet], **settings: Any
+) -> AsyncIterator[RunningFleet]:
+    running = RunningFleet(folder, [each.url for each in made], **settings)
+    await running.start()
+    try:
+        await running.until_ready(len(made))
+        yield running
+    finally:
+        await running.kill()
+        await running.http.aclose()
+
+
+class Receiver:
+    """The network's end of callbacks, as ``proofserve receive``."""
+
+    def __init__(self, folder: Path, secret: bytes | None = None) -> None:
+        self.store = ReceiverStore.open(folder / "received.sqlite")
+        self.serving = Serving()
+        self.url = self.serving.url
+        self._check = None if secret is None else SignatureCheck(secret)
+
+    async def start(self) -> None:
+        await self.serving.start(create_app(self.store, self._check))
+
+
+@asynccontextmanager
+async def receiving(folder: Path, secret: bytes | None = None) -> AsyncIterator[Receiver]:
+    receiver = Receiver(folder, secret)
+    await receiver.start()
+    try:
+        yield receiver
+    finally:
+        await receiver.serving.stop()
+        receiver.store.close()
+
+
+async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Wait until the coroutine function ``condition`` returns true."""
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.05)

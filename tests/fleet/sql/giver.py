@@ -1,0 +1,35 @@
+"""Processes that use a store: one takes lanes until none is left, one leads until it is killed."""
+
+import asyncio
+import sys
+
+from proofserve.fleet.errors import NoLaneLeft
+from proofserve.fleet.records import MemberSource
+from proofserve.fleet.sql.leadership import Leadership
+from proofserve.fleet.sql.store import FleetStore
+
+
+def give_lanes(url: str, round_id: str, giver: int) -> list[int]:
+    return asyncio.run(_give_lanes(url, round_id, giver))
+
+
+async def _give_lanes(url: str, round_id: str, giver: int) -> list[int]:
+    taken: list[int] = []
+    async with await FleetStore.open(url) as store:
+        while True:
+            name = f"g{giver}-{len(taken)}"
+            member = await store.put_member(f"http://{name}", name, MemberSource.LIST)
+            try:
+                lane = await store.give_lane(round_id, member.id)
+            except NoLaneLeft:
+                return taken
+            taken.append(lane.lane)
+
+
+async def _lead(url: str) -> None:
+    leadership = Leadership(url, interval_s=0.2, changed=lambda: print(leadership.held, flush=True))
+    await leadership.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(_lead(sys.argv[1]))

@@ -1,0 +1,111 @@
+"""Small rounds, members and callbacks of them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from proofserve.fleet.callback_reader import read
+from proofserve.fleet.records import FleetRound, Lane, MemberSource, MemberVectors, MemberWinners
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.protocol.codec import encode
+from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.schemes import scheme
+from proofserve.rounds.records import RoundSpec, Target, Workload
+
+WIDTH = 12
+R_TARGET = 1.4
+
+
+def a_spec(round_id: str = "r1", url: str | None = None, roots: bool = False) -> RoundSpec:
+    work = Workload(scheme("artifact-v1", k_dim=WIDTH), Block("b10c", 77), "k3y", 256)
+    return RoundSpec(round_id, work, NonceLane(3, 4, 1, 2), 32, url, commits_roots=roots)
+
+
+def a_distance_spec(round_id: str = "d1", url: str | None = None) -> RoundSpec:
+    work = Workload(scheme("distance-v1"), Block("b10c", 77), "k3y", 256)
+    return RoundSpec(round_id, work, NonceLane(3, 4), 32, url, Target(R_TARGET))
+
+
+async def a_lane(
+    store: FleetStore, spec: RoundSpec | None = None, lanes: int = 8, name: str = "m1"
+) -> tuple[FleetRound, Lane]:
+    """A new round with one lane, which the member ``name`` has."""
+    opened = await store.open_round(spec or a_spec(), lanes)
+    return opened, await another_lane(store, opened, name)
+
+
+async def another_lane(store: FleetStore, opened: FleetRound, name: str) -> Lane:
+    member = await store.put_member(f"http://{name}:8000", name, MemberSource.LIST)
+    return await store.give_lane(opened.id, member.id)
+
+
+def nonces_of(opened: FleetRound, lane: Lane, start: int, size: int) -> tuple[int, ...]:
+    return opened.nonces_of(lane.lane).batch(start, size)
+
+
+def vectors_of(nonces: Sequence[int]) -> MemberVectors:
+    """Vectors that are known by their nonces."""
+    rows = np.array(nonces, np.float64)[:, None] % 97 + np.arange(WIDTH)
+    return MemberVectors(np.array(nonces, np.int64), (rows / 128).astype("<f2"))
+
+
+def texts_of(nonces: Sequence[int]) -> list[str]:
+    return encode(vectors_of(nonces).vectors.astype(np.float32))
+
+
+def winners_of(nonces: Sequence[int]) -> MemberWinners:
+    numbers = np.array(nonces, np.int64)
+    return MemberWinners(numbers, np.float32(R_TARGET - 1 / (numbers % 97 + 3)).astype(np.float64))
+
+
+def head_of(spec: RoundSpec) -> dict[str, Any]:
+    assert spec.lane is not None
+    return {
+        "public_key": spec.work.public_key,
+        "block_hash": spec.work.block.hash,
+        "block_height": spec.work.block.height,
+        "node_id": spec.lane.node_id,
+    }
+
+
+def artifacts_body(spec: RoundSpec, nonces: Sequence[int]) -> dict[str, Any]:
+    """The body of a member's callback."""
+    pairs = zip(nonces, texts_of(nonces), strict=True)
+    return {
+        **head_of(spec),
+        "artifacts": [{"nonce": nonce, "vector_b64": text} for nonce, text in pairs],
+        "encoding": {"dtype": "f16", "k_dim": WIDTH, "endian": "le"},
+    }
+
+
+def roots_body(opened: FleetRound, lane: Lane, first: int, counts: Sequence[int]) -> dict[str, Any]:
+    numbers = opened.nonces_of(lane.lane)
+    roots = []
+    for count in counts:
+        previous = None if first == 0 else "cHJldmlvdXMgcm9vdCBvZiAzMiBieXRlcyEhISEhISE="
+        root = "dGhpcyByb290IGhhcyAzMiBieXRlcywgYXMgbmVlZGU="
+        each = {"first_index": first, "count": count, "root": root, "previous_root": previous}
+        roots.append(each)
+        first += count
+    return {
+        **head_of(opened.spec),
+        "node_count": numbers.node_count,
+        "group_id": numbers.group_id,
+        "n_groups": numbers.n_groups,
+        "round_id": "the member's",
+        "roots": roots,
+        "scheme": "artifact-v1",
+        "encoding": {"dtype": "f16", "k_dim": WIDTH, "endian": "le"},
+        "params": {"seq_len": 256},
+    }
+
+
+async def send(
+    store: FleetStore, opened: FleetRound, lane: Lane, key: str, body: dict[str, Any]
+) -> bool:
+    """What the fleet does with a callback."""
+    found = read(json.dumps(body).encode(), opened, lane.lane)
+    return await store.ingest(opened, lane, key, found)

@@ -1,0 +1,55 @@
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from proofserve.fleet.records import MemberSource, Seen
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.rounds.state import Move, State
+
+from .support import a_lane, a_spec, nonces_of, vectors_of
+
+pytestmark = pytest.mark.anyio
+
+MEMBERS = 1000
+
+
+async def test_a_view_has_all_at_one_time(store: FleetStore) -> None:
+    empty = await store.view()
+    assert (empty.members, empty.desired.state, empty.lanes) == ((), State.IDLE, ())
+    opened, lane = await a_lane(store)
+    await store.lane_started(lane, "its round")
+    await store.ingest(opened, lane, "k", vectors_of(nonces_of(opened, lane, 0, 5)))
+    view = await store.view()
+    assert [member.name for member in view.members] == ["m1"]
+    assert view.desired.round == opened
+    (progress,) = view.lanes
+    assert (progress.lane.member_round_id, progress.stored, progress.batches) == ("its round", 5, 1)
+    assert list(view.lanes) == await store.lanes(opened.id)
+
+
+async def test_a_view_of_a_thousand_members_is_bounded(store: FleetStore) -> None:
+    """Lanes of earlier rounds are not in it, and each look has a largest size."""
+    for number in range(3):
+        await a_lane(store, a_spec(f"old{number}"))
+        await store.move(Move.STOP)
+    members = await asyncio.gather(
+        *(
+            store.put_member(f"http://m{n}:8000", f"m{n:04}", MemberSource.DNS)
+            for n in range(MEMBERS)
+        )
+    )
+    seen = Seen(1.0, answered=True, status={"stats": "x" * 2000})
+    await store.seen({member.id: seen for member in members})
+    await store.seen({members[0].id: replace(seen, status={"huge": "x" * 10**7})})
+    opened = await store.open_round(a_spec("now"), MEMBERS)
+    await asyncio.gather(*(store.give_lane(opened.id, member.id) for member in members[:200]))
+    start = time.perf_counter()
+    view = await store.view()
+    print(f"a view of {MEMBERS} members and 200 lanes took {time.perf_counter() - start:.3f} s")
+    assert len(view.members) == MEMBERS
+    assert len(view.lanes) == 200
+    assert {each.lane.round_id for each in view.lanes} == {"now"}
+    huge = next(member for member in view.members if member.id == members[0].id)
+    assert huge.seen == Seen(1.0, answered=True)

@@ -1,0 +1,53 @@
+"""Rounds of a fleet that publish roots: each lane is a committed round, opened by its member."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.servers import ROUND, RunningFleet, fleet_of, members, receiving, until
+from proofserve.receiver.reader import reading
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_roots_arrive_and_are_opened_by_the_member_of_the_lane(tmp_path: Path) -> None:
+    async with (
+        members(tmp_path, 2) as made,
+        receiving(tmp_path) as receiver,
+        fleet_of(tmp_path, made) as fleet,
+    ):
+        body = {**ROUND, "url": receiver.url, "commit": "roots"}
+        await fleet.pow("POST", "/init/generate", body)
+        await fleet.until_processed(24)
+        await fleet.pow("POST", "/stop")
+        await until(lambda: delivered(fleet))
+        status = await fleet.status()
+        with reading(tmp_path / "received.sqlite") as received:
+            rounds = received.rounds()
+        about = {"block_hash": "block", "public_key": "key"}
+        opened = []
+        for each in rounds:
+            order = {**about, "round_id": each.round_id, "seed": "s", "count": 5}
+            opened.append(await fleet.pow("POST", "/open", order))
+        several = await fleet.http.post("/api/v1/pow/open", json={**about, "nonces": [0]})
+        strange = {**about, "round_id": rounds[0].round_id, "nonces": [7]}
+        unknown = await fleet.http.post("/api/v1/pow/open", json=strange)
+        absent = await fleet.http.post(
+            "/api/v1/pow/open", json={**about, "block_hash": "x", "nonces": [0]}
+        )
+    assert {each.lane.group_id for each in rounds} == {0, 1}
+    assert {each.lane.n_groups for each in rounds} == {8}
+    assert sum(each["committed"] for each in opened) == status["stats"]["total_processed"]
+    for each, answer in zip(rounds, opened, strict=True):
+        assert answer["round_id"] == each.round_id
+        assert len(answer["openings"]) == 5
+        assert {opening["nonce"] % 8 for opening in answer["openings"]} == {each.lane.group_id}
+    assert several.status_code == 409
+    assert rounds[0].round_id in several.json()["detail"]
+    assert unknown.status_code == 404
+    assert absent.status_code == 404
+
+
+async def delivered(fleet: RunningFleet) -> Any:
+    return (await fleet.status())["outbox"]["pending"] == 0
