@@ -3,11 +3,12 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.models import SmallModels
+if TYPE_CHECKING:
+    from support.models import SmallModels
 
 # Files that use one start of an engine, and which.
 SHARED_ENGINE = {
@@ -80,12 +81,15 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def small_models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> "SmallModels":
+    # It imports torch and transformers, and the process that hands out the tests needs neither.
+    from support.models import SmallModels
+
     return SmallModels(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
-def tiny(small_models: SmallModels) -> Path:
+def tiny(small_models: "SmallModels") -> Path:
     return small_models.get("qwen3")
 
 

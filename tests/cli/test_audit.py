@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 from proofserve.cli.main import app
 from support.models import TINY_THRESHOLD, SmallModels
 
-FEW = ("--quick", "--nonces", "12", "--seq-len", "32", "--forward-batch", "12")
+# Most of an audit's time is that of 2000 simulated verifications, of 1000 nonces unless told.
+SHORT = ("--quick", "--max-nonces", "200")
+FEW = (*SHORT, "--nonces", "12", "--seq-len", "32", "--forward-batch", "12")
 OLD = ("--scheme", "artifact-v1")
 
 
@@ -82,7 +84,7 @@ def test_a_calibration_is_of_the_audited_work(small_models: SmallModels, tmp_pat
     few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "8", "--out", str(calibration))
     made = CliRunner().invoke(app, ["calibrate", "noise", flat, *engines, *few, *OLD])
     assert made.exit_code == 0, made.output
-    of_it = ("--quick", "--nonces", "6", *OLD, "--calibration", calibration)
+    of_it = (*SHORT, "--nonces", "6", *OLD, "--calibration", calibration)
     result = run(flat, *of_it, "--seq-len", "8", "--json", record)
     assert result.exit_code in {0, 1}, result.output
     found, _ = audited(record)
@@ -96,7 +98,7 @@ def test_a_calibration_is_of_the_audited_work(small_models: SmallModels, tmp_pat
 
 
 def test_a_threshold_below_the_noise_is_unfit(tiny: Path) -> None:
-    result = run(tiny, "--quick", "--nonces", "4", "--seq-len", "8", "--dist-threshold", "0.001")
+    result = run(tiny, *SHORT, "--nonces", "4", "--seq-len", "8", "--dist-threshold", "0.001")
     assert result.exit_code == 1, result.output
     assert result.output.splitlines()[-1].startswith("UNFIT: a node would be convicted that is")
 
@@ -127,7 +129,7 @@ def test_a_model_that_cannot_be_audited_gives_no_verdict(
 
 def test_a_small_model_is_audited_by_its_name(tmp_path: Path) -> None:
     figures = tmp_path / "audit.json"
-    result = run("trained", "--quick", "--nonces", "6", "--seq-len", "4", "--json", figures)
+    result = run("trained", *SHORT, "--nonces", "6", "--seq-len", "4", "--json", figures)
     # Six nonces are too few to clear the model, and enough to measure it.
     assert result.exit_code in {0, 1}, result.output
     assert json.loads(figures.read_text())["setup"]["model"] == "trained"

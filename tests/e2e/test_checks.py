@@ -3,13 +3,16 @@
 ``make checks`` runs the same commands over both model shapes.
 """
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from proofserve.cli import check as check_commands
 from proofserve.cli.main import app
-from support.node import ServedNode
+from proofserve.cli.servers import ServerOptions
+from support.node import IN_ONE_PROCESS, ServedNode
 
 pytestmark = pytest.mark.engine
 
@@ -33,7 +36,11 @@ def test_coexist_of_a_running_server(node: ServedNode) -> None:
     assert "11 checks, 0 failed" in output
 
 
-def test_e2e_serves_a_checkpoint_on_disk_and_restarts_it(tiny: Path) -> None:
+def test_e2e_serves_a_checkpoint_on_disk_and_restarts_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = partial(ServerOptions, vllm_options=IN_ONE_PROCESS)
+    monkeypatch.setattr(check_commands, "ServerOptions", quick)
     output = check("e2e", "--model", str(tiny))
     assert tiny.name in output
     assert "SKIP" not in output

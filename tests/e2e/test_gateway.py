@@ -58,6 +58,10 @@ def served(
         yield running
 
 
+# For tests of one more gateway, which is a process of its own in either mode.
+IN_ONE_MODE = pytest.mark.parametrize("served", [two_processes], ids=[""], indirect=True)
+
+
 @pytest.fixture
 def client(served: ServedGateway) -> Iterator[openai.OpenAI]:
     url = f"{served.url}/v1"
@@ -209,6 +213,7 @@ async def test_more_users_than_permits_all_finish_and_never_overrun(
     assert waited > 0.1
 
 
+@IN_ONE_MODE
 async def test_requests_are_served_in_order(served: ServedGateway, tmp_path: Path) -> None:
     with in_front_of(served, tmp_path, max_concurrent_requests=1) as narrow:
         finished: list[int] = []
@@ -257,6 +262,7 @@ async def late_replies(url: str) -> tuple[list[Reply], float]:
     return late, lost
 
 
+@IN_ONE_MODE
 async def test_requests_that_wait_too_long_get_retry_after(
     served: ServedGateway, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from proofserve.engines.vllm.embedded_app import vllm_app
 from proofserve.wiring.unix_server import on_unix_socket
-from support.node import NAME, ROUND
+from support.node import IN_ONE_PROCESS, NAME, ROUND
 
 pytestmark = pytest.mark.engine
 
@@ -30,6 +30,7 @@ OPTIONS = [
     *("--max-model-len", "1024"),
     *("--dtype", "bfloat16"),
     "--enforce-eager",
+    *IN_ONE_PROCESS,
     # No socket listens there; without a key the proof endpoints refuse other machines' addresses.
     *("--host", "127.0.0.1"),
 ]

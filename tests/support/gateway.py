@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.settings.process import environment
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server
 from support.gateway_requests import CHAT, chat
-from support.node import NAME
+from support.node import IN_ONE_PROCESS, NAME
 
 # The backend takes as many requests as the gateway sends: all waiting happens in the gateway.
 SEATS = ("--max-num-seqs", "256")
@@ -103,7 +103,7 @@ def gateway_process(folder: Path, env: Mapping[str, str], **variables: object) -
 @contextmanager
 def two_processes(model: Path, folder: Path) -> Iterator[ServedGateway]:
     """A vLLM server, and a gateway in front of it."""
-    with _server_of(model, folder) as command:
+    with _server_of(model, folder, IN_ONE_PROCESS) as command:
         log = folder / "vllm.log"
         with (
             running_server(command, free_port(), log) as vllm,
@@ -128,9 +128,9 @@ def embedded(model: Path, folder: Path) -> Iterator[ServedGateway]:
 
 
 @contextmanager
-def _server_of(model: Path, folder: Path) -> Iterator[ServerCommand]:
+def _server_of(model: Path, folder: Path, options: Sequence[str] = ()) -> Iterator[ServerCommand]:
     command = small_server(ServerOptions(model, NAME, forward_batch=8), folder)
-    argv = (*command.argv, *SEATS, *ROOM, *TOOLS, *DENSE_JSON)
+    argv = (*command.argv, *options, *SEATS, *ROOM, *TOOLS, *DENSE_JSON)
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:
         yield replace(command, argv=argv, env={**command.env, "TMPDIR": sockets})
