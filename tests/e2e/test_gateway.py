@@ -390,14 +390,11 @@ async def test_a_shutdown_under_load_breaks_no_answer_and_leaves_nothing(
             code = asyncio.create_task(asyncio.to_thread(served.end))
             await asyncio.gather(*asking)
         assert await code == 0
-    accepted = [reply for reply in replies if reply.status == 200]
     refused = [reply for reply in replies if reply.status == 503]
-    assert len(accepted) + len(refused) == len(replies)
-    assert all(reply.finished for reply in accepted)
+    assert {reply.status for reply in replies} == {200, 503}
+    assert all(reply.finished for reply in replies if reply.status == 200)
     assert len(refused) == 30
     for reply in refused:
-        assert reply.headers is not None
-        assert reply.headers["connection"] == "close"
+        assert (reply.headers or {})["connection"] == "close"
         assert json.loads(reply.body)["error"]["code"] == "shutting_down"
-    _, alive = psutil.wait_procs(children, timeout=10.0)
-    assert alive == []
+    assert psutil.wait_procs(children, timeout=10.0)[1] == []

@@ -78,10 +78,14 @@ def end_owner(folder: Path, how: signal.Signals) -> int:
     process = psutil.Process(owner)
     parent = process.parent()
     assert parent is not None
+    # Without its main thread a process is a zombie, and has no exit code while others end.
+    threads = Path(f"/proc/{owner}/task")
     parent.suspend()
     try:
         process.send_signal(how)
-        until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+        until(
+            lambda: process.status() == psutil.STATUS_ZOMBIE and len(list(threads.iterdir())) == 1
+        )
     finally:
         parent.resume()
     return owner
