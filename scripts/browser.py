@@ -14,6 +14,8 @@ import sys
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Debian's, and Ubuntu's where it is no snap.
 STEPS = (("apt-get", "update"), ("apt-get", "install", "--yes", "chromium"))
+# For each step, so that a machine without a network does not wait for ever.
+LIMIT_S = 180
 
 
 def found() -> str | None:
@@ -35,7 +37,13 @@ def main() -> int:
     for step in STEPS:
         command = (*prefix, *step)
         print("browser:", " ".join(command), flush=True)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            print(f"browser: that took more than {LIMIT_S} s", file=sys.stderr)
+            return 1
         if done.returncode:
             print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
             return 1
