@@ -89,6 +89,7 @@ def stalls_after(
         pytest.param([Activity.STOPPED], None, LIMIT_S, id="stopped"),
         pytest.param([Activity.QUIET], None, LIMIT_S, id="waits for a lock"),
         pytest.param([Activity.GONE], None, LIMIT_S, id="gone"),
+        pytest.param([Activity.UNKNOWN], None, None, id="not looked at"),
         pytest.param([Activity.WORKING], None, BUSY_TIMES * LIMIT_S, id="spins"),
         pytest.param([Activity.WORKING], 599.0, None, id="steps of ten minutes"),
         pytest.param([Activity.QUIET], 59.0, None, id="a slow step that waits for its device"),

@@ -52,6 +52,9 @@ class Wait:
     activity: Activity = Activity.UNKNOWN
 
     def is_stalled(self, limit_s: float) -> bool:
+        """Whether it hangs. What its processes do must be known: no limit is too short for that."""
+        if self.activity is Activity.UNKNOWN:
+            return False
         return self.quiet_s >= limit_s or self.waited_s >= BUSY_TIMES * limit_s
 
 
