@@ -129,7 +129,9 @@ def test_the_demo_tells_honest_from_forged_and_leaves_nothing(folder: Path) -> N
     ("moment", "seconds", "number", "code"),
     [
         ("starting vLLM", 6.0, signal.SIGINT, 130),
-        ("chatting while a round runs", 0.3, signal.SIGINT, 130),
+        pytest.param(
+            *("chatting while a round runs", 0.3, signal.SIGINT, 130), marks=pytest.mark.slow
+        ),
     ],
     ids=["while the server starts", "during a round"],
 )

@@ -7,8 +7,8 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,19 +46,17 @@ from support.node import NAME, ROUND
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 PERMITS = 100
-Mode = Callable[[Path, Path], AbstractContextManager[ServedGateway]]
 
 
 @pytest.fixture(scope="module", params=[two_processes, embedded], ids=lambda mode: mode.__name__)
 def served(
     request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServedGateway]:
-    mode: Mode = request.param
-    with mode(tiny, tmp_path_factory.mktemp("gateway")) as running:
+    with request.param(tiny, tmp_path_factory.mktemp("gateway")) as running:
         yield running
 
 
-# For tests of one more gateway, which is a process of its own in either mode.
+# Of what vLLM says, and of one more gateway, which is a process of its own in either mode.
 IN_ONE_MODE = pytest.mark.parametrize("served", [two_processes], ids=[""], indirect=True)
 
 
@@ -102,6 +100,7 @@ def test_completions_and_models_are_served(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [NAME]
 
 
+@IN_ONE_MODE
 def test_a_tool_is_called_when_it_is_named_and_not_when_it_is_not_wanted(
     client: openai.OpenAI, blanks: dict[str, int]
 ) -> None:
@@ -125,6 +124,7 @@ def test_a_tool_is_called_when_it_is_named_and_not_when_it_is_not_wanted(
         assert not said.tool_calls
 
 
+@IN_ONE_MODE
 def test_a_structured_output_fits_its_schema(client: openai.OpenAI) -> None:
     asked: Any = {"model": NAME, "messages": chat(1)["messages"], "response_format": IN_SCHEMA}
     done = client.chat.completions.create(**asked, temperature=0, max_tokens=60)
@@ -133,6 +133,7 @@ def test_a_structured_output_fits_its_schema(client: openai.OpenAI) -> None:
     assert isinstance(place["big"], bool)
 
 
+@IN_ONE_MODE
 def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
     messages: Any = chat(1)["messages"]
     with pytest.raises(openai.NotFoundError, match="'another'"):
@@ -369,8 +370,7 @@ async def sending_slowly(url: str) -> AsyncIterator[None]:
 async def test_a_shutdown_under_load_breaks_no_answer_and_leaves_nothing(
     served: ServedGateway,
 ) -> None:
-    children = served.children()
-    assert bool(children) is served.embedded
+    assert bool(children := served.children()) is served.embedded
     replies: list[Reply] = []
 
     async def user(users: Users, number: int) -> None:
