@@ -82,8 +82,8 @@ def command(
     Exit code 0: honest. 1: quantised, or another model. 2: cannot tell.
     3: no verdict: an option, the endpoint or the checkpoint is wrong.
 
-    Log-probabilities tell most: some five prompts are enough for weights in 8
-    bits. An endpoint that gives none shows another model and, after more
+    Log-probabilities tell most: 4 to 16 prompts are enough, for weights in 8
+    bits too. An endpoint that gives none shows another model and, after more
     prompts, weights in 4 bits; weights in 8 bits may take thousands.
 
     It reads every answer once itself, and again with suspected weights.
