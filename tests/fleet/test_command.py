@@ -102,8 +102,12 @@ async def test_a_member_is_cordoned_by_its_name(tmp_path: Path) -> None:
             why = ["--reason", "a new driver", "--url", url]
             cordoned = run(app, ["fleet", "cordon", made[0].url, *why])
             unknown = run(app, ["fleet", "drain", "absent", *why])
+            shown = run(app, ["fleet", "members", "--url", url], env={"COLUMNS": "60"})
             state = await call("GET", f"{url}/api/v1/fleet/members")
     assert cordoned.output.strip().endswith("cordoned (a new driver)")
     assert state["members"][0]["wish_reason"] == "a new driver"
     assert unknown.exit_code == 2
     assert "0 members are called 'absent'" in unknown.output
+    name = made[0].url.removeprefix("http://")
+    # Whole also on a narrow screen, to be copied into the next command.
+    assert sum(line.startswith(f"{name} ") for line in shown.output.splitlines()) == 1

@@ -127,7 +127,9 @@ def _named(members: list[Any], name: str) -> Any:
 def _show(found: Any) -> None:
     console, fleet = Console(), found["fleet"]
     table = Table(box=None, pad_edge=False)
-    for column in ("member", "state", "lane", "nonces/s", "processed", "outbox", "seen", "why"):
+    # A name that is cut or in two lines could not be copied into the next command.
+    table.add_column("member", no_wrap=True)
+    for column in ("state", "lane", "nonces/s", "processed", "outbox", "seen"):
         table.add_column(column, overflow="fold")
     for each in found["members"]:
         table.add_row(
@@ -138,9 +140,11 @@ def _show(found: Any) -> None:
             str(each["processed"]),
             "" if each["outbox_age_s"] is None else f"{each['outbox_age_s']:.0f} s",
             "" if each["seen_s"] is None else f"{each['seen_s']:.0f} s ago",
-            Text(each["reason"] or ""),
         )
     console.print(table)
+    for each in found["members"]:
+        if each["reason"]:
+            console.print(Text(f"{each['name']}: {each['reason']}"))
     lanes = f"lanes {fleet['lanes_used']} of {fleet['lanes']}" if fleet["lanes"] else "no round"
     rate = f"{fleet['processed']} nonces, {fleet['nonces_per_second']:.1f}/s"
     console.print(f"{fleet['state']}: {lanes}, {rate}", highlight=False)
