@@ -74,6 +74,18 @@ def require_recovery(node: ServedNode) -> None:
     assert metric(node, "proofserve_core_stalled") == 0
 
 
+def until_idle(node: ServedNode) -> None:
+    """Wait for the forwards that the test before left in the engine."""
+
+    def is_idle() -> bool:
+        steps = liveness(node)["steps"]
+        # The node looks twice a second.
+        time.sleep(1)
+        return liveness(node)["doing"] == "nothing" and liveness(node)["steps"] == steps
+
+    until(is_idle)
+
+
 def test_a_core_that_is_stopped_in_mid_chat(node: ServedNode) -> None:
     core, steps = engine_core(node), liveness(node)["steps"]
     with node.streamed_chat(max_tokens=300) as events:
@@ -105,6 +117,7 @@ def test_a_core_that_is_stopped_in_mid_proof(node: ServedNode) -> None:
 
 def test_a_core_that_is_stopped_while_idle_is_reported_once_it_is_asked(node: ServedNode) -> None:
     core = engine_core(node)
+    until_idle(node)
     with stopped(core), ThreadPoolExecutor(1) as one:
         time.sleep(STALL_S + SLACK_S)
         assert metric(node, "proofserve_core_stalled") == 0
@@ -117,6 +130,7 @@ def test_a_core_that_is_stopped_while_idle_is_reported_once_it_is_asked(node: Se
 
 
 def test_an_idle_core_is_not_reported(node: ServedNode) -> None:
+    until_idle(node)
     end = time.monotonic() + STALL_S + SLACK_S
     while time.monotonic() < end:
         assert node.call("GET", "/health/ready") == {"status": "ok"}
