@@ -19,7 +19,7 @@ from endurance.witness import Witness
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
 
-KILLS_PER_ROUND = 5
+KILLS_PER_ROUND = 4
 # Seconds until a kill: after the first new result, or after the network began to change the round.
 SOONEST_S, LATEST_S = 0.0, 3.0
 # How long a server stays away at most, in seconds.
@@ -52,8 +52,8 @@ class FleetCounts:
 class FleetTrial:
     """One run over ``fleet``, which runs; ``counts`` has its counts.
 
-    The time until the fleet works again is not taken while the network changes the round. After a
-    kill of a controller it begins with the kill, else when the server serves again. The fleet works
+    The time until the fleet works again is not taken while the network changes the round. It begins
+    with the kill if a controller is left, else when the killed servers serve again. The fleet works
     when it answers, a controller leads, and a new result is stored.
     """
 
@@ -67,6 +67,7 @@ class FleetTrial:
             "member": self._kill_member,
             **({"database": self._kill_database} if fleet.server else {}),
         }
+        self._next: list[str] = []
         self.witnesses = [Witness(each.url, POLL_S) for each in fleet.controllers]
         self._network = Network(fleet.front.url, MODEL, fleet.receiver.url)
         # It asks while the first one waits for an answer about the change of the round.
@@ -101,24 +102,34 @@ class FleetTrial:
     def _kill(self) -> tuple[str, float]:
         """Kill a random victim; return its name and the seconds until the fleet worked."""
         time.sleep(self._draw.uniform(SOONEST_S, LATEST_S))
-        victim = self._draw.choice(list(self.victims))
+        if not self._next:
+            # Every victim once, in a random order, and then again.
+            self._next = self._draw.sample(list(self.victims), len(self.victims))
+        victim = self._next.pop()
         self.counts.kills[victim] += 1
         return victim, self.victims[victim]()
 
     def _kill_controller(self) -> float:
-        controller = self._draw.choice(self._fleet.controllers)
+        """Kill one controller, or all. Without one, members keep what they find until the start."""
+        controllers = self._fleet.controllers
+        killed = self._draw.sample(controllers, self._draw.randint(1, len(controllers)))
         newest = self._newest()
-        controller.kill()
+        for each in killed:
+            each.kill()
         began = time.monotonic()
-        if len(self._fleet.controllers) == 1:
+        if len(killed) == len(controllers):
             self._stay_away()
-            self._fleet.start_controller(controller)
+            self._start_controllers()
             began = time.monotonic()
         self._wait_until_it_works(newest)
         seconds = time.monotonic() - began
-        if not controller.runs:
-            self._fleet.start_controller(controller)
+        self._start_controllers()
         return seconds
+
+    def _start_controllers(self) -> None:
+        for each in self._fleet.controllers:
+            if not each.runs:
+                self._fleet.start_controller(each)
 
     def _kill_database(self) -> float:
         server = self._fleet.server

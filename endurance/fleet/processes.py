@@ -6,6 +6,7 @@ a processor for each start, and dozens of starts are needed.
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
@@ -74,6 +75,14 @@ class ForkedServer:
             process.kill()
             process.join()
 
+    def freeze(self) -> None:
+        """Stop it as a debugger would: it answers nothing, and its connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on after ``freeze``."""
+        self._signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """End it in order, and by SIGKILL if that takes too long."""
         if self._process is not None:
@@ -87,6 +96,11 @@ class ForkedServer:
     def __exit__(self, *_error: object) -> None:
         self.stop()
         self.http.close()
+
+    def _signal(self, number: int) -> None:
+        if self._process is None or self._process.pid is None:
+            raise ServerFailed(f"{self.name} is not running")
+        os.kill(self._process.pid, number)
 
     def _answers(self) -> bool:
         try:
