@@ -1,6 +1,7 @@
 """Kills controllers, members and the database at random moments, and looks when the fleet works."""
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -31,12 +32,21 @@ DELIVERY_S = 120.0
 AGREE_S = 15.0
 POLL_S = 0.3
 _STATUS = "/api/v1/pow/status"
+_VIEW_AGE = re.compile(r"^proofserve_fleet_view_age_seconds (\S+)", re.MULTILINE)
 _LEADS = "proofserve_fleet_leads 1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Seconds until the fleet answered and had a leader, and until it stored a new result."""
+
+    leads_s: float
+    stores_s: float
 
 
 @dataclass(slots=True)
 class FleetCounts:
-    """The counts of a trial. ``recovered`` has the seconds until the fleet worked, by victim.
+    """The counts of a trial. ``recovered`` has the recoveries by victim.
 
     ``ways`` counts how killed members came back. ``disagreements`` counts values that the
     controllers showed differently at the end.
@@ -45,16 +55,15 @@ class FleetCounts:
     kills: Counter[str] = field(default_factory=Counter)
     ways: Counter[str] = field(default_factory=Counter)
     rounds_changed: int = 0
-    recovered: dict[str, list[float]] = field(default_factory=dict)
+    recovered: dict[str, list[Recovery]] = field(default_factory=dict)
     disagreements: int = 0
 
 
 class FleetTrial:
     """One run over ``fleet``, which runs; ``counts`` has its counts.
 
-    The time until the fleet works again is not taken while the network changes the round. It begins
-    with the kill if a controller is left, else when the killed servers serve again. The fleet works
-    when it answers, a controller leads, and a new result is stored.
+    The time of a recovery is not taken while the network changes the round. It begins with the kill
+    if a controller is left, else when the killed servers serve again.
     """
 
     def __init__(self, fleet: FleetDeployment, draw: random.Random, progress: Progress) -> None:
@@ -62,7 +71,7 @@ class FleetTrial:
         self._draw = draw
         self._progress = progress
         self.counts = FleetCounts()
-        self.victims: Mapping[str, Callable[[], float]] = {
+        self.victims: Mapping[str, Callable[[], Recovery]] = {
             "controller": self._kill_controller,
             "member": self._kill_member,
             **({"database": self._kill_database} if fleet.server else {}),
@@ -91,16 +100,16 @@ class FleetTrial:
                     self._kill()
                     change.result()
                     self.counts.rounds_changed += 1
-                    self._wait_until_it_works(self._newest())
+                    self._recovery(self._newest(), time.monotonic())
                 else:
-                    self._wait_until_it_works(self._newest())
-                    victim, seconds = self._kill()
-                    self.counts.recovered.setdefault(victim, []).append(seconds)
+                    self._recovery(self._newest(), time.monotonic())
+                    victim, recovery = self._kill()
+                    self.counts.recovered.setdefault(victim, []).append(recovery)
                 self._progress.advance()
             self._end()
 
-    def _kill(self) -> tuple[str, float]:
-        """Kill a random victim; return its name and the seconds until the fleet worked."""
+    def _kill(self) -> tuple[str, Recovery]:
+        """Kill a random victim; return its name and the recovery of the fleet."""
         time.sleep(self._draw.uniform(SOONEST_S, LATEST_S))
         if not self._next:
             # Every victim once, in a random order, and then again.
@@ -109,7 +118,7 @@ class FleetTrial:
         self.counts.kills[victim] += 1
         return victim, self.victims[victim]()
 
-    def _kill_controller(self) -> float:
+    def _kill_controller(self) -> Recovery:
         """Kill one controller, or all. Without one, members keep what they find until the start."""
         controllers = self._fleet.controllers
         killed = self._draw.sample(controllers, self._draw.randint(1, len(controllers)))
@@ -121,17 +130,16 @@ class FleetTrial:
             self._stay_away()
             self._start_controllers()
             began = time.monotonic()
-        self._wait_until_it_works(newest)
-        seconds = time.monotonic() - began
+        recovery = self._recovery(newest, began)
         self._start_controllers()
-        return seconds
+        return recovery
 
     def _start_controllers(self) -> None:
         for each in self._fleet.controllers:
             if not each.runs:
                 self._fleet.start_controller(each)
 
-    def _kill_database(self) -> float:
+    def _kill_database(self) -> Recovery:
         server = self._fleet.server
         if server is None:
             raise AssertionError("only a deployment with PostgreSQL has this victim")
@@ -139,11 +147,9 @@ class FleetTrial:
         server.kill()
         self._stay_away()
         server.start()
-        began = time.monotonic()
-        self._wait_until_it_works(newest)
-        return time.monotonic() - began
+        return self._recovery(newest, time.monotonic())
 
-    def _kill_member(self) -> float:
+    def _kill_member(self) -> Recovery:
         """Kill a member, which comes back with its round, without it, or not at once."""
         fleet = self._fleet
         killed = self._draw.choice(fleet.members)
@@ -158,9 +164,7 @@ class FleetTrial:
         else:
             self._stay_away()
             killed.serve(resume=way == "resumed")
-        began = time.monotonic()
-        self._wait_until_it_works(newest)
-        return time.monotonic() - began
+        return self._recovery(newest, time.monotonic())
 
     def _replace(self) -> None:
         """A new member joins, or the one that was away longest comes back with its old round."""
@@ -177,13 +181,16 @@ class FleetTrial:
     def _newest(self) -> int:
         return self._asking.newest(max(witness.newest for witness in self.witnesses))
 
-    def _wait_until_it_works(self, newest: int) -> None:
-        """Wait for a leader and for a result above ``newest``."""
-        wait_until(lambda: self._works(newest), "a fleet that works", WORKS_S)
+    def _recovery(self, newest: int, began: float) -> Recovery:
+        """Wait for an answer and a leader since ``began``, and for a result above ``newest``."""
+        wait_until(lambda: self._leads(began), "a controller that answers and leads", WORKS_S)
+        leads_s = time.monotonic() - began
+        wait_until(lambda: self._asking.shows(newest), "a new result", WORKS_S)
+        return Recovery(leads_s, time.monotonic() - began)
 
-    def _works(self, newest: int) -> bool:
+    def _leads(self, began: float) -> bool:
         controllers = [each for each in self._fleet.controllers if each.runs]
-        return any(_leads(each) for each in controllers) and self._asking.shows(newest)
+        return any(_leads(each, began) for each in controllers) and self._asking.answers()
 
     def _end(self) -> None:
         """Have every member prove, stop the round, and wait until all callbacks are delivered."""
@@ -210,11 +217,14 @@ class FleetTrial:
             time.sleep(0.5)
 
 
-def _leads(controller: ForkedServer) -> bool:
+def _leads(controller: ForkedServer, began: float) -> bool:
+    """Whether it leads, and has read the database since ``began``."""
     try:
-        return _LEADS in controller.http.get("/api/v1/fleet/metrics").text
+        page = controller.http.get("/api/v1/fleet/metrics").text
     except httpx.TransportError:
         return False
+    age = _VIEW_AGE.search(page)
+    return _LEADS in page and age is not None and float(age[1]) < time.monotonic() - began
 
 
 def _generates(member: Member) -> bool:

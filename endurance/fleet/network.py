@@ -57,10 +57,14 @@ class Network:
         except NodeError:
             return known
 
+    def answers(self) -> bool:
+        """Whether the fleet shows its status."""
+        return self.pending() is not None
+
     def shows(self, newest: int) -> bool:
         """Whether the fleet answers, and has a result above the sequence number ``newest``."""
         try:
-            return bool(self._client.status().round_id and self._client.results(newest, 1))
+            return bool(self._client.results(newest, 1))
         except NodeError:
             return False
 

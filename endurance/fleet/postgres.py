@@ -53,7 +53,9 @@ class Postgres:
 
     def kill(self) -> None:
         """Send SIGKILL to every process of the server, and wait for their end."""
-        processes = [psutil.Process(pid) for pid in (self.pid, *self.children())]
+        postmaster = psutil.Process(self.pid)
+        # Processes end, and others begin, at any time; those leave when the postmaster is gone.
+        processes = [postmaster, *postmaster.children()]
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from endurance.fleet.account import FleetAccount, account, read_fleet
@@ -15,7 +16,7 @@ from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
 
 MEMBERS = 3
-# The longest time in seconds until the fleet works again.
+# The longest time in seconds until the fleet answers and leads again.
 RECOVERED_S = 10.0
 
 
@@ -46,8 +47,9 @@ def fleet_chaos(
 def _report(
     counts: FleetCounts, found: FleetAccount, seen: list[Comparison], setup: Mapping[str, object]
 ) -> Report:
+    windows = {name: [asdict(r) for r in all_] for name, all_ in counts.recovered.items()}
     figures = (*_of_kills(counts), *_of_proofs(found, seen), *_of_times(counts))
-    return Report("fleet", figures, setup, {"recovered_s": counts.recovered}, machine())
+    return Report("fleet", figures, setup, windows, machine())
 
 
 def _of_kills(counts: FleetCounts) -> list[Figure]:
@@ -90,13 +92,13 @@ def _of_proofs(found: FleetAccount, seen: list[Comparison]) -> list[Figure]:
 
 def _of_times(counts: FleetCounts) -> list[Figure]:
     most, none = Limit(RECOVERED_S, at_most=True), Limit(0, at_most=True)
-    times = [
-        figure
-        for name, seconds in counts.recovered.items()
-        for figure in (
-            Figure(f"{name}_s", median(seconds), "until the fleet works again; the median"),
-            Figure(f"{name}_slowest_s", max(seconds), "the same; the longest", most),
-        )
-    ]
+    times = []
+    for name, recoveries in counts.recovered.items():
+        leads, stores = ([r.leads_s for r in recoveries], [r.stores_s for r in recoveries])
+        times += [
+            Figure(f"{name}_s", median(leads), "until the fleet answers and leads; the median"),
+            Figure(f"{name}_slowest_s", max(leads), "the same; the longest", most),
+            Figure(f"{name}_stores_s", max(stores), "until it stores a new result; the longest"),
+        ]
     text = "controllers that show another state than the first"
     return [*times, Figure("disagree", counts.disagreements, text, none)]
