@@ -237,7 +237,10 @@ async def all_have_lanes(fleet: RunningFleet) -> bool:
 
 async def test_a_member_with_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk") as disk:
-        made = [FakeMember(tmp_path, "roomy"), FakeMember(disk, "full")]
+        slowly = FakeMember(disk, "full", callback_interval_sec=1.0)
+        # SQLite's log alone would fill so small a disk after some dozens of commits.
+        slowly.engine.latency_s = 0.3
+        made = [FakeMember(tmp_path, "roomy"), slowly]
         try:
             for each in made:
                 await each.start()
