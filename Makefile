@@ -15,7 +15,7 @@ PYTHON_FILES := src tests training benchmarks endurance gpu matrix scripts run_v
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow wheel chaos soak fuzz auth ssrf disk check golden bench bench-gateway
+.PHONY: help setup demo test slow wheel chaos chaos-fleet soak fuzz auth ssrf disk check golden bench bench-gateway
 .PHONY: gpu matrix checks train-model browser pictures lock audit-deps clean
 
 help: ## List these targets.
@@ -55,6 +55,9 @@ wheel: $(READY) ## Verify from the wheel alone, in a fresh environment that pip 
 
 chaos: $(READY) ## Kill servers at random, account for every proof (50 kills, 20 minutes; CHAOS=options).
 	$(BIN)/python -m endurance chaos $(CHAOS)
+
+chaos-fleet: $(READY) ## Kill controllers, members and PostgreSQL (30 kills, 5 minutes; CHAOS=options).
+	OMP_NUM_THREADS=1 $(BIN)/python -m endurance fleet $(CHAOS)
 
 soak: $(READY) ## Chat and rounds for ten minutes: nothing may fail, grow or leak (SOAK=options).
 	$(BIN)/python -m endurance soak $(SOAK)

@@ -8,6 +8,7 @@ import typer
 
 from endurance import chaos as killing
 from endurance import soak as soaking
+from endurance.fleet.trial import fleet_chaos
 from proofserve.cli.servers import scratch_folder
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.report.report import Report
@@ -48,6 +49,31 @@ def soak(
     than after the first minute.
     """
     _run(lambda folder, session: soaking.soak(folder, minutes, seed, session.line), json)
+
+
+@app.command()
+def fleet(
+    kills: Annotated[int, typer.Option(help="How many kills in all.", min=1)] = 30,
+    seed: Annotated[
+        int, typer.Option(help="Another seed kills other processes at other moments.")
+    ] = 0,
+    sqlite: Annotated[
+        bool, typer.Option(help="One controller on an SQLite file instead of two on PostgreSQL.")
+    ] = False,
+    json: Json = None,
+) -> None:
+    """Kill controllers, members and PostgreSQL at random during rounds of a fleet.
+
+    \b
+    Afterwards no lane may have been given twice, and every proof of every member must
+    be in the database once, and once at the receiver.
+    """
+    _run(
+        lambda folder, session: fleet_chaos(
+            folder, kills, seed, session.line, with_postgres=not sqlite
+        ),
+        json,
+    )
 
 
 def _run(trial: Callable[[Path, CommandSession], Report], json: Path | None) -> None:

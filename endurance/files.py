@@ -27,6 +27,12 @@ _PRODUCED = """
     FROM results JOIN rounds ON rounds.number = results.round
     WHERE value IS NOT NULL AND url = ?
 """
+_ROUNDS_FOR_FLEET = "SELECT round_id, url FROM rounds WHERE url LIKE ?"
+_FOR_FLEET = """
+    SELECT round_id, nonce, value, r_target IS NOT NULL
+    FROM results JOIN rounds ON rounds.number = results.round
+    WHERE value IS NOT NULL AND url LIKE ?
+"""
 _AGAIN = "SELECT coalesce(sum(received - artifacts - winners), 0) FROM sources"
 _REPEATS = "SELECT coalesce(sum(repeats), 0) FROM callbacks"
 
@@ -58,25 +64,80 @@ class Account:
     damaged: tuple[str, ...]
 
 
-def compare(outbox: Path, received: Path, url: str) -> Account:
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A node's file: the callback URL of each round by its id, and its proofs by round.
+
+    ``leftovers`` and ``damaged`` as in an ``Account``.
+    """
+
+    rounds: dict[str, str]
+    proofs: list[Proof]
+    leftovers: int
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A receiver's file: its ``proofs``, and the ``keys`` of its callbacks.
+
+    ``duplicates``, ``repeats`` and ``damaged`` as in an ``Account``.
+    """
+
+    proofs: frozenset[Proof]
+    keys: frozenset[str]
+    duplicates: int
+    repeats: int
+    damaged: tuple[str, ...]
+
+
+def received(path: Path) -> Received:
+    """Read a receiver's file; the receiver must have ended."""
+    with closing(_open(path)) as file:
+        keys = file.execute("SELECT idempotency_key FROM callbacks")
+        return Received(
+            proofs=frozenset(file.execute(_RECEIVED)),
+            keys=frozenset(key for (key,) in keys),
+            duplicates=_one(file, _AGAIN),
+            repeats=_one(file, _REPEATS),
+            damaged=tuple(_check(file)),
+        )
+
+
+def compare(outbox: Path, receiver_file: Path, url: str) -> Account:
     """Compare an outbox's results for ``url`` with the receiver's; both servers must have ended."""
-    with closing(_open(outbox)) as ours, closing(_open(received)) as theirs:
+    theirs = received(receiver_file)
+    with closing(_open(outbox)) as ours:
         rows = ours.execute(_PRODUCED, (url,)).fetchall()
         produced = [(block, nonce, float(v) if winner else v) for block, nonce, v, winner in rows]
         once = {(block, nonce, winner) for block, nonce, _, winner in rows}
-        arrived: set[Proof] = set(theirs.execute(_RECEIVED))
         sent = set(produced)
         return Account(
             produced=len(produced),
-            missing=len(sent - arrived),
-            foreign=len(arrived - sent),
-            duplicates=_one(theirs, _AGAIN) + len(rows) - len(once),
-            repeats=_one(theirs, _REPEATS),
+            missing=len(sent - theirs.proofs),
+            foreign=len(theirs.proofs - sent),
+            duplicates=theirs.duplicates + len(rows) - len(once),
+            repeats=theirs.repeats,
             rounds=_one(ours, "SELECT count(*) FROM rounds"),
             pruned=_one(ours, "SELECT results FROM pruned"),
             pruned_rounds=_one(ours, "SELECT rounds FROM pruned"),
             leftovers=_one(ours, _LEFTOVERS),
-            damaged=(*_check(ours), *_check(theirs)),
+            damaged=(*_check(ours), *theirs.damaged),
+        )
+
+
+def delivered(outbox: Path, url: str) -> Delivered:
+    """What an outbox has for callback URLs that begin with ``url``; its node must have ended."""
+    with closing(_open(outbox)) as file:
+        rows = file.execute(_FOR_FLEET, (f"{url}%",))
+        return Delivered(
+            rounds=dict(file.execute(_ROUNDS_FOR_FLEET, (f"{url}%",)).fetchall()),
+            proofs=[
+                (round_id, nonce, float(value) if winner else value)
+                for round_id, nonce, value, winner in rows
+            ],
+            leftovers=_one(file, _LEFTOVERS),
+            damaged=tuple(_check(file)),
         )
 
 

@@ -26,14 +26,16 @@ class Comparison:
 
 
 class Witness:
-    """Polls a node from its own thread; if the node is down, it tries again."""
+    """Polls a node from its own thread each ``poll_s`` seconds; if it is down, it tries again."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, poll_s: float = POLL_S) -> None:
         self._url = url
+        self._poll_s = poll_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="witness")
         self._seen: dict[int, StoredResult] = {}
         self._counted: dict[str, int] = {}
+        self._newest = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -61,14 +63,18 @@ class Witness:
             # Kept by sequence number: if a number were used twice, ``compare`` would see it.
             self._seen.setdefault(row.seq, row)
 
+    @property
+    def newest(self) -> int:
+        """The sequence number of the newest result that it saw."""
+        return self._newest
+
     def _poll(self) -> None:
-        newest = 0
         with NodeClient(self._url, timeout_s=ANSWER_S) as node:
-            while not self._stop.wait(POLL_S):
+            while not self._stop.wait(self._poll_s):
                 try:
                     status = node.status()
-                    rows = node.results(newest)
+                    rows = node.results(self._newest)
                 except NodeError:
                     continue
                 self.saw(status.round_id, status.processed, rows)
-                newest = rows[-1].seq if rows else newest
+                self._newest = rows[-1].seq if rows else self._newest

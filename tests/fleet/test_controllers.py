@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from endurance.fleet.postgres import NoPostgres, Postgres, postgres
 from fleet.servers import ROUND, FakeMember, RunningFleet, Serving, fleet_of, members, until
 from support.controllers import controller
-from support.postgres import NoPostgres, Postgres, postgres
 
 pytestmark = pytest.mark.anyio
 

@@ -10,6 +10,7 @@ import pytest
 from fleet.misbehaving import Misbehaving
 from fleet.servers import ROUND, FakeMember, RunningFleet, fleet_of, members, until
 from proofserve.engines.fake import TOY_ENGINE_INFO
+from support.small_disk import fill, mounted
 
 pytestmark = pytest.mark.anyio
 
@@ -232,6 +233,44 @@ async def test_members_that_hang_or_answer_nonsense_do_not_hold_the_others_up(
 
 async def all_have_lanes(fleet: RunningFleet) -> bool:
     return all(each["lane"] is not None for each in (await fleet.snapshot())["members"])
+
+
+async def test_a_member_with_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk") as disk:
+        slowly = FakeMember(disk, "full", callback_interval_sec=1.0)
+        # SQLite's log alone would fill so small a disk after some dozens of commits.
+        slowly.engine.latency_s = 0.3
+        made = [FakeMember(tmp_path, "roomy"), slowly]
+        try:
+            for each in made:
+                await each.start()
+            async with fleet_of(tmp_path, made) as fleet:
+                await start(fleet)
+                await until(lambda: all_have_lanes(fleet))
+                await fleet.until_processed(20)
+                fill(disk / "ballast")
+                await until(lambda: reason_has(fleet, made[1].url, "disk"))
+                full = await fleet.member(made[1].url)
+                # The other one goes on.
+                count = len(made[0].proved())
+                await until(lambda: more_proved(made[:1], [count]))
+                (disk / "ballast").unlink()
+                await until(lambda: reason_has(fleet, made[1].url, None))
+                count = len(made[1].proved())
+                await until(lambda: more_proved(made[1:], [count]))
+                used = (await fleet.snapshot())["fleet"]["lanes_used"]
+                stored = await stop_and_check(fleet, made)
+        finally:
+            for each in made:
+                await each.kill()
+    assert full["state"] == "ready"
+    assert used == 2
+    assert stored.keys() == {0, 1}
+
+
+async def reason_has(fleet: RunningFleet, name: str, text: str | None) -> bool:
+    reason = (await fleet.member(name))["reason"]
+    return reason is None if text is None else text in (reason or "")
 
 
 async def test_a_controller_that_is_killed_in_a_round_goes_on_with_it(tmp_path: Path) -> None:

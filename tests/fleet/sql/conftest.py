@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from endurance.fleet.postgres import NoPostgres, Postgres, postgres
 from proofserve.fleet.sql.store import FleetStore
-from support.postgres import NoPostgres, Postgres, postgres
 
 
 @pytest.fixture(scope="session")

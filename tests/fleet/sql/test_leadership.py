@@ -10,9 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from endurance.fleet.postgres import Postgres
 from proofserve.fleet.sql.leadership import Leadership
 from proofserve.fleet.sql.store import FleetStore
-from support.postgres import Postgres
 
 pytestmark = pytest.mark.anyio
 

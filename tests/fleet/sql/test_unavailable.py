@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from endurance.fleet.postgres import NoPostgres, Postgres, postgres
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.records import MemberSource
 from proofserve.fleet.sql.address import parse
 from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.rounds.state import State
-from support.postgres import NoPostgres, Postgres, postgres
 
 from .support import a_lane, a_spec, nonces_of, vectors_of
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, from the system's packages or from a wheel."""
+"""A PostgreSQL server of a trial's own, from the system's packages or from a wheel."""
 
 import os
 import pwd
@@ -7,10 +7,11 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import psycopg
 
 # PostgreSQL refuses to run as root.
@@ -49,6 +50,16 @@ class Postgres:
     def stop(self, mode: str = "fast") -> None:
         """``immediate`` is as a crash: the next start recovers from the log of changes."""
         self._run("pg_ctl", "stop", f"--mode={mode}", "-w", f"--pgdata={self._data}")
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process of the server, and wait for their end."""
+        postmaster = psutil.Process(self.pid)
+        # Processes end, and others begin, at any time; those leave when the postmaster is gone.
+        processes = [postmaster, *postmaster.children()]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=_START_S)
 
     @property
     def pid(self) -> int:
@@ -117,7 +128,8 @@ def _programs(user: str | None) -> Path:
     refused = []
     for folder in _folders():
         try:
-            subprocess.run([folder / "postgres", "--version"], user=user, check=True, timeout=60)
+            program: list[str | Path] = [folder / "postgres", "--version"]
+            subprocess.run(program, user=user, check=True, timeout=60, stdout=subprocess.DEVNULL)
         except (OSError, subprocess.SubprocessError) as error:
             refused.append(f"{folder}: {error}")
         else:

@@ -1,0 +1,1 @@
+"""Kills controllers, members and database of a fleet at random, and accounts for every proof."""

@@ -1,0 +1,117 @@
+"""The servers of a fleet as processes that can be killed, and started again on the same port.
+
+Each is forked from one process that has imported everything: Python's own imports take seconds of
+a processor for each start, and dozens of starts are needed.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from proofserve.wiring.launch import ServerFailed, free_port
+
+# What the forked processes, and the module that starts them, import.
+IMPORTED = [
+    "endurance.__main__",
+    "endurance.fleet.programs",
+    "proofserve.cli.fleet.commands",
+    "proofserve.cli.receive",
+    "proofserve.wiring.fleet",
+]
+START_S = 120.0
+STOP_S = 20.0
+_LOOK_S = 0.05
+
+
+class ForkedServer:
+    """Runs ``program(port, *options)`` in a process of its own, with a log in ``folder``.
+
+    ``program`` is a function of a module. It must answer ``GET /health`` on its port.
+    """
+
+    def __init__(self, folder: Path, name: str, program: Callable[..., None]) -> None:
+        self.name = name
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        # Each client of httpx loads the system's certificates, which takes tenths of a second.
+        self.http = httpx.Client(base_url=self.url, timeout=5.0, trust_env=False)
+        self._log = folder / f"{name}.log"
+        self._program = program
+        self._process: ForkServerProcess | None = None
+
+    def start(self, *options: Any) -> None:
+        """Start it and wait until it answers. Raises ServerFailed."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
+        process = context.Process(
+            target=_run, args=(self._log, self._program, self.port, *options), name=self.name
+        )
+        process.start()
+        self._process = process
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            if process.exitcode is not None or time.monotonic() > deadline:
+                log = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+                self.kill()
+                raise ServerFailed(f"{self.name} does not answer; its log ends with:\n{log}")
+            time.sleep(_LOOK_S)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and neither killed nor stopped."""
+        return self._process is not None
+
+    def kill(self) -> None:
+        """Send SIGKILL, and wait for the end."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.join()
+
+    def freeze(self) -> None:
+        """Stop it as a debugger would: it answers nothing, and its connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on after ``freeze``."""
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End it in order, and by SIGKILL if that takes too long."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join(STOP_S)
+        self.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+        self.http.close()
+
+    def _signal(self, number: int) -> None:
+        if self._process is None or self._process.pid is None:
+            raise ServerFailed(f"{self.name} is not running")
+        os.kill(self._process.pid, number)
+
+    def _answers(self) -> bool:
+        try:
+            return self.http.get("/health").is_success
+        except httpx.TransportError:
+            return False
+
+
+def _run(log: Path, program: Callable[..., None], *options: Any) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    program(*options)

@@ -1,0 +1,104 @@
+"""The trial of a fleet: kills, then the account of every lane and every proof, as a report."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from endurance.fleet.account import FleetAccount, account, read_fleet
+from endurance.fleet.deployment import deployed
+from endurance.fleet.kills import FleetCounts, FleetTrial
+from endurance.witness import Comparison
+from proofserve.fleet.sql import address
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.report.figures import Figure, Limit, median
+from proofserve.lab.report.machine import machine
+from proofserve.lab.report.report import Report
+
+MEMBERS = 3
+# The longest time in seconds until the fleet answers and leads again.
+RECOVERED_S = 10.0
+
+
+def fleet_chaos(
+    folder: Path, kills: int, seed: int, progress: Progress, *, with_postgres: bool = True
+) -> Report:
+    """Kill a process ``kills`` times, then compare what members, database and receiver have.
+
+    Raises:
+        LabError, ServerFailed: a server did not start, end or answer as the trial needs.
+        NoPostgres: PostgreSQL cannot be started here.
+    """
+    draw = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    with deployed(folder, MEMBERS, with_postgres=with_postgres) as fleet:
+        progress.step("starting the fleet")
+        with fleet:
+            trial = FleetTrial(fleet, draw, progress)
+            trial.run(kills)
+        progress.step("comparing the files")
+        stored = read_fleet(address.parse(fleet.database))
+        found = account(stored, fleet.outboxes, fleet.received, fleet.front.url)
+    shown = [each.result for each in stored.proofs]
+    seen = [witness.compare(shown) for witness in trial.witnesses]
+    setup = {"kills": kills, "seed": seed, "postgresql": with_postgres}
+    return _report(trial.counts, found, seen, setup)
+
+
+def _report(
+    counts: FleetCounts, found: FleetAccount, seen: list[Comparison], setup: Mapping[str, object]
+) -> Report:
+    windows = {name: [asdict(r) for r in all_] for name, all_ in counts.recovered.items()}
+    figures = (*_of_kills(counts), *_of_proofs(found, seen), *_of_times(counts))
+    return Report("fleet", figures, setup, windows, machine())
+
+
+def _of_kills(counts: FleetCounts) -> list[Figure]:
+    kills = (Figure(f"kills_{name}", n, "kill -9 of it") for name, n in counts.kills.items())
+    ways = (Figure(f"members_{way}", n, "after a kill") for way, n in counts.ways.items())
+    return [*kills, *ways]
+
+
+def _of_proofs(found: FleetAccount, seen: list[Comparison]) -> list[Figure]:
+    none = Limit(0, at_most=True)
+    wrong = {
+        "lanes_twice": "lanes given twice, or proved by two rounds of members",
+        "proved_twice": "nonces that two members proved",
+        "lost": "proofs of members that the fleet has not stored",
+        "altered": "proofs that are stored with another value",
+        "stored_twice": "nonces stored twice",
+        "foreign": "stored nonces that no member has proved",
+        "outside": "stored nonces of another lane",
+        "gaps": "lanes that lack a nonce before their last one",
+        "not_received": "stored proofs that the receiver has not",
+        "unknown": "proofs that only the receiver has",
+        "duplicates": "nonces that the receiver has from two callbacks",
+        "keys": "callbacks that one side has only, missing sequences",
+        "leftovers": "rows undelivered, or of a round without an end",
+        "damaged": "SQLite files in which SQLite's check finds faults",
+    }
+    vanished = sum(each.lost for each in seen)
+    overstated = sum(each.overstated for each in seen)
+    return [
+        Figure("rounds", found.rounds, "of both protocols in turn"),
+        Figure("lanes", found.lanes, "given"),
+        Figure("proofs", found.produced, "artifacts and winners in the members' files"),
+        Figure("shown", min(e.seen for e in seen), "of them seen at each controller"),
+        Figure("vanished", vanished, "of them missing or different at the end", none),
+        Figure("overstated", overstated, "rounds that counted more than they had", none),
+        *(Figure(name, getattr(found, name), text, none) for name, text in wrong.items()),
+        Figure("repeats", found.repeats, "callbacks that the receiver got twice under one key"),
+    ]
+
+
+def _of_times(counts: FleetCounts) -> list[Figure]:
+    most, none = Limit(RECOVERED_S, at_most=True), Limit(0, at_most=True)
+    times = []
+    for name, recoveries in counts.recovered.items():
+        leads, stores = ([r.leads_s for r in recoveries], [r.stores_s for r in recoveries])
+        times += [
+            Figure(f"{name}_s", median(leads), "until the fleet answers and leads; the median"),
+            Figure(f"{name}_slowest_s", max(leads), "the same; the longest", most),
+            Figure(f"{name}_stores_s", max(stores), "until it stores a new result; the longest"),
+        ]
+    text = "controllers that show another state than the first"
+    return [*times, Figure("disagree", counts.disagreements, text, none)]
