@@ -125,6 +125,7 @@ class _Controller:
             join_check=_join_check(settings),
             client=self._client,
             leadership=self._leadership,
+            passes=self._reconciler.times,
         )
         served = ServedFleet(self.watch, node)
         return create_app(parts, served, _check(settings), bool(access.names))

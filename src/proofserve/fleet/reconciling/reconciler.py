@@ -32,6 +32,17 @@ _LONGEST_REST_S = 30.0
 
 
 @dataclass(slots=True)
+class PassTimes:
+    """How long passes over all members took, seconds; 0 before the first one."""
+
+    last_s: float = 0.0
+    longest_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.last_s, self.longest_s = seconds, max(self.longest_s, seconds)
+
+
+@dataclass(slots=True)
 class _Trouble:
     failures: int = 0
     until: float = 0.0
@@ -57,6 +68,7 @@ class Reconciler:
         self._listed = listed
         self._acting = acting
         self._clock = clock
+        self.times = PassTimes()
         self._wake = asyncio.Event()
         self._looks: dict[str, asyncio.Task[Seen]] = {}
         self._actions: dict[str, asyncio.Task[None]] = {}
@@ -75,9 +87,10 @@ class Reconciler:
         try:
             while True:
                 self._wake.clear()
-                acted = False
+                acted, began = False, time.monotonic()
                 try:
                     acted = await self.reconcile()
+                    self.times.add(time.monotonic() - began)
                 except StoreUnavailable as error:
                     _logger.warning("members are not reconciled: %s", error)
                 except Exception:
