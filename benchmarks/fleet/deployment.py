@@ -1,4 +1,4 @@
-"""A fleet on this machine: a controller on one core, and its members in some processes beside it."""
+"""A fleet on this machine: a controller on one core, its members on another one."""
 
 import json
 import os

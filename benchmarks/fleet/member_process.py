@@ -21,17 +21,27 @@ async def serve(folder: Path, count: int, call_s: float) -> None:
     async with AsyncExitStack() as stack:
         urls = []
         for number in range(count):
-            # The times of a node, not those of tests.
-            times = {"callback_interval_sec": 5.0, "callback_max_retries": 0}
-            member = FakeMember(folder, f"m{number}", **times)
-            member.engine.latency_s = call_s
-            await member.start()
+            member = await started(folder, f"m{number}", call_s)
             stack.push_async_callback(member.kill)
             urls.append(member.url)
         part = folder / f"{URLS}.part"
         part.write_text(json.dumps(urls))
         part.rename(folder / URLS)
         await asyncio.Event().wait()
+
+
+async def started(folder: Path, name: str, call_s: float) -> FakeMember:
+    """A member with the times of a node, not those of tests."""
+    while True:
+        member = FakeMember(folder, name, callback_interval_sec=5.0, callback_max_retries=0)
+        member.engine.latency_s = call_s
+        try:
+            await member.start()
+        except OSError:
+            # Another process has taken its port meanwhile.
+            await member.kill()
+        else:
+            return member
 
 
 def main(

@@ -60,7 +60,7 @@ class Report:
         lines += [_line(name, spread, aim) for name, spread, aim in rows if spread]
         lines.append(
             f"{self.members} members, distinct lanes of each round:"
-            f" {', '.join(map(str, self.distinct_lanes))}; nonces of the last one stored: {self.stored}"
+            f" {', '.join(map(str, self.distinct_lanes))}; stored of the last one: {self.stored}"
         )
         if self.memory_mb is not None:
             lines.append(

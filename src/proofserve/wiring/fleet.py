@@ -1,6 +1,5 @@
 """Builds the controller of a fleet from its settings, and serves it."""
 
-import asyncio
 import importlib.metadata
 import logging
 import socket
@@ -10,6 +9,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from typing import Any
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from proofserve.api.access import Access, ApiKey, Caller, Role
@@ -152,7 +152,7 @@ def run_fleet(settings: FleetSettings) -> None:
         public_url = settings.public_url or _own_url(settings.host, port)
         text = "the fleet listens on %s, port %d; members reach it at %s"
         _logger.info(text, settings.host, port, public_url)
-        asyncio.run(_serve(settings, public_url, sockets))
+        uvloop.run(_serve(settings, public_url, sockets))
 
 
 async def _serve(settings: FleetSettings, public_url: str, sockets: list[socket.socket]) -> None:
