@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -25,6 +26,7 @@ from proofserve.fleet.members.member_list import MemberList
 from proofserve.fleet.members.sources import DnsMembers
 from proofserve.fleet.published import FleetResults
 from proofserve.fleet.reconciling.actions import Acting
+from proofserve.fleet.reconciling.deleting import delete_for_ever
 from proofserve.fleet.reconciling.leading import while_leading
 from proofserve.fleet.reconciling.reconciler import Reconciler
 from proofserve.fleet.routes.app import create_app
@@ -107,6 +109,9 @@ class _Controller:
         yield "dashboard-members", self._member_history.measure_for_ever()
         yield "fleet-reconciler", while_leading(leadership, self._reconciler.run)
         yield "callbacks", while_leading(leadership, self._sender.run)
+        if keep_s := self._settings.keep_results_sec:
+            deleting = partial(delete_for_ever, self._acting.store, keep_s)
+            yield "deletion", while_leading(leadership, deleting)
 
     def app(self, access: Access) -> FastAPI:
         settings, store = self._settings, self._acting.store

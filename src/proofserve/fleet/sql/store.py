@@ -21,7 +21,7 @@ from proofserve.fleet.records import (
     Wish,
 )
 from proofserve.fleet.sql import address, lanes, members, rounds, view
-from proofserve.fleet.sql.batches import results
+from proofserve.fleet.sql.batches import deletion, results
 from proofserve.fleet.sql.batches.ingest import BatchWriter
 from proofserve.fleet.sql.batches.new_batch import new_batch
 from proofserve.fleet.sql.callbacks import deliveries, payload, schedule
@@ -195,6 +195,13 @@ class FleetStore:
     async def results(self, after: int, limit: int) -> list[StoredResult]:
         """Results with a seq above ``after``, by seq. No smaller seq appears later."""
         return await self._database.read(results.after, after, limit)
+
+    async def delete_delivered(self, older_than_s: float) -> bool:
+        """Delete a part of what was delivered so long ago; False if there was nothing to delete.
+
+        A reader of ``results`` sees a gap then; no seq is used again.
+        """
+        return await self._database.write(deletion.step, self._clock() - older_than_s)
 
     async def winners(self, round_id: str, limit: int) -> list[Winner]:
         """The newest ``limit`` winners of a round, oldest first."""
