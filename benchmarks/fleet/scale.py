@@ -111,8 +111,9 @@ async def measure(fleet: Deployed, minutes: float, rounds: int) -> Report:
                 await run.stop()
             await run.fan_out(number)
         await run.watch(60.0 * minutes)
-        stored = await run.stored()
+        # A stop waits for what the members have found.
         await run.stop()
+        stored = await run.stored()
     return summarised(run.samples, len(fleet.members), stored)
 
 

@@ -14,12 +14,13 @@ MEMBERS = 20
 
 def test_every_member_gets_a_lane_of_its_own(tmp_path: Path) -> None:
     with deployed(tmp_path, MEMBERS, 0.5, str(tmp_path / "fleet.sqlite")) as fleet:
-        report = asyncio.run(measure(fleet, 0.1, 2))
+        report = asyncio.run(measure(fleet, 0.07, 2))
     assert report.distinct_lanes == (MEMBERS, MEMBERS)
     assert report.fan_out_s.count == 2 * MEMBERS
     assert report.stored > 0
     assert set(report.reads_s) == {"status", "snapshot", "dashboard"}
-    assert report.pass_s is not None and report.pass_s.longest > 0.0
+    assert report.pass_s is not None
+    assert report.pass_s.longest > 0.0
     assert f"{MEMBERS} members" in report.text()
 
 
