@@ -15,7 +15,8 @@ PYTHON_FILES := src tests training benchmarks endurance gpu matrix scripts run_v
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow wheel chaos chaos-fleet soak fuzz auth ssrf disk check golden bench bench-gateway
+.PHONY: help setup demo test slow wheel chaos chaos-fleet soak fuzz auth ssrf disk check golden bench
+.PHONY: bench-gateway bench-fleet
 .PHONY: gpu matrix checks train-model browser pictures lock audit-deps clean
 
 help: ## List these targets.
@@ -109,6 +110,9 @@ bench: $(READY) ## Measure generation and chat priority on the small models.
 
 bench-gateway: $(READY) ## Measure the gateway beside nginx, the Rust routers and others.
 	$(BIN)/python -m benchmarks.gateway
+
+bench-fleet: $(READY) ## Measure a controller with 200 members (two minutes; BENCH=options).
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fleet scale $(BENCH)
 
 # Adds hashes of every build, for other machines and Pythons too. Options of the index are a
 # property of this machine.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from proofserve.fleet.members.client import MemberAnswered
-from proofserve.fleet.members.conditions import MemberCondition, Rules, conditions
+from proofserve.fleet.members.conditions import MemberCondition, Rules, StatusReader, conditions
 from proofserve.fleet.members.looking import seen_of
 from proofserve.fleet.records import Desired, FleetRound, Lane, Member, MemberSource, Seen, Wish
 from proofserve.protocol.nonces import NonceLane
@@ -83,4 +83,10 @@ def member(last: Seen | None = None, id_: str = "m", **changes: Any) -> Member:
 def condition_of(
     one: Member, desired: Desired = NOTHING, *lanes: Lane, rules: Rules = RULES
 ) -> MemberCondition:
-    return conditions([one], desired, lanes, rules, NOW)[0]
+    return conditions_of([one], desired, lanes, rules)[0]
+
+
+def conditions_of(
+    made: list[Member], desired: Desired = NOTHING, lanes: Any = (), rules: Rules = RULES
+) -> tuple[MemberCondition, ...]:
+    return conditions(made, StatusReader().statuses(made), desired, lanes, rules, NOW)

@@ -1,26 +1,20 @@
 """Members and controllers as they run: real HTTP on real ports, in the loop of the test."""
 
 import asyncio
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
-from fastapi import FastAPI
 
-from proofserve.api.routes import router
-from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
+from benchmarks.fleet.fake_member import FakeMember, Serving
 from proofserve.receiver.app import create_app
 from proofserve.receiver.signature_check import SignatureCheck
 from proofserve.receiver.store import ReceiverStore
 from proofserve.settings.fleet import FleetSettings
-from proofserve.settings.node import NodeSettings
 from proofserve.wiring.fleet import running_fleet
-from proofserve.wiring.node import running_node
 
 ROUND: dict[str, Any] = {
     "block_hash": "block",
@@ -36,91 +30,6 @@ DISTANCE_ROUND: dict[str, Any] = {
     "r_target": 1.41,
     "seq_len": 16,
 }
-
-
-class QuietServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class Serving:
-    """An application on a port that stays the same when it is served again."""
-
-    def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            self.port = int(found.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.dates = True
-        """Whether answers have a Date header of the server."""
-        self._server: QuietServer | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self, app: Any) -> None:
-        listener = socket.create_server(("127.0.0.1", self.port))
-        config = uvicorn.Config(
-            app, log_config=None, lifespan="off", ws="none", date_header=self.dates
-        )
-        self._server = QuietServer(config)
-        self._task = asyncio.create_task(self._server.serve([listener]))
-        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.005)
-
-    async def stop(self) -> None:
-        """Close every connection at once."""
-        if self._server is None or self._task is None:
-            return
-        server, task, self._server = self._server, self._task, None
-        server.should_exit = server.force_exit = True
-        for connection in list(server.server_state.connections):
-            connection.transport.abort()
-        await task
-        left = list(server.server_state.tasks)
-        for request in left:
-            request.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-
-
-class FakeMember:
-    """A node over the fake engine; ``start`` after ``kill`` is a restart with the same outbox."""
-
-    def __init__(self, folder: Path, name: str, **settings: Any) -> None:
-        self.name = name
-        self.engine = FakeEngine(TOY_ENGINE_INFO)
-        self.engine.latency_s = 0.01
-        self.serving = Serving()
-        self.url = self.serving.url
-        self._values = {
-            "enabled": True,
-            "outbox": folder / f"{name}.sqlite",
-            "callback_interval_sec": 0.1,
-            "shutdown_flush_sec": 0.0,
-            **settings,
-        }
-        self._running = AsyncExitStack()
-        self.before: Callable[[Any], Any] | None = None
-        """Wraps the application, to make it misbehave."""
-
-    async def start(self, **changes: Any) -> None:
-        self._values |= changes
-        settings = NodeSettings(**self._values)
-        self.node = await self._running.enter_async_context(running_node(self.engine, settings))
-        app = FastAPI()
-        app.include_router(router(lambda _: self.node))
-        await self.serving.start(app if self.before is None else self.before(app))
-
-    async def kill(self) -> None:
-        """End it in the middle of its round, which stays open in the outbox."""
-        await self.serving.stop()
-        await self._running.aclose()
-
-    def empty_outbox(self) -> None:
-        outbox = Path(self._values["outbox"])
-        for file in outbox.parent.glob(f"{outbox.name}*"):
-            file.unlink()
-
-    def proved(self) -> list[int]:
-        return [nonce for call in self.engine.calls for nonce in call]
 
 
 @asynccontextmanager

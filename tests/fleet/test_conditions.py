@@ -12,6 +12,7 @@ from fleet.records import (
     OTHER_DIGEST,
     body,
     condition_of,
+    conditions_of,
     lane,
     member,
     proving,
@@ -21,9 +22,9 @@ from proofserve.api.node import Deployment
 from proofserve.engines.fake import TOY_ENGINE_INFO
 from proofserve.fleet.deployment import fleet_deployment
 from proofserve.fleet.members.client import MemberAnswered
-from proofserve.fleet.members.conditions import Rules, conditions
+from proofserve.fleet.members.conditions import Rules
 from proofserve.fleet.members.looking import seen_of
-from proofserve.fleet.records import Desired, MemberState, Seen, Wish
+from proofserve.fleet.records import MemberState, Seen, Wish
 from proofserve.rounds.state import State
 
 
@@ -87,26 +88,26 @@ def test_nonsense_names_its_field(answer: dict[str, Any], problem: str) -> None:
 )
 def test_the_member_that_differs_from_most_is_refused(odd: dict[str, Any], reason: str) -> None:
     made = [member(seen(odd), "odd", added_at=0.0), member(seen(), "a"), member(seen(), "b")]
-    found = conditions(made, Desired(), (), Rules(), NOW)
+    found = conditions_of(made)
     assert [each.state for each in found] == ["refused", "ready", "ready"]
     assert reason in (found[0].reason or "")
 
 
 def test_of_two_kinds_the_older_members_stays() -> None:
     made = [member(seen(other(k_dim=24)), "new", added_at=2.0), member(seen(), "old")]
-    assert [e.state for e in conditions(made, Desired(), (), Rules(), NOW)] == ["refused", "ready"]
+    assert [e.state for e in conditions_of(made)] == ["refused", "ready"]
 
 
 def test_a_running_round_is_not_changed_by_many_that_join() -> None:
     odd = [member(seen(other(weights_digest=OTHER_DIGEST)), f"n{n}") for n in range(3)]
-    found = conditions([*odd, member(seen(proving()))], GENERATING, [lane()], Rules(), NOW)
+    found = conditions_of([*odd, member(seen(proving()))], GENERATING, [lane()])
     assert [each.state for each in found] == ["refused"] * 3 + ["ready"]
 
 
 def test_the_wanted_digest_is_stronger_than_the_majority() -> None:
     made = [member(seen(), f"n{n}") for n in range(3)]
     made.append(member(seen(other(weights_digest=OTHER_DIGEST)), "right"))
-    found = conditions(made, Desired(), (), Rules(weights_digest=OTHER_DIGEST), NOW)
+    found = conditions_of(made, rules=Rules(weights_digest=OTHER_DIGEST))
     assert [each.state for each in found] == ["refused"] * 3 + ["ready"]
     assert DIGEST in (found[0].reason or "")
 
@@ -125,7 +126,7 @@ def test_the_fleet_serves_what_all_its_members_can(limits: Deployment) -> None:
     small = other(models=["other", "toy"], max_seq_len=128, token_ids=1)
     refused = seen(clock_offset_s=500.0)
     made = [member(seen(), "a"), member(seen(small), "b"), member(refused, "c")]
-    found = conditions(made, Desired(), (), Rules(), NOW)
+    found = conditions_of(made)
     served = fleet_deployment(found, limits, "1.2.3")
     assert served is not None
     info = served.engine_info

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from proofserve.api.node import Deployment
 from proofserve.fleet.deployment import fleet_deployment
 from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.members.conditions import MemberCondition, Rules, conditions
+from proofserve.fleet.members.conditions import MemberCondition, Rules, StatusReader, conditions
 from proofserve.fleet.records import Desired, FleetView, Lane, LaneProgress
 from proofserve.fleet.sql.store import FleetStore
 
@@ -71,6 +71,7 @@ class FleetWatch:
         self._interval_s = interval_s
         self._clock = clock
         self._version = importlib.metadata.version("proofserve")
+        self._statuses = StatusReader()
         self._reading = asyncio.Lock()
         self._read_at = time.monotonic()
         self._changed = asyncio.Event()
@@ -113,8 +114,11 @@ class FleetWatch:
         return True
 
     async def run(self) -> None:
-        """Read until cancelled."""
+        """Read until cancelled, unless another call has just read."""
         while True:
+            if (left_s := self._interval_s - self.age_s) > 0.0:
+                await asyncio.sleep(left_s)
+                continue
             try:
                 await self.refresh()
             except StoreUnavailable as error:
@@ -128,7 +132,8 @@ class FleetWatch:
         known = {(lane.round_id, lane.lane): lane for lane in open_lanes}
         known |= {(e.lane.round_id, e.lane.lane): e.lane for e in view.lanes}
         lanes = tuple(known.values())
-        found = conditions(view.members, view.desired, lanes, self._rules, self._clock())
+        statuses = self._statuses.statuses(view.members)
+        found = conditions(view.members, statuses, view.desired, lanes, self._rules, self._clock())
         deployment = fleet_deployment(found, self._limits, self._version)
         # Lanes are given in the order of their numbers.
         newest = {each.lane.member_id: each for each in view.lanes}

@@ -91,6 +91,8 @@ class FleetSettings(BaseSettings):
     """Where callbacks to the network may go: as POC_CALLBACK_ALLOW of a node."""
     callback_secret: SecretStr | None = None
     """Secret that signs callbacks to the network; better as a variable than as an option."""
+    keep_results_sec: float = Field(86_400.0, ge=0)
+    """Delivered results and callbacks are deleted after this time, seconds; 0: never."""
     shutdown_flush_sec: float = Field(5.0, ge=0)
     """Longest time for due callbacks when the controller ends, seconds."""
 

@@ -1,18 +1,19 @@
 """Builds the controller of a fleet from its settings, and serves it."""
 
-import asyncio
 import importlib.metadata
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
-from proofserve.api.access import Access, ApiKey, Caller, Role
+from proofserve.api.access import Access
 from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Deployment, Node, Rates, Waits
 from proofserve.dashboard.feed import SnapshotFeed
@@ -25,6 +26,7 @@ from proofserve.fleet.members.member_list import MemberList
 from proofserve.fleet.members.sources import DnsMembers
 from proofserve.fleet.published import FleetResults
 from proofserve.fleet.reconciling.actions import Acting
+from proofserve.fleet.reconciling.deleting import delete_for_ever
 from proofserve.fleet.reconciling.leading import while_leading
 from proofserve.fleet.reconciling.reconciler import Reconciler
 from proofserve.fleet.routes.app import create_app
@@ -33,7 +35,6 @@ from proofserve.fleet.routes.served import ServedFleet
 from proofserve.fleet.sql.leadership import Leadership
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch
-from proofserve.outbox.allowlist import Allowlist
 from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
@@ -47,6 +48,7 @@ from proofserve.settings.fleet import FleetSettings, listed_members
 from proofserve.web.this_machine import is_loopback
 from proofserve.wiring.access import access_of
 from proofserve.wiring.listen import bound_sockets
+from proofserve.wiring.membership.admitting import allowlist, join_access, join_check
 
 _logger = logging.getLogger(__name__)
 
@@ -107,6 +109,9 @@ class _Controller:
         yield "dashboard-members", self._member_history.measure_for_ever()
         yield "fleet-reconciler", while_leading(leadership, self._reconciler.run)
         yield "callbacks", while_leading(leadership, self._sender.run)
+        if keep_s := self._settings.keep_results_sec:
+            deleting = partial(delete_for_ever, self._acting.store, keep_s)
+            yield "deletion", while_leading(leadership, deleting)
 
     def app(self, access: Access) -> FastAPI:
         settings, store = self._settings, self._acting.store
@@ -121,10 +126,11 @@ class _Controller:
             manager=self._manager,
             wake=self._reconciler.wake,
             clock=time.time,
-            join_access=_join_access(settings, access),
-            join_check=_join_check(settings),
+            join_access=join_access(settings, access),
+            join_check=join_check(settings),
             client=self._client,
             leadership=self._leadership,
+            passes=self._reconciler.times,
         )
         served = ServedFleet(self.watch, node)
         return create_app(parts, served, _check(settings), bool(access.names))
@@ -151,7 +157,7 @@ def run_fleet(settings: FleetSettings) -> None:
         public_url = settings.public_url or _own_url(settings.host, port)
         text = "the fleet listens on %s, port %d; members reach it at %s"
         _logger.info(text, settings.host, port, public_url)
-        asyncio.run(_serve(settings, public_url, sockets))
+        uvloop.run(_serve(settings, public_url, sockets))
 
 
 async def _serve(settings: FleetSettings, public_url: str, sockets: list[socket.socket]) -> None:
@@ -252,44 +258,12 @@ def _limits(settings: FleetSettings, outward: Outward) -> Deployment:
 def _outward(settings: FleetSettings) -> Outward:
     secret = settings.callback_secret
     key = None if secret is None else secret.get_secret_value().encode()
-    return Outward(_allowlist(settings.callback_allow, "FLEET_CALLBACK_ALLOW"), key)
-
-
-def _allowlist(entries: tuple[str, ...], variable: str) -> Allowlist:
-    try:
-        return Allowlist(entries)
-    except ValueError as error:
-        raise ValueError(f"{variable}: {error}") from None
+    return Outward(allowlist(settings.callback_allow, "FLEET_CALLBACK_ALLOW"), key)
 
 
 def _check(settings: FleetSettings) -> SignatureCheck | None:
     secret = settings.member_secret
     return None if secret is None else SignatureCheck(secret.get_secret_value().encode())
-
-
-def _join_access(settings: FleetSettings, access: Access) -> Access:
-    """The operators' keys and those for joining; without any key, as for every other call."""
-    if not settings.join_key:
-        return access
-    joining = [
-        ApiKey(key.get_secret_value(), Caller(f"join-{number}", Role.OPERATOR))
-        for number, key in enumerate(settings.join_key, 1)
-    ]
-    return access.with_more(joining)
-
-
-def _join_check(settings: FleetSettings) -> Callable[[str], Awaitable[str | None]]:
-    check = UrlCheck(_allowlist(settings.join_allow, "FLEET_JOIN_ALLOW"))
-
-    async def refusal(url: str) -> str | None:
-        try:
-            await check(url)
-        except ValueError:
-            allowed = ", ".join(settings.join_allow)
-            return f"members may join from {allowed} only; --join-allow adds to that"
-        return None
-
-    return refusal
 
 
 def _policy(settings: FleetSettings) -> CallbackPolicy:

@@ -54,14 +54,39 @@ class MemberCondition:
         return None if self.status is None else self.status.deployment
 
 
+class StatusReader:
+    """What members said of themselves; each look is checked once, however often it is asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Seen, MemberStatus | None]] = {}
+
+    def statuses(self, members: Sequence[Member]) -> dict[str, MemberStatus | None]:
+        """The last status of each member by id; None for one that never gave any."""
+        before, self._known = self._known, {}
+        for member in members:
+            if (seen := member.seen) is not None:
+                known = before.get(member.id)
+                same = known is not None and known[0] is seen
+                self._known[member.id] = known if same and known else (seen, _status(seen))
+        return {
+            member.id: self._known[member.id][1] if member.id in self._known else None
+            for member in members
+        }
+
+
 def conditions(
-    members: Sequence[Member], desired: Desired, lanes: Sequence[Lane], rules: Rules, now: float
+    members: Sequence[Member],
+    statuses: Mapping[str, MemberStatus | None],
+    desired: Desired,
+    lanes: Sequence[Lane],
+    rules: Rules,
+    now: float,
 ) -> tuple[MemberCondition, ...]:
     """The condition of each of ``members`` at the time ``now``.
 
-    ``lanes`` are those of the desired round, and all that were not ended.
+    ``statuses`` are those of a ``StatusReader``. ``lanes`` are those of the desired round, and all
+    that were not ended.
     """
-    statuses = {member.id: _status(member) for member in members}
     lanes_of: dict[str, list[Lane]] = {member.id: [] for member in members}
     for lane in lanes:
         lanes_of.setdefault(lane.member_id, []).append(lane)
@@ -113,11 +138,11 @@ def lane_of_member(status: MemberStatus, desired: Desired, own: Sequence[Lane]) 
     return None
 
 
-def _status(member: Member) -> MemberStatus | None:
-    if member.seen is None or member.seen.status is None:
+def _status(seen: Seen) -> MemberStatus | None:
+    if seen.status is None:
         return None
     try:
-        return read_status(member.seen.status)
+        return read_status(seen.status)
     except ValueError:
         # A controller of another version stored it; the next look replaces it.
         return None

@@ -1,10 +1,12 @@
-"""Carries out one action of a plan on one member. Each may be repeated."""
+"""Carries out the actions of a plan: what is stored for all at once, calls one by one."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import httpx
 
+from proofserve.fleet.errors import RoundOver
 from proofserve.fleet.members.client import MemberClient, MemberError
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.member_list import MemberList
@@ -20,6 +22,7 @@ from proofserve.fleet.reconciling.plan import (
 )
 from proofserve.fleet.records import Desired, FleetRound, Lane
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.rounds.errors import Refused
 from proofserve.wire.paths import FLEET
 
 _logger = logging.getLogger(__name__)
@@ -33,46 +36,83 @@ def callback_url(public_url: str, lane: Lane) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Acting:
-    """Changes members, and notes it in ``store``. Members reach the fleet at ``public_url``."""
+    """Changes members, and notes it in ``store``. Members reach the fleet at ``public_url``.
+
+    A transaction for each member would make the disk the limit: ``note`` and ``give`` are for all.
+    """
 
     store: FleetStore
     listed: MemberList
     http: httpx.AsyncClient
     public_url: str
+    _started: dict[Lane, str] = field(default_factory=dict)
 
-    async def carry_out(
-        self, action: Action, condition: MemberCondition, desired: Desired
+    async def note(self, actions: Sequence[Action] = ()) -> None:
+        """Store which lanes members have started, and which ended. Raises StoreUnavailable."""
+        started = {**self._started}
+        self._started.clear()
+        ended = {}
+        for each in actions:
+            if isinstance(each, AdoptLane):
+                started[each.lane] = each.member_round_id
+            elif isinstance(each, EndLane):
+                ended[each.lane] = each.reason
+                text = "lane %d of member %s ends: %s"
+                _logger.info(text, each.lane.lane, each.member_id, each.reason)
+        if started or ended:
+            await self.store.note_lanes(started, ended)
+
+    async def give(self, desired: Desired, actions: Sequence[Action]) -> dict[str, Lane | Refused]:
+        """The new lane of each member that shall start, or why it gets none.
+
+        Raises StoreUnavailable.
+        """
+        ids = [each.member_id for each in actions if isinstance(each, StartLane)]
+        if not ids or desired.round is None:
+            return {}
+        try:
+            found = await self.store.give_lanes(desired.round.id, ids)
+        except RoundOver as error:
+            # Another controller has stopped it meanwhile.
+            return dict.fromkeys(ids, error)
+        return dict(zip(ids, found, strict=True))
+
+    async def call(
+        self,
+        action: Action,
+        condition: MemberCondition,
+        desired: Desired,
+        given: Mapping[str, Lane | Refused],
     ) -> str | None:
-        """What went wrong, None if nothing did. Raises StoreUnavailable and Refused."""
+        """What went wrong, None if nothing did. Raises StoreUnavailable."""
         client = self.listed.client(self.http, condition.member.url)
         name = condition.member.name
         try:
             match action:
                 case StartLane():
+                    lane = given[action.member_id]
+                    if isinstance(lane, Refused):
+                        return str(lane)
                     if desired.round is not None:
-                        return await self._start(client, condition, desired.round)
+                        return await self._start(client, condition, desired.round, lane)
                 case ContinueLane():
                     await client.go_on()
                     _logger.info("member %s continues lane %d", name, action.lane.lane)
-                case AdoptLane():
-                    await self.store.lane_started(action.lane, action.member_round_id)
                 case StopMember():
                     await client.stop()
                     _logger.info("member %s is stopped: %s", name, action.reason)
-                case EndLane():
-                    await self.store.end_lane(action.lane, action.reason)
-                    _logger.info("lane %d of %s ends: %s", action.lane.lane, name, action.reason)
+                case AdoptLane() | EndLane():
+                    pass  # noted before
         except MemberError as error:
             return str(error)
         return None
 
     async def _start(
-        self, client: MemberClient, condition: MemberCondition, round_: FleetRound
+        self, client: MemberClient, condition: MemberCondition, round_: FleetRound, lane: Lane
     ) -> str | None:
         member, deployed = condition.member, condition.deployment
         if deployed is None:
             raise AssertionError("only a member that says what is deployed is ready")
-        lane = await self.store.give_lane(round_.id, member.id)
         nonces = round_.nonces_of(lane.lane)
         url = callback_url(self.public_url, lane)
         try:
@@ -89,6 +129,6 @@ class Acting:
         if status.config is None or not status.config.is_of(round_.spec, nonces):
             return f"lane {lane.lane} was started, and the member proves something else"
         if status.round_id is not None:
-            await self.store.lane_started(lane, status.round_id)
+            self._started[lane] = status.round_id
         _logger.info("member %s proves lane %d", member.name, lane.lane)
         return None

@@ -3,21 +3,22 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import httpx
 
 from proofserve.fleet.errors import StoreUnavailable
+from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.looking import look
 from proofserve.fleet.members.member_list import MemberList
 from proofserve.fleet.reconciling import plan as planning
 from proofserve.fleet.reconciling.actions import Acting
 from proofserve.fleet.reconciling.plan import Action
-from proofserve.fleet.records import Member, Seen
+from proofserve.fleet.records import Desired, Lane, Member, Seen
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
-from proofserve.rounds.errors import RoundsError
+from proofserve.rounds.errors import Refused, RoundsError
 
 _logger = logging.getLogger(__name__)
 
@@ -29,6 +30,17 @@ _GATHER_S = 0.8
 # The pause after an action that failed, doubled by each failure in a row up to the longest.
 _FIRST_REST_S = 1.0
 _LONGEST_REST_S = 30.0
+
+
+@dataclass(slots=True)
+class PassTimes:
+    """How long passes over all members took, seconds; 0 before the first one."""
+
+    last_s: float = 0.0
+    longest_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.last_s, self.longest_s = seconds, max(self.longest_s, seconds)
 
 
 @dataclass(slots=True)
@@ -57,6 +69,7 @@ class Reconciler:
         self._listed = listed
         self._acting = acting
         self._clock = clock
+        self.times = PassTimes()
         self._wake = asyncio.Event()
         self._looks: dict[str, asyncio.Task[Seen]] = {}
         self._actions: dict[str, asyncio.Task[None]] = {}
@@ -75,9 +88,10 @@ class Reconciler:
         try:
             while True:
                 self._wake.clear()
-                acted = False
+                acted, began = False, time.monotonic()
                 try:
                     acted = await self.reconcile()
+                    self.times.add(time.monotonic() - began)
                 except StoreUnavailable as error:
                     _logger.warning("members are not reconciled: %s", error)
                 except Exception:
@@ -139,23 +153,32 @@ class Reconciler:
             return replace(before, answered=False, error=text)
 
     async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
+        await self._acting.note(actions)
+        given = await self._acting.give(overview.desired, actions)
+        conditions = {each.member.id: each for each in overview.members}
         by_member: dict[str, list[Action]] = {}
         for action in actions:
             by_member.setdefault(action.member_id, []).append(action)
         began = [
-            asyncio.create_task(self._carry_out(overview, id_, own))
+            asyncio.create_task(self._call(conditions[id_], overview.desired, own, given))
             for id_, own in by_member.items()
         ]
         self._actions.update(zip(by_member, began, strict=True))
         await asyncio.wait(began, timeout=_GATHER_S)
+        await self._acting.note()
 
-    async def _carry_out(self, overview: Overview, id_: str, actions: Sequence[Action]) -> None:
-        """Carry out the actions of one member, one after another."""
-        condition = next(each for each in overview.members if each.member.id == id_)
-        name = condition.member.name
+    async def _call(
+        self,
+        condition: MemberCondition,
+        desired: Desired,
+        actions: Sequence[Action],
+        given: Mapping[str, Lane | Refused],
+    ) -> None:
+        """Make the calls of one member, one after another."""
+        id_, name = condition.member.id, condition.member.name
         try:
             for action in actions:
-                if error := await self._acting.carry_out(action, condition, overview.desired):
+                if error := await self._acting.call(action, condition, desired, given):
                     _logger.warning("member %s: %s", name, error)
                     self._rest(id_)
                     return

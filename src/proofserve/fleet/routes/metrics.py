@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proofserve.fleet.reconciling.reconciler import PassTimes
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.sql.leadership import Leadership
 from proofserve.fleet.watch import FleetWatch
@@ -17,9 +18,10 @@ PREFIX = "proofserve_fleet"
 class FleetCollector(Collector):
     """Shows what ``watch`` knows; it may be read in any thread."""
 
-    def __init__(self, watch: FleetWatch, leadership: Leadership) -> None:
+    def __init__(self, watch: FleetWatch, leadership: Leadership, passes: PassTimes) -> None:
         self._watch = watch
         self._leadership = leadership
+        self._passes = passes
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -43,9 +45,17 @@ class FleetCollector(Collector):
         yield GaugeMetricFamily(f"{PREFIX}_leads", leads, value=self._leadership.held)
         age = "Seconds since the database was read."
         yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=self._watch.age_s)
+        passes = GaugeMetricFamily(
+            f"{PREFIX}_pass_seconds",
+            "Duration of a pass over all members: the last one, and the longest of this process.",
+            labels=["pass"],
+        )
+        passes.add_metric(["last"], self._passes.last_s)
+        passes.add_metric(["longest"], self._passes.longest_s)
+        yield passes
 
 
-def registry(watch: FleetWatch, leadership: Leadership) -> CollectorRegistry:
+def registry(watch: FleetWatch, leadership: Leadership, passes: PassTimes) -> CollectorRegistry:
     made = CollectorRegistry()
-    made.register(FleetCollector(watch, leadership))
+    made.register(FleetCollector(watch, leadership, passes))
     return made

@@ -23,6 +23,7 @@ from proofserve.fleet.manager import FleetManager
 from proofserve.fleet.members.client import MemberError
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.sources import plain_url
+from proofserve.fleet.reconciling.reconciler import PassTimes
 from proofserve.fleet.records import Member, MemberSource, Wish
 from proofserve.fleet.routes.answers import (
     JoinAnswer,
@@ -93,6 +94,7 @@ class FleetParts:
     join_check: JoinCheck
     client: NewClient
     leadership: Leadership
+    passes: PassTimes
 
     async def changed(self) -> None:
         await self.watch.refresh()
@@ -142,7 +144,7 @@ def _add_reading(router: APIRouter, parts: FleetParts) -> None:
     @router.get("/metrics", response_class=PlainTextResponse, responses=_refusals(503))
     async def metrics() -> PlainTextResponse:
         """Members, lanes and leadership in the text format of Prometheus."""
-        text = generate_latest(registry(parts.watch, parts.leadership))
+        text = generate_latest(registry(parts.watch, parts.leadership, parts.passes))
         return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/members", **documented(MembersPage, 422, 503))

@@ -1,6 +1,6 @@
 """Lanes as rows. Every function runs inside a transaction of the caller."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Select, select, update
@@ -8,9 +8,10 @@ from sqlalchemy import Connection, Select, select, update
 from proofserve.fleet.errors import LaneStillOpen, NoLaneLeft, RoundOver, UnknownLane, UnknownMember
 from proofserve.fleet.records import FleetRound, Lane, LaneProgress
 from proofserve.fleet.sql import rounds
-from proofserve.fleet.sql.tables import lanes, members
+from proofserve.fleet.sql.tables import AnyRow, lanes, members
 from proofserve.fleet.sql.tables import rounds as rounds_table
 from proofserve.fleet.sql.texts import kept
+from proofserve.rounds.errors import Refused
 
 _LANE = (
     *(rounds_table.c.id, lanes.c.lane, lanes.c.member, lanes.c.given_at, lanes.c.member_round),
@@ -19,47 +20,67 @@ _LANE = (
 _OPEN = lanes.c.ended_at.is_(None)
 
 
-def give(connection: Connection, round_id: str, member_id: str, now: float) -> Lane:
-    """As ``FleetStore.give_lane``."""
+def give(
+    connection: Connection, round_id: str, member_ids: Sequence[str], now: float
+) -> list[Lane | Refused]:
+    """As ``FleetStore.give_lanes``."""
     # Locks the round: two controllers give lanes of it one after the other.
     row = connection.execute(
         select(rounds_table).where(rounds_table.c.id == kept(round_id)).with_for_update()
     ).first()
     if row is None or row.ended_at is not None:
         raise RoundOver(f"round {round_id} has ended, so it gives no more lanes")
-    is_member = select(members.c.id).where(
-        members.c.id == kept(member_id), members.c.removed_at.is_(None)
+    known = set(
+        connection.execute(select(members.c.id).where(members.c.removed_at.is_(None))).scalars()
     )
-    if connection.execute(is_member).first() is None:
-        raise UnknownMember(f"there is no member {member_id!r}")
-    held = select(lanes.c.lane).where(
-        lanes.c.round == row.number, lanes.c.member == member_id, _OPEN
-    )
-    if (lane := connection.execute(held).scalar()) is not None:
-        raise LaneStillOpen(f"member {member_id} still has lane {lane} of round {round_id}")
-    if row.given >= row.lanes:
-        raise NoLaneLeft(
-            f"round {round_id} has given all of its {row.lanes} lanes, and gives none twice:"
+    open_lanes = select(lanes.c.member, lanes.c.lane).where(lanes.c.round == row.number, _OPEN)
+    held: dict[str, int] = {each.member: each.lane for each in connection.execute(open_lanes)}
+    found: list[Lane | Refused] = []
+    given = row.given
+    for member_id in member_ids:
+        if refusal := _refusal(row, given, member_id, known, held):
+            found.append(refusal)
+            continue
+        found.append(Lane(row.id, given, member_id, now))
+        held[member_id] = given
+        given += 1
+    new = [each for each in found if isinstance(each, Lane)]
+    if new:
+        fixed = {"round": row.number, "lanes": row.lanes, "given_at": now}
+        rows = [{**fixed, "lane": each.lane, "member": each.member_id} for each in new]
+        connection.execute(lanes.insert(), rows)
+        of_round = update(rounds_table).where(rounds_table.c.number == row.number)
+        connection.execute(of_round.values(given=given))
+    return found
+
+
+def _refusal(
+    row: AnyRow, given: int, member_id: str, known: Collection[str], held: Mapping[str, int]
+) -> Refused | None:
+    """Why the member gets no lane of the round in ``row``, of which ``given`` are given."""
+    if member_id not in known:
+        return UnknownMember(f"there is no member {member_id!r}")
+    if member_id in held:
+        lane = held[member_id]
+        return LaneStillOpen(f"member {member_id} still has lane {lane} of round {row.id}")
+    if given >= row.lanes:
+        return NoLaneLeft(
+            f"round {row.id} has given all of its {row.lanes} lanes, and gives none twice:"
             " start the next round with more --lanes"
         )
-    given = {"round": row.number, "lane": row.given, "lanes": row.lanes, "member": member_id}
-    connection.execute(lanes.insert().values(**given, given_at=now))
-    connection.execute(
-        update(rounds_table)
-        .where(rounds_table.c.number == row.number)
-        .values(given=rounds_table.c.given + 1)
-    )
-    return Lane(row.id, row.given, member_id, now)
+    return None
 
 
-def start(connection: Connection, lane: Lane, member_round_id: str, now: float) -> None:
-    _change(connection, lane, member_round=kept(member_round_id, 200), started_at=now)
-
-
-def end(connection: Connection, lane: Lane, reason: str, now: float) -> None:
-    found = _one(connection, lane.round_id, lane.lane)
-    if found.ended_at is None:
-        _change(connection, lane, ended_at=now, end_reason=kept(reason))
+def note(
+    connection: Connection, started: Mapping[Lane, str], ended: Mapping[Lane, str], now: float
+) -> None:
+    """As ``FleetStore.note_lanes``."""
+    for lane, member_round_id in started.items():
+        _change(connection, lane, member_round=kept(member_round_id, 200), started_at=now)
+    for lane, reason in ended.items():
+        found = _one(connection, lane.round_id, lane.lane)
+        if found.ended_at is None:
+            _change(connection, lane, ended_at=now, end_reason=kept(reason))
 
 
 def end_all_of(connection: Connection, member_id: str, reason: str, now: float) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -27,11 +27,30 @@ _COLUMNS = (
 _KNOWN = members.c.removed_at.is_(None)
 
 
-def listed(connection: Connection) -> list[Member]:
-    rows = connection.execute(
-        select(*_COLUMNS).where(_KNOWN).order_by(members.c.name, members.c.id)
-    )
-    return [_member(*row) for row in rows]
+class KnownLooks:
+    """The last look at each member by its text: most readings find the texts of the one before."""
+
+    def __init__(self) -> None:
+        self._looks: dict[str, tuple[str, Seen]] = {}
+
+    def listed(self, connection: Connection) -> list[Member]:
+        """The members that were not removed, by name."""
+        rows = connection.execute(
+            select(*_COLUMNS).where(_KNOWN).order_by(members.c.name, members.c.id)
+        ).all()
+        before, looks = self._looks, {}
+        found = []
+        for *known, text in rows:
+            member_id, seen = known[0], None
+            if text is not None:
+                before_text, seen = before.get(member_id, ("", None))
+                if seen is None or before_text != text:
+                    seen = _seen(json.loads(text))
+                looks[member_id] = text, seen
+            found.append(_member(known, seen))
+        # At once, as another thread may read, too.
+        self._looks = looks
+        return found
 
 
 def put(connection: Connection, url: str, name: str, source: MemberSource, now: float) -> Member:
@@ -64,7 +83,8 @@ def find(connection: Connection, member_id: str) -> Member:
         raise UnknownMember(
             f"there is no member {member_id!r}: `proofserve fleet members` lists them"
         )
-    return _member(*row)
+    *known, text = row
+    return _member(known, None if text is None else _seen(json.loads(text)))
 
 
 def remove(connection: Connection, member_id: str, reason: str, now: float) -> None:
@@ -112,8 +132,8 @@ def _dumped(value: Mapping[str, Any] | None) -> str | None:
         return None
 
 
-def _member(member_id: str, name: str, url: str, source: str, wanted: str, *rest: Any) -> Member:
-    wish_reason, added_at, seen = rest
+def _member(row: Sequence[Any], seen: Seen | None) -> Member:
+    member_id, name, url, source, wanted, wish_reason, added_at = row
     return Member(
         id=member_id,
         name=name,
@@ -122,7 +142,7 @@ def _member(member_id: str, name: str, url: str, source: str, wanted: str, *rest
         wish=Wish(wanted),
         wish_reason=wish_reason,
         added_at=added_at,
-        seen=None if seen is None else _seen(json.loads(seen)),
+        seen=seen,
     )
 
 

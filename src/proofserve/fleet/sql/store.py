@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, Self
 
@@ -21,13 +21,14 @@ from proofserve.fleet.records import (
     Wish,
 )
 from proofserve.fleet.sql import address, lanes, members, rounds, view
-from proofserve.fleet.sql.batches import results
+from proofserve.fleet.sql.batches import deletion, results
 from proofserve.fleet.sql.batches.ingest import BatchWriter
 from proofserve.fleet.sql.batches.new_batch import new_batch
 from proofserve.fleet.sql.callbacks import deliveries, payload, schedule
 from proofserve.fleet.sql.database import FleetDatabase, P, T
 from proofserve.outbox.deliveries import Delivery, callback_text
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan
+from proofserve.rounds.errors import Refused
 from proofserve.rounds.records import CompletedJob, DistanceVerdict, RoundSpec, StoredResult, Winner
 from proofserve.rounds.state import Move
 from proofserve.rounds.status import OutboxGauges
@@ -48,6 +49,7 @@ class FleetStore:
         self.news = asyncio.Event()
         self._writer = BatchWriter(database, clock, self.news)
         self._failed_attempts = 0
+        self._looks = members.KnownLooks()
 
     @classmethod
     async def open(cls, url: str, clock: Callable[[], float] = time.time) -> Self:
@@ -74,7 +76,7 @@ class FleetStore:
 
     async def members(self) -> list[Member]:
         """The members that were not removed, by name."""
-        return await self._database.read(members.listed)
+        return await self._database.read(self._looks.listed)
 
     async def put_member(self, url: str, name: str, source: MemberSource) -> Member:
         """The member with this URL: a new one, or the known one with this name and source.
@@ -134,18 +136,35 @@ class FleetStore:
         Raises NoLaneLeft, LaneStillOpen (the member has a lane of this round that was not ended),
         RoundOver (the round is stopped or replaced, or there is none) and UnknownMember.
         """
-        return await self._database.write(lanes.give, round_id, member_id, self._clock())
+        (found,) = await self.give_lanes(round_id, [member_id])
+        if isinstance(found, Refused):
+            raise found
+        return found
+
+    async def give_lanes(self, round_id: str, member_ids: Sequence[str]) -> list[Lane | Refused]:
+        """A lane for each of ``member_ids``, or why it gets none, in one transaction.
+
+        Raises RoundOver.
+        """
+        return await self._database.write(lanes.give, round_id, member_ids, self._clock())
 
     async def lane_started(self, lane: Lane, member_round_id: str) -> None:
         """Note the member's id of its round. Raises UnknownLane."""
-        await self._database.write(lanes.start, lane, member_round_id, self._clock())
+        await self.note_lanes({lane: member_round_id}, {})
 
     async def end_lane(self, lane: Lane, reason: str) -> None:
         """End a lane; no change if it was ended before. Late callbacks of it are still stored.
 
         Raises UnknownLane.
         """
-        await self._database.write(lanes.end, lane, reason, self._clock())
+        await self.note_lanes({}, {lane: reason})
+
+    async def note_lanes(self, started: Mapping[Lane, str], ended: Mapping[Lane, str]) -> None:
+        """Note members' ids of their rounds, and why lanes ended, in one transaction.
+
+        Raises UnknownLane, and notes nothing then.
+        """
+        await self._database.write(lanes.note, started, ended, self._clock())
 
     async def lane(self, round_id: str, lane: int) -> tuple[FleetRound, Lane]:
         """The round and its lane of this number. Raises UnknownLane."""
@@ -176,6 +195,13 @@ class FleetStore:
     async def results(self, after: int, limit: int) -> list[StoredResult]:
         """Results with a seq above ``after``, by seq. No smaller seq appears later."""
         return await self._database.read(results.after, after, limit)
+
+    async def delete_delivered(self, older_than_s: float) -> bool:
+        """Delete a part of what was delivered so long ago; False if there was nothing to delete.
+
+        A reader of ``results`` sees a gap then; no seq is used again.
+        """
+        return await self._database.write(deletion.step, self._clock() - older_than_s)
 
     async def winners(self, round_id: str, limit: int) -> list[Winner]:
         """The newest ``limit`` winners of a round, oldest first."""
@@ -222,7 +248,7 @@ class FleetStore:
 
     async def view(self) -> FleetView:
         """Members, the desired state and the lanes of its round, from one snapshot."""
-        return await self._database.read(view.read, self._clock())
+        return await self._database.read(view.read, self._looks, self._clock())
 
     async def _announce(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs

@@ -132,6 +132,8 @@ counters = Table(
     Column("id", Integer, CheckConstraint("id = 1", name="one"), primary_key=True),
     Column("last_batch", BigInteger, nullable=False),
     Column("last_seq", BigInteger, nullable=False),
+    # Delivered callbacks that are no rows any more.
+    Column("deleted_callbacks", BigInteger, nullable=False, server_default="0"),
 )
 
 batches = Table(
@@ -161,6 +163,17 @@ batches = Table(
 Index("ix_fleet_batches_index", batches.c.round, batches.c.lane, batches.c.last_index)
 Index("ix_fleet_batches_seq", batches.c.last_seq)
 Index("ix_fleet_batches_number", batches.c.round, batches.c.number)
+
+# Where deleted batches were: indices of a lane from ``first_index`` up to ``end_index`` - 1.
+deleted_spans = Table(
+    "fleet_deleted_spans",
+    metadata,
+    Column("round", _NUMBER, primary_key=True),
+    Column("lane", Integer, primary_key=True),
+    Column("first_index", BigInteger, primary_key=True, autoincrement=False),
+    Column("end_index", BigInteger, nullable=False),
+    ForeignKeyConstraint(["round", "lane"], ["fleet_lanes.round", "fleet_lanes.lane"]),
+)
 
 # The last sequence of each callback URL.
 streams = Table(
@@ -202,3 +215,4 @@ _partial(
 )
 Index("ix_fleet_deliveries_round", deliveries.c.round)
 Index("ix_fleet_deliveries_state", deliveries.c.state)
+_partial("ix_fleet_deliveries_done", deliveries.c.delivered_at, where="state = 'done'")

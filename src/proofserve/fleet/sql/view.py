@@ -3,11 +3,12 @@
 from sqlalchemy import Connection
 
 from proofserve.fleet.records import FleetView
-from proofserve.fleet.sql import lanes, members, rounds
+from proofserve.fleet.sql import lanes, rounds
+from proofserve.fleet.sql.members import KnownLooks
 
 
-def read(connection: Connection, now: float) -> FleetView:
+def read(connection: Connection, looks: KnownLooks, now: float) -> FleetView:
     """Its size is bounded by MOST_MEMBERS, MOST_LANES and the size of each look."""
     desired = rounds.read(connection)
     given = lanes.progress(connection, desired.round.number) if desired.round else []
-    return FleetView(now, tuple(members.listed(connection)), desired, tuple(given))
+    return FleetView(now, tuple(looks.listed(connection)), desired, tuple(given))

@@ -11,7 +11,7 @@ from proofserve.gateway.relay.gateway import Gateway
 # Outcomes that are no errors: a client may leave its own stream.
 _NO_ERRORS = frozenset({"ok", "client_left"})
 # Steps over which waits and errors are counted: five minutes.
-RECENT_STEPS = 60
+_RECENT_STEPS = 60
 
 
 class LoadHistory:
@@ -27,8 +27,8 @@ class LoadHistory:
         self._backends: dict[str, History] = {}
         self._counted: Mapping[str, float] = {}
         self._answered: Mapping[str, int] = {}
-        self._waits: deque[tuple[int, ...]] = deque(maxlen=RECENT_STEPS + 1)
-        self._ended: deque[tuple[int, int]] = deque(maxlen=RECENT_STEPS + 1)
+        self._waits: deque[tuple[int, ...]] = deque(maxlen=_RECENT_STEPS + 1)
+        self._ended: deque[tuple[int, int]] = deque(maxlen=_RECENT_STEPS + 1)
         self.measured_at = gateway.loop.time()
         """When the last values were taken, seconds of the loop's clock."""
         self.look()

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, upda
 from proofserve.fleet.errors import StoreUnavailable, UnknownLane
 from proofserve.fleet.sql.batches.new_batch import NewBatch
 from proofserve.fleet.sql.database import FleetDatabase
-from proofserve.fleet.sql.tables import batches, counters, lanes, rounds
+from proofserve.fleet.sql.tables import batches, counters, deleted_spans, lanes, rounds
 
 # The most callbacks in one transaction, and the nonces after which no more are added.
 _MOST = 256
@@ -181,7 +181,7 @@ class _Adding:
         return rows
 
     def _known_near(self, batch: NewBatch) -> NDArray[np.int64]:
-        """The stored nonces of the lane's batches that reach into the range of ``batch``."""
+        """Nonces of the lane's other batches, stored or deleted, in the range of ``batch``."""
         self._flush()
         chosen = select(batches.c.nonces).where(
             batches.c.round == batch.round_number,
@@ -190,7 +190,13 @@ class _Adding:
             batches.c.first_index < int(batch.ends.max()),
         )
         stored = b"".join(row.nonces for row in self._connection.execute(chosen))
-        return np.frombuffer(stored, "<i8").astype(np.int64)
+        known = [np.frombuffer(stored, "<i8").astype(np.int64)]
+        spans = select(deleted_spans.c.first_index, deleted_spans.c.end_index).where(
+            deleted_spans.c.round == batch.round_number, deleted_spans.c.lane == batch.lane
+        )
+        for first, end in self._connection.execute(spans):
+            known.append(batch.nonces[(batch.indices >= first) & (batch.indices < end)])
+        return np.concatenate(known)
 
     def _flush(self) -> None:
         if self._rows:

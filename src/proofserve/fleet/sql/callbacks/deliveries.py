@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select, update
 
 from proofserve.fleet.sql.dialects import insert_into
-from proofserve.fleet.sql.tables import AnyRow, batches, deliveries, rounds, streams
+from proofserve.fleet.sql.tables import AnyRow, batches, counters, deliveries, rounds, streams
 from proofserve.fleet.sql.texts import kept
 from proofserve.outbox.deliveries import Delivery, Span
 from proofserve.rounds.status import OutboxGauges
@@ -73,6 +73,7 @@ def fail(
 def gauges(connection: Connection, now: float) -> OutboxGauges:
     states = select(deliveries.c.state, func.count()).group_by(deliveries.c.state)
     counts = {row[0]: row[1] for row in connection.execute(states)}
+    deleted = connection.execute(select(counters.c.deleted_callbacks)).scalar_one()
     oldest = connection.execute(select(func.min(deliveries.c.created_at)).where(_PENDING)).scalar()
     last_error = connection.execute(
         select(deliveries.c.last_error)
@@ -84,7 +85,7 @@ def gauges(connection: Connection, now: float) -> OutboxGauges:
         # Sums are decimals in PostgreSQL.
         results=int(connection.execute(select(func.sum(rounds.c.stored))).scalar() or 0),
         pending=counts.get("pending", 0),
-        delivered=counts.get("done", 0),
+        delivered=counts.get("done", 0) + deleted,
         expired=counts.get("expired", 0),
         oldest_pending_s=0.0 if oldest is None else max(0.0, now - oldest),
         last_error=last_error,

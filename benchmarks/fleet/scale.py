@@ -1,0 +1,147 @@
+"""Measure a controller with many members: ``python -m benchmarks.fleet scale --help``.
+
+Members are nodes over the fake engine, slow on purpose: what is measured is the controller.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from benchmarks.fleet.deployment import Deployed, FleetFailed, deployed
+from benchmarks.fleet.scale_report import Report, Samples, summarised
+from proofserve.wire.paths import FLEET, PROOFS
+
+_BODY: dict[str, Any] = {
+    "block_height": 7,
+    "public_key": "key",
+    "node_id": 0,
+    "node_count": 1,
+    "batch_size": 4,
+    "params": {"model": "toy", "seq_len": 16, "k_dim": 12},
+}
+# Between two readings of the controller, seconds.
+_EVERY_S = 1.0
+_ROUND_S = 60.0
+_CLIENTS = 8
+# The controller's whole page of members, and what a browser asks for.
+_PAGES = {
+    "status": f"{PROOFS}/status",
+    "snapshot": f"{FLEET}/snapshot?limit=200",
+    "dashboard": "/dashboard/snapshot",
+}
+
+
+class _Run:
+    """Measures one fleet. Times of members are wall-clock, as they run on this machine."""
+
+    def __init__(self, fleet: Deployed, http: httpx.AsyncClient) -> None:
+        self._fleet = fleet
+        self._http = http
+        self.samples = Samples()
+
+    async def fan_out(self, number: int) -> None:
+        """Start a round, and note when each member began to generate."""
+        began = time.time()
+        await self._call("POST", f"{PROOFS}/init/generate", {**_BODY, "block_hash": f"b{number}"})
+        self.samples.start_call_s.append(time.time() - began)
+        began_at, lanes = await self._generating(began + _ROUND_S)
+        self.samples.fan_out_s += [at - began for at in began_at]
+        self.samples.distinct_lanes.append(len(set(lanes)))
+
+    async def stop(self) -> None:
+        began = time.monotonic()
+        await self._call("POST", f"{PROOFS}/stop")
+        self.samples.stop_call_s.append(time.monotonic() - began)
+
+    async def watch(self, seconds: float) -> None:
+        """Read the controller each second, for ``seconds``."""
+        end = time.monotonic() + seconds
+        while (began := time.monotonic()) < end:
+            for name, path in _PAGES.items():
+                asked = time.perf_counter()
+                await self._call("GET", path)
+                self.samples.reads_s[name].append(time.perf_counter() - asked)
+            text = (await self._http.get(f"{self._fleet.url}{FLEET}/metrics")).text
+            self.samples.pass_s.append(_value(text, 'proofserve_fleet_pass_seconds{pass="last"}'))
+            usage = self._fleet.controller.usage()
+            self.samples.usage.append((time.monotonic(), usage.cpu_s, usage.rss_mb))
+            await asyncio.sleep(max(0.0, began + _EVERY_S - time.monotonic()))
+
+    async def stored(self) -> int:
+        """What the controller has stored of the round."""
+        return int((await self._call("GET", _PAGES["status"]))["stats"]["total_processed"])
+
+    async def _generating(self, deadline: float) -> tuple[list[float], list[int]]:
+        """When each member began, and its group. Raises FleetFailed if one does not begin."""
+        waiting, began, groups = list(self._fleet.members), [], []
+        while waiting:
+            if time.time() > deadline:
+                raise FleetFailed(f"{len(waiting)} members have not begun, {waiting[0]} for one")
+            left = []
+            for url in waiting:
+                status = (await self._http.get(f"{url}{PROOFS}/status")).json()
+                if status["status"] == "GENERATING":
+                    began.append(time.time() - status["stats"]["elapsed_s"])
+                    groups.append(status["config"]["group_id"])
+                else:
+                    left.append(url)
+            waiting = left
+        return began, groups
+
+    async def _call(self, method: str, path: str, body: Any = None) -> Any:
+        answer = await self._http.request(method, f"{self._fleet.url}{path}", json=body)
+        answer.raise_for_status()
+        return answer.json()
+
+
+async def measure(fleet: Deployed, minutes: float, rounds: int) -> Report:
+    """Start and stop ``rounds`` rounds, then watch the last one for ``minutes``."""
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as http:
+        run = _Run(fleet, http)
+        for number in range(rounds):
+            if number:
+                await run.stop()
+            await run.fan_out(number)
+        await run.watch(60.0 * minutes)
+        # A stop waits for what the members have found.
+        await run.stop()
+        stored = await run.stored()
+    return summarised(run.samples, len(fleet.members), stored)
+
+
+def _value(metrics: str, series: str) -> float:
+    line = next(each for each in metrics.splitlines() if each.startswith(series))
+    return float(line.rpartition(" ")[2])
+
+
+def scale(
+    members: Annotated[int, typer.Option(min=1, help="members of the fleet")] = 200,
+    minutes: Annotated[float, typer.Option(min=0, help="how long the last round is watched")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="starts that are measured")] = 5,
+    call_s: Annotated[
+        float, typer.Option(min=0, help="seconds of an engine's call: 4 nonces")
+    ] = 4.0,
+    database: Annotated[
+        str | None, typer.Option(help="postgresql://...; without it a new SQLite file")
+    ] = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
+) -> None:
+    """Start a controller and many members, and measure rounds, answers, passes and memory."""
+    with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
+        file = database or str(Path(folder) / "fleet.sqlite")
+        try:
+            with deployed(Path(folder), members, call_s, file) as fleet:
+                report = asyncio.run(measure(fleet, minutes, rounds))
+        except FleetFailed as error:
+            raise SystemExit(f"nothing was measured: {error}") from error
+    sys.stdout.write(report.text())
+    if json_ is not None:
+        json_.write_text(json.dumps(asdict(report), indent=2) + "\n")
