@@ -76,7 +76,7 @@ def references(workload: Manifest, kind: str) -> set[tuple[str, str]]:
     return {
         (_HASHED.sub("", each[kind]["name"]), each[kind]["key"])
         for each in sources
-        if kind in each
+        if kind in each and not each[kind].get("optional")
     }
 
 

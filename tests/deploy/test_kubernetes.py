@@ -149,7 +149,9 @@ def test_every_account_map_and_secret_is_there(manifests: tuple[Manifest, ...]) 
 
 
 def test_the_document_makes_no_secret_that_nobody_reads() -> None:
-    read = {pair for each in workloads(written()).values() for pair in references(each, "secretKeyRef")}
+    read = {
+        pair for each in workloads(written()).values() for pair in references(each, "secretKeyRef")
+    }
     read |= {("gateway", "clients.toml")}
     assert read == secrets_of_the_document()
 
@@ -165,7 +167,9 @@ def secrets_of_the_document() -> set[tuple[str, str]]:
 
 
 def test_selectors_and_ports_meet_pods(manifests: tuple[Manifest, ...]) -> None:
-    of_pods = [each["spec"]["template"]["metadata"]["labels"] for each in workloads(manifests).values()]
+    of_pods = [
+        each["spec"]["template"]["metadata"]["labels"] for each in workloads(manifests).values()
+    ]
     policies = of_kind(manifests, "NetworkPolicy").values()
     budgets = of_kind(manifests, "PodDisruptionBudget").values()
     services = of_kind(manifests, "Service").values()
@@ -184,7 +188,11 @@ def test_selectors_and_ports_meet_pods(manifests: tuple[Manifest, ...]) -> None:
 
 def test_addresses_lead_to_a_service_and_its_pods(manifests: tuple[Manifest, ...]) -> None:
     services, pods = of_kind(manifests, "Service"), workloads(manifests)
-    urls = {url for each in pods.values() for url in re.findall(r"http://([^\s,]+)", str(container(each)["args"]))}
+    urls = {
+        url
+        for each in pods.values()
+        for url in re.findall(r"http://([^\s,]+)", str(container(each)["args"]))
+    }
     hosts = {re.sub(r"[^\w.:$()-].*", "", url) for url in urls}
     scaled = of_kind(manifests, "ScaledObject").values()
     for each in scaled:
@@ -217,7 +225,9 @@ def test_pods_have_time_to_end(manifests: tuple[Manifest, ...]) -> None:
     left = {name: pod(found[name])["terminationGracePeriodSeconds"] - waits[name] for name in waits}
     words = " ".join(container(found["members"])["args"]).replace("=", " ")
     assert left["members"] >= node_end_s(words) + 2 * SLACK_S
-    assert left["gateway"] >= GatewaySettings.model_fields["drain_timeout_seconds"].default + SLACK_S
+    assert (
+        left["gateway"] >= GatewaySettings.model_fields["drain_timeout_seconds"].default + SLACK_S
+    )
     flush = FleetSettings.model_fields["shutdown_flush_sec"].default
     assert left["controller"] >= flush + _CLOSE_S + SLACK_S
     # By then every gateway has looked the names up, and sends nothing new.

@@ -124,28 +124,39 @@ async def test_the_probes_of_a_gateway(tmp_path: Path, variables: pytest.MonkeyP
     assert found == {"startupProbe": 200, "livenessProbe": 200, "readinessProbe": 503}
 
 
-async def test_the_probes_of_a_controller_and_a_member_that_joins(
-    tmp_path: Path, variables: pytest.MonkeyPatch
-) -> None:
+@asynccontextmanager
+async def running_controller(folder: Path) -> AsyncIterator[RunningFleet]:
     secrets = ("api_key", "viewer_key", "member_key", "member_secret", "join_key")
-    given = {name: f"a-value-of-{name}" for name in secrets}
-    given |= {k: v for k, v in given_options("controller").items() if k not in ("host", "port")}
-    _require_safe(FleetSettings(**given, host="0.0.0.0"))
-    fleet = RunningFleet(tmp_path, [], **given)
+    given = {name: f"a-value-of-{name}" for name in secrets} | given_options("controller")
+    _require_safe(FleetSettings(**given))
+    fleet = RunningFleet(folder, [], **given)
     await fleet.start()
     try:
-        # Members join through the service, and so before any of them is known.
-        assert set((await answers(fleet.url, "controller")).values()) == {200}
-        metrics = of_kind(written(), "ScaledObject")["worker"]["spec"]["triggers"][0]["metadata"]
-        path = "/" + metrics["url"].split("/", 3)[3]
-        shown = await fleet.http.get(path, headers={"Authorization": "Bearer a-value-of-viewer_key"})
-        assert shown.status_code == 200
-        name = metrics["valueLocation"].partition("{")[0]
-        if f"\n{name}" not in shown.text:
-            pytest.skip(f"this version does not show {name} yet")
+        yield fleet
     finally:
         await fleet.kill()
         await fleet.http.aclose()
+
+
+async def test_the_probes_of_a_controller(tmp_path: Path, variables: pytest.MonkeyPatch) -> None:
+    async with running_controller(tmp_path) as fleet:
+        # Members join through the service, and so before any of them is known.
+        assert set((await answers(fleet.url, "controller")).values()) == {200}
+
+
+async def test_the_queue_is_shown_to_those_with_a_viewers_key(
+    tmp_path: Path, variables: pytest.MonkeyPatch
+) -> None:
+    (trigger,) = of_kind(written(), "ScaledObject")["worker"]["spec"]["triggers"]
+    path = "/" + trigger["metadata"]["url"].split("/", 3)[3]
+    async with running_controller(tmp_path) as fleet:
+        assert (await fleet.http.get(path)).status_code == 401
+        headers = {"Authorization": "Bearer a-value-of-viewer_key"}
+        shown = await fleet.http.get(path, headers=headers)
+    assert shown.status_code == 200
+    name = trigger["metadata"]["valueLocation"].partition("{")[0]
+    if f"\n{name}{{" not in shown.text:
+        pytest.skip(f"this version does not show {name} yet")
 
 
 def test_values_in_the_manifests_are_none_of_settings() -> None:

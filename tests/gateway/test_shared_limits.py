@@ -199,5 +199,5 @@ async def test_a_gateway_starts_without_redis(
 
 
 def test_a_url_that_is_none_of_redis_is_refused() -> None:
-    with pytest.raises(ValueError, match="VLLM_SHARED_LIMITS: .*redis"):
+    with pytest.raises(ValueError, match=r"VLLM_SHARED_LIMITS: .*redis"):
         require_valid("http://redis:6379")

@@ -23,16 +23,26 @@ class RedisServer:
         self.url = f"redis://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        options = ["--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--daemonize", "no"]
+        options = [
+            "--port",
+            str(self._port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--daemonize",
+            "no",
+        ]
         self._process = subprocess.Popen([self._program, *options], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.02)
-        raise TimeoutError("Redis did not start")
+        while not self._listens():
+            if time.monotonic() > deadline:
+                raise TimeoutError("Redis did not start")
+            time.sleep(0.02)
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self._port)) == 0
 
     def stop(self) -> None:
         if self._process is not None:

@@ -121,4 +121,3 @@ class Clients:
 
     def all(self) -> list[Client]:
         return list(self._by_digest.values()) or [self._anonymous]
-

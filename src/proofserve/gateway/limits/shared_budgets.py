@@ -42,12 +42,13 @@ class SharedBudgets:
 
     async def run(self) -> None:
         """Send what is used here, and learn what is used elsewhere, until cancelled."""
-        looked_at = 0.0
+        now = asyncio.get_running_loop().time
+        look_at = now()
         try:
             while True:
-                looks = self._clock() - looked_at >= LOOK_EVERY_S
+                looks = now() >= look_at
                 if looks:
-                    looked_at = self._clock()
+                    look_at = now() + LOOK_EVERY_S
                 self._tell(await self._exchange(looks))
                 await asyncio.sleep(SEND_EVERY_S if self.up else REST_S)
                 await self._until_changed()
@@ -75,7 +76,7 @@ class SharedBudgets:
         try:
             async with asyncio.timeout(ANSWER_S):
                 sums, seen = await self._ask(KEY.format(end), sent, looks)
-        except (*self._errors, OSError, TimeoutError) as error:
+        except self._errors as error:
             for name, amount in sent.items():
                 self._windows[name].not_sent(amount, end)
                 self._changed[name] = None
@@ -124,7 +125,7 @@ def require_valid(url: str) -> None:
 
 
 def _client(url: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """A client of Redis that never tries again by itself, and its errors."""
+    """A client of Redis that never tries again by itself, and what may go wrong with it."""
     try:
         # Only gateways that share limits need it.
         from redis.asyncio import Redis  # noqa: PLC0415
@@ -143,4 +144,4 @@ def _client(url: str) -> tuple[Any, tuple[type[Exception], ...]]:
     except ValueError as error:
         raise ValueError(f"VLLM_SHARED_LIMITS: {error}") from None
     # A sum that is no number: another program writes to this hash.
-    return client, (RedisError, ValueError)
+    return client, (RedisError, OSError, TimeoutError, ValueError)

@@ -140,7 +140,9 @@ class Gateway:
             single("in_flight", "Permits in use.", lambda: permits.in_use),
             single("permits", "Permits in all.", lambda: permits.limit),
             single("queued", "Requests that wait for a permit.", lambda: permits.queued),
-            single("limits_shared", "0 if limits should be shared and are not.", self._limits_shared),
+            single(
+                "limits_shared", "0 if limits should be shared and are not.", self._limits_shared
+            ),
             single("tasks", at_rest, lambda: len(asyncio.all_tasks(loop))),
             ("client_in_flight", "Requests of a key, queued ones included.", ["client"], in_flight),
             each("backend_in_flight", "Requests at a backend.", lambda b: b.outstanding),
