@@ -103,7 +103,7 @@ async def test_the_next_minute_begins_at_nothing_for_all(redis: RedisServer, clo
         assert second.take(10)
         # Of the old minute nothing comes back.
         second.give_back(10, old)
-        await until(lambda: used(first) == 10)
+        await until(lambda: (first.end, used(first)) == (second.end, 10))
         assert not first.take(1)
 
 
