@@ -46,6 +46,7 @@ ANSWERS: dict[str, type[response_models.ResponseModel]] = {
     "/validate": response_models.JudgeAnswer,
     "/health/live": response_models.HealthAnswer,
     "/health/ready": response_models.HealthAnswer,
+    "/health/engine": response_models.HealthAnswer,
     "/health/deep": response_models.DeepAnswer,
 }
 NODES_OWN = {"access", "liveness", "rates", "receipts", "waits"}

@@ -32,7 +32,7 @@ FOR_VIEWERS = {
     ("GET", "/generate/{request_id}"),
 }
 # Supervisors and load balancers have no key.
-FOR_ALL = {("GET", "/health/live"), ("GET", "/health/ready")}
+FOR_ALL = {("GET", f"/health/{check}") for check in ("live", "ready", "engine")}
 # Not below the prefix of proofs; tests/receipts calls them.
 FOR_CLIENTS = {("GET", f"{RECEIPTS}/log"), ("GET", f"{RECEIPTS}/{{response_id}}")}
 FOR_OPERATORS = {

@@ -9,6 +9,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from deploy.manifests import command, workloads, written
 from deploy.test_units import Unit
 from proofserve.cli.main import app
 from proofserve.settings.process import environment
@@ -97,6 +98,17 @@ def test_the_node_of_the_unit_starts_with_its_example_variables(checked: Checkin
     assert command == [*unit_command("ExecStart")[0], "--check-config"]
     done = checked(command, given)
     assert done.exit_code == 0, done.output
+
+
+def test_a_member_of_kubernetes_starts(checked: Checking) -> None:
+    values = {"MODEL": "Qwen/Qwen3-0.6B", "POD_NAME": "members-0"}
+    words = command(workloads(written())["members"], values)
+    words = [word for word in words if not word.startswith("--port=")]
+    words[words.index("--poc-outbox=/data/outbox.sqlite")] = "--poc-outbox=outbox.sqlite"
+    given = {"POC_API_KEY": KEY, "POC_CALLBACK_SECRET": KEY, "POC_FLEET_KEY": KEY}
+    done = checked([*words, "--check-config"], given)
+    assert done.exit_code == 0, done.output
+    assert KEY not in done.output
 
 
 def test_the_check_fails_where_the_server_would_not_start(checked: Checking) -> None:

@@ -19,7 +19,7 @@ BUSY_ANSWER_S = 1.0
 
 
 def add_to(router: APIRouter, without_key: APIRouter) -> None:
-    """Add ``deep`` to ``router``, and ``live`` and ``ready`` to the router for every client."""
+    """Add ``deep`` to ``router``, and the others to the router for every client."""
     router.get("/health/deep", **documented(DeepAnswer, 503), tags=["health"])(deep)
     # Not guarded: a supervisor must see that the process is alive, with or without proofs.
     without_key.add_api_route(
@@ -29,7 +29,8 @@ def add_to(router: APIRouter, without_key: APIRouter) -> None:
         route_class_override=ClosingRoute,
         **documented(HealthAnswer, needs_key=False),
     )
-    without_key.get("/health/ready", **documented(HealthAnswer, 503, needs_key=False))(ready)
+    for path, check in (("/health/ready", ready), ("/health/engine", engine)):
+        without_key.get(path, **documented(HealthAnswer, 503, needs_key=False))(check)
 
 
 async def live() -> dict[str, Any]:
@@ -45,12 +46,17 @@ async def ready(request: Request, node: ServedNode) -> dict[str, Any]:
     """
     node.manager.require_open()
     probe = status.answer_of_outbox(node.outbox.probe())
-    engine, (_, outbox) = await asyncio.gather(_engine_fault(node), probe)
-    if engine is None and outbox is None:
-        return {"status": OK}
-    if not _may_see_reasons(node, request):
-        engine, outbox = engine and "failed", outbox and "failed"
-    raise NotReady({"engine": engine or OK, "outbox": outbox or OK})
+    fault, (_, outbox) = await asyncio.gather(_engine_fault(node), probe)
+    return _answer(node, request, {"engine": fault, "outbox": outbox})
+
+
+async def engine(request: Request, node: ServedNode) -> dict[str, Any]:
+    """The engine works. Needs no key.
+
+    For supervisors that restart a server: a full disk, which no restart repairs, is no reason for
+    a 503 here. Otherwise as ``ready``.
+    """
+    return _answer(node, request, {"engine": await _engine_fault(node)})
 
 
 async def deep(node: ServedNode) -> dict[str, Any]:
@@ -71,6 +77,15 @@ async def _engine_fault(node: Node) -> str | None:
             return (await status.read_engine(node))[1]
     except TimeoutError:
         return node.stall
+
+
+def _answer(node: Node, request: Request, faults: dict[str, str | None]) -> dict[str, Any]:
+    """The answer of a node whose parts have ``faults``. Raises NotReady if one has."""
+    if not any(faults.values()):
+        return {"status": OK}
+    if not _may_see_reasons(node, request):
+        faults = {part: fault and "failed" for part, fault in faults.items()}
+    raise NotReady({part: fault or OK for part, fault in faults.items()})
 
 
 def _may_see_reasons(node: Node, request: Request) -> bool:

@@ -47,7 +47,8 @@ class GatewayPlan:
     Below the paths ``self_guarded`` the embedded engine checks keys of its own. The backends have
     receipts below ``receipts_path``; the newest ``remembered_answers`` are known by client. Every
     address of ``names``, which are looked up again each ``lookup_interval``, is a backend too.
-    ``processes`` of the same plan share a port.
+    ``processes`` of the same plan share a port. Gateways with the same ``shared_limits``, the URL
+    of a Redis, count the limits of keys together.
     """
 
     backends: tuple[BackendSpec, ...]
@@ -69,3 +70,4 @@ class GatewayPlan:
     lookup_interval: float = 30.0
     dashboard: bool = False
     processes: int = 1
+    shared_limits: str | None = field(default=None, repr=False)

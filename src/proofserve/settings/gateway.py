@@ -50,6 +50,8 @@ class GatewaySettings(BaseSettings):
     """Send conversations with the same beginning to the same backend."""
     client_keys_file: Path | None = None
     """TOML file of [[client]] keys and limits; without it every client may call."""
+    shared_limits: str | None = None
+    """redis://HOST:6379: gateways with the same one count the limits of keys together."""
     backend_api_key: str | None = None
     """The API key that the backends require."""
     gateway_admin_key: str | None = None

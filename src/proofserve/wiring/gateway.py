@@ -20,6 +20,7 @@ from uvicorn.supervisors import Multiprocess
 
 from proofserve.gateway.http.app import build
 from proofserve.gateway.http.protocol import GatewayProtocol
+from proofserve.gateway.limits.shared_budgets import require_valid
 from proofserve.gateway.records import BackendSpec, GatewayPlan, Timeouts
 from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings.gateway import GatewaySettings, client_keys
@@ -47,7 +48,7 @@ FAILED = 3
 
 
 def plan_of(chosen: GatewaySettings) -> GatewayPlan:
-    """The plan of the settings. Raises ValueError: a URL, a weight or the file of keys is wrong."""
+    """The plan of the settings. Raises ValueError: a URL, a weight or a file of keys is wrong."""
     timeouts = Timeouts(
         queue=chosen.queue_wait_timeout_seconds,
         connect=chosen.connect_timeout_seconds,
@@ -55,6 +56,8 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         stall=chosen.stall_timeout_seconds or chosen.request_timeout_seconds,
         total=chosen.request_timeout_seconds,
     )
+    if chosen.shared_limits is not None:
+        require_valid(chosen.shared_limits)
     embedded = chosen.use_embedded_engine
     backends, names = ((), ()) if embedded else backends_of(chosen.backend_url)
     file = chosen.client_keys_file
@@ -76,6 +79,7 @@ def plan_of(chosen: GatewaySettings) -> GatewayPlan:
         remembered_answers=chosen.remembered_answers,
         dashboard=chosen.dashboard,
         processes=chosen.gateway_workers,
+        shared_limits=chosen.shared_limits,
         cors_origins=tuple(filter(None, map(str.strip, chosen.cors_origins.split(",")))),
     )
 

@@ -103,7 +103,8 @@ async def running(plan: GatewayPlan, resolve: Resolve = addresses) -> AsyncItera
     gc.collect()
     gc.freeze()
     try:
-        async with _background(roster.run()):
+        shared = [] if gateway.shared is None else [gateway.shared.run()]
+        async with _background(roster.run(), *shared):
             yield gateway
     finally:
         gc.unfreeze()

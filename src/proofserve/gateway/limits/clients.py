@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -18,6 +19,23 @@ ANONYMOUS = ClientSpec(name="anonymous", key="none")
 Clock = Callable[[], float]
 
 
+class Window(Protocol):
+    """A count per minute, of this gateway alone or of several together."""
+
+    end: float
+    limit: int
+
+    def take(self, amount: int = 1) -> bool: ...
+    def charge(self, amount: int) -> None: ...
+    def give_back(self, amount: int, end: float) -> None: ...
+    @property
+    def seconds_left(self) -> float: ...
+
+
+# A window by its name, which is the same in every gateway with these keys, and its limit.
+NewWindow = Callable[[str, int], Window]
+
+
 class Charge(msgspec.Struct, frozen=True, gc=False):
     """Tokens set aside for one request, and the end of the window they were taken from."""
 
@@ -31,14 +49,15 @@ NOTHING = Charge(0, 0.0)
 class Client:
     """One key's share. Every ``admit`` that did not refuse is followed by one ``settle``."""
 
-    def __init__(self, spec: ClientSpec, clock: Clock) -> None:
+    def __init__(self, spec: ClientSpec, new_window: NewWindow) -> None:
         self.name = spec.name
         self.in_flight = 0
         self.refused: Counter[str] = Counter()
         """Requests that one of its limits refused, by code, for the dashboard."""
         self._concurrency = spec.concurrency
-        self._requests = _window(spec.requests_per_minute, clock)
-        self._tokens = _window(spec.tokens_per_minute, clock)
+        requests, tokens = spec.requests_per_minute, spec.tokens_per_minute
+        self._requests = new_window(f"{spec.name}:requests", requests) if requests else None
+        self._tokens = new_window(f"{spec.name}:tokens", tokens) if tokens else None
 
     def admit(self, fields: RequestFields, size: int) -> Charge | Failure:
         """The charge of a request of ``size`` bytes, or the failure that names the limit."""
@@ -75,13 +94,25 @@ class Client:
 
 
 class Clients:
-    """All clients. Without keys every request is of one anonymous client without limits."""
+    """All clients. Without keys every request is of one anonymous client without limits.
 
-    def __init__(self, specs: Sequence[ClientSpec], clock: Clock = time.monotonic) -> None:
+    ``new_window`` makes the windows of all limits; without it they are this gateway's own.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ClientSpec],
+        clock: Clock = time.monotonic,
+        new_window: NewWindow | None = None,
+    ) -> None:
+        def own_window(_name: str, limit: int) -> Window:
+            return FixedWindow(limit, clock)
+
+        new_window = new_window or own_window
         self.open = not specs
-        self._anonymous = Client(ANONYMOUS, clock)
+        self._anonymous = Client(ANONYMOUS, new_window)
         # By digest: the time of a look-up tells nothing about a key, and no key lies in memory.
-        self._by_digest = {digest(s.key.encode()): Client(s, clock) for s in specs}
+        self._by_digest = {digest(s.key.encode()): Client(s, new_window) for s in specs}
 
     def find(self, key: bytes) -> Client | None:
         if self.open:
@@ -90,7 +121,3 @@ class Clients:
 
     def all(self) -> list[Client]:
         return list(self._by_digest.values()) or [self._anonymous]
-
-
-def _window(per_minute: int | None, clock: Clock) -> FixedWindow | None:
-    return None if per_minute is None else FixedWindow(per_minute, clock)

@@ -15,6 +15,7 @@ from proofserve.gateway.headers import HOP_BY_HOP, CrossOrigin, response_head
 from proofserve.gateway.limits.admission import PermitQueue
 from proofserve.gateway.limits.clients import Charge, Client, Clients
 from proofserve.gateway.limits.request_body import RequestBodyReader, RequestFields
+from proofserve.gateway.limits.shared_budgets import SharedBudgets
 from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.answered import AnsweredRequests
@@ -49,7 +50,9 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         self.writes = WriteBatch(self.loop)
         self.admission = PermitQueue(plan.max_concurrent, plan.queue_limit)
-        self.clients = Clients(plan.clients, self.loop.time)
+        self.shared = SharedBudgets(plan.shared_limits) if plan.shared_limits else None
+        new_window = self.shared.window if self.shared else None
+        self.clients = Clients(plan.clients, self.loop.time, new_window)
         self.fleet = Fleet([self.backend(spec) for spec in plan.backends], plan.affinity)
         self.body_reader = RequestBodyReader()
         self.answered = AnsweredRequests(plan.remembered_answers, self.loop.time)
@@ -118,6 +121,9 @@ class Gateway:
         pool = Pool(spec.url, self.timeouts.connect, self.loop, self.writes)
         return Backend(spec, pool, self.loop.time)
 
+    def _limits_shared(self) -> bool:
+        return self.shared is None or self.shared.up
+
     def _gauges(self) -> list[Gauge]:
         def single(name: str, text: str, read: Callable[[], float]) -> Gauge:
             return name, text, [], lambda: {(): read()}
@@ -134,6 +140,9 @@ class Gateway:
             single("in_flight", "Permits in use.", lambda: permits.in_use),
             single("permits", "Permits in all.", lambda: permits.limit),
             single("queued", "Requests that wait for a permit.", lambda: permits.queued),
+            single(
+                "limits_shared", "0 if limits should be shared and are not.", self._limits_shared
+            ),
             single("tasks", at_rest, lambda: len(asyncio.all_tasks(loop))),
             ("client_in_flight", "Requests of a key, queued ones included.", ["client"], in_flight),
             each("backend_in_flight", "Requests at a backend.", lambda b: b.outstanding),

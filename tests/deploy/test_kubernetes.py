@@ -1,0 +1,252 @@
+"""The manifests of Kubernetes: their schemas, what they refer to, and how safe their pods are."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy.manifests import (
+    KUBERNETES,
+    OVERLAYS,
+    Manifest,
+    built,
+    container,
+    of_kind,
+    pod,
+    references,
+    workloads,
+    written,
+)
+from deploy.test_units import SLACK_S, node_end_s
+from proofserve.gateway.backends import roster
+from proofserve.gateway.records import GatewayPlan
+from proofserve.settings.fleet import FleetSettings
+from proofserve.settings.gateway import GatewaySettings
+from proofserve.wiring.fleet import _CLOSE_S
+
+VERSION = "1.37"
+DOCUMENT = (KUBERNETES.parents[1] / "docs" / "kubernetes.md").read_text()
+KUSTOMIZATIONS = sorted(KUBERNETES.rglob("kustomization.yaml"))
+# Of KEDA's published definitions (keda.sh/v1alpha1): what is needed, and what there is.
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+TRIGGER: dict[str, Any] = {
+    "required": ["type", "metadata"],
+    "additionalProperties": False,
+    "properties": {
+        "type": {"const": "metrics-api"},
+        "metadata": TEXTS,
+        "name": {"type": "string"},
+        "metricType": {"enum": ["AverageValue", "Value", "Utilization"]},
+        "useCachedMetrics": {"type": "boolean"},
+        "authenticationRef": {"required": ["name"]},
+    },
+}
+COUNT = {"type": "integer", "minimum": 0}
+KEDA: dict[str, Any] = {
+    "ScaledObject": {
+        "required": ["scaleTargetRef", "triggers"],
+        "additionalProperties": False,
+        "properties": {
+            "scaleTargetRef": {"required": ["name"]},
+            "minReplicaCount": COUNT,
+            "maxReplicaCount": COUNT,
+            "idleReplicaCount": COUNT,
+            "pollingInterval": COUNT,
+            "cooldownPeriod": COUNT,
+            "triggers": {"type": "array", "minItems": 1, "items": TRIGGER},
+        },
+    },
+    "TriggerAuthentication": {
+        "required": ["secretTargetRef"],
+        "additionalProperties": False,
+        "properties": {"secretTargetRef": {"items": {**TEXTS, "minProperties": 3}}},
+    },
+}
+
+
+@pytest.fixture(scope="module", params=["written", *OVERLAYS])
+def manifests(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
+    return written() if request.param == "written" else built(request.param)
+
+
+def test_every_object_fits_its_schema(manifests: tuple[Manifest, ...]) -> None:
+    for each in manifests:
+        if each["apiVersion"].startswith("keda.sh/"):
+            jsonschema.validate(each["spec"], KEDA[each["kind"]])
+        else:
+            kubernetes_validate.validate(each, VERSION, strict=True)
+
+
+def test_a_wrong_field_does_not_fit() -> None:
+    wrong = {**written()[0], "specs": {}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSION, strict=True)
+
+
+@pytest.mark.parametrize("file", KUSTOMIZATIONS, ids=lambda file: file.parent.name)
+def test_a_kustomization_names_files_that_exist(file: Path) -> None:
+    given = yaml.safe_load(file.read_text())
+    named = [*given.get("resources", ()), *given.get("components", ())]
+    named += [patch["path"] for patch in given.get("patches", ()) if "path" in patch]
+    for each in named:
+        target = file.parent / each
+        assert target.is_file() or (target / "kustomization.yaml").is_file(), each
+    # Every other file of the folder is used.
+    assert {each.name for each in file.parent.glob("*.yaml")} - {file.name} <= set(named)
+
+
+def test_pods_may_do_no_more_than_they_need(manifests: tuple[Manifest, ...]) -> None:
+    """The rules that Kubernetes calls restricted, and a file system that is only read."""
+    for name, workload in workloads(manifests).items():
+        spec, own = pod(workload), container(workload)["securityContext"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert own == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & spec.keys()
+        assert all("hostPath" not in volume for volume in spec["volumes"])
+        assert spec["automountServiceAccountToken"] is False
+        # A service of another program could have the name of a setting: VLLM_PORT.
+        assert spec["enableServiceLinks"] is False
+        assert container(workload)["resources"].keys() == {"requests", "limits"}
+
+
+def test_every_volume_is_there(manifests: tuple[Manifest, ...]) -> None:
+    claims = of_kind(manifests, "PersistentVolumeClaim")
+    for name, workload in workloads(manifests).items():
+        volumes = [volume["name"] for volume in pod(workload)["volumes"]]
+        templates = workload["spec"].get("volumeClaimTemplates", ())
+        volumes += [each["metadata"]["name"] for each in templates]
+        mounts = [mount["name"] for mount in container(workload)["volumeMounts"]]
+        assert sorted(volumes) == sorted(mounts), name
+        for volume in pod(workload)["volumes"]:
+            if claim := volume.get("persistentVolumeClaim"):
+                assert claim["claimName"] in claims
+
+
+def test_every_account_map_and_secret_is_there(manifests: tuple[Manifest, ...]) -> None:
+    accounts = of_kind(manifests, "ServiceAccount")
+    assert all(each["automountServiceAccountToken"] is False for each in accounts.values())
+    given = secrets_of_the_document()
+    base = yaml.safe_load((KUBERNETES / "base" / "kustomization.yaml").read_text())
+    (generated,) = base["configMapGenerator"]
+    keys = {(generated["name"], each.split("=")[0]) for each in generated["literals"]}
+    for name, workload in workloads(manifests).items():
+        assert pod(workload)["serviceAccountName"] in accounts, name
+        assert references(workload, "secretKeyRef") <= given, name
+        assert references(workload, "configMapKeyRef") <= keys, name
+        for volume in pod(workload)["volumes"]:
+            if secret := volume.get("secret"):
+                assert {(secret["secretName"], i["key"]) for i in secret["items"]} <= given
+
+
+def test_the_document_makes_no_secret_that_nobody_reads() -> None:
+    read = {
+        pair for each in workloads(written()).values() for pair in references(each, "secretKeyRef")
+    }
+    read |= {("gateway", "clients.toml")}
+    assert read == secrets_of_the_document()
+
+
+def secrets_of_the_document() -> set[tuple[str, str]]:
+    """Name and key of each value of a Secret that docs/kubernetes.md has the operator create."""
+    found = set()
+    text = DOCUMENT.replace("\\\n", " ")
+    for line in re.findall(r"create secret generic (.*)", text):
+        name = line.split()[0]
+        found |= {(name, key) for key in re.findall(r"--from-(?:literal|file)=([\w.-]+)=", line)}
+    return found
+
+
+def test_selectors_and_ports_meet_pods(manifests: tuple[Manifest, ...]) -> None:
+    of_pods = [
+        each["spec"]["template"]["metadata"]["labels"] for each in workloads(manifests).values()
+    ]
+    policies = of_kind(manifests, "NetworkPolicy").values()
+    budgets = of_kind(manifests, "PodDisruptionBudget").values()
+    services = of_kind(manifests, "Service").values()
+    selectors = [each["spec"]["podSelector"]["matchLabels"] for each in policies]
+    selectors += [each["spec"]["selector"]["matchLabels"] for each in budgets]
+    selectors += [each["spec"]["selector"] for each in services]
+    for selector in selectors:
+        assert any(selector.items() <= labels.items() for labels in of_pods), selector
+    closed = of_kind(manifests, "NetworkPolicy")["nobody"]["spec"]
+    everyone = closed["podSelector"]["matchLabels"].items()
+    assert "ingress" not in closed
+    assert all(everyone <= labels.items() for labels in of_pods)
+    budgeted = [each["spec"]["selector"]["matchLabels"] for each in budgets]
+    assert all(any(b.items() <= labels.items() for b in budgeted) for labels in of_pods)
+
+
+def test_addresses_lead_to_a_service_and_its_pods(manifests: tuple[Manifest, ...]) -> None:
+    services, pods = of_kind(manifests, "Service"), workloads(manifests)
+    urls = {
+        url
+        for each in pods.values()
+        for url in re.findall(r"http://([^\s,]+)", str(container(each)["args"]))
+    }
+    hosts = {re.sub(r"[^\w.:$()-].*", "", url) for url in urls}
+    scaled = of_kind(manifests, "ScaledObject").values()
+    for each in scaled:
+        (trigger,) = each["spec"]["triggers"]
+        hosts.add(trigger["metadata"]["url"].split("/")[2])
+        assert each["spec"]["scaleTargetRef"]["name"] in pods
+        assert trigger["authenticationRef"]["name"] in of_kind(manifests, "TriggerAuthentication")
+    assert {"controller:7100", "chat:8000", "$(POD_NAME).members:8000"} <= hosts
+    for host in hosts:
+        name, _, port = host.removeprefix("$(POD_NAME).").partition(":")
+        service, _, namespace = name.partition(".")
+        (offered,) = services[service]["spec"]["ports"]
+        assert offered["port"] == int(port), host
+        assert namespace in ("", *of_kind(manifests, "Namespace"))
+        (workload,) = [
+            each
+            for each in pods.values()
+            if services[service]["spec"]["selector"].items()
+            <= each["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        (opened,) = container(workload)["ports"]
+        assert (opened["name"], opened["containerPort"]) == (offered["targetPort"], int(port))
+        assert f"--port={port}" in container(workload)["args"]
+    assert pods["members"]["spec"]["serviceName"] == "members"
+
+
+def test_pods_have_time_to_end(manifests: tuple[Manifest, ...]) -> None:
+    found = workloads(manifests)
+    waits = {name: wait_before_end_s(each) for name, each in found.items() if name != "worker"}
+    left = {name: pod(found[name])["terminationGracePeriodSeconds"] - waits[name] for name in waits}
+    words = " ".join(container(found["members"])["args"]).replace("=", " ")
+    assert left["members"] >= node_end_s(words) + 2 * SLACK_S
+    assert (
+        left["gateway"] >= GatewaySettings.model_fields["drain_timeout_seconds"].default + SLACK_S
+    )
+    flush = FleetSettings.model_fields["shutdown_flush_sec"].default
+    assert left["controller"] >= flush + _CLOSE_S + SLACK_S
+    # By then every gateway has looked the names up, and sends nothing new.
+    interval = GatewayPlan(backends=()).lookup_interval
+    assert waits["members"] >= interval + roster.TICK_S
+
+
+def wait_before_end_s(workload: Manifest) -> float:
+    command, seconds = container(workload)["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    return float(seconds)
+
+
+def test_only_the_overlay_without_postgresql_has_one_controller() -> None:
+    one, many = (workloads(built(overlay)) for overlay in OVERLAYS)
+    assert one["controller"]["spec"]["replicas"] == 1
+    assert one["controller"]["spec"]["strategy"] == {"type": "Recreate"}
+    assert ("fleet", "database") not in references(one["controller"], "secretKeyRef")
+    assert many["controller"]["spec"]["replicas"] == 2
+    assert ("fleet", "database") in references(many["controller"], "secretKeyRef")
+    for found in (one, many):
+        assert container(found["members"])["resources"]["limits"]["nvidia.com/gpu"] == 1
