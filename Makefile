@@ -15,8 +15,8 @@ PYTHON_FILES := src tests training benchmarks endurance gpu matrix scripts run_v
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow wheel chaos chaos-fleet soak fuzz auth ssrf disk check golden bench
-.PHONY: bench-gateway bench-fleet
+.PHONY: help setup demo demo-fleet test slow wheel chaos chaos-fleet soak fuzz auth ssrf disk check
+.PHONY: golden bench bench-gateway bench-fleet
 .PHONY: gpu matrix checks train-model browser pictures lock audit-deps clean
 
 help: ## List these targets.
@@ -30,6 +30,9 @@ $(READY): scripts/setup.py $(TORCH) $(HASHED) requirements/uv.lock pyproject.tom
 
 demo: $(READY) ## Serve a small trained model, chat, prove, and tell honest proofs from forged ones.
 	$(BIN)/proofserve demo
+
+demo-fleet: $(READY) ## A fleet of real servers: one is killed and replaced, one cheats and is cordoned.
+	$(BIN)/proofserve fleet demo
 
 # What most processes of the tests import.
 IMPORTED := vllm.entrypoints.launchers.api_server.entry, vllm.v1.worker.cpu_worker

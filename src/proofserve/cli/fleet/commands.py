@@ -3,6 +3,7 @@
 import typer
 
 from proofserve.cli.fleet import members
+from proofserve.cli.fleet.demo import demo
 from proofserve.cli.fleet.serve import serve
 
 # Without rich's frames, narrow terminals show the names of variables in full.
@@ -18,3 +19,4 @@ app.command("cordon")(members.cordon)
 app.command("uncordon")(members.uncordon)
 app.command("drain")(members.drain)
 app.command("remove")(members.remove)
+app.command("demo")(demo)

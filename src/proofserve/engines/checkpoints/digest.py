@@ -27,19 +27,37 @@ def weights_digest(folder: Path) -> str:
     sizes and times; a folder that cannot be written is hashed each time. Raises ProtocolError for a
     folder without safetensors files, or with a broken one.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ProtocolError("weights_digest", f"{folder} has no safetensors files")
-    stamp = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+    stamp = _stamp(folder)
     if (known := _read(folder / CACHE)) and known.get("files") == stamp:
         return str(known["weights_digest"])
     gigabytes = sum(size for size, _ in stamp.values()) / 1e9
     _logger.info("hashing the weights in %s, %.1f GB, a second or so for each", folder, gigabytes)
-    lines = sorted(line for file in files for line in _lines(file))
+    lines = sorted(line for name in stamp for line in _lines(folder / name))
     digest = hashlib.sha256(b"".join(line for _, line in lines)).hexdigest()
     _logger.info("the weights digest is %s", digest)
-    _keep(folder / CACHE, {"weights_digest": digest, "files": stamp})
+    keep_digest(folder, digest)
     return digest
+
+
+def keep_digest(folder: Path, digest: str) -> None:
+    """Have ``weights_digest`` answer ``digest`` until a file of the checkpoint changes.
+
+    Nothing compares it with the weights: only proofs show what a server computes with.
+    """
+    try:
+        known = {"weights_digest": digest, "files": _stamp(folder)}
+        (folder / CACHE).write_text(json.dumps(known), "utf-8")
+    except OSError as error:
+        # A read-only checkpoint, as in a container: the digest is computed at each start.
+        _logger.info("the weights digest is not kept for the next start: %s", error)
+
+
+def _stamp(folder: Path) -> dict[str, list[int]]:
+    """Size in bytes and time of each file with weights, in the order of their names."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ProtocolError("weights_digest", f"{folder} has no safetensors files")
+    return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
 
 
 def _lines(file: Path) -> Iterator[tuple[bytes, bytes]]:
@@ -79,11 +97,3 @@ def _read(cache: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return known if isinstance(known, dict) else None
-
-
-def _keep(cache: Path, known: dict[str, Any]) -> None:
-    try:
-        cache.write_text(json.dumps(known), "utf-8")
-    except OSError as error:
-        # A read-only checkpoint, as in a container: the digest is computed at each start.
-        _logger.info("the weights digest is not kept for the next start: %s", error)

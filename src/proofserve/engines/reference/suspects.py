@@ -82,6 +82,11 @@ def weight_bits(name: str) -> int:
     return _WEIGHT_BITS[name.split(maxsplit=1)[0]]
 
 
+def rounding_of(name: str) -> Rounding:
+    """How the matrices of a suspect are rounded. Raises KeyError for one that rounds others too."""
+    return _WEIGHTS[name]
+
+
 def suspect(network: Network, name: str) -> Network:
     """``network`` changed as the suspect ``name`` of ``SUSPECTS`` is.
 

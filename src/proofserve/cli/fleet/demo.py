@@ -1,0 +1,207 @@
+"""``proofserve fleet demo``: a fleet of real servers, one that dies and one that cheats."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+from proofserve.cli.fleet.demo_processes import DemoMember, DemoProcesses
+from proofserve.cli.model import TRAINED, SmallModel, checkpoint, trained_calibration
+from proofserve.cli.servers import scratch_folder
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient, wait_until
+from proofserve.lab.client.records import Work
+from proofserve.protocol.sketch import SketchScheme
+from proofserve.rounds.records import StoredResult
+from proofserve.wire.paths import FLEET
+
+MODEL = SmallModel(TRAINED)
+SCHEME = SketchScheme(k_dim=64)
+WORK = Work(
+    MODEL.name,
+    block_hash="demo-block",
+    public_key="demo-fleet",
+    k_dim=SCHEME.k_dim,
+    scheme=SCHEME.name,
+)
+FIRST, SECOND, REPLACEMENT, CHEAT = "server 1", "server 2", "server 3", "server 4"
+CHEAPER = "int4 g128"
+# Enough for `verify` to clear an honest member of every suspect; a cheat takes three.
+NONCES = 48
+POLICY = """
+[default]
+every_sec = 5
+nonces = {nonces}
+calibration = "{calibration}"
+conviction = "cordon"
+"""
+# The slowest step of a busy machine, seconds.
+PATIENCE_S = 120.0
+COLOURS = {"honest": "green", "fraud": "red"}
+
+
+def demo(
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Keep the fleet and its page until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Run a fleet of real servers: kill one, replace it, and convict one that cheats.
+
+    A controller on SQLite, a worker that verifies, and four vLLM servers of a small trained model.
+    Needs no network, no GPU and no settings, and leaves no process running.
+    """
+    with open_session() as session, scratch_folder() as folder:
+        session.line.step("writing a small model, and a copy with weights in 4 bits")
+        honest, cheap = checkpoint(MODEL), folder / "4-bits"
+        # Loading torch takes seconds, and --help must not wait for it.
+        from proofserve.engines.reference.rounded_copy import write_rounded_copy  # noqa: PLC0415
+
+        write_rounded_copy(honest, cheap, CHEAPER)
+        with closing(DemoProcesses(folder, session)) as processes:
+            holds = _shown(processes, session, {FIRST: honest, CHEAT: cheap})
+            if stay:
+                _stay(session)
+            session.line.step("stopping everything")
+        session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
+    if not holds:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _shown(
+    processes: DemoProcesses, session: CommandSession, checkpoints: Mapping[str, Path]
+) -> bool:
+    session.line.step("starting a controller and a worker")
+    with trained_calibration() as file:
+        url = processes.controller(POLICY.format(nonces=NONCES, calibration=file))
+        processes.worker(checkpoints[FIRST])
+        with NodeClient(url) as node, httpx.Client(base_url=url, timeout=30) as http:
+            return DemoFleet(processes, session, node, http, checkpoints).show()
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFleet:
+    """Shows a fleet step by step. A server without a checkpoint of its own has that of FIRST."""
+
+    processes: DemoProcesses
+    session: CommandSession
+    node: NodeClient
+    http: httpx.Client
+    checkpoints: Mapping[str, Path]
+
+    def show(self) -> bool:
+        """Whether everything ended as it should."""
+        self._say("Fleet", f"a controller on SQLite and a worker, at {self.node.url}")
+        self._say("", f"its page: {self.node.url}/dashboard")
+        lanes = self._round()
+        lanes |= self._replacement()
+        return self._verdicts() and self._disjoint(lanes)
+
+    def _round(self) -> dict[str, int]:
+        self._start("starting two vLLM servers, about a minute", FIRST, SECOND)
+        self.node.start_round(WORK)
+        lanes = self._lanes(FIRST, SECOND)
+        self._say("Round", f"one start call, two lanes: {_listed(lanes)}")
+        return lanes
+
+    def _replacement(self) -> dict[str, int]:
+        self.processes.kill(SECOND)
+        self._await("the dead server is lost", lambda: self._member(SECOND)["state"] == "lost")
+        self._say("Killed", f"{SECOND}: {self._member(SECOND)['reason']}")
+        self._start("starting its replacement, and a server that cheats", REPLACEMENT, CHEAT)
+        lanes = self._lanes(REPLACEMENT, CHEAT)
+        self._say("Replaced", f"new servers, new lanes: {_listed(lanes)}")
+        self._say("Cheat", f"{CHEAT} has weights in 4 bits, and claims the published ones")
+        return lanes
+
+    def _verdicts(self) -> bool:
+        judged = (FIRST, REPLACEMENT, CHEAT)
+        self.session.line.step("scheduled jobs verify every member")
+        self._await("verdicts", lambda: all(self._member(each)["verdict"] for each in judged))
+        self._await("the cordon", lambda: self._member(CHEAT)["state"] == "cordoned")
+        found = {name: self._member(name) for name in judged}
+        table = Table(
+            Column(""), "verdict", Column("nonces", justify="right"), "distance", "limit", box=None
+        )
+        for name, member in found.items():
+            table.add_row(*_row(name, member["verdict"]))
+        self.session.console.print(table)
+        self._say("Cordoned", f"{CHEAT}: {found[CHEAT]['wish_reason']}")
+        outcomes = [found[name]["verdict"]["outcome"] for name in judged]
+        return outcomes == ["honest", "honest", "fraud"]
+
+    def _disjoint(self, lanes: Mapping[str, int]) -> bool:
+        self.node.stop()
+        nonces = [row.nonce for row in self._results()]
+        different = len(set(nonces)) == len(nonces) and len(set(lanes.values())) == len(lanes)
+        twice = "none twice" if different else "[red]SOME TWICE[/red]"
+        self._say("Results", f"{len(nonces)} nonces of {len(lanes)} lanes, {twice}")
+        return different
+
+    def _lanes(self, *names: str) -> dict[str, int]:
+        """The lanes of these servers, once each one has proved something."""
+        self._await("all prove", lambda: all(self._member(each)["stored"] for each in names))
+        return {name: self._member(name)["lane"] for name in names}
+
+    def _start(self, text: str, *names: str) -> None:
+        self.session.line.step(text)
+        wanted = [
+            DemoMember(name, self.checkpoints.get(name, self.checkpoints[FIRST]), MODEL.name)
+            for name in names
+        ]
+        self.processes.members(self.node.url, wanted)
+        self._await("they join", lambda: all(self._is_ready(name) for name in names))
+
+    def _is_ready(self, name: str) -> bool:
+        return any(each["name"] == name and each["state"] == "ready" for each in self._members())
+
+    def _member(self, name: str) -> Any:
+        return next(each for each in self._members() if each["name"] == name)
+
+    def _members(self) -> Any:
+        answer = self.http.get(f"{FLEET}/snapshot")
+        if answer.is_error:
+            raise LabError(f"the fleet answers {answer.status_code}: {answer.text[:300]}")
+        return answer.json()["members"]
+
+    def _results(self) -> list[StoredResult]:
+        found: list[StoredResult] = []
+        while rows := self.node.results(found[-1].seq if found else 0):
+            found += rows
+        return found
+
+    def _await(self, what: str, condition: Callable[[], bool]) -> None:
+        def holds() -> bool:
+            self.session.interrupts.check()
+            return condition()
+
+        wait_until(holds, what, PATIENCE_S)
+
+    def _say(self, label: str, text: str) -> None:
+        line = f"[bold]{label:9}[/bold] {escape(text)}"
+        self.session.console.print(line, highlight=False, soft_wrap=True)
+
+
+def _listed(lanes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} has lane {lane}" for name, lane in lanes.items())
+
+
+def _row(name: str, verdict: Any) -> tuple[str, str, str, str, str]:
+    outcome = verdict["outcome"]
+    said = f"[{COLOURS.get(outcome, 'yellow')}]{outcome}[/]"
+    distance, limit = (f"{verdict[key]:.3f}" for key in ("distance", "threshold"))
+    return f"          {name}", said, str(verdict["nonces"]), distance, limit
+
+
+def _stay(session: CommandSession) -> None:
+    session.line.step("running until Ctrl-C")
+    with session.interrupts.allowed():
+        while True:
+            time.sleep(1)

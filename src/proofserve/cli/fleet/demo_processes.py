@@ -1,0 +1,111 @@
+"""The processes of ``fleet demo``: a controller, a worker, and servers that join the fleet."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proofserve.cli.servers import ServerOptions, small_server
+from proofserve.cli.session import CommandSession
+from proofserve.settings.process import environment
+from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server, stop
+
+FORWARD_BATCH = 8
+# Several engines share the cores of one machine: vLLM would bind all of them to the same core.
+SHARED_CORES = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoMember:
+    """A server of the fleet. ``checkpoint`` is what it serves as the model ``model``."""
+
+    name: str
+    checkpoint: Path
+    model: str
+
+
+@dataclass(slots=True)
+class DemoProcesses:
+    """Everything that the demo started, with files in ``folder``; ``close`` ends all of it."""
+
+    folder: Path
+    session: CommandSession
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _servers: dict[str, Server] = field(default_factory=dict)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def controller(self, policy: str) -> str:
+        """Start a controller on SQLite with this policy of verification; its URL.
+
+        Raises ServerFailed.
+        """
+        file = self.folder / "policy.toml"
+        file.write_text(policy, "utf-8")
+        options = ("--database", self._database, "--policy", str(file), "--lanes", "8")
+        command = _proofserve("fleet", "serve", *options)
+        log = self.folder / "controller.log"
+        server = self._stack.enter_context(running_server(command, free_port(), log))
+        return server.url
+
+    def worker(self, model: Path) -> None:
+        """Start a worker that verifies ``model``."""
+        options = ("--database", self._database, "--model", str(model), "--dtype", "float32")
+        command = _proofserve("fleet", "worker", *options)
+        with (self.folder / "worker.log").open("wb") as log:
+            process = subprocess.Popen(
+                command.argv,
+                env={**command.env, **SHARED_CORES},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._stack.callback(stop, process)
+
+    def members(self, fleet: str, wanted: Sequence[DemoMember]) -> None:
+        """Start servers beside each other, which join the fleet at this URL by themselves.
+
+        Raises ServerFailed.
+        """
+        with ThreadPoolExecutor(len(wanted)) as threads:
+            starts = [threads.submit(self._start, fleet, each) for each in wanted]
+        for start in starts:
+            start.result()
+
+    def kill(self, name: str) -> None:
+        """``kill -9`` for the server and its engine."""
+        os.killpg(self._servers[name].process.pid, signal.SIGKILL)
+
+    @property
+    def _database(self) -> str:
+        return str(self.folder / "fleet.sqlite")
+
+    def _start(self, fleet: str, member: DemoMember) -> None:
+        folder, port = self.folder / member.name.replace(" ", "-"), free_port()
+        folder.mkdir()
+        served = small_server(ServerOptions(member.checkpoint, member.model, FORWARD_BATCH), folder)
+        joining = {
+            "POC_FLEET": fleet,
+            "POC_FLEET_NAME": member.name,
+            "POC_FLEET_ADDRESS": f"http://127.0.0.1:{port}",
+            "POC_CALLBACK_INTERVAL_SEC": "1",
+            "POC_CALLBACK_MAX_RETRIES": "0",
+        }
+        command = ServerCommand(served.argv, {**served.env, **SHARED_CORES, **joining})
+        log = folder / "server.log"
+        running = running_server(command, port, log, self._waiting)
+        self._servers[member.name] = self._stack.enter_context(running)
+
+    def _waiting(self, seconds: float) -> None:
+        self.session.interrupts.check()
+        self.session.line.seconds(seconds)
+
+
+def _proofserve(*options: str) -> ServerCommand:
+    return ServerCommand((sys.executable, "-m", "proofserve", *options), environment({}))
