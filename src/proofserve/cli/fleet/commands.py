@@ -2,8 +2,9 @@
 
 import typer
 
-from proofserve.cli.fleet import members
+from proofserve.cli.fleet import members, verdicts
 from proofserve.cli.fleet.serve import serve
+from proofserve.cli.fleet.worker import worker
 
 # Without rich's frames, narrow terminals show the names of variables in full.
 app = typer.Typer(
@@ -13,8 +14,11 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("serve")(serve)
+app.command("worker")(worker)
 app.command("members")(members.members)
 app.command("cordon")(members.cordon)
 app.command("uncordon")(members.uncordon)
 app.command("drain")(members.drain)
 app.command("remove")(members.remove)
+app.command("verdicts")(verdicts.verdicts)
+app.command("verify")(verdicts.verify)

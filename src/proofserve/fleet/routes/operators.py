@@ -35,6 +35,7 @@ from proofserve.fleet.routes.metrics import registry
 from proofserve.fleet.routes.snapshot import MOST_OF_PAGE, member_record, snapshot
 from proofserve.fleet.sql.leadership import Leadership
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.verification.controlling import VerificationControl
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.errors import ProtocolError
 from proofserve.wire.paths import FLEET
@@ -93,6 +94,7 @@ class FleetParts:
     join_check: JoinCheck
     client: NewClient
     leadership: Leadership
+    verification: VerificationControl | None
 
     async def changed(self) -> None:
         await self.watch.refresh()
