@@ -133,12 +133,15 @@ class JobRunner:
             "log_level": "WARNING",
         }
         DBOS(config=config)
-        step = DBOS.step(
+
+        @DBOS.step(
             name=_VERIFY,
             retries_allowed=tries.most > 1,
             max_attempts=tries.most,
             should_retry=tries.is_passing,
-        )(verify)
+        )
+        def step(job_id: str) -> None:
+            verify(job_id)
 
         @DBOS.workflow(name=_VERIFY)
         def run(job_id: str) -> None:
