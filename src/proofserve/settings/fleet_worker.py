@@ -33,5 +33,7 @@ class FleetWorkerSettings(BaseSettings):
     """The operators' key of all members, to have them open roots; better as a variable."""
     attempts: int = Field(3, ge=1)
     """How often this worker tries a job that a fault ended, with pauses of 1 s, 2 s, ..."""
+    stop_wait_sec: int = Field(25, ge=0)
+    """Longest time that a worker finishes its job after SIGTERM; then another one gets it."""
     worker_name: str | None = Field(None, min_length=1, max_length=100)
     """How operators see this worker; unset: the host's name and a number."""

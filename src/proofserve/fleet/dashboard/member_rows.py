@@ -24,13 +24,14 @@ _REASON = ActionField(name="reason", label="Reason, for other operators", requir
 def member_row(overview: Overview, condition: MemberCondition, history: MemberHistory) -> MemberRow:
     member, status = condition.member, condition.status
     reason = reasons.member_reason(overview, condition)
+    verdict = overview.verification.last.get(member.id)
     engine, outbox = (status.engine, status.outbox) if status else (None, None)
     deployed = condition.deployment
     return MemberRow(
         id=member.id,
         name=member.name,
         state=_state(condition),
-        level=_level(condition, reason),
+        level=_level(overview, condition, reason),
         reason=reason or "",
         version=deployed.versions.get("proofserve", "") if deployed else "",
         model=", ".join(deployed.models) if deployed else "",
@@ -41,8 +42,9 @@ def member_row(overview: Overview, condition: MemberCondition, history: MemberHi
         chat_wait_s=engine.longest_chat_wait_s if engine else None,
         held_back_by=_holds_back(status) if condition.answered else "",
         outbox_age_s=outbox.oldest_pending_s if outbox else None,
+        verdict=None if verdict is None else last_verdict(verdict),
         facts=tuple(_facts(overview, condition)),
-        actions=tuple(_actions(member)),
+        actions=tuple(_actions(member, overview.verification.verifies)),
     )
 
 
@@ -52,7 +54,9 @@ def _state(condition: MemberCondition) -> str:
     return condition.state.value
 
 
-def _level(condition: MemberCondition, reason: str | None) -> Level:
+def _level(overview: Overview, condition: MemberCondition, reason: str | None) -> Level:
+    if overview.verification.convicted(condition.member.id):
+        return Level.BAD
     if not condition.is_ready:
         return _LEVELS[condition.state]
     if reason is not None:
@@ -89,8 +93,15 @@ def _facts(overview: Overview, condition: MemberCondition) -> Iterator[Fact]:
         yield Fact(label="Digest of the weights", value=deployed.weights_digest or "unknown")
 
 
-def _actions(member: Member) -> Iterator[ActionOffer]:
+def _actions(member: Member, verifies: bool) -> Iterator[ActionOffer]:
     path = f"{FLEET}/members/{member.id}"
+    if verifies:
+        yield ActionOffer(
+            id="verify",
+            label="Verify now",
+            path=f"{path}/verify",
+            confirmation=f"A worker recomputes a sample of what {member.name} has proved.",
+        )
     if member.wish is not Wish.ACTIVE:
         yield ActionOffer(
             id="uncordon",

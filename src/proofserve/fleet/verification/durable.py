@@ -8,7 +8,7 @@ or in ``<file>.jobs`` beside an SQLite file. It has one instance per process, so
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from dbos import DBOS, DBOSClient
 from sqlalchemy import URL, Engine, create_engine, event
@@ -147,7 +147,7 @@ class JobRunner:
         def run(job_id: str) -> None:
             step(job_id)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         """Begin to take jobs. Raises the errors of SQLAlchemy and of DBOS."""
         DBOS.listen_queues(self._queues)
         DBOS.launch()
@@ -155,11 +155,10 @@ class JobRunner:
             DBOS.register_queue(
                 name, worker_concurrency=1, polling_interval_sec=POLL_S, on_conflict="always_update"
             )
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        """Take no more jobs. One that still runs goes to another worker."""
-        DBOS.destroy(destroy_registry=True)
+    def close(self, seconds: int) -> None:
+        """Take no more jobs, and wait at most ``seconds`` for the one that runs."""
+        DBOS.destroy(destroy_registry=True, workflow_completion_timeout_sec=seconds)
         self._engine.dispose()
 
 

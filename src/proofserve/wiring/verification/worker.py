@@ -46,9 +46,12 @@ async def run_worker(settings: FleetWorkerSettings) -> None:
             jobs = _Jobs(store, SampleChecker(_checkpoints(settings, folders)), worker)
             tries = Tries(settings.attempts, _is_passing)
             runner = JobRunner(settings.database, worker, tuple(folders), jobs.verify, tries)
-            with await asyncio.to_thread(runner.__enter__):
+            try:
+                await asyncio.to_thread(runner.start)
                 _logger.info("worker %s takes jobs of %s", worker, ", ".join(folders))
                 await stop.wait()
+            finally:
+                await asyncio.to_thread(runner.close, settings.stop_wait_sec)
         await lock.give_back()
 
 
