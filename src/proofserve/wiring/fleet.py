@@ -124,7 +124,8 @@ class _Controller:
         settings, store = self._settings, self._acting.store
         results = FleetResults(store, self.watch, self._client)
         rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-        page = FleetPage(self.watch, results, self._round_history, self._member_history)
+        histories, verifies = (self._round_history, self._member_history), self._verification
+        page = FleetPage(self.watch, results, *histories, verifies is not None)
         feed = SnapshotFeed(page.snapshot, lambda: self._manager.is_closing)
         node = Node(self._limits, self._manager, results, access, rates, waits, dashboard=feed)
         parts = FleetParts(

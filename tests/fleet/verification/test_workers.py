@@ -4,16 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.servers import fleet_of, until
-from fleet.verification.support import (
-    ROUND,
-    RULE,
-    a_policy,
-    a_worker,
-    tiny_members,
-    until_verdicts,
-    verdicts,
-)
+from fleet.servers import fleet_of
+from fleet.verification.support import ROUND, RULE, a_policy, a_worker, tiny_members, until_verdicts
 
 pytestmark = pytest.mark.anyio
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from proofserve.dashboard.records import ActionField, ActionOffer, Fact, Level, MemberRow
 from proofserve.fleet import reasons
 from proofserve.fleet.dashboard.member_history import MemberHistory, rate_of
+from proofserve.fleet.dashboard.verification_panels import last_verdict
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.member_status import MemberStatus
 from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
@@ -21,7 +22,10 @@ _LEVELS = {
 _REASON = ActionField(name="reason", label="Reason, for other operators", required=True)
 
 
-def member_row(overview: Overview, condition: MemberCondition, history: MemberHistory) -> MemberRow:
+def member_row(
+    overview: Overview, condition: MemberCondition, history: MemberHistory, verifies: bool
+) -> MemberRow:
+    """``verifies``: an operator may ask for a verdict, because the fleet has a policy."""
     member, status = condition.member, condition.status
     reason = reasons.member_reason(overview, condition)
     verdict = overview.verification.last.get(member.id)
@@ -44,7 +48,7 @@ def member_row(overview: Overview, condition: MemberCondition, history: MemberHi
         outbox_age_s=outbox.oldest_pending_s if outbox else None,
         verdict=None if verdict is None else last_verdict(verdict),
         facts=tuple(_facts(overview, condition)),
-        actions=tuple(_actions(member, overview.verification.verifies)),
+        actions=tuple(_actions(member, verifies)),
     )
 
 
