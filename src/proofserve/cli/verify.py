@@ -39,7 +39,7 @@ from proofserve.lab.verify.verdict_report import VerdictReport
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.wiring.judges import TESTS, JudgingOptions, threshold_of
 from proofserve.wiring.openings import OpeningOptions, opened_claims
-from proofserve.wiring.verification.judging import Sampling, judged
+from proofserve.wiring.verification.judging import SampleOptions, judged
 
 app = typer.Typer()
 
@@ -184,7 +184,7 @@ def command(
                 node = stack.enter_context(NodeClient(str(recompute_url), recompute_api_key))
                 truth = truth_of_node(node, work)
                 options.require(work, node.models(), None)
-            sampling = Sampling(seed, nonces, forward_batch)
+            sampling = SampleOptions(seed, nonces, forward_batch)
             report = judged(claimed, work, truth, options, sampling, session.line)
         _show(session.console, report)
         if json is not None:

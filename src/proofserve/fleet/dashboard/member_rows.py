@@ -100,12 +100,7 @@ def _facts(overview: Overview, condition: MemberCondition) -> Iterator[Fact]:
 def _actions(member: Member, verifies: bool) -> Iterator[ActionOffer]:
     path = f"{FLEET}/members/{member.id}"
     if verifies:
-        yield ActionOffer(
-            id="verify",
-            label="Verify now",
-            path=f"{path}/verify",
-            confirmation=f"A worker recomputes a sample of what {member.name} has proved.",
-        )
+        yield _verify(member, path)
     if member.wish is not Wish.ACTIVE:
         yield ActionOffer(
             id="uncordon",
@@ -139,3 +134,12 @@ def _actions(member: Member, verifies: bool) -> Iterator[ActionOffer]:
             fields=(_REASON,),
             dangerous=True,
         )
+
+
+def _verify(member: Member, path: str) -> ActionOffer:
+    return ActionOffer(
+        id="verify",
+        label="Verify now",
+        path=f"{path}/verify",
+        confirmation=f"A worker recomputes a sample of what {member.name} has proved.",
+    )

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 from proofserve.dashboard.records import DistanceHistogram, Fact, JobPanel, LastVerdict
 from proofserve.fleet.verification.records import (
-    JobState,
+    JobPhase,
     MemberVerdict,
     VerdictOutcome,
     VerificationView,
@@ -30,10 +30,10 @@ def last_verdict(found: MemberVerdict) -> LastVerdict:
 
 
 def job_panel(seen: VerificationView, now: float) -> JobPanel | None:
-    """None for a fleet that has never verified anybody."""
+    """None for a fleet without any verification."""
     if not seen.outcomes and not any(seen.jobs.values()):
         return None
-    running, queued = (seen.jobs.get(each, 0) for each in (JobState.RUNNING, JobState.QUEUED))
+    running, queued = (seen.jobs.get(each, 0) for each in (JobPhase.RUNNING, JobPhase.QUEUED))
     oldest = seen.oldest_asked_at
     outcomes = (
         Fact(label=f"Verdicts: {_SHOWN[each]}", value=seen.outcomes.get(each, 0))
@@ -46,7 +46,7 @@ def job_panel(seen: VerificationView, now: float) -> JobPanel | None:
         states=(
             Fact(label="Running", value=running),
             Fact(label="Waiting for a worker", value=queued),
-            Fact(label="Failed in the last day", value=seen.jobs.get(JobState.FAILED, 0)),
+            Fact(label="Failed in the last day", value=seen.jobs.get(JobPhase.FAILED, 0)),
             *outcomes,
         ),
     )

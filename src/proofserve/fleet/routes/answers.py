@@ -140,7 +140,7 @@ class VerdictReportAnswer(VerdictAnswer):
     report: dict[str, Any] | None
 
 
-class JobAnswer(ResponseModel):
+class VerificationJobAnswer(ResponseModel):
     """A verification that waits for a worker; its verdict will have the same id."""
 
     id: str

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.sql.leadership import Leadership
-from proofserve.fleet.verification.records import JobState, VerdictOutcome
+from proofserve.fleet.verification.records import JobPhase, VerdictOutcome
 from proofserve.fleet.watch import FleetWatch
 
 PREFIX = "proofserve_fleet"
@@ -48,7 +48,7 @@ class FleetCollector(Collector):
             "Jobs of verification by state; failed ones of the last day.",
             labels=["state"],
         )
-        for job_state in (JobState.QUEUED, JobState.RUNNING, JobState.FAILED):
+        for job_state in (JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.FAILED):
             jobs.add_metric([job_state.value], seen.jobs.get(job_state, 0))
         yield jobs
         verdicts = CounterMetricFamily(

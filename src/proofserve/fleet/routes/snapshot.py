@@ -8,7 +8,7 @@ from proofserve.fleet import reasons, summary
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.summary import Counted
-from proofserve.fleet.verification.records import JobState, VerdictOutcome
+from proofserve.fleet.verification.records import JobPhase, VerdictOutcome
 from proofserve.fleet.watch import Overview
 
 # The most members of one page.
@@ -92,7 +92,7 @@ def _last_verdict(overview: Overview, member_id: str) -> dict[str, Any] | None:
 def _verification(overview: Overview, now: float) -> dict[str, Any]:
     seen = overview.verification
     oldest = seen.oldest_asked_at
-    shown = (JobState.QUEUED, JobState.RUNNING, JobState.FAILED)
+    shown = (JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.FAILED)
     return {
         "jobs": {state.value: seen.jobs.get(state, 0) for state in shown},
         "oldest_job_s": None if oldest is None else max(0.0, now - oldest),

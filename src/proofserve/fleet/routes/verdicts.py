@@ -14,7 +14,7 @@ from proofserve.api.failures import guarded
 from proofserve.api.node import Node
 from proofserve.api.response_models import documented
 from proofserve.fleet.errors import NothingToVerify
-from proofserve.fleet.routes.answers import JobAnswer, VerdictPage, VerdictReportAnswer
+from proofserve.fleet.routes.answers import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.verification.records import MemberVerdict
 from proofserve.fleet.verification.verdict_page import STYLE, page
@@ -72,12 +72,12 @@ def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
         found, content = await _found(parts, verdict_id)
         return HTMLResponse(page(found, content), headers=_PAGE_HEADERS)
 
-    @made.post("/members/{member_id}/verify", **documented(JobAnswer, 404, 409, 503))
+    @made.post("/members/{member_id}/verify", **documented(VerificationJobAnswer, 404, 409, 503))
     async def verify(member_id: str) -> dict[str, Any]:
         """Have all that the member has stored of the round sampled now; answers the job's id."""
         name = parts.condition(member_id).member.name
         if parts.verification is None:
-            raise NoVerdictPossible("the fleet verifies nobody: start it with --policy FILE")
+            raise NoVerdictPossible("the fleet has no policy: start it with --policy FILE")
         try:
             job = await parts.verification.ask(member_id)
         except NothingToVerify as error:

@@ -14,8 +14,8 @@ from proofserve.fleet.verification.durable import JobProgress, JobSender
 from proofserve.fleet.verification.policy import VerificationPolicy, due, job_of
 from proofserve.fleet.verification.records import (
     JobCause,
-    JobState,
-    Judgement,
+    JobFinding,
+    JobPhase,
     VerdictOutcome,
     VerificationJob,
 )
@@ -149,6 +149,6 @@ class VerificationControl:
     async def _give_up(self, job: VerificationJob, error: str) -> None:
         """A job that cannot be computed is an abstention; no change if it has its verdict."""
         seconds = max(0.0, time.time() - job.asked_at)
-        found = Judgement(VerdictOutcome.ABSTAINED, seconds, reason=f"the job failed: {error}")
-        if await self._store.finish(job, found, JobState.FAILED) is not None:
+        found = JobFinding(VerdictOutcome.ABSTAINED, seconds, reason=f"the job failed: {error}")
+        if await self._store.finish(job, found, JobPhase.FAILED) is not None:
             _logger.warning("job %s failed: %s", job.id, error)

@@ -30,7 +30,7 @@ class JobCause(StrEnum):
     OPERATOR = "operator"
 
 
-class JobState(StrEnum):
+class JobPhase(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     DONE = "done"
@@ -77,7 +77,7 @@ class VerificationRule:
 class VerificationJob:
     """A sample of a lane to recompute, from the batches ``after_batch`` < n <= ``through_batch``.
 
-    ``seed`` draws the nonces; nobody knows it before the artifacts are stored. Only workers that
+    ``seed`` draws the nonces; it does not exist before the artifacts are stored. Only workers that
     have the checkpoint of ``weights_digest``, or without one ``model``, read ``queue``.
     """
 
@@ -94,7 +94,7 @@ class VerificationJob:
     after_batch: int
     through_batch: int
     asked_at: float
-    state: JobState = JobState.QUEUED
+    state: JobPhase = JobPhase.QUEUED
     attempts: int = 0
 
 
@@ -125,7 +125,7 @@ class VerificationTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class JobFinding:
     """What a worker found. ``distances`` are those of the recomputed nonces, L2 between vectors.
 
     ``distance`` is their median, ``threshold`` what honest distances rarely exceed.
@@ -188,7 +188,7 @@ class VerificationView:
     """
 
     last: Mapping[str, MemberVerdict] = field(default_factory=dict)
-    jobs: Mapping[JobState, int] = field(default_factory=dict)
+    jobs: Mapping[JobPhase, int] = field(default_factory=dict)
     outcomes: Mapping[VerdictOutcome, int] = field(default_factory=dict)
     oldest_asked_at: float | None = None
     distances: DistanceCounts | None = None

@@ -13,7 +13,7 @@ from proofserve.engines.reference.errors import CheckpointError
 from proofserve.fleet import vector_texts
 from proofserve.fleet.records import BatchKind
 from proofserve.fleet.verification.records import (
-    Judgement,
+    JobFinding,
     VerdictOutcome,
     VerificationRule,
     VerificationTask,
@@ -37,7 +37,7 @@ from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.wire.commitments import CommittedWork
 from proofserve.wiring.judges import JudgingOptions, threshold_of
 from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
-from proofserve.wiring.verification.judging import Sampling, Truth, judged
+from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
 
 # As the option --p-fraud of ``proofserve verify``.
 P_FRAUD = 0.5
@@ -62,7 +62,7 @@ class SampleChecker:
         self._checkpoints = checkpoints
         self._loaded: dict[tuple[Path, str | None], CheckpointValidator] = {}
 
-    def check(self, task: VerificationTask) -> Judgement:
+    def check(self, task: VerificationTask) -> JobFinding:
         """The verdict, or an abstention. Raises EngineFault and NodeError: another try may do."""
         began = time.perf_counter()
         try:
@@ -92,7 +92,7 @@ class SampleChecker:
         known = self._validator(folder, dtype)
         validator = known.with_other(proofs_of(work, self._checkpoints.forward_batch))
         truth = Truth(validator.truth, validator.weights_digest, validator)
-        sampling = Sampling(job.seed, job.rule.nonces, self._checkpoints.forward_batch)
+        sampling = SampleOptions(job.seed, job.rule.nonces, self._checkpoints.forward_batch)
         return judged(self._claimed(task), work, truth, options, sampling, NoProgress())
 
     def _validator(self, folder: Path, dtype: str | None) -> CheckpointValidator:
@@ -153,11 +153,11 @@ def _threshold(rule: VerificationRule, calibration: str | None) -> MeasuredThres
     return threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
 
 
-def _abstention(reason: str, began: float) -> Judgement:
-    return Judgement(VerdictOutcome.ABSTAINED, time.perf_counter() - began, reason=reason)
+def _abstention(reason: str, began: float) -> JobFinding:
+    return JobFinding(VerdictOutcome.ABSTAINED, time.perf_counter() - began, reason=reason)
 
 
-def _judgement(report: VerdictReport, task: VerificationTask, seconds: float) -> Judgement:
+def _judgement(report: VerdictReport, task: VerificationTask, seconds: float) -> JobFinding:
     outcome = report.outcome
     distances = tuple(e.distance for e in outcome.errors if e.broken is None)
     decisive = _decisive(outcome.verdict, outcome.findings)
@@ -167,7 +167,7 @@ def _judgement(report: VerdictReport, task: VerificationTask, seconds: float) ->
     log_ratio = None if ratio is None else math.log(max(float(ratio), 1e-300))
     log_evidence = figures.get("log_evidence", log_ratio)
     p_value = figures.get("p_value")
-    return Judgement(
+    return JobFinding(
         outcome=VerdictOutcome(outcome.verdict.value),
         seconds=seconds,
         reason=decisive.text,

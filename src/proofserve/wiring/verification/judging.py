@@ -29,7 +29,7 @@ class Truth:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SampleOptions:
     """``seed`` draws ``most`` nonces, all for None; ``at_once`` are recomputed in one forward."""
 
     seed: str
@@ -42,7 +42,7 @@ def judged(
     work: Workload,
     truth: Truth,
     options: JudgingOptions,
-    sampling: Sampling,
+    sampling: SampleOptions,
     progress: Progress,
 ) -> VerdictReport:
     """Recompute a sample of ``claimed`` and judge it.

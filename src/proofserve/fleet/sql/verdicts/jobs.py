@@ -14,12 +14,12 @@ from proofserve.fleet.sql.verdicts.tables import calibrations, jobs
 from proofserve.fleet.verification.records import (
     AfterConviction,
     JobCause,
-    JobState,
+    JobPhase,
     VerificationJob,
     VerificationRule,
 )
 
-_OPEN = jobs.c.state.in_([JobState.QUEUED.value, JobState.RUNNING.value])
+_OPEN = jobs.c.state.in_([JobPhase.QUEUED.value, JobPhase.RUNNING.value])
 
 
 def add_calibration(connection: Connection, content: str) -> str:
@@ -66,8 +66,8 @@ def find(connection: Connection, job_id: str) -> VerificationJob | None:
 
 
 def begin(connection: Connection, job_id: str, worker: str, now: float) -> VerificationJob | None:
-    """Note that ``worker`` begins; None for a job that has ended, or that nobody knows."""
-    began = {"state": JobState.RUNNING.value, "worker": worker, "started_at": now}
+    """Note that ``worker`` begins; None for a job that has ended, or that is unknown."""
+    began = {"state": JobPhase.RUNNING.value, "worker": worker, "started_at": now}
     row = connection.execute(
         update(jobs)
         .where(jobs.c.id == job_id, _OPEN)
@@ -79,8 +79,8 @@ def begin(connection: Connection, job_id: str, worker: str, now: float) -> Verif
 
 def wait_again(connection: Connection, job_id: str) -> None:
     """Note that the worker of a running job is gone."""
-    running = (jobs.c.id == job_id) & (jobs.c.state == JobState.RUNNING.value)
-    connection.execute(update(jobs).where(running).values(state=JobState.QUEUED.value))
+    running = (jobs.c.id == job_id) & (jobs.c.state == JobPhase.RUNNING.value)
+    connection.execute(update(jobs).where(running).values(state=JobPhase.QUEUED.value))
 
 
 def _columns(job: VerificationJob) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _job(row: AnyRow) -> VerificationJob:
         after_batch=row.after_batch,
         through_batch=row.through_batch,
         asked_at=row.asked_at,
-        state=JobState(row.state),
+        state=JobPhase(row.state),
         attempts=row.attempts,
     )
 

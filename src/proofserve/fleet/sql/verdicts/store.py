@@ -9,8 +9,8 @@ from proofserve.fleet.sql import lanes, locks, members, rounds
 from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.verdicts import jobs, samples, verdicts
 from proofserve.fleet.verification.records import (
-    JobState,
-    Judgement,
+    JobFinding,
+    JobPhase,
     MemberVerdict,
     VerificationJob,
     VerificationTask,
@@ -61,7 +61,7 @@ class VerdictStore:
         return None if job is None else await self._database.read(_task, job)
 
     async def finish(
-        self, job: VerificationJob, found: Judgement, state: JobState = JobState.DONE
+        self, job: VerificationJob, found: JobFinding, state: JobPhase = JobPhase.DONE
     ) -> MemberVerdict | None:
         """Store the verdict of a complete job, and what follows from it, in one transaction.
 

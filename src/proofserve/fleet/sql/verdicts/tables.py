@@ -58,7 +58,7 @@ verdicts = Table(
     "fleet_verdicts",
     metadata,
     Column("number", NUMBER, primary_key=True),
-    # A job has one verdict at most, whoever computed it, and how often.
+    # A job has one verdict at most, also if several workers computed it.
     Column("job", Text, ForeignKey("fleet_jobs.id"), nullable=False, unique=True),
     Column("member", Text, ForeignKey("fleet_members.id"), nullable=False),
     Column("round", NUMBER, nullable=False),

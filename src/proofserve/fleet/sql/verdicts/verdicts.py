@@ -18,8 +18,8 @@ from proofserve.fleet.verification.records import (
     AfterConviction,
     DistanceCounts,
     JobCause,
-    JobState,
-    Judgement,
+    JobFinding,
+    JobPhase,
     MemberVerdict,
     VerdictOutcome,
     VerificationJob,
@@ -31,7 +31,7 @@ from proofserve.wire.paths import CONVICTED
 _COUNTED = 200
 _BINS = 24
 _FAILED_FOR_S = 24 * 3600.0
-_OPEN = (JobState.QUEUED.value, JobState.RUNNING.value)
+_OPEN = (JobPhase.QUEUED.value, JobPhase.RUNNING.value)
 
 _VERDICT = (
     *(verdicts.c.number, verdicts.c.job, verdicts.c.member, members.c.name, rounds.c.id),
@@ -42,7 +42,7 @@ _VERDICT = (
 
 
 def add(
-    connection: Connection, job: VerificationJob, found: Judgement, state: JobState, now: float
+    connection: Connection, job: VerificationJob, found: JobFinding, state: JobPhase, now: float
 ) -> MemberVerdict | None:
     """Store the verdict, the job's end and what follows from a conviction.
 
@@ -100,10 +100,10 @@ def view(connection: Connection, now: float) -> VerificationView:
     waiting = select(jobs.c.state, func.count(), func.min(jobs.c.asked_at))
     found = list(connection.execute(waiting.where(jobs.c.state.in_(_OPEN)).group_by(jobs.c.state)))
     failed = select(func.count()).where(
-        jobs.c.state == JobState.FAILED.value, jobs.c.ended_at > now - _FAILED_FOR_S
+        jobs.c.state == JobPhase.FAILED.value, jobs.c.ended_at > now - _FAILED_FOR_S
     )
-    counts = {JobState(row[0]): row[1] for row in found}
-    counts[JobState.FAILED] = connection.execute(failed).scalar_one()
+    counts = {JobPhase(row[0]): row[1] for row in found}
+    counts[JobPhase.FAILED] = connection.execute(failed).scalar_one()
     outcomes = connection.execute(select(verdict_counts.c.outcome, verdict_counts.c.count))
     return VerificationView(
         last={each.member_id: each for each in last},
@@ -147,7 +147,7 @@ def _distances(connection: Connection) -> DistanceCounts | None:
     return DistanceCounts(tuple(edges.tolist()), tuple(counts.tolist()), len(rows), threshold)
 
 
-def _columns(found: Judgement) -> dict[str, Any]:
+def _columns(found: JobFinding) -> dict[str, Any]:
     report = found.report
     return {
         "outcome": found.outcome.value,
