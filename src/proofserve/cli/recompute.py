@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from proofserve.cli.model import NAMES, Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
@@ -26,7 +25,7 @@ from proofserve.lab.verify.claimed import (
     only_source,
     vector_scheme,
 )
-from proofserve.lab.verify.judges import Recompute, Vectors
+from proofserve.lab.verify.judges import Vectors
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.verdict.comparison import Claim
@@ -34,9 +33,7 @@ from proofserve.receiver import reader
 from proofserve.receiver.database import ReceiverFileError
 from proofserve.rounds.calls import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
-
-if TYPE_CHECKING:
-    from proofserve.wiring.validator import CheckpointValidator
+from proofserve.wiring.verification.judging import Truth
 
 DTYPES = ("float32", "bfloat16", "float16")
 MOST_RANKS = 64
@@ -128,18 +125,6 @@ def claims_of_model(
     workload = Workload(scheme, block, work.public_key, work.seq_len)
     compute = by_checkpoint(workload, directory, "bfloat16", "cpu", forward_batch, redrawn=redrawn)
     return compute(nonces)
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """The vectors that a validator compares with, and the digest of their weights if known.
-
-    ``validator`` has other vectors of the checkpoint, None if a node recomputes.
-    """
-
-    vectors: Recompute
-    weights_digest: str | None
-    validator: "CheckpointValidator | None" = None
 
 
 def truth_of_checkpoint(

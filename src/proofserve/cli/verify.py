@@ -36,11 +36,10 @@ from proofserve.lab.verify.claimed import (
 from proofserve.lab.verify.judges import Chances
 from proofserve.lab.verify.opening import fresh_seed
 from proofserve.lab.verify.verdict_report import VerdictReport
-from proofserve.lab.verify.verification import Recomputation, verify
-from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.wiring.judges import TESTS, JudgingOptions, judges_of, threshold_of
+from proofserve.wiring.judges import TESTS, JudgingOptions, threshold_of
 from proofserve.wiring.openings import OpeningOptions, opened_claims
+from proofserve.wiring.verification.judging import SampleOptions, judged
 
 app = typer.Typer()
 
@@ -185,16 +184,12 @@ def command(
                 node = stack.enter_context(NodeClient(str(recompute_url), recompute_api_key))
                 truth = truth_of_node(node, work)
                 options.require(work, node.models(), None)
-            claimed.require_digest(truth.weights_digest)
-            sample = draw(claimed.nonces, seed, nonces)
-            judges = judges_of(options, work.scheme.name, len(sample), truth.validator)
-            ours = Recomputation(truth.vectors, work.scheme.width, forward_batch)
-            outcome = verify(claimed, sample, ours, judges, session.line)
-        report = VerdictReport(outcome, claimed, seed, options.count_rule(), options.origin, share)
+            sampling = SampleOptions(seed, nonces, forward_batch)
+            report = judged(claimed, work, truth, options, sampling, session.line)
         _show(session.console, report)
         if json is not None:
             write_json(json, report.record())
-    raise typer.Exit(EXIT_CODES[outcome.verdict])
+    raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
 def _read(

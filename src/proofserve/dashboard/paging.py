@@ -58,9 +58,10 @@ def encoded(snapshot: DashboardSnapshot) -> tuple[bytes, str]:
     return msgspec.json.encode(snapshot), tag
 
 
-def _rank(member: MemberRow) -> tuple[int, float, float, str]:
+def _rank(member: MemberRow) -> tuple[int, bool, float, float, str]:
     age = member.outbox_age_s or 0.0
-    return _WORST_FIRST[member.level], -(member.stalled_s or 0.0), -age, member.name
+    convicted = member.verdict is not None and member.verdict.verdict == "fraud"
+    return _WORST_FIRST[member.level], not convicted, -(member.stalled_s or 0.0), -age, member.name
 
 
 def _has(member: MemberRow, words: list[str]) -> bool:

@@ -43,6 +43,10 @@ class FleetFull(Refused):
     """The fleet has as many members as it may have."""
 
 
+class NothingToVerify(Refused):
+    """No verdict about the member is possible: the text says what is missing."""
+
+
 class BadCallback(Exception):
     """A member's callback is not about its lane, or not of the announced form.
 

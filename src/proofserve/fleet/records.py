@@ -154,12 +154,19 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class LaneProgress:
-    """A lane and what was stored of it: callbacks, and nonces with a finding or under a root."""
+    """A lane and what was stored of it: callbacks, and nonces with a finding or under a root.
+
+    The policy of verification last took a sample at ``sampled_at``, up to the batch
+    ``sampled_batch``, when ``sampled_stored`` nonces were stored.
+    """
 
     lane: Lane
     batches: int
     stored: int
     last_stored_at: float | None
+    sampled_at: float | None = None
+    sampled_batch: int = 0
+    sampled_stored: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proofserve.api.node import Deployment
 from proofserve.fleet.deployment import fleet_deployment
@@ -13,6 +13,7 @@ from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.members.conditions import MemberCondition, Rules, StatusReader, conditions
 from proofserve.fleet.records import Desired, FleetView, Lane, LaneProgress
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.verification.records import VerificationView
 
 _logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class Overview:
     lanes: tuple[Lane, ...]
     newest: Mapping[str, LaneProgress]
     deployment: Deployment | None
+    verification: VerificationView = field(default_factory=VerificationView)
 
     @property
     def desired(self) -> Desired:
@@ -90,11 +92,12 @@ class FleetWatch:
             began = time.monotonic()
             try:
                 view, open_lanes = await self._store.view(), await self._store.open_lanes()
+                verification = await self._store.verdicts.view()
             except StoreUnavailable as error:
                 self.error = str(error)
                 raise
             self.error, self._read_at = None, began
-            self.current = self._overview(view, open_lanes)
+            self.current = self._overview(view, open_lanes, verification)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
             return self.current
@@ -128,7 +131,9 @@ class FleetWatch:
                 _logger.exception("the fleet's database cannot be read")
             await asyncio.sleep(self._interval_s)
 
-    def _overview(self, view: FleetView, open_lanes: list[Lane]) -> Overview:
+    def _overview(
+        self, view: FleetView, open_lanes: list[Lane], verification: VerificationView
+    ) -> Overview:
         known = {(lane.round_id, lane.lane): lane for lane in open_lanes}
         known |= {(e.lane.round_id, e.lane.lane): e.lane for e in view.lanes}
         lanes = tuple(known.values())
@@ -137,4 +142,4 @@ class FleetWatch:
         deployment = fleet_deployment(found, self._limits, self._version)
         # Lanes are given in the order of their numbers.
         newest = {each.lane.member_id: each for each in view.lanes}
-        return Overview(view, found, lanes, newest, deployment)
+        return Overview(view, found, lanes, newest, deployment, verification)

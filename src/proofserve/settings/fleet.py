@@ -51,6 +51,8 @@ class FleetSettings(BaseSettings):
     """The operators' key of all members; better as a variable than as an option."""
     member_secret: SecretStr | None = None
     """Secret with which members sign callbacks (their POC_CALLBACK_SECRET)."""
+    policy: Path | None = None
+    """TOML file: how often members are verified, by which tests, and what a conviction does."""
     weights_digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     """Only members with these weights (weights_digest of /versions). Unset: as most members."""
     lost_after_sec: float = Field(10.0, ge=2)

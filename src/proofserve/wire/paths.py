@@ -7,3 +7,5 @@ FLEET = "/api/v1/fleet"
 GENERATED = "generated"
 VALIDATED = "validated"
 LOGGED = "logged"
+# What a fleet appends to the address that its policy names for convictions.
+CONVICTED = "convicted"

@@ -1,6 +1,5 @@
 """Builds the controller of a fleet from its settings, and serves it."""
 
-import importlib.metadata
 import logging
 import socket
 import time
@@ -15,15 +14,12 @@ from fastapi import FastAPI
 
 from proofserve.api.access import Access
 from proofserve.api.dashboard.node_history import NodeHistory
-from proofserve.api.node import Deployment, Node, Rates, Waits
+from proofserve.api.node import Node, Rates, Waits
 from proofserve.dashboard.feed import SnapshotFeed
 from proofserve.fleet.dashboard.fleet_page import FleetPage
 from proofserve.fleet.dashboard.member_history import MemberHistory
-from proofserve.fleet.manager import FleetLimits, FleetManager
-from proofserve.fleet.members.client import CallTimes, MemberClient, member_http
-from proofserve.fleet.members.conditions import Rules
-from proofserve.fleet.members.member_list import MemberList
-from proofserve.fleet.members.sources import DnsMembers
+from proofserve.fleet.manager import FleetManager
+from proofserve.fleet.members.client import MemberClient, member_http
 from proofserve.fleet.published import FleetResults
 from proofserve.fleet.reconciling.actions import Acting
 from proofserve.fleet.reconciling.deleting import delete_for_ever
@@ -34,21 +30,29 @@ from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.served import ServedFleet
 from proofserve.fleet.sql.leadership import Leadership
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.verification.controlling import VerificationControl
+from proofserve.fleet.verification.durable import JobSender
+from proofserve.fleet.verification.policy import VerificationPolicy
 from proofserve.fleet.watch import FleetWatch
 from proofserve.outbox.post import Outward
-from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
-from proofserve.outbox.transport import UrlCheck
-from proofserve.protocol.scheme import ModelFacts
-from proofserve.receiver.signature_check import SignatureCheck
-from proofserve.rounds.limits import JobLimits, Limits
-from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.tasks import beside
-from proofserve.settings.fleet import FleetSettings, listed_members
+from proofserve.settings.fleet import FleetSettings
 from proofserve.web.this_machine import is_loopback
 from proofserve.wiring.access import access_of
+from proofserve.wiring.controller.records import (
+    callback_policy,
+    first_deployment,
+    fleet_limits,
+    join_access,
+    join_check,
+    member_list,
+    member_rules,
+    outward_of,
+    signature_check,
+)
 from proofserve.wiring.listen import bound_sockets
-from proofserve.wiring.membership.admitting import allowlist, join_access, join_check
+from proofserve.wiring.verification.policy import policy_of
 
 _logger = logging.getLogger(__name__)
 
@@ -63,15 +67,15 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
     ``public_url`` is where members reach it. Raises ValueError for settings that contradict each
     other, NewerDatabase and StoreUnavailable.
     """
-    outward, listed = _outward(settings), _member_list(settings)
-    access = access_of(settings)
+    outward, listed = outward_of(settings), member_list(settings)
+    access, policy = access_of(settings), policy_of(settings.policy)
     async with (
         await FleetStore.open(settings.database) as store,
         member_http() as http,
         AsyncExitStack() as tasks,
     ):
         acting = Acting(store, listed, http, public_url)
-        controller = _Controller(settings, acting, _limits(settings, outward), outward)
+        controller = _Controller(settings, acting, outward, policy)
         await controller.watch.refresh()
         for what, work in controller.tasks():
             await tasks.enter_async_context(beside(what, work))
@@ -82,23 +86,28 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
 
 
 class _Controller:
-    """The objects of a controller. ``limits`` is the deployment while no member is known."""
+    """The objects of a controller."""
 
     def __init__(
-        self, settings: FleetSettings, acting: Acting, limits: Deployment, outward: Outward
+        self,
+        settings: FleetSettings,
+        acting: Acting,
+        outward: Outward,
+        policy: VerificationPolicy | None,
     ) -> None:
         self._settings = settings
         self._acting = acting
-        self._limits = limits
+        self._limits = first_deployment(settings, outward)
         store = acting.store
-        self.watch = FleetWatch(store, _rules(settings), limits)
+        self.watch = FleetWatch(store, member_rules(settings), self._limits)
         self._reconciler = Reconciler(store, self.watch, acting.listed, acting)
         wake = self._reconciler.wake
         self._leadership = Leadership(settings.database, changed=wake)
-        self._manager = FleetManager(store, self.watch, self._client, wake, _fleet_limits(settings))
+        self._manager = FleetManager(store, self.watch, self._client, wake, fleet_limits(settings))
         self._round_history = NodeHistory(self._manager.status, lambda: None)
         self._member_history = MemberHistory(self.watch)
-        self._sender = CallbackSender(store, _policy(settings), outward=outward)
+        self._sender = CallbackSender(store, callback_policy(settings), outward=outward)
+        self._verification = _verification(settings, acting.store, self.watch, policy)
 
     def tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         leadership = self._leadership
@@ -112,12 +121,15 @@ class _Controller:
         if keep_s := self._settings.keep_results_sec:
             deleting = partial(delete_for_ever, self._acting.store, keep_s)
             yield "deletion", while_leading(leadership, deleting)
+        if self._verification is not None:
+            yield "verification", while_leading(leadership, self._verification.run)
 
     def app(self, access: Access) -> FastAPI:
         settings, store = self._settings, self._acting.store
         results = FleetResults(store, self.watch, self._client)
         rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-        page = FleetPage(self.watch, results, self._round_history, self._member_history)
+        histories, verifies = (self._round_history, self._member_history), self._verification
+        page = FleetPage(self.watch, results, *histories, verifies is not None)
         feed = SnapshotFeed(page.snapshot, lambda: self._manager.is_closing)
         node = Node(self._limits, self._manager, results, access, rates, waits, dashboard=feed)
         parts = FleetParts(
@@ -131,9 +143,10 @@ class _Controller:
             client=self._client,
             leadership=self._leadership,
             passes=self._reconciler.times,
+            verification=self._verification,
         )
         served = ServedFleet(self.watch, node)
-        return create_app(parts, served, _check(settings), bool(access.names))
+        return create_app(parts, served, signature_check(settings), bool(access.names))
 
     async def finish(self) -> None:
         """End the jobs, and send due callbacks for a moment if this process leads."""
@@ -149,6 +162,7 @@ class _Controller:
 def run_fleet(settings: FleetSettings) -> None:
     """Serve until a signal. Raises ValueError, OSError, NewerDatabase and StoreUnavailable."""
     _require_safe(settings)
+    policy_of(settings.policy)
     with ExitStack() as bound:
         sockets = bound_sockets(settings.host, settings.port)
         for each in sockets:
@@ -209,64 +223,10 @@ def _require_safe(settings: FleetSettings) -> None:
         )
 
 
-def _member_list(settings: FleetSettings) -> MemberList:
-    key = settings.member_key
-    return MemberList(
-        listed_members(settings),
-        None if settings.dns is None else DnsMembers(settings.dns),
-        None if key is None else key.get_secret_value(),
-        CallTimes(look_s=settings.look_sec),
-    )
-
-
-def _fleet_limits(settings: FleetSettings) -> FleetLimits:
-    return FleetLimits(
-        lanes=settings.lanes,
-        start_wait_s=settings.start_wait_sec,
-        stop_wait_s=settings.stop_wait_sec,
-        node=Limits(jobs=JobLimits(max_queued_nonces=settings.max_queued_nonces)),
-    )
-
-
-def _rules(settings: FleetSettings) -> Rules:
-    return Rules(
-        lost_after_s=settings.lost_after_sec,
-        max_clock_offset_s=settings.max_clock_offset_sec,
-        weights_digest=settings.weights_digest,
-    )
-
-
-def _limits(settings: FleetSettings, outward: Outward) -> Deployment:
-    """The deployment while no member is known: no model, and the fleet's own limits."""
-    nothing = EngineInfo(
-        model_names=(),
-        facts=ModelFacts(1),
-        max_seq_len=1,
-        versions={"proofserve": importlib.metadata.version("proofserve")},
-    )
-    return Deployment(
-        engine_info=nothing,
-        enabled=True,
-        default_batch_size=settings.batch_size_default,
-        max_nonces=settings.max_queued_nonces,
-        max_callbacks=settings.callback_queue_size,
-        max_body_bytes=settings.max_body_bytes,
-        check_url=UrlCheck(outward.allowlist, outward.resolve),
-    )
-
-
-def _outward(settings: FleetSettings) -> Outward:
-    secret = settings.callback_secret
-    key = None if secret is None else secret.get_secret_value().encode()
-    return Outward(allowlist(settings.callback_allow, "FLEET_CALLBACK_ALLOW"), key)
-
-
-def _check(settings: FleetSettings) -> SignatureCheck | None:
-    secret = settings.member_secret
-    return None if secret is None else SignatureCheck(secret.get_secret_value().encode())
-
-
-def _policy(settings: FleetSettings) -> CallbackPolicy:
-    return CallbackPolicy(
-        max_retries=settings.callback_max_retries, max_concurrent=settings.callback_max_concurrent
-    )
+def _verification(
+    settings: FleetSettings, store: FleetStore, watch: FleetWatch, policy: VerificationPolicy | None
+) -> VerificationControl | None:
+    if policy is None:
+        return None
+    open_sender = partial(JobSender, settings.database)
+    return VerificationControl(store.verdicts, watch, policy, open_sender)

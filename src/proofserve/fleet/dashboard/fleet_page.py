@@ -12,6 +12,7 @@ from proofserve.dashboard.feed import SnapshotUnavailable
 from proofserve.dashboard.records import DashboardSnapshot, Fact, KeyFigure, Level, RoundPanel
 from proofserve.fleet.dashboard.member_history import MemberHistory
 from proofserve.fleet.dashboard.member_rows import member_row
+from proofserve.fleet.dashboard.verification_panels import distance_histogram, job_panel
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.rounds.ports import PublishedResults
@@ -34,6 +35,7 @@ class FleetPage:
     results: PublishedResults
     round_history: NodeHistory
     members: MemberHistory
+    verifies: bool
 
     async def snapshot(self) -> DashboardSnapshot:
         """Raises SnapshotUnavailable while the database does not answer."""
@@ -53,9 +55,13 @@ class FleetPage:
             version=f"proofserve {importlib.metadata.version('proofserve')}",
             note=overview.why_not_ready or "",
             figures=tuple(self._figures(overview, status, outbox)),
-            columns=COLUMNS,
-            members=tuple(member_row(overview, each, self.members) for each in overview.members),
+            columns=COLUMNS + (("verdict",) if self.verifies or overview.verification.last else ()),
+            members=tuple(
+                member_row(overview, each, self.members, self.verifies) for each in overview.members
+            ),
             round=self._round(status),
+            distances=distance_histogram(overview.verification),
+            jobs=job_panel(overview.verification, time.time()),
             actions=offered(deployment, status) if deployment and names else (),
         )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from proofserve.dashboard.records import ActionField, ActionOffer, Fact, Level, MemberRow
 from proofserve.fleet import reasons
 from proofserve.fleet.dashboard.member_history import MemberHistory, rate_of
+from proofserve.fleet.dashboard.verification_panels import last_verdict
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.member_status import MemberStatus
 from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
@@ -21,16 +22,20 @@ _LEVELS = {
 _REASON = ActionField(name="reason", label="Reason, for other operators", required=True)
 
 
-def member_row(overview: Overview, condition: MemberCondition, history: MemberHistory) -> MemberRow:
+def member_row(
+    overview: Overview, condition: MemberCondition, history: MemberHistory, verifies: bool
+) -> MemberRow:
+    """``verifies``: an operator may ask for a verdict, because the fleet has a policy."""
     member, status = condition.member, condition.status
     reason = reasons.member_reason(overview, condition)
+    verdict = overview.verification.last.get(member.id)
     engine, outbox = (status.engine, status.outbox) if status else (None, None)
     deployed = condition.deployment
     return MemberRow(
         id=member.id,
         name=member.name,
         state=_state(condition),
-        level=_level(condition, reason),
+        level=_level(overview, condition, reason),
         reason=reason or "",
         version=deployed.versions.get("proofserve", "") if deployed else "",
         model=", ".join(deployed.models) if deployed else "",
@@ -41,8 +46,9 @@ def member_row(overview: Overview, condition: MemberCondition, history: MemberHi
         chat_wait_s=engine.longest_chat_wait_s if engine else None,
         held_back_by=_holds_back(status) if condition.answered else "",
         outbox_age_s=outbox.oldest_pending_s if outbox else None,
+        verdict=None if verdict is None else last_verdict(verdict),
         facts=tuple(_facts(overview, condition)),
-        actions=tuple(_actions(member)),
+        actions=tuple(_actions(member, verifies)),
     )
 
 
@@ -52,7 +58,9 @@ def _state(condition: MemberCondition) -> str:
     return condition.state.value
 
 
-def _level(condition: MemberCondition, reason: str | None) -> Level:
+def _level(overview: Overview, condition: MemberCondition, reason: str | None) -> Level:
+    if overview.verification.convicted(condition.member.id):
+        return Level.BAD
     if not condition.is_ready:
         return _LEVELS[condition.state]
     if reason is not None:
@@ -89,8 +97,10 @@ def _facts(overview: Overview, condition: MemberCondition) -> Iterator[Fact]:
         yield Fact(label="Digest of the weights", value=deployed.weights_digest or "unknown")
 
 
-def _actions(member: Member) -> Iterator[ActionOffer]:
+def _actions(member: Member, verifies: bool) -> Iterator[ActionOffer]:
     path = f"{FLEET}/members/{member.id}"
+    if verifies:
+        yield _verify(member, path)
     if member.wish is not Wish.ACTIVE:
         yield ActionOffer(
             id="uncordon",
@@ -124,3 +134,12 @@ def _actions(member: Member) -> Iterator[ActionOffer]:
             fields=(_REASON,),
             dangerous=True,
         )
+
+
+def _verify(member: Member, path: str) -> ActionOffer:
+    return ActionOffer(
+        id="verify",
+        label="Verify now",
+        path=f"{path}/verify",
+        confirmation=f"A worker recomputes a sample of what {member.name} has proved.",
+    )

@@ -3,11 +3,25 @@
 Durations in seconds, rates in nonces per second, times in seconds since the epoch.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from proofserve.api.response_models import ResponseModel
 from proofserve.fleet.records import MemberSource, MemberState, Wish
+from proofserve.fleet.verification.records import JobCause, VerdictOutcome
 from proofserve.rounds.state import State
+
+
+class LastVerdictAnswer(ResponseModel):
+    """The newest verdict about a member."""
+
+    id: str
+    outcome: VerdictOutcome
+    reason: str | None
+    test: str | None
+    nonces: int
+    distance: float | None
+    threshold: float | None
+    at: float
 
 
 class MemberAnswer(ResponseModel):
@@ -39,6 +53,7 @@ class MemberAnswer(ResponseModel):
     outbox_age_s: float | None
     clock_offset_s: float | None
     seen_s: float | None
+    verdict: LastVerdictAnswer | None
 
 
 class MembersPage(ResponseModel):
@@ -71,11 +86,67 @@ class FleetAnswer(ResponseModel):
     elapsed_s: float
 
 
+class DistancesAnswer(ResponseModel):
+    """``counts[i]`` nonces of the newest ``verdicts`` lie from ``edges[i]`` to ``edges[i + 1]``."""
+
+    edges: list[float]
+    counts: list[int]
+    verdicts: int
+    threshold: float | None
+
+
+class VerificationAnswer(ResponseModel):
+    """Jobs by state, failed ones of the last day; all verdicts by outcome; newest distances."""
+
+    jobs: dict[str, int]
+    oldest_job_s: float | None
+    verdicts: dict[str, int]
+    distances: DistancesAnswer | None
+
+
 class SnapshotAnswer(MembersPage):
     """All that an operator looks at, as of ``at``."""
 
     at: float
     fleet: FleetAnswer
+    verification: VerificationAnswer
+
+
+class VerdictAnswer(LastVerdictAnswer):
+    """One verdict; ``id`` is that of its job. ``log_evidence`` is a natural logarithm."""
+
+    number: int
+    member_id: str
+    member_name: str
+    round_id: str
+    lane: int
+    cause: JobCause
+    log_evidence: float | None
+    p_value: float | None
+    seconds: float
+    worker: str | None
+
+
+class VerdictPage(ResponseModel):
+    """Verdicts from the ``offset``-th newest on."""
+
+    verdicts: list[VerdictAnswer]
+    offset: int
+
+
+class VerdictReportAnswer(VerdictAnswer):
+    """A verdict and the report of ``proofserve verify --json``; null for an abstention."""
+
+    report: dict[str, Any] | None
+
+
+class VerificationJobAnswer(ResponseModel):
+    """A verification that waits for a worker; its verdict will have the same id."""
+
+    id: str
+    member_id: str
+    member_name: str
+    queue: str
 
 
 class JoinAnswer(ResponseModel):

@@ -8,7 +8,7 @@ from proofserve.api import routes as node_routes
 from proofserve.api.dashboard import dashboard_routes
 from proofserve.api.failures import guarded
 from proofserve.api.node import ServedNode
-from proofserve.fleet.routes import callbacks, operators
+from proofserve.fleet.routes import callbacks, operators, verdicts
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.served import ServedFleet
 from proofserve.receiver.signature_check import SignatureCheck
@@ -21,6 +21,7 @@ def create_app(
     app = FastAPI(title="proofserve fleet")
     app.include_router(callbacks.router(parts.store, parts.manager.totals, check))
     app.include_router(operators.router(parts, served.for_operators))
+    app.include_router(verdicts.router(parts, served.for_operators))
     app.include_router(node_routes.router(served, has_keys))
     app.include_router(dashboard_routes.router(served.for_operators))
     models = APIRouter(route_class=guarded(served), tags=["fleet"])

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proofserve.fleet.reconciling.reconciler import PassTimes
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.sql.leadership import Leadership
+from proofserve.fleet.verification.records import JobPhase, VerdictOutcome
 from proofserve.fleet.watch import FleetWatch
 
 PREFIX = "proofserve_fleet"
@@ -43,6 +44,21 @@ class FleetCollector(Collector):
         yield lanes
         leads = "1 for the controller that acts on the members."
         yield GaugeMetricFamily(f"{PREFIX}_leads", leads, value=self._leadership.held)
+        seen = overview.verification
+        jobs = GaugeMetricFamily(
+            f"{PREFIX}_verification_jobs",
+            "Jobs of verification by state; failed ones of the last day.",
+            labels=["state"],
+        )
+        for job_state in (JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.FAILED):
+            jobs.add_metric([job_state.value], seen.jobs.get(job_state, 0))
+        yield jobs
+        verdicts = CounterMetricFamily(
+            f"{PREFIX}_verdicts", "Verdicts about members by outcome.", labels=["outcome"]
+        )
+        for outcome in VerdictOutcome:
+            verdicts.add_metric([outcome.value], seen.outcomes.get(outcome, 0))
+        yield verdicts
         age = "Seconds since the database was read."
         yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=self._watch.age_s)
         passes = GaugeMetricFamily(

@@ -36,6 +36,7 @@ from proofserve.fleet.routes.metrics import registry
 from proofserve.fleet.routes.snapshot import MOST_OF_PAGE, member_record, snapshot
 from proofserve.fleet.sql.leadership import Leadership
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.verification.controlling import VerificationControl
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.errors import ProtocolError
 from proofserve.wire.paths import FLEET
@@ -95,6 +96,7 @@ class FleetParts:
     client: NewClient
     leadership: Leadership
     passes: PassTimes
+    verification: VerificationControl | None
 
     async def changed(self) -> None:
         await self.watch.refresh()

@@ -1,12 +1,14 @@
 """All that an operator looks at, in one bounded JSON object: the worst members first."""
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from proofserve.fleet import reasons, summary
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.summary import Counted
+from proofserve.fleet.verification.records import JobPhase, VerdictOutcome
 from proofserve.fleet.watch import Overview
 
 # The most members of one page.
@@ -36,6 +38,7 @@ def snapshot(
         "of_members": len(ordered),
         "offset": offset,
         "members": [member_record(overview, counted, each, now) for each in page],
+        "verification": _verification(overview, now),
     }
 
 
@@ -75,6 +78,26 @@ def member_record(
         "outbox_age_s": outbox.oldest_pending_s if outbox else None,
         "clock_offset_s": member.seen.clock_offset_s if member.seen else None,
         "seen_s": max(0.0, now - member.seen.at) if member.seen else None,
+        "verdict": _last_verdict(overview, member.id),
+    }
+
+
+def _last_verdict(overview: Overview, member_id: str) -> dict[str, Any] | None:
+    if (found := overview.verification.last.get(member_id)) is None:
+        return None
+    names = ("id", "outcome", "reason", "test", "nonces", "distance", "threshold", "at")
+    return {name: getattr(found, name) for name in names}
+
+
+def _verification(overview: Overview, now: float) -> dict[str, Any]:
+    seen = overview.verification
+    oldest = seen.oldest_asked_at
+    shown = (JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.FAILED)
+    return {
+        "jobs": {state.value: seen.jobs.get(state, 0) for state in shown},
+        "oldest_job_s": None if oldest is None else max(0.0, now - oldest),
+        "verdicts": {each.value: seen.outcomes.get(each, 0) for each in VerdictOutcome},
+        "distances": None if seen.distances is None else asdict(seen.distances),
     }
 
 
@@ -110,7 +133,9 @@ def _rate(condition: MemberCondition) -> float:
     return status.stats.recent_nonces_per_second
 
 
-def _badness(overview: Overview, condition: MemberCondition) -> tuple[int, bool, str]:
-    """Sorts the worst first: by state, then those with a reason, then by name."""
+def _badness(overview: Overview, condition: MemberCondition) -> tuple[bool, int, bool, str]:
+    """Sorts the worst first: convicted ones, by state, then those with a reason, then by name."""
+    member = condition.member
+    honest = not overview.verification.convicted(member.id)
     has_reason = reasons.member_reason(overview, condition) is not None
-    return _WORST_FIRST.index(condition.state), not has_reason, condition.member.name
+    return honest, _WORST_FIRST.index(condition.state), not has_reason, member.name

@@ -99,7 +99,12 @@ def find(connection: Connection, round_id: str, lane: int) -> tuple[FleetRound, 
 
 def progress(connection: Connection, round_number: int) -> list[LaneProgress]:
     counts = (lanes.c.batches, lanes.c.stored, lanes.c.last_stored_at)
-    chosen = _joined(*_LANE, *counts).where(lanes.c.round == round_number).order_by(lanes.c.lane)
+    sampled = (lanes.c.sampled_at, lanes.c.sampled_batch, lanes.c.sampled_stored)
+    chosen = (
+        _joined(*_LANE, *counts, *sampled)
+        .where(lanes.c.round == round_number)
+        .order_by(lanes.c.lane)
+    )
     return [
         LaneProgress(_lane(row[: len(_LANE)]), *row[len(_LANE) :])
         for row in connection.execute(chosen)

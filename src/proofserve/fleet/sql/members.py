@@ -87,6 +87,11 @@ def find(connection: Connection, member_id: str) -> Member:
     return _member(known, None if text is None else _seen(json.loads(text)))
 
 
+def find_any(connection: Connection, member_id: str) -> Member:
+    """A member, also one that was removed."""
+    return _member(*connection.execute(select(*_COLUMNS).where(members.c.id == member_id)).one())
+
+
 def remove(connection: Connection, member_id: str, reason: str, now: float) -> None:
     find(connection, member_id)
     connection.execute(update(members).where(members.c.id == member_id).values(removed_at=now))

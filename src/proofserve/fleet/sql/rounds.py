@@ -81,6 +81,10 @@ def find(connection: Connection, round_id: str) -> FleetRound | None:
     return None if row is None else _round(row)
 
 
+def by_number(connection: Connection, number: int) -> FleetRound:
+    return _round(connection.execute(select(*_ROUND).where(rounds.c.number == number)).one())
+
+
 def of_block(connection: Connection, block_hash: str, public_key: str) -> list[FleetRound]:
     chosen = select(*_ROUND).where(rounds.c.about == spec_json.about(block_hash, public_key))
     return [_round(row) for row in connection.execute(chosen.order_by(rounds.c.number))]

@@ -26,6 +26,7 @@ from proofserve.fleet.sql.batches.ingest import BatchWriter
 from proofserve.fleet.sql.batches.new_batch import new_batch
 from proofserve.fleet.sql.callbacks import deliveries, payload, schedule
 from proofserve.fleet.sql.database import FleetDatabase, P, T
+from proofserve.fleet.sql.verdicts.store import VerdictStore
 from proofserve.outbox.deliveries import Delivery, callback_text
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan
 from proofserve.rounds.errors import Refused
@@ -50,6 +51,7 @@ class FleetStore:
         self._writer = BatchWriter(database, clock, self.news)
         self._failed_attempts = 0
         self._looks = members.KnownLooks()
+        self.verdicts = VerdictStore(database, clock, self.news.set)
 
     @classmethod
     async def open(cls, url: str, clock: Callable[[], float] = time.time) -> Self:

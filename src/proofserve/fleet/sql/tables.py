@@ -36,10 +36,10 @@ metadata = MetaData(
     }
 )
 # SQLite numbers rows by itself only if their key is a plain INTEGER, which has 64 bits there.
-_NUMBER = BigInteger().with_variant(Integer, "sqlite")
+NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 
-def _partial(name: str, *columns: Column[Any], where: str, unique: bool = False) -> Index:
+def partial_index(name: str, *columns: Column[Any], where: str, unique: bool = False) -> Index:
     """An index of the rows for which ``where`` holds."""
     condition = text(where)
     return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
@@ -58,12 +58,14 @@ members = Table(
     Column("removed_at", Double),
     # A ``Seen`` as JSON.
     Column("seen", Text),
+    # The number of the newest verdict about it.
+    Column("verdict", BigInteger),
 )
 
 rounds = Table(
     "fleet_rounds",
     metadata,
-    Column("number", _NUMBER, primary_key=True),
+    Column("number", NUMBER, primary_key=True),
     Column("id", Text, nullable=False, unique=True),
     # A ``RoundSpec`` as JSON; ``about`` is its block hash and key, to find it by them.
     Column("spec", Text, nullable=False),
@@ -83,7 +85,7 @@ rounds = Table(
     UniqueConstraint("number", "lanes"),
 )
 Index("ix_fleet_rounds_about", rounds.c.about)
-_partial(
+partial_index(
     "ix_fleet_rounds_uncut", rounds.c.number, where="url IS NOT NULL AND last_batch > cut_batch"
 )
 
@@ -93,14 +95,14 @@ desired = Table(
     metadata,
     Column("id", Integer, CheckConstraint("id = 1", name="one"), primary_key=True),
     Column("state", Text, nullable=False),
-    Column("round", _NUMBER, ForeignKey("fleet_rounds.number")),
+    Column("round", NUMBER, ForeignKey("fleet_rounds.number")),
 )
 
 lanes = Table(
     "fleet_lanes",
     metadata,
     # The key is what makes lanes disjoint: a lane that was given is never given again.
-    Column("round", _NUMBER, primary_key=True),
+    Column("round", NUMBER, primary_key=True),
     Column("lane", Integer, primary_key=True),
     # The number of lanes of the round, once more, so that the database checks the lane's range.
     Column("lanes", Integer, nullable=False),
@@ -116,11 +118,15 @@ lanes = Table(
     Column("last_stored_at", Double),
     # No stored batch has a nonce with this index of the lane or a greater one.
     Column("next_index", BigInteger, nullable=False, server_default="0"),
+    # When the policy last took a sample, up to which batch, and how many nonces were stored then.
+    Column("sampled_at", Double),
+    Column("sampled_batch", BigInteger, nullable=False, server_default="0"),
+    Column("sampled_stored", BigInteger, nullable=False, server_default="0"),
     ForeignKeyConstraint(["round", "lanes"], ["fleet_rounds.number", "fleet_rounds.lanes"]),
     CheckConstraint("lane >= 0 AND lane < lanes", name="range"),
 )
 # A member works on one lane of a round at a time.
-_partial(
+partial_index(
     "ix_fleet_lanes_open", lanes.c.round, lanes.c.member, where="ended_at IS NULL", unique=True
 )
 
@@ -139,8 +145,8 @@ counters = Table(
 batches = Table(
     "fleet_batches",
     metadata,
-    Column("number", _NUMBER, primary_key=True, autoincrement=False),
-    Column("round", _NUMBER, nullable=False),
+    Column("number", NUMBER, primary_key=True, autoincrement=False),
+    Column("round", NUMBER, nullable=False),
     Column("lane", Integer, nullable=False),
     Column("callback_key", Text, nullable=False),
     Column("kind", Text, nullable=False),
@@ -186,13 +192,13 @@ streams = Table(
 deliveries = Table(
     "fleet_deliveries",
     metadata,
-    Column("id", _NUMBER, primary_key=True),
+    Column("id", NUMBER, primary_key=True),
     Column("endpoint", Text, nullable=False),
     Column("url", Text, nullable=False),
     Column("sequence", BigInteger, nullable=False),
     Column("idempotency_key", Text, nullable=False, unique=True),
     # Either the batches ``first_batch`` .. ``last_batch`` of a round, or a body.
-    Column("round", _NUMBER, ForeignKey("fleet_rounds.number")),
+    Column("round", NUMBER, ForeignKey("fleet_rounds.number")),
     Column("first_batch", BigInteger),
     Column("last_batch", BigInteger),
     Column("body", Text),
@@ -207,7 +213,7 @@ deliveries = Table(
     CheckConstraint("state IN ('pending', 'done', 'expired')", name="state"),
     CheckConstraint("(round IS NULL) = (body IS NOT NULL)", name="about"),
 )
-_partial(
+partial_index(
     "ix_fleet_deliveries_pending",
     deliveries.c.url,
     deliveries.c.sequence,

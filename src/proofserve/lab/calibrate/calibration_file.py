@@ -236,6 +236,11 @@ def measured_threshold(
     if p_mismatch not in {None, measured.p_mismatch}:
         known = f"{calibration} has {measured.p_mismatch:g}"
         raise LabError(f"p_mismatch: {known}; leave --p-mismatch out")
+    return calibrated(measured)
+
+
+def calibrated(measured: CalibrationFile) -> MeasuredThreshold:
+    """The threshold of a calibration."""
     engines, count = " against ".join(measured.engines), len(measured.distances)
     unit = "nonces" if measured.greedy is None else f"blocks of {measured.seq_len} tokens"
     origin = f"calibration of {measured.model}: {engines}, {count} {unit}"

@@ -1,0 +1,163 @@
+"""Locks that a process holds while it lives: in the database, or on a file beside it."""
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+import psycopg
+from sqlalchemy import URL, Connection, text
+
+from proofserve.fleet.sql import address
+
+_log = logging.getLogger(__name__)
+
+# The lock of the one controller that acts on the members.
+LEADER: Final = "leader"
+# The longest wait for PostgreSQL in seconds: without an answer the lock counts as lost.
+_ANSWER_S = 3.0
+# An advisory lock of PostgreSQL lives as long as its connection. Others are known by their name.
+_LEADING = 0x70726F6F66_02
+# The server ends the connection of a machine that is gone, after some seconds, so that another
+# process gets the lock.
+_SESSION = (
+    "SET tcp_keepalives_idle = 2; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 3;"
+    " SET statement_timeout = '3s'"
+)
+
+
+class ProcessLock(Protocol):
+    async def take(self) -> bool:
+        """Whether this process has the lock: taken before and not lost, or taken now."""
+        ...
+
+    async def give_back(self) -> None: ...
+
+
+def process_lock(url: str, name: str) -> ProcessLock:
+    """The lock ``name`` of a database, as ``FleetStore.open`` opens it.
+
+    PostgreSQL: an advisory lock on a connection of its own. SQLite: a lock on ``<file>.<name>``.
+    Raises ValueError for a URL of another kind.
+    """
+    parsed = address.parse(url)
+    if address.is_sqlite(parsed):
+        file = address.file_of(parsed)
+        return _FileLock(file.with_name(f"{file.name}.{name}"), keeps_file=name == LEADER)
+    return _AdvisoryLock(parsed, _key(name))
+
+
+def is_held(connection: Connection, name: str) -> bool:
+    """Whether a process holds the lock ``name`` of the database of ``connection``."""
+    if connection.dialect.name == "sqlite":
+        file = Path(connection.engine.url.database or "")
+        return _is_locked(file.with_name(f"{file.name}.{name}"))
+    chosen = text("SELECT pg_try_advisory_xact_lock(:key)")
+    # Free until the caller's transaction ends.
+    return not connection.execute(chosen, {"key": _key(name)}).scalar_one()
+
+
+def _key(name: str) -> int:
+    if name == LEADER:
+        return _LEADING
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+class _AdvisoryLock:
+    def __init__(self, url: URL, key: int) -> None:
+        self._key = key
+        self._conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._connection: psycopg.AsyncConnection[tuple[bool]] | None = None
+
+    async def take(self) -> bool:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                if self._connection is not None:
+                    # While the connection lives, so does the lock.
+                    await self._connection.execute("SELECT 1")
+                    return True
+                return await self._try()
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            _log.warning("a lock of the fleet cannot be had: %s", _first_line(error))
+            await self.give_back()
+            return False
+
+    async def give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _try(self) -> bool:
+        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+        try:
+            await connection.execute(_SESSION)
+            cursor = await connection.execute("SELECT pg_try_advisory_lock(%s)", (self._key,))
+            row = await cursor.fetchone()
+            if row is not None and row[0]:
+                self._connection = connection
+                return True
+        finally:
+            if self._connection is not connection:
+                await connection.close()
+        return False
+
+
+class _FileLock:
+    def __init__(self, path: Path, keeps_file: bool) -> None:
+        self._path = path
+        self._keeps_file = keeps_file
+        self._file: BinaryIO | None = None
+
+    async def take(self) -> bool:
+        try:
+            if self._file is not None and self._is_ours(self._file):
+                return True
+            await self.give_back()
+            with ExitStack() as opened:
+                file = opened.enter_context(self._path.open("ab"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                opened.pop_all()
+                self._file = file
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            _log.warning("a lock of the fleet cannot be had: %s", error)
+            return False
+        return self._is_ours(self._file)
+
+    async def give_back(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        if not self._keeps_file and self._is_ours(file):
+            # No other process will ask for this name again.
+            self._path.unlink()
+        file.close()
+
+    def _is_ours(self, file: BinaryIO) -> bool:
+        """Whether the file was not deleted: another process would lock the next one."""
+        try:
+            there, ours = self._path.stat(), os.fstat(file.fileno())
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,1 @@
+"""Verification as rows: jobs, verdicts, and the samples that workers recompute."""

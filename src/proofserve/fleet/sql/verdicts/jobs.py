@@ -1,0 +1,131 @@
+"""Jobs as rows. Every function runs inside a transaction of the caller."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from proofserve.fleet.sql.dialects import insert_into
+from proofserve.fleet.sql.tables import AnyRow, batches, lanes
+from proofserve.fleet.sql.verdicts.tables import calibrations, jobs
+from proofserve.fleet.verification.records import (
+    AfterConviction,
+    JobCause,
+    JobPhase,
+    VerificationJob,
+    VerificationRule,
+)
+
+_OPEN = jobs.c.state.in_([JobPhase.QUEUED.value, JobPhase.RUNNING.value])
+
+
+def add_calibration(connection: Connection, content: str) -> str:
+    """Keep the content of a calibration; returns its digest, by which rules name it."""
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    added = insert_into(connection, calibrations).values(digest=digest, content=content)
+    connection.execute(added.on_conflict_do_nothing(index_elements=[calibrations.c.digest]))
+    return digest
+
+
+def calibration(connection: Connection, digest: str) -> str:
+    chosen = select(calibrations.c.content).where(calibrations.c.digest == digest)
+    return str(connection.execute(chosen).scalar_one())
+
+
+def add(connection: Connection, made: Sequence[VerificationJob]) -> None:
+    """Store new jobs, and what the policy has sampled of their lanes."""
+    for job in made:
+        connection.execute(jobs.insert().values(_columns(job)))
+        if job.cause is JobCause.OPERATOR:
+            continue
+        of_lane = (lanes.c.round == job.round_number) & (lanes.c.lane == job.lane)
+        sampled = {"sampled_at": job.asked_at, "sampled_batch": job.through_batch}
+        counted = update(lanes).where(of_lane).values(**sampled, sampled_stored=lanes.c.stored)
+        connection.execute(counted)
+
+
+def newest_batches(connection: Connection, round_number: int) -> dict[int, int]:
+    """The number of the newest batch of each lane of a round."""
+    chosen = select(batches.c.lane, func.max(batches.c.number)).where(
+        batches.c.round == round_number
+    )
+    return {row[0]: row[1] for row in connection.execute(chosen.group_by(batches.c.lane))}
+
+
+def open_ones(connection: Connection) -> list[VerificationJob]:
+    """The jobs that wait or run, oldest first."""
+    return [_job(row) for row in connection.execute(select(jobs).where(_OPEN).order_by("number"))]
+
+
+def find(connection: Connection, job_id: str) -> VerificationJob | None:
+    row = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
+    return None if row is None else _job(row)
+
+
+def begin(connection: Connection, job_id: str, worker: str, now: float) -> VerificationJob | None:
+    """Note that ``worker`` begins; None for a job that has ended, or that is unknown."""
+    began = {"state": JobPhase.RUNNING.value, "worker": worker, "started_at": now}
+    row = connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job_id, _OPEN)
+        .values(**began, attempts=jobs.c.attempts + 1)
+        .returning(jobs)
+    ).first()
+    return None if row is None else _job(row)
+
+
+def wait_again(connection: Connection, job_id: str) -> None:
+    """Note that the worker of a running job is gone."""
+    running = (jobs.c.id == job_id) & (jobs.c.state == JobPhase.RUNNING.value)
+    connection.execute(update(jobs).where(running).values(state=JobPhase.QUEUED.value))
+
+
+def _columns(job: VerificationJob) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "member": job.member_id,
+        "round": job.round_number,
+        "lane": job.lane,
+        "cause": job.cause.value,
+        "queue": job.queue,
+        "rule": json.dumps(asdict(job.rule)),
+        "weights_digest": job.weights_digest,
+        "model": job.model,
+        "seed": job.seed,
+        "after_batch": job.after_batch,
+        "through_batch": job.through_batch,
+        "asked_at": job.asked_at,
+    }
+
+
+def _job(row: AnyRow) -> VerificationJob:
+    return VerificationJob(
+        id=row.id,
+        member_id=row.member,
+        round_number=row.round,
+        lane=row.lane,
+        cause=JobCause(row.cause),
+        queue=row.queue,
+        rule=_rule(row.rule),
+        weights_digest=row.weights_digest,
+        model=row.model,
+        seed=row.seed,
+        after_batch=row.after_batch,
+        through_batch=row.through_batch,
+        asked_at=row.asked_at,
+        state=JobPhase(row.state),
+        attempts=row.attempts,
+    )
+
+
+def _rule(text: str) -> VerificationRule:
+    fields = json.loads(text)
+    known = {
+        **fields,
+        "tests": tuple(fields["tests"]),
+        "conviction": AfterConviction(fields["conviction"]),
+    }
+    return VerificationRule(**known)

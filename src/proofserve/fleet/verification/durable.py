@@ -1,0 +1,202 @@
+"""Durable queues of job ids, by DBOS: the only module that knows it (ADR 38).
+
+DBOS keeps its tables apart from ours: in the schema ``proofserve_jobs`` of a PostgreSQL database,
+or in ``<file>.jobs`` beside an SQLite file. It has one instance per process, so a process has one
+``JobRunner`` at a time.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dbos import DBOS, DBOSClient
+from sqlalchemy import URL, Engine, create_engine, event
+
+from proofserve.fleet.sql import address
+from proofserve.fleet.verification.records import VerificationJob
+
+# How often a worker asks each of its queues. DBOS's own default, a second, would be most of the
+# time of a small job.
+POLL_S: Final = 0.05
+# The name of the job function, of the application and of its version: rows in DBOS's tables.
+_VERIFY, _APPLICATION, _VERSION = "verify", "proofserve", "1"
+_SCHEMA = "proofserve_jobs"
+_CONNECTIONS = 4
+_LOCK_MS = 30_000
+# States of DBOS in which nothing will happen any more.
+_ENDED = {"ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED", "SUCCESS"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Where a job is: with ``worker``, None while it waits; or ``ended``, with the ``error``."""
+
+    worker: str | None
+    ended: bool
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """A job is tried up to ``most`` times by one worker while its error ``is_passing``."""
+
+    most: int
+    is_passing: Callable[[BaseException], bool]
+
+
+class JobSender:
+    """Puts jobs into queues, and looks after them; its methods block.
+
+    ``url`` is that of the fleet's database. Raises ValueError for another kind of URL, and the
+    errors of SQLAlchemy.
+    """
+
+    def __init__(self, url: str) -> None:
+        _quieten()
+        DBOS.migrate(_address(url), schema=_SCHEMA)
+        self._engine = _engine(url)
+        self._client = DBOSClient(
+            system_database_engine=self._engine,
+            dbos_system_schema=_SCHEMA,
+            application_name=_APPLICATION,
+            # The next pass of the controller tries again.
+            retry_connection_errors=False,
+        )
+
+    def send(self, job: VerificationJob) -> None:
+        """Put a job into its queue. A job that was sent before stays as it is."""
+        self._client.enqueue(
+            {
+                "workflow_name": _VERIFY,
+                "queue_name": job.queue,
+                "workflow_id": job.id,
+                "workflow_timeout": job.rule.timeout_s,
+                "priority": job.rule.priority,
+                "app_version": _VERSION,
+            },
+            job.id,
+        )
+
+    def progress(self, job_ids: Sequence[str]) -> Mapping[str, JobProgress]:
+        """Where jobs are; a job that was never sent is left out."""
+        found = self._client.list_workflows(
+            workflow_ids=list(job_ids), load_input=False, load_output=True
+        )
+        return {
+            each.workflow_id: JobProgress(
+                worker=each.executor_id if each.status == "PENDING" else None,
+                ended=each.status in _ENDED,
+                error=str(each.error or each.status),
+            )
+            for each in found
+        }
+
+    def send_again(self, job: VerificationJob) -> None:
+        """Give a job, whose worker is gone, to another one."""
+        self._client.resume_workflow(job.id, queue_name=job.queue)
+
+    def cancel(self, job: VerificationJob) -> None:
+        self._client.cancel_workflow(job.id)
+
+    def close(self) -> None:
+        self._client.destroy()
+        self._engine.dispose()
+
+
+class JobRunner:
+    """Runs ``verify`` with the ids of jobs from ``queues``, one at a time, until closed.
+
+    ``worker`` names this process.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        worker: str,
+        queues: Sequence[str],
+        verify: Callable[[str], None],
+        tries: Tries,
+    ) -> None:
+        _quieten()
+        self._queues = tuple(queues)
+        self._engine = _engine(url)
+        config: Any = {
+            "name": _APPLICATION,
+            "system_database_url": _address(url),
+            "system_database_engine": self._engine,
+            "dbos_system_schema": _SCHEMA,
+            "application_version": _VERSION,
+            "executor_id": worker,
+            "max_executor_threads": 1 + len(queues),
+            "enable_otlp": False,
+            "log_level": "WARNING",
+        }
+        DBOS(config=config)
+
+        @DBOS.step(
+            name=_VERIFY,
+            retries_allowed=tries.most > 1,
+            max_attempts=tries.most,
+            should_retry=tries.is_passing,
+        )
+        def step(job_id: str) -> None:
+            verify(job_id)
+
+        @DBOS.workflow(name=_VERIFY)
+        def run(job_id: str) -> None:
+            step(job_id)
+
+    def start(self) -> None:
+        """Begin to take jobs. Raises the errors of SQLAlchemy and of DBOS."""
+        DBOS.listen_queues(self._queues)
+        DBOS.launch()
+        for name in self._queues:
+            DBOS.register_queue(
+                name, worker_concurrency=1, polling_interval_sec=POLL_S, on_conflict="always_update"
+            )
+
+    def close(self, seconds: int) -> None:
+        """Take no more jobs, and wait at most ``seconds`` for the one that runs."""
+        DBOS.destroy(destroy_registry=True, workflow_completion_timeout_sec=seconds)
+        self._engine.dispose()
+
+
+def _quieten() -> None:
+    # DBOS prints to stderr by a handler of its own, also what is no news for an operator.
+    logger = logging.getLogger("dbos")
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.WARNING)
+
+
+def _url(url: str) -> URL:
+    parsed = address.parse(url)
+    if not address.is_sqlite(parsed):
+        return parsed
+    return parsed.set(database=f"{parsed.database}.jobs")
+
+
+def _address(url: str) -> str:
+    return _url(url).render_as_string(hide_password=False)
+
+
+def _engine(url: str) -> Engine:
+    """Connections as DBOS makes them; on SQLite with a log, so that a commit is one write."""
+    parsed = _url(url)
+    if not address.is_sqlite(parsed):
+        return create_engine(
+            parsed, pool_size=_CONNECTIONS, max_overflow=2, pool_pre_ping=True, hide_parameters=True
+        )
+    engine = create_engine(parsed, pool_size=_CONNECTIONS, max_overflow=2, hide_parameters=True)
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: object) -> None:
+        connection.isolation_level = "IMMEDIATE"
+        connection.execute(f"PRAGMA busy_timeout = {_LOCK_MS}")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA journal_mode = WAL")
+        # A power failure may lose the last commits: then the controller sends those jobs again.
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    return engine

@@ -1,0 +1,1 @@
+"""What the settings of a fleet's controller mean for its parts."""

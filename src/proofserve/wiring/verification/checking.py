@@ -1,0 +1,187 @@
+"""One job of a worker: recomputes the sample and judges it, or says why it cannot."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from proofserve.engines.reference.errors import CheckpointError
+from proofserve.fleet import vector_texts
+from proofserve.fleet.records import BatchKind
+from proofserve.fleet.verification.records import (
+    JobFinding,
+    VerdictOutcome,
+    VerificationRule,
+    VerificationTask,
+)
+from proofserve.lab.calibrate.calibration_file import (
+    CalibrationFile,
+    MeasuredThreshold,
+    calibrated,
+    checkpoint_shape,
+)
+from proofserve.lab.client.errors import LabError, NodeError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import NoProgress
+from proofserve.lab.verify.claimed import ClaimedArtifacts
+from proofserve.lab.verify.judges import Chances, Finding
+from proofserve.lab.verify.opening import CommittedSource, open_sample
+from proofserve.lab.verify.verdict_report import VerdictReport
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.wire.commitments import CommittedWork
+from proofserve.wiring.judges import JudgingOptions, threshold_of
+from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
+
+# As the option --p-fraud of ``proofserve verify``.
+P_FRAUD = 0.5
+_WRONG = (LabError, ProtocolError, CheckpointError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCheckpoints:
+    """The checkpoints of a worker, by queue, and how it computes with them."""
+
+    folders: Mapping[str, Path]
+    device: str = "cpu"
+    dtype: str | None = None
+    forward_batch: int = 8
+    member_key: str | None = field(default=None, repr=False)
+
+
+class SampleChecker:
+    """Computes verdicts, one at a time. A checkpoint is loaded once, at its first job."""
+
+    def __init__(self, checkpoints: WorkerCheckpoints) -> None:
+        self._checkpoints = checkpoints
+        self._loaded: dict[tuple[Path, str | None], CheckpointValidator] = {}
+
+    def check(self, task: VerificationTask) -> JobFinding:
+        """The verdict, or an abstention. Raises EngineFault and NodeError: another try may do."""
+        began = time.perf_counter()
+        try:
+            self._require_enough(task)
+            report = self._report(task)
+        except NodeError:
+            raise
+        except _WRONG as error:
+            return _abstention(str(error), began)
+        return _judgement(report, task, time.perf_counter() - began)
+
+    def _require_enough(self, task: VerificationTask) -> None:
+        wanted, stored = task.job.rule.nonces, task.sample.of
+        if stored < wanted:
+            raise LabError(f"too few nonces: the lane has {stored} of {wanted}")
+
+    def _report(self, task: VerificationTask) -> VerdictReport:
+        job, work = task.job, task.round.spec.work
+        folder = self._checkpoints.folders.get(job.queue)
+        if folder is None:
+            raise LabError(f"this worker has no checkpoint for {job.queue}; give it --model")
+        options = _options(job.rule, task.calibration)
+        measured = options.calibration
+        dtype = self._checkpoints.dtype
+        dtype = measured.validator_dtype(dtype) if measured else dtype
+        options.require(work, [job.model or folder.name, folder.name], checkpoint_shape(folder))
+        known = self._validator(folder, dtype)
+        validator = known.with_other(proofs_of(work, self._checkpoints.forward_batch))
+        truth = Truth(validator.truth, validator.weights_digest, validator)
+        sampling = SampleOptions(job.seed, job.rule.nonces, self._checkpoints.forward_batch)
+        return judged(self._claimed(task), work, truth, options, sampling, NoProgress())
+
+    def _validator(self, folder: Path, dtype: str | None) -> CheckpointValidator:
+        if (folder, dtype) not in self._loaded:
+            setup = ValidatorSetup(folder, dtype, self._checkpoints.device)
+            self._loaded[folder, dtype] = CheckpointValidator(setup, _no_work)
+        return self._loaded[folder, dtype]
+
+    def _claimed(self, task: VerificationTask) -> ClaimedArtifacts:
+        if task.sample.kind is BatchKind.ROOTS:
+            return self._opened(task)
+        work, sample = task.round.spec.work, task.sample
+        nonces = tuple(sample.nonces.tolist())
+        texts = vector_texts.encode_all(sample.vectors)
+        return ClaimedArtifacts(
+            block_hash=work.block.hash,
+            public_key=work.public_key,
+            nonces=nonces,
+            claims=tuple(map(Claim, nonces, texts)),
+            width=work.scheme.width,
+            seq_len=work.seq_len,
+            scheme=work.scheme.name,
+            block_height=work.block.height,
+            weights_digest=task.job.weights_digest,
+        )
+
+    def _opened(self, task: VerificationTask) -> ClaimedArtifacts:
+        work, job = task.round.spec.work, task.job
+        bodies = [CommittedWork.model_validate(body) for body in task.sample.committed]
+        batches = [record.batch for body in bodies for record in body.roots]
+        source = CommittedSource(
+            round_id=task.lane.member_round_id or bodies[0].round_id,
+            block=work.block,
+            public_key=work.public_key,
+            lane=task.round.nonces_of(job.lane),
+            scheme=work.scheme.name,
+            width=work.scheme.width,
+            seq_len=work.seq_len,
+            batches=tuple(sorted(batches, key=lambda batch: batch.first_index)),
+        )
+        with NodeClient(task.member.url, self._checkpoints.member_key) as node:
+            return open_sample(source, node, job.seed, job.rule.nonces, NoProgress())
+
+
+def _no_work(*_: object) -> NoReturn:
+    raise AssertionError("each job brings its own work")
+
+
+def _options(rule: VerificationRule, calibration: str | None) -> JudgingOptions:
+    chances = Chances(rule.alpha, rule.beta, rule.share)
+    threshold = _threshold(rule, calibration)
+    return JudgingOptions(rule.tests, chances, P_FRAUD, True, threshold)
+
+
+def _threshold(rule: VerificationRule, calibration: str | None) -> MeasuredThreshold | None:
+    if calibration is not None:
+        return calibrated(CalibrationFile.model_validate_json(calibration))
+    return threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
+
+
+def _abstention(reason: str, began: float) -> JobFinding:
+    return JobFinding(VerdictOutcome.ABSTAINED, time.perf_counter() - began, reason=reason)
+
+
+def _judgement(report: VerdictReport, task: VerificationTask, seconds: float) -> JobFinding:
+    outcome = report.outcome
+    distances = tuple(e.distance for e in outcome.errors if e.broken is None)
+    decisive = _decisive(outcome.verdict, outcome.findings)
+    threshold = _options(task.job.rule, task.calibration).threshold
+    figures = decisive.figures
+    ratio = figures.get("likelihood_ratio")
+    log_ratio = None if ratio is None else math.log(max(float(ratio), 1e-300))
+    log_evidence = figures.get("log_evidence", log_ratio)
+    p_value = figures.get("p_value")
+    return JobFinding(
+        outcome=VerdictOutcome(outcome.verdict.value),
+        seconds=seconds,
+        reason=decisive.text,
+        test=decisive.test,
+        nonces=outcome.nonces_used,
+        distance=float(np.median(distances)) if distances else None,
+        threshold=threshold.dist_threshold if threshold else None,
+        log_evidence=None if log_evidence is None else float(log_evidence),
+        p_value=None if p_value is None else float(p_value),
+        distances=distances,
+        report={**report.record(), "lines": list(report.lines())},
+    )
+
+
+def _decisive(verdict: SequentialResult, findings: tuple[Finding, ...]) -> Finding:
+    """The test that reached the verdict; the first one if none did."""
+    return next((each for each in findings if each.result is verdict), findings[0])

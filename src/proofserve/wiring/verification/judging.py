@@ -1,0 +1,59 @@
+"""A verdict about claimed artifacts, for ``proofserve verify`` and for workers of a fleet."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.verify.claimed import ClaimedArtifacts
+from proofserve.lab.verify.judges import Recompute
+from proofserve.lab.verify.verdict_report import VerdictReport
+from proofserve.lab.verify.verification import Recomputation, verify
+from proofserve.protocol.nonces import draw
+from proofserve.rounds.records import Workload
+from proofserve.wiring.judges import JudgingOptions, judges_of
+
+if TYPE_CHECKING:
+    from proofserve.wiring.validator import CheckpointValidator
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The vectors that a validator compares with, and the digest of their weights if known.
+
+    ``validator`` has other vectors of the checkpoint, None if a node recomputes.
+    """
+
+    vectors: Recompute
+    weights_digest: str | None
+    validator: "CheckpointValidator | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """``seed`` draws ``most`` nonces, all for None; ``at_once`` are recomputed in one forward."""
+
+    seed: str
+    most: int | None
+    at_once: int
+
+
+def judged(
+    claimed: ClaimedArtifacts,
+    work: Workload,
+    truth: Truth,
+    options: JudgingOptions,
+    sampling: SampleOptions,
+    progress: Progress,
+) -> VerdictReport:
+    """Recompute a sample of ``claimed`` and judge it.
+
+    Raises LabError for another checkpoint than the prover's, a test that cannot be run here, and
+    an incomplete recomputation; ProtocolError for a number out of range; EngineFault.
+    """
+    claimed.require_digest(truth.weights_digest)
+    sample = draw(claimed.nonces, sampling.seed, sampling.most)
+    judges = judges_of(options, work.scheme.name, len(sample), truth.validator)
+    ours = Recomputation(truth.vectors, work.scheme.width, sampling.at_once)
+    outcome = verify(claimed, sample, ours, judges, progress)
+    rule, share = options.count_rule(), options.chances.share
+    return VerdictReport(outcome, claimed, sampling.seed, rule, options.origin, share)
