@@ -89,7 +89,8 @@ def find(connection: Connection, member_id: str) -> Member:
 
 def find_any(connection: Connection, member_id: str) -> Member:
     """A member, also one that was removed."""
-    return _member(*connection.execute(select(*_COLUMNS).where(members.c.id == member_id)).one())
+    *known, text = connection.execute(select(*_COLUMNS).where(members.c.id == member_id)).one()
+    return _member(known, None if text is None else _seen(json.loads(text)))
 
 
 def remove(connection: Connection, member_id: str, reason: str, now: float) -> None:

@@ -174,7 +174,7 @@ Index("ix_fleet_batches_number", batches.c.round, batches.c.number)
 deleted_spans = Table(
     "fleet_deleted_spans",
     metadata,
-    Column("round", _NUMBER, primary_key=True),
+    Column("round", NUMBER, primary_key=True),
     Column("lane", Integer, primary_key=True),
     Column("first_index", BigInteger, primary_key=True, autoincrement=False),
     Column("end_index", BigInteger, nullable=False),
@@ -221,4 +221,4 @@ partial_index(
 )
 Index("ix_fleet_deliveries_round", deliveries.c.round)
 Index("ix_fleet_deliveries_state", deliveries.c.state)
-_partial("ix_fleet_deliveries_done", deliveries.c.delivered_at, where="state = 'done'")
+partial_index("ix_fleet_deliveries_done", deliveries.c.delivered_at, where="state = 'done'")
