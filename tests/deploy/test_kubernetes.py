@@ -178,6 +178,14 @@ def test_selectors_and_ports_meet_pods(manifests: tuple[Manifest, ...]) -> None:
     selectors += [each["spec"]["selector"] for each in services]
     for selector in selectors:
         assert any(selector.items() <= labels.items() for labels in of_pods), selector
+    for policy in policies:
+        callers = [c for rule in policy["spec"].get("ingress", ()) for c in rule["from"]]
+        named = [c["podSelector"].get("matchLabels", {}) for c in callers if "podSelector" in c]
+        # An overlay may leave workers out.
+        of_all = [
+            e["spec"]["template"]["metadata"]["labels"] for e in workloads(written()).values()
+        ]
+        assert all(any(n.items() <= labels.items() for labels in of_all) for n in named), named
     closed = of_kind(manifests, "NetworkPolicy")["nobody"]["spec"]
     everyone = closed["podSelector"]["matchLabels"].items()
     assert "ingress" not in closed
