@@ -1,7 +1,7 @@
 """The Prometheus metrics of a fleet, beside those that a node has; nothing is kept for them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,7 +11,7 @@ from proofserve.fleet.reconciling.reconciler import PassTimes
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.sql.leadership import Leadership
 from proofserve.fleet.verification.records import JobPhase, VerdictOutcome
-from proofserve.fleet.watch import FleetWatch
+from proofserve.fleet.watch import FleetWatch, Overview
 
 PREFIX = "proofserve_fleet"
 
@@ -44,21 +44,7 @@ class FleetCollector(Collector):
         yield lanes
         leads = "1 for the controller that acts on the members."
         yield GaugeMetricFamily(f"{PREFIX}_leads", leads, value=self._leadership.held)
-        seen = overview.verification
-        jobs = GaugeMetricFamily(
-            f"{PREFIX}_verification_jobs",
-            "Jobs of verification by state; failed ones of the last day.",
-            labels=["state"],
-        )
-        for job_state in (JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.FAILED):
-            jobs.add_metric([job_state.value], seen.jobs.get(job_state, 0))
-        yield jobs
-        verdicts = CounterMetricFamily(
-            f"{PREFIX}_verdicts", "Verdicts about members by outcome.", labels=["outcome"]
-        )
-        for outcome in VerdictOutcome:
-            verdicts.add_metric([outcome.value], seen.outcomes.get(outcome, 0))
-        yield verdicts
+        yield from _verification(overview)
         age = "Seconds since the database was read."
         yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=self._watch.age_s)
         passes = GaugeMetricFamily(
@@ -69,6 +55,28 @@ class FleetCollector(Collector):
         passes.add_metric(["last"], self._passes.last_s)
         passes.add_metric(["longest"], self._passes.longest_s)
         yield passes
+
+
+def _verification(overview: Overview) -> Iterator[Metric]:
+    seen = overview.verification
+    jobs = GaugeMetricFamily(
+        f"{PREFIX}_verification_jobs",
+        "Jobs of verification by state; failed ones of the last day.",
+        labels=["state"],
+    )
+    for job_state in (JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.FAILED):
+        jobs.add_metric([job_state.value], seen.jobs.get(job_state, 0))
+    yield jobs
+    # One number for what starts workers: it must not end one that runs a job.
+    open_jobs = sum(seen.jobs.get(each, 0) for each in (JobPhase.QUEUED, JobPhase.RUNNING))
+    waiting = "Jobs of verification that are queued or running."
+    yield GaugeMetricFamily(f"{PREFIX}_open_jobs", waiting, value=open_jobs)
+    verdicts = CounterMetricFamily(
+        f"{PREFIX}_verdicts", "Verdicts about members by outcome.", labels=["outcome"]
+    )
+    for outcome in VerdictOutcome:
+        verdicts.add_metric([outcome.value], seen.outcomes.get(outcome, 0))
+    yield verdicts
 
 
 def registry(watch: FleetWatch, leadership: Leadership, passes: PassTimes) -> CollectorRegistry:

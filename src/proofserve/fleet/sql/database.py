@@ -106,9 +106,13 @@ class FleetDatabase:
         try:
             with self._engine.connect() as connection:
                 connection.execution_options(**options)
-                transaction = connection.begin()
-                with transaction:
-                    return work(connection)
+                try:
+                    with connection.begin():
+                        return work(connection)
+                finally:
+                    # A pool that was disposed of closes no connection that comes back.
+                    if self._closed and not connection.invalidated:
+                        connection.detach()
         except SQLAlchemyError as error:
             raise StoreUnavailable(
                 f"the fleet's database {self._name} failed: {_why(error)}"
