@@ -1,6 +1,7 @@
 """The processes of ``fleet demo``: a controller, a worker, and servers that join the fleet."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ class DemoProcesses:
 
     folder: Path
     session: CommandSession
+    _key: str = field(default_factory=secrets.token_hex)
     _stack: ExitStack = field(default_factory=ExitStack)
     _servers: dict[str, Server] = field(default_factory=dict)
 
@@ -49,7 +51,7 @@ class DemoProcesses:
         file = self.folder / "policy.toml"
         file.write_text(policy, "utf-8")
         options = ("--database", self._database, "--policy", str(file), "--lanes", "8")
-        command = _proofserve("fleet", "serve", *options)
+        command = _proofserve("fleet", "serve", *options, FLEET_JOIN_KEY=self._key)
         log = self.folder / "controller.log"
         server = self._stack.enter_context(running_server(command, free_port(), log))
         return server.url
@@ -92,6 +94,7 @@ class DemoProcesses:
         served = small_server(ServerOptions(member.checkpoint, member.model, FORWARD_BATCH), folder)
         joining = {
             "POC_FLEET": fleet,
+            "POC_FLEET_KEY": self._key,
             "POC_FLEET_NAME": member.name,
             "POC_FLEET_ADDRESS": f"http://127.0.0.1:{port}",
             "POC_CALLBACK_INTERVAL_SEC": "1",
@@ -107,5 +110,5 @@ class DemoProcesses:
         self.session.line.seconds(seconds)
 
 
-def _proofserve(*options: str) -> ServerCommand:
-    return ServerCommand((sys.executable, "-m", "proofserve", *options), environment({}))
+def _proofserve(*options: str, **variables: str) -> ServerCommand:
+    return ServerCommand((sys.executable, "-m", "proofserve", *options), environment(variables))
