@@ -9,7 +9,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from lab.stub_node import Habits, stub_node
-from proofserve.cli import verify
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
 from proofserve.lab.client.node_client import NodeClient
@@ -20,6 +19,7 @@ from proofserve.protocol.identity import Block
 from proofserve.receiver.messages import Generated, Stamp
 from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
+from proofserve.wiring.verification import judging
 from support.four_bits import engine_of, one_thread
 from support.models import TINY_THRESHOLD, SmallModels
 
@@ -292,7 +292,7 @@ def test_a_crash_is_not_reported_as_fraud(
     def crash(*_args: object) -> None:
         raise KeyError("a bug of ours")
 
-    monkeypatch.setattr(verify, "draw", crash)
+    monkeypatch.setattr(judging, "draw", crash)
     result = run(write(published), "--model", tiny, *CLOSE)
     assert result.exit_code == 3, result.output
     assert "KeyError: 'a bug of ours'" in result.output

@@ -19,7 +19,9 @@ def test_the_worst_come_first() -> None:
     assert levels == sorted(levels)
     lost = [member.stalled_s or 0 for member in FLEET.members if member.state == "lost"]
     assert lost == sorted(lost, reverse=True)
-    assert FLEET.members[0].state == "lost"
+    first = FLEET.members[0]
+    assert first.verdict is not None
+    assert first.verdict.verdict == "fraud"
 
 
 def test_all_pages_together_have_every_member_once() -> None:

@@ -42,6 +42,8 @@ async def leads(url: str) -> bool:
     return "proofserve_fleet_leads 1.0" in text
 
 
+# tests/trials/test_fleet kills controllers, too.
+@pytest.mark.slow
 async def test_the_second_controller_goes_on_when_the_first_is_killed(
     tmp_path: Path, server: Postgres
 ) -> None:

@@ -24,6 +24,7 @@ def test_every_member_gets_a_lane_of_its_own(tmp_path: Path) -> None:
     assert f"{MEMBERS} members" in report.text()
 
 
+@pytest.mark.slow
 def test_a_controller_that_does_not_start_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(FleetFailed, match="the fleet is not ready"),

@@ -230,6 +230,11 @@ def documented(
     Every route may answer 413 and 429, and one that ``needs_key`` 401 and 403. Responses do not
     pass through the models: that would cost time and could change them.
     """
+    responses = {200: {"model": answer}, **refused(*refusals, needs_key=needs_key)}
+    return {"response_model": None, "responses": responses}
+
+
+def refused(*refusals: int, needs_key: bool = True) -> dict[int | str, dict[str, Any]]:
+    """The refusals of a route as FastAPI documents them, with those that every route may give."""
     codes = (*(_WITH_KEY if needs_key else ()), *_ALWAYS, *refusals)
-    problems = {code: {"model": Problem, "description": _REASONS[code]} for code in codes}
-    return {"response_model": None, "responses": {200: {"model": answer}, **problems}}
+    return {code: {"model": Problem, "description": _REASONS[code]} for code in codes}

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 from proofserve.api.errors import ApiError
 from proofserve.api.failures import guarded
 from proofserve.api.node import Node
-from proofserve.api.response_models import documented
+from proofserve.api.response_models import documented, refused
 from proofserve.fleet.errors import NothingToVerify
 from proofserve.fleet.routes.answers import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
 from proofserve.fleet.routes.operators import FleetParts
@@ -66,7 +66,12 @@ def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
         found, report = await _found(parts, verdict_id)
         return {**asdict(found), "report": report}
 
-    @made.get("/verdicts/{verdict_id}/report", response_class=HTMLResponse)
+    # With HTML as the class of responses, the page of the API would promise refusals in HTML.
+    @made.get(
+        "/verdicts/{verdict_id}/report",
+        response_model=None,
+        responses={200: {"content": {"text/html": {}}}, **refused(404, 503)},
+    )
     async def report(verdict_id: str) -> HTMLResponse:
         """The report as a page for people."""
         found, content = await _found(parts, verdict_id)
