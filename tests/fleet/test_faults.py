@@ -235,6 +235,8 @@ async def all_have_lanes(fleet: RunningFleet) -> bool:
     return all(each["lane"] is not None for each in (await fleet.snapshot())["members"])
 
 
+# A node with a full disk is tested in tests/wiring/test_full_disk.py.
+@pytest.mark.slow
 async def test_a_member_with_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk") as disk:
         slowly = FakeMember(disk, "full", callback_interval_sec=1.0)
