@@ -38,7 +38,7 @@ CHEAPER = "int4 g128"
 NONCES = 48
 POLICY = """
 [default]
-every_sec = 5
+every_sec = 600
 nonces = {nonces}
 calibration = "{calibration}"
 conviction = "cordon"
