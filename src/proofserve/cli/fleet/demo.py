@@ -32,13 +32,13 @@ WORK = Work(
     k_dim=SCHEME.k_dim,
     scheme=SCHEME.name,
 )
-FIRST, SECOND, CHEAT, REPLACEMENT = "server 1", "server 2", "server 3", "server 4"
+FIRST, SECOND, REPLACEMENT, CHEAT = "server 1", "server 2", "server 3", "server 4"
 CHEAPER = "int4 g128"
 # Enough for `verify` to clear an honest member of every suspect; a cheat takes three.
 NONCES = 48
 POLICY = """
 [default]
-every_sec = 600
+every_sec = 5
 nonces = {nonces}
 calibration = "{calibration}"
 conviction = "cordon"
@@ -105,24 +105,24 @@ class DemoFleet:
         return self._verdicts() and self._disjoint(lanes)
 
     def _round(self) -> dict[str, int]:
-        self._start("starting three vLLM servers, about a minute", FIRST, SECOND, CHEAT)
-        self._say("Servers", f"three; {CHEAT} has weights in 4 bits, and claims the published ones")
+        self._start("starting two vLLM servers, about a minute", FIRST, SECOND)
         self.node.start_round(WORK)
-        lanes = self._lanes(FIRST, SECOND, CHEAT)
-        self._say("Round", f"one start call, three lanes: {_listed(lanes)}")
+        lanes = self._lanes(FIRST, SECOND)
+        self._say("Round", f"one start call, two lanes: {_listed(lanes)}")
         return lanes
 
     def _replacement(self) -> dict[str, int]:
         self.processes.kill(SECOND)
         self._await("the dead server is lost", lambda: self._member(SECOND)["state"] == "lost")
         self._say("Killed", f"{SECOND}: {self._member(SECOND)['reason']}")
-        self._start("starting its replacement", REPLACEMENT)
-        lanes = self._lanes(REPLACEMENT)
-        self._say("Replaced", f"a new server, a new lane: {_listed(lanes)}")
+        self._start("starting its replacement, and a server that cheats", REPLACEMENT, CHEAT)
+        lanes = self._lanes(REPLACEMENT, CHEAT)
+        self._say("Replaced", f"new servers, new lanes: {_listed(lanes)}")
+        self._say("Cheat", f"{CHEAT} has weights in 4 bits, and claims the published ones")
         return lanes
 
     def _verdicts(self) -> bool:
-        judged = (FIRST, CHEAT, REPLACEMENT)
+        judged = (FIRST, REPLACEMENT, CHEAT)
         self.session.line.step("scheduled jobs verify every member")
         self._await("verdicts", lambda: all(self._member(each)["verdict"] for each in judged))
         self._await("the cordon", lambda: self._member(CHEAT)["state"] == "cordoned")
@@ -135,7 +135,7 @@ class DemoFleet:
         self.session.console.print(table)
         self._say("Cordoned", f"{CHEAT}: {found[CHEAT]['wish_reason']}")
         outcomes = [found[name]["verdict"]["outcome"] for name in judged]
-        return outcomes == ["honest", "fraud", "honest"]
+        return outcomes == ["honest", "honest", "fraud"]
 
     def _disjoint(self, lanes: Mapping[str, int]) -> bool:
         self.node.stop()
