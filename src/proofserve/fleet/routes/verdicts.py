@@ -80,16 +80,20 @@ def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
     @made.post("/members/{member_id}/verify", **documented(VerificationJobAnswer, 404, 409, 503))
     async def verify(member_id: str) -> dict[str, Any]:
         """Have all that the member has stored of the round sampled now; answers the job's id."""
-        name = parts.condition(member_id).member.name
-        if parts.verification is None:
-            raise NoVerdictPossible("the fleet has no policy: start it with --policy FILE")
-        try:
-            job = await parts.verification.ask(member_id)
-        except NothingToVerify as error:
-            raise NoVerdictPossible(f"{name}: {error}") from error
-        return {"id": job.id, "member_id": member_id, "member_name": name, "queue": job.queue}
+        return await _asked(parts, member_id)
 
     return made
+
+
+async def _asked(parts: FleetParts, member_id: str) -> dict[str, Any]:
+    name = parts.condition(member_id).member.name
+    if parts.verification is None:
+        raise NoVerdictPossible("the fleet has no policy: start it with --policy FILE")
+    try:
+        job = await parts.verification.ask(member_id)
+    except NothingToVerify as error:
+        raise NoVerdictPossible(f"{name}: {error}") from error
+    return {"id": job.id, "member_id": member_id, "member_name": name, "queue": job.queue}
 
 
 async def _found(parts: FleetParts, verdict_id: str) -> tuple[MemberVerdict, dict[str, Any] | None]:
