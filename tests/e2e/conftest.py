@@ -29,7 +29,8 @@ def node(served: ServedNode) -> Iterator[ServedNode]:
 def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedNode]:
     """A node that takes measurements, proves beside chat, and lets short chats finish at its end.
 
-    ``test_gpu.py`` measures it, then ``test_shutdown.py`` ends it.
+    It is a member of a fleet in ``test_fleet.py``, ``test_gpu.py`` measures it, and
+    ``test_shutdown.py`` ends it.
     """
     folder = tmp_path_factory.mktemp("measured")
     options = ("--scheduling-policy", "priority", "--shutdown-timeout", "2")

@@ -1,6 +1,6 @@
 """``proofserve check`` against real engines: the short form, on the smallest model.
 
-``make checks`` runs the same commands over both model shapes.
+``make checks`` runs the same commands over three models.
 """
 
 from functools import partial
@@ -36,6 +36,8 @@ def test_coexist_of_a_running_server(node: ServedNode) -> None:
     assert "11 checks, 0 failed" in output
 
 
+# A server that goes on with its round after a restart is in test_restarts.py.
+@pytest.mark.slow
 def test_e2e_serves_a_checkpoint_on_disk_and_restarts_it(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

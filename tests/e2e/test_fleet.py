@@ -1,7 +1,6 @@
 """A fleet of two real servers: what checks a node checks the fleet, and finds nothing."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ from typer.testing import CliRunner
 from proofserve.cli.main import app
 from proofserve.wiring.launch import free_port
 from support.controllers import controller
-from support.node import ServedNode, serve, until
+from support.node import ServedNode, until
 
 pytestmark = pytest.mark.engine
 
@@ -22,17 +21,17 @@ PATIENT = ("--look-sec", "20", "--lost-after-sec", "120")
 
 @pytest.fixture(scope="module")
 def fleet(
-    served: ServedNode, tiny: Path, tmp_path_factory: pytest.TempPathFactory
+    served: ServedNode, measured: ServedNode, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("fleet")
     url = f"http://127.0.0.1:{free_port()}"
-    with serve(tiny, folder) as second:
-        members = (served.server.url, second.server.url)
-        options = [each for member in members for each in ("--member", member)]
-        with controller(folder, url, *options, *PATIENT):
-            until(lambda: ready_of(url) == 2, 120)
-            yield url
-    served.stop()
+    members = (served.server.url, measured.server.url)
+    options = [each for member in members for each in ("--member", member)]
+    with controller(folder, url, *options, *PATIENT):
+        until(lambda: ready_of(url) == 2, 120)
+        yield url
+    for member in (served, measured):
+        member.stop()
 
 
 def ready_of(url: str) -> int:

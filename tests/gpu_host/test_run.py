@@ -15,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Those that need no server: these run here, the others in tests/e2e/test_gpu.py.
-# The other noise steps differ in the names of dtypes alone; tests/gpu_host/test_steps.py has them.
-ALONE = ("models", "reference", "profile", "noise-cpu-float32", "noise-float32-bfloat16")
+# Of the noise steps, which differ in the names of dtypes, that file has one.
+ALONE = ("models", "reference", "profile")
 
 
 def start(*args: str | Path, python: str | Path = sys.executable) -> "subprocess.Popen[str]":
@@ -74,9 +74,7 @@ def test_every_step_without_a_server_runs_on_the_processor(tiny: Path, tmp_path:
         assert sum(each["shares"].values()) == pytest.approx(1)
         assert min(each["seconds"].values()) > 0
         assert each["kernels"][0]["ms"] > 0
-    (pair,) = steps["noise-float32-bfloat16"]["record"]["pairs"].values()
-    assert 0 < pair["median"] < 0.1
-    assert (tmp_path / "gpu-report.html").read_text().count("<svg") == 3
+    assert (tmp_path / "gpu-report.html").read_text().count("<svg") == 2
     # Again: what has passed is kept, and nothing runs.
     again, output = run(*short, "--resume", "--only", "golden-not")
     assert again == 2, output

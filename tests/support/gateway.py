@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +103,7 @@ def gateway_process(folder: Path, env: Mapping[str, str], **variables: object) -
 @contextmanager
 def two_processes(model: Path, folder: Path) -> Iterator[ServedGateway]:
     """A vLLM server, and a gateway in front of it."""
-    with _server_of(model, folder, IN_ONE_PROCESS) as command:
+    with _server_of(model, folder) as command:
         log = folder / "vllm.log"
         with (
             running_server(command, free_port(), log) as vllm,
@@ -128,9 +128,9 @@ def embedded(model: Path, folder: Path) -> Iterator[ServedGateway]:
 
 
 @contextmanager
-def _server_of(model: Path, folder: Path, options: Sequence[str] = ()) -> Iterator[ServerCommand]:
+def _server_of(model: Path, folder: Path) -> Iterator[ServerCommand]:
     command = small_server(ServerOptions(model, NAME, forward_batch=8), folder)
-    argv = (*command.argv, *options, *SEATS, *ROOM, *TOOLS, *DENSE_JSON)
+    argv = (*command.argv, *IN_ONE_PROCESS, *SEATS, *ROOM, *TOOLS, *DENSE_JSON)
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:
         yield replace(command, argv=argv, env={**command.env, "TMPDIR": sockets})

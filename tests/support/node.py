@@ -27,7 +27,7 @@ ROUND = {
 }
 # A GPU's engine of one rank computes in its own process, by this class. On a CPU, vLLM would choose
 # a second process for it, which imports everything again: `proofserve demo`, a server of
-# test_restarts.py, the gateway with an engine of its own, and engines of several ranks have it.
+# test_restarts.py, and engines of several ranks have it.
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 SECOND_PROCESS = "mp"
 IN_ONE_PROCESS = ("--distributed-executor-backend", ONE_PROCESS)

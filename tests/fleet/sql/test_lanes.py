@@ -109,7 +109,9 @@ async def test_givers_in_one_process_never_give_a_lane_twice(store: FleetStore, 
 async def test_eight_processes_never_give_a_lane_twice(store: FleetStore, url: str) -> None:
     """Each process takes lanes for members of its own until none is left."""
     opened = await store.open_round(a_spec(), 200)
-    context = multiprocessing.get_context("spawn")
+    # One process imports what the others need.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([give_lanes.__module__])
     with context.Pool(GIVERS) as pool:
         calls = [(url, opened.id, name) for name in range(GIVERS)]
         taken = await asyncio.to_thread(pool.starmap, give_lanes, calls)

@@ -51,6 +51,8 @@ class CountJudge:
 
     def __init__(self, rule: CountRule, sample: int) -> None:
         self._rule = rule
+        # A finding is asked for after each nonce, and `asdict` would take most of its time.
+        self._chosen = asdict(rule.test)
         self._sample = sample
         self._nonces = 0
         self._mismatches = 0
@@ -67,7 +69,7 @@ class CountJudge:
     def finding(self) -> Finding:
         result, name, figure = self._sequential() if self._rule.sequential else self._fixed()
         text = f"{self._mismatches} mismatches, {name} {figure:.3g}"
-        figures = {name.replace(" ", "_").replace("-", "_"): figure, **asdict(self._rule.test)}
+        figures = {name.replace(" ", "_").replace("-", "_"): figure, **self._chosen}
         return Finding("count", result, self._nonces, text, figures)
 
     def _sequential(self) -> tuple[SequentialResult, str, float]:
