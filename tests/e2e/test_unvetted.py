@@ -44,9 +44,7 @@ def checked(model: Path, folder: Path, env: dict[str, str], *options: tuple[str,
     return done.stdout.splitlines()[-len(options) :]
 
 
-def test_it_is_refused_with_the_way_out_and_names_what_it_lacks(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_it_is_refused_with_the_way_out_and_names_what_it_lacks(tiny: Path, tmp_path: Path) -> None:
     gone = {"v1/engine/core.py": (IDLE_CALLS, "_other_callbacks")}
     env = other_vllm(tmp_path / "other", "0.99.0", gone)
     refused, lacking = checked(tiny, tmp_path, env, (), ("--poc-unvetted",))

@@ -7,12 +7,11 @@ import numpy as np
 
 from proofserve.lab.calibrate.noise import Noise, Pairs
 from proofserve.lab.client.progress import NoProgress, Progress
-from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.counting import CountJudge, CountRule
-from proofserve.lab.verify.judges import Chances, Judge, ScaleJudge, Vectors
-from proofserve.lab.verify.verification import Recomputation, Verification, verify
+from proofserve.lab.verify.judges import Chances, Judge, ScaleJudge
+from proofserve.lab.verify.verification import decide
 from proofserve.protocol.codec import encode
-from proofserve.protocol.verdict.comparison import Claim
+from proofserve.protocol.verdict.comparison import Claim, ClaimError, claim_errors
 from proofserve.protocol.verdict.counting import sample_size
 from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
@@ -82,30 +81,23 @@ def simulated_trials(
 def simulate(
     pairs: Pairs, plan: TrialPlan, runs: int, progress: Progress, seed: int = 0
 ) -> VerificationTrial:
-    """Verify ``pairs.one``, claimed, against ``pairs.other``, recomputed, by ``verify`` itself.
+    """Verify ``pairs.one``, claimed, against ``pairs.other``, recomputed, as ``verify`` does.
 
     Each run draws its own sample of the recorded nonces, independently of the other runs.
     """
-    texts = encode(pairs.one)
+    count, width = pairs.one.shape
+    claims = [Claim(row, text) for row, text in enumerate(encode(pairs.one))]
+    recorded = claim_errors(range(count), dict(enumerate(pairs.other)), claims, width)
+
+    def errors_of(rows: Sequence[int]) -> list[ClaimError]:
+        return [recorded[row] for row in rows]
+
     draw = np.random.default_rng(seed)
     verdicts, used = [], []
     for _ in range(runs):
-        rows = draw.integers(0, len(texts), plan.nonces).tolist()
-        outcome = _verified(pairs, texts, rows, plan.make())
+        rows = draw.integers(0, count, plan.nonces).tolist()
+        outcome = decide(rows, errors_of, plan.nonces, [plan.make()], NoProgress())
         verdicts.append(outcome.verdict)
         used.append(outcome.nonces_used)
         progress.advance()
     return VerificationTrial(plan.test, plan.nonces, seed, tuple(verdicts), tuple(used))
-
-
-def _verified(
-    pairs: Pairs, texts: Sequence[str], rows: Sequence[int], judge: Judge
-) -> Verification:
-    def recorded(nonces: Sequence[int]) -> Vectors:
-        return {nonce: pairs.other[rows[nonce]] for nonce in nonces}
-
-    every = tuple(range(len(rows)))
-    claims = tuple(Claim(nonce, texts[row]) for nonce, row in enumerate(rows))
-    claimed = ClaimedArtifacts("simulated", "simulated", every, claims)
-    ours = Recomputation(recorded, pairs.one.shape[1], at_once=len(rows))
-    return verify(claimed, every, ours, [judge], NoProgress())

@@ -1,7 +1,7 @@
 """Compares the artifacts of a prover with our own recomputation of a sample of them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,12 +77,29 @@ def verify(
     about: defaultdict[int, list[Claim]] = defaultdict(list)
     for claim in claimed.claims:
         about[claim.nonce].append(claim)
+
+    def errors_of(nonces: Sequence[int]) -> tuple[ClaimError, ...]:
+        return _errors(nonces, ours, about, claimed.faults)
+
+    return decide(sample, errors_of, ours.at_once, judges, progress)
+
+
+def decide(
+    sample: Sequence[int],
+    errors_of: Callable[[Sequence[int]], Sequence[ClaimError]],
+    at_once: int,
+    judges: Sequence[Judge],
+    progress: Progress,
+) -> Verification:
+    """Judge the nonces of ``sample`` in its order; ``errors_of`` takes up to ``at_once`` of them.
+
+    Ends with the first nonce after which there is a verdict.
+    """
     judged: list[ClaimError] = []
     findings: tuple[Finding, ...] = ()
-    size = min(FIRST_CHUNK, ours.at_once)
+    size = min(FIRST_CHUNK, at_once)
     while len(judged) < len(sample):
-        chunk = sample[len(judged) : len(judged) + size]
-        errors = _errors(chunk, ours, about, claimed.faults)
+        errors = errors_of(sample[len(judged) : len(judged) + size])
         for judge in judges:
             judge.prepare(errors)
         for error in errors:
@@ -94,7 +111,7 @@ def verify(
             verdict = _verdict(judges, findings)
             if verdict is not SequentialResult.UNDECIDED:
                 return Verification(verdict, findings, tuple(judged))
-        size = min(2 * size, ours.at_once)
+        size = min(2 * size, at_once)
     return Verification(SequentialResult.UNDECIDED, findings, tuple(judged))
 
 

@@ -6,7 +6,7 @@ own recomputation, or a request that cannot be compared, is an error and gives n
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -85,16 +85,19 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class ClaimError:
-    """A claim less our vector: ``error`` float32 [k_dim], or ``broken`` if there is no vector."""
+    """A claim less our vector: ``error`` float32 [k_dim], or ``broken`` if there is no vector.
+
+    ``distance`` is the length of ``error``; a claim without a vector is infinitely far.
+    """
 
     nonce: int
     error: NDArray[np.float32] | None
     broken: Mismatch | None = None
+    distance: float = field(init=False)
 
-    @property
-    def distance(self) -> float:
-        """The length of ``error``; a claim without a vector is infinitely far."""
-        return math.inf if self.error is None else float(np.linalg.norm(self.error))
+    def __post_init__(self) -> None:
+        length = math.inf if self.error is None else float(np.linalg.norm(self.error))
+        object.__setattr__(self, "distance", length)
 
 
 def claim_errors(
@@ -121,9 +124,9 @@ def compare_distances(
     check_nonces("nonces", nonces)
     if not math.isfinite(r_target):
         raise ProtocolError("r_target", f"{r_target} is not finite")
-    for field, values in (("computed", computed), ("received", received)):
+    for name, values in (("computed", computed), ("received", received)):
         if len(values) != len(nonces):
-            raise ProtocolError(field, f"{len(values)} distances for {len(nonces)} nonces")
+            raise ProtocolError(name, f"{len(values)} distances for {len(nonces)} nonces")
     mismatches = []
     for nonce, ours, theirs in zip(nonces, computed, received, strict=True):
         if not math.isfinite(ours):
