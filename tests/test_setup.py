@@ -67,7 +67,7 @@ def test_without_uv_pip_installs_every_lock_and_says_little(project: Path) -> No
     assert "Successfully installed from_cpu-1.0" in (project / "env" / "setup.log").read_text()
 
 
-@pytest.mark.parametrize("kind", ["--symlinks", "--copies"])
+@pytest.mark.parametrize("kind", ["--symlinks", pytest.param("--copies", marks=pytest.mark.slow)])
 def test_an_environment_of_an_earlier_setup_is_kept(kind: str, project: Path) -> None:
     made = [sys.executable, "-m", "venv", "--without-pip", kind, "env"]
     subprocess.run(made, cwd=project, check=True)

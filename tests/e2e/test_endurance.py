@@ -57,6 +57,7 @@ def test_a_receiver_killed_again_and_again_has_every_proof_once(
     node.stop()
 
 
+@pytest.mark.slow  # the outbox tests have it without an engine
 def test_a_receiver_that_comes_late_has_every_proof_too(node: ServedNode, tmp_path: Path) -> None:
     with Receiver(tmp_path) as receiver:
         node.call("POST", "/init/generate", order(0, NAME, receiver.url).body)
