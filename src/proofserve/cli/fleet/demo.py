@@ -32,13 +32,16 @@ WORK = Work(
     k_dim=SCHEME.k_dim,
     scheme=SCHEME.name,
 )
-FIRST, SECOND, REPLACEMENT, CHEAT = "server 1", "server 2", "server 3", "server 4"
+FIRST, SECOND, CHEAT, REPLACEMENT = "server 1", "server 2", "server 3", "server 4"
 CHEAPER = "int4 g128"
-# Enough for `verify` to clear an honest member of every suspect; a cheat takes three.
+# More than a verdict takes: a few clear an honest member, and three convict the cheat.
 NONCES = 48
+# Of the tests, the one that needs no copies of the model with other weights: the worker shares the
+# cores of this machine with the servers.
 POLICY = """
 [default]
-every_sec = 5
+every_sec = 600
+tests = ["paired"]
 nonces = {nonces}
 calibration = "{calibration}"
 conviction = "cordon"
@@ -105,24 +108,24 @@ class DemoFleet:
         return self._verdicts() and self._disjoint(lanes)
 
     def _round(self) -> dict[str, int]:
-        self._start("starting two vLLM servers, about a minute", FIRST, SECOND)
+        self._start("starting three vLLM servers, about a minute", FIRST, SECOND, CHEAT)
+        self._say("Servers", f"three; {CHEAT} has weights in 4 bits, and claims the published ones")
         self.node.start_round(WORK)
-        lanes = self._lanes(FIRST, SECOND)
-        self._say("Round", f"one start call, two lanes: {_listed(lanes)}")
+        lanes = self._lanes(FIRST, SECOND, CHEAT)
+        self._say("Round", f"one start call, three lanes: {_listed(lanes)}")
         return lanes
 
     def _replacement(self) -> dict[str, int]:
         self.processes.kill(SECOND)
         self._await("the dead server is lost", lambda: self._member(SECOND)["state"] == "lost")
         self._say("Killed", f"{SECOND}: {self._member(SECOND)['reason']}")
-        self._start("starting its replacement, and a server that cheats", REPLACEMENT, CHEAT)
-        lanes = self._lanes(REPLACEMENT, CHEAT)
-        self._say("Replaced", f"new servers, new lanes: {_listed(lanes)}")
-        self._say("Cheat", f"{CHEAT} has weights in 4 bits, and claims the published ones")
+        self._start("starting its replacement", REPLACEMENT)
+        lanes = self._lanes(REPLACEMENT)
+        self._say("Replaced", f"a new server, a new lane: {_listed(lanes)}")
         return lanes
 
     def _verdicts(self) -> bool:
-        judged = (FIRST, REPLACEMENT, CHEAT)
+        judged = (FIRST, CHEAT, REPLACEMENT)
         self.session.line.step("scheduled jobs verify every member")
         self._await("verdicts", lambda: all(self._member(each)["verdict"] for each in judged))
         self._await("the cordon", lambda: self._member(CHEAT)["state"] == "cordoned")
@@ -135,7 +138,7 @@ class DemoFleet:
         self.session.console.print(table)
         self._say("Cordoned", f"{CHEAT}: {found[CHEAT]['wish_reason']}")
         outcomes = [found[name]["verdict"]["outcome"] for name in judged]
-        return outcomes == ["honest", "honest", "fraud"]
+        return outcomes == ["honest", "fraud", "honest"]
 
     def _disjoint(self, lanes: Mapping[str, int]) -> bool:
         self.node.stop()

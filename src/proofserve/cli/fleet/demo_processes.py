@@ -17,6 +17,12 @@ from proofserve.settings.process import environment
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server, stop
 
 FORWARD_BATCH = 8
+# An engine on a GPU computes in its own process. On a CPU, vLLM would start a second one for it,
+# which imports everything again.
+ONE_PROCESS = (
+    "--distributed-executor-backend",
+    "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+)
 # Several engines share the cores of one machine: vLLM would bind all of them to the same core.
 SHARED_CORES = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -91,7 +97,10 @@ class DemoProcesses:
     def _start(self, fleet: str, member: DemoMember) -> None:
         folder, port = self.folder / member.name.replace(" ", "-"), free_port()
         folder.mkdir()
-        served = small_server(ServerOptions(member.checkpoint, member.model, FORWARD_BATCH), folder)
+        options = ServerOptions(
+            member.checkpoint, member.model, FORWARD_BATCH, vllm_options=ONE_PROCESS
+        )
+        served = small_server(options, folder)
         joining = {
             "POC_FLEET": fleet,
             "POC_FLEET_KEY": self._key,
