@@ -5,34 +5,33 @@ import logging
 import signal
 import socket
 import uuid
-from pathlib import Path
+from collections.abc import Sequence
 
-from proofserve.engines.checkpoints.digest import weights_digest
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import WORKER_LOCK
 from proofserve.fleet.verification.durable import JobRunner, Tries
-from proofserve.fleet.verification.policy import queue_name
 from proofserve.fleet.verification.records import VerificationTask
 from proofserve.lab.client.errors import NodeError
-from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet_worker import FleetWorkerSettings
-from proofserve.wiring.verification.checking import SampleChecker, WorkerCheckpoints
+from proofserve.wiring.verification.checking import SampleChecker, TruthSource
 
 _logger = logging.getLogger(__name__)
 
 _HELD_EVERY_S = 1.0
 
 
-async def run_worker(settings: FleetWorkerSettings) -> None:
-    """Take jobs until SIGTERM or SIGINT.
+async def run_worker(
+    settings: FleetWorkerSettings, queues: Sequence[str], source: TruthSource
+) -> None:
+    """Take jobs from ``queues`` until SIGTERM or SIGINT, and judge them by ``source``.
 
-    Raises ValueError for settings that cannot be, NewerDatabase and StoreUnavailable.
+    Raises ValueError for another database than SQLite or PostgreSQL, NewerDatabase and
+    StoreUnavailable.
     """
-    folders = queues_of(settings.model)
     name = settings.worker_name or socket.gethostname()
     worker = f"{WORKER_LOCK}{name}-{uuid.uuid4().hex[:8]}"
     stop = asyncio.Event()
@@ -43,12 +42,15 @@ async def run_worker(settings: FleetWorkerSettings) -> None:
         if not await lock.take():
             raise StoreUnavailable(f"the lock {worker} of the fleet's database cannot be had")
         async with beside("worker-lock", _hold(lock)):
-            jobs = _Jobs(store, SampleChecker(_checkpoints(settings, folders)), worker)
+            key = settings.member_key
+            secret = None if key is None else key.get_secret_value()
+            checker = SampleChecker(source, settings.forward_batch, secret)
+            jobs = _Jobs(store, checker, worker)
             tries = Tries(settings.attempts, _is_passing)
-            runner = JobRunner(settings.database, worker, tuple(folders), jobs.verify, tries)
+            runner = JobRunner(settings.database, worker, tuple(queues), jobs.verify, tries)
             try:
                 await asyncio.to_thread(runner.start)
-                _logger.info("worker %s takes jobs of %s", worker, ", ".join(folders))
+                _logger.info("worker %s takes jobs of %s", worker, ", ".join(queues))
                 await stop.wait()
             finally:
                 await asyncio.to_thread(runner.close, settings.stop_wait_sec)
@@ -79,36 +81,6 @@ class _Jobs:
     def _begin(self, job_id: str) -> VerificationTask | None:
         begin = self._store.begin(job_id, self._worker)
         return asyncio.run_coroutine_threadsafe(begin, self._loop).result()
-
-
-def queues_of(models: tuple[str, ...]) -> dict[str, Path]:
-    """The queues to read, with the checkpoint for each. Raises ValueError.
-
-    A checkpoint is known by its weights, and by the name of its folder in fleets whose members do
-    not say their weights.
-    """
-    if not models:
-        raise ValueError("--model: name the folder of at least one checkpoint")
-    found: dict[str, Path] = {}
-    for text in models:
-        folder = Path(text).absolute()
-        try:
-            digest = weights_digest(folder)
-        except (ProtocolError, OSError) as error:
-            raise ValueError(f"--model {text}: {error}") from error
-        found |= {queue_name(digest, None): folder, queue_name(None, folder.name): folder}
-    return found
-
-
-def _checkpoints(settings: FleetWorkerSettings, folders: dict[str, Path]) -> WorkerCheckpoints:
-    key = settings.member_key
-    return WorkerCheckpoints(
-        folders=folders,
-        device=settings.device,
-        dtype=settings.dtype,
-        forward_batch=settings.forward_batch,
-        member_key=None if key is None else key.get_secret_value(),
-    )
 
 
 async def _hold(lock: ProcessLock) -> None:
