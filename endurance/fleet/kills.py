@@ -1,4 +1,4 @@
-"""Kills controllers, members and the database at random moments, and looks when the fleet works."""
+"""Kills the parts of a fleet at random moments, and looks when it works again."""
 
 import random
 import re
@@ -6,17 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 import httpx
 
-from endurance.fleet.deployment import FleetDeployment, Member
+from endurance.fleet.deployment import SAMPLE, FleetDeployment, Member
 from endurance.fleet.network import Network
 from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
+from endurance.fleet.verdicts import OpenJobs
 from endurance.witness import Witness
+from proofserve.fleet.sql import address
+from proofserve.lab.client.errors import TooSlowError
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
 
@@ -26,6 +29,10 @@ SOONEST_S, LATEST_S = 0.0, 3.0
 # How long a server stays away at most, in seconds.
 AWAY_S = 3.0
 WORKS_S = 60.0
+# A worker is killed in a job, within JOB_S after its begin, if one begins within BEGIN_S: there are
+# no jobs in rounds of distances.
+JOB_S, BEGIN_S = 0.4, 4.0
+JOBS_S = 60.0
 # A member that lost several lanes of a round waits up to half a minute for the next one.
 PROVES_S = 120.0
 DELIVERY_S = 120.0
@@ -48,15 +55,18 @@ class Recovery:
 class FleetCounts:
     """The counts of a trial. ``recovered`` has the recoveries by victim.
 
-    ``ways`` counts how killed members came back. ``disagreements`` counts values that the
-    controllers showed differently at the end.
+    ``ways`` counts how killed members came back. After each kill of workers, ``jobs_s`` has the
+    seconds until all jobs that were open had ended. ``disagreements`` counts values that the
+    controllers showed differently at the end, ``workers_ended`` workers that ended by themselves.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
     ways: Counter[str] = field(default_factory=Counter)
     rounds_changed: int = 0
     recovered: dict[str, list[Recovery]] = field(default_factory=dict)
+    jobs_s: list[float] = field(default_factory=list)
     disagreements: int = 0
+    workers_ended: int = 0
 
 
 class FleetTrial:
@@ -74,9 +84,11 @@ class FleetTrial:
         self.victims: Mapping[str, Callable[[], Recovery]] = {
             "controller": self._kill_controller,
             "member": self._kill_member,
+            **({"worker": self._kill_worker} if fleet.workers else {}),
             **({"database": self._kill_database} if fleet.server else {}),
         }
         self._next: list[str] = []
+        self._jobs = OpenJobs(address.parse(fleet.database))
         self.witnesses = [Witness(each.url, POLL_S) for each in fleet.controllers]
         self._network = Network(fleet.front.url, MODEL, fleet.receiver.url)
         # It asks while the first one waits for an answer about the change of the round.
@@ -166,6 +178,25 @@ class FleetTrial:
             killed.serve(resume=way == "resumed")
         return self._recovery(newest, time.monotonic())
 
+    def _kill_worker(self) -> Recovery:
+        """Kill one worker, or all, in the middle of a job if there are any."""
+        fleet = self._fleet
+        with suppress(TooSlowError):
+            wait_until(self._jobs.runs, "a job", BEGIN_S)
+            time.sleep(self._draw.uniform(0.0, JOB_S))
+        killed = self._draw.sample(fleet.workers, self._draw.randint(1, len(fleet.workers)))
+        newest, opened = self._newest(), self._jobs.ids()
+        for each in killed:
+            each.kill()
+        began = time.monotonic()
+        recovery = self._recovery(newest, began)
+        self._stay_away()
+        for each in killed:
+            fleet.start_worker(each)
+        wait_until(lambda: not opened & self._jobs.ids(), "the end of the open jobs", JOBS_S)
+        self.counts.jobs_s.append(time.monotonic() - began)
+        return recovery
+
     def _replace(self) -> None:
         """A new member joins, or the one that was away longest comes back with its old round."""
         if len(self._fleet.away) > 1:
@@ -204,6 +235,9 @@ class FleetTrial:
         for member in (*fleet.members, *fleet.away):
             wait_until(partial(_delivered, member), f"callbacks of {member.name}", DELIVERY_S)
         wait_until(lambda: self._network.pending() == 0, "callbacks to the network", DELIVERY_S)
+        if fleet.workers:
+            wait_until(partial(self._jobs.all_ended, SAMPLE), "the end of all jobs", JOBS_S)
+        self.counts.workers_ended = sum(each.has_ended for each in fleet.workers)
         self.counts.disagreements = self._disagreements()
 
     def _disagreements(self) -> int:
