@@ -31,7 +31,7 @@ AWAY_S = 3.0
 WORKS_S = 60.0
 # A worker is killed in a job, within JOB_S after its begin, if one begins within BEGIN_S: there are
 # no jobs in rounds of distances.
-JOB_S, BEGIN_S = 0.4, 4.0
+JOB_S, BEGIN_S = 0.3, 4.0
 JOBS_S = 60.0
 # A member that lost several lanes of a round waits up to half a minute for the next one.
 PROVES_S = 120.0
@@ -179,13 +179,14 @@ class FleetTrial:
         return self._recovery(newest, time.monotonic())
 
     def _kill_worker(self) -> Recovery:
-        """Kill one worker, or all, in the middle of a job if there are any."""
-        fleet = self._fleet
+        """Kill a worker, or all, in the middle of a job if there are any."""
+        fleet, newest = self._fleet, self._newest()
         with suppress(TooSlowError):
-            wait_until(self._jobs.runs, "a job", BEGIN_S)
+            wait_until(lambda: bool(self._jobs.workers()), "a job", BEGIN_S)
             time.sleep(self._draw.uniform(0.0, JOB_S))
-        killed = self._draw.sample(fleet.workers, self._draw.randint(1, len(fleet.workers)))
-        newest, opened = self._newest(), self._jobs.ids()
+        opened, busy = self._jobs.ids(), self._jobs.workers()
+        one = [each for each in fleet.workers if each.name in busy][:1] or fleet.workers[:1]
+        killed = self._draw.choice((one, fleet.workers))
         for each in killed:
             each.kill()
         began = time.monotonic()

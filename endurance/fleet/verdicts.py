@@ -4,6 +4,7 @@ The fleet must have ended, apart from PostgreSQL.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ from proofserve.rounds.records import Workload
 
 # As the option --p-fraud of ``proofserve verify``.
 _P_FRAUD = 0.5
+# As a worker names its lock.
+_WORKER = re.compile("worker-(.*)-.*")
 _OPEN, _ENDED = ("queued", "running"), ("done", "failed")
 _ABSTAINED = "abstained"
-_OPEN_JOBS = "SELECT id, state FROM fleet_jobs WHERE state IN ('queued', 'running')"
+_OPEN_JOBS = "SELECT id, state, worker FROM fleet_jobs WHERE state IN ('queued', 'running')"
 # Distances are never sampled, so their lanes wait for nothing.
 _DUE = """
     SELECT count(*) FROM fleet_lanes l
@@ -125,9 +128,10 @@ class OpenJobs:
         """Those that wait or run."""
         return {row.id for row in self._read(_OPEN_JOBS)}
 
-    def runs(self) -> bool:
-        """Whether a worker has begun one, and not ended it."""
-        return any(row.state == "running" for row in self._read(_OPEN_JOBS))
+    def workers(self) -> set[str]:
+        """The names of the processes that have begun one, and not ended it."""
+        running = (row for row in self._read(_OPEN_JOBS) if row.state == "running")
+        return {_WORKER.sub(r"\1", row.worker) for row in running}
 
     def all_ended(self, sample: int) -> bool:
         """Whether none is open, and no lane waits for its next sample of ``sample`` nonces."""

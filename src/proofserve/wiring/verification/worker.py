@@ -4,15 +4,17 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import WORKER_LOCK
 from proofserve.fleet.verification.durable import JobRunner, Tries
-from proofserve.fleet.verification.records import VerificationTask
 from proofserve.lab.client.errors import NodeError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.tasks import beside
@@ -21,7 +23,11 @@ from proofserve.wiring.verification.checking import SampleChecker, TruthSource
 
 _logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _HELD_EVERY_S = 1.0
+# How long a job waits for a database that is gone, and the pause between two calls, in seconds.
+_DATABASE_S, _AGAIN_S = 120.0, 1.0
 
 
 async def run_worker(
@@ -68,19 +74,36 @@ class _Jobs:
 
     def verify(self, job_id: str) -> None:
         """Compute a job, and store its verdict when it is complete."""
-        task = self._begin(job_id)
+        task = self._stored(partial(self._store.begin, job_id, self._worker))
         if task is None:
             _logger.info("job %s has ended before", job_id)
             return
         found = self._checker.check(task)
-        finish = self._store.finish(task.job, found)
-        asyncio.run_coroutine_threadsafe(finish, self._loop).result()
+        self._stored(partial(self._store.finish, task.job, found))
         what = f"{found.outcome} after {found.nonces} nonces, {found.seconds:.2f} s"
         _logger.info("job %s, member %s: %s", job_id, task.member.name, what)
 
-    def _begin(self, job_id: str) -> VerificationTask | None:
-        begin = self._store.begin(job_id, self._worker)
-        return asyncio.run_coroutine_threadsafe(begin, self._loop).result()
+    def _stored(self, call: Callable[[], Awaitable[T]]) -> T:
+        return asyncio.run_coroutine_threadsafe(when_answered(call), self._loop).result()
+
+
+async def when_answered(
+    call: Callable[[], Awaitable[T]], most_s: float = _DATABASE_S, again_s: float = _AGAIN_S
+) -> T:
+    """The result of a method of the store, called again while the database is gone.
+
+    Otherwise an outage of seconds would use up all tries of a job. Raises StoreUnavailable after
+    ``most_s`` seconds: a database that answers may still refuse what is to be stored.
+    """
+    deadline = time.monotonic() + most_s
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            _logger.warning("a job waits for the database: %s", error)
+        await asyncio.sleep(again_s)
 
 
 async def _hold(lock: ProcessLock) -> None:
