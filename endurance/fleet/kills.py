@@ -29,9 +29,8 @@ SOONEST_S, LATEST_S = 0.0, 3.0
 # How long a server stays away at most, in seconds.
 AWAY_S = 3.0
 WORKS_S = 60.0
-# A worker is killed in a job, within JOB_S after its begin, if one begins within BEGIN_S: there are
-# no jobs in rounds of distances.
-JOB_S, BEGIN_S = 0.3, 4.0
+# A worker is killed in a job, up to JOB_S after its begin, if one begins within BEGIN_S.
+JOB_S, BEGIN_S = 0.3, 10.0
 JOBS_S = 60.0
 # A member that lost several lanes of a round waits up to half a minute for the next one.
 PROVES_S = 120.0
@@ -165,7 +164,9 @@ class FleetTrial:
         """Kill a member, which comes back with its round, without it, or not at once."""
         fleet = self._fleet
         killed = self._draw.choice(fleet.members)
-        way = self._draw.choice(("resumed", "restarted", "replaced"))
+        # A member that was replaced may stay away, and somebody has to cheat.
+        ways = ("resumed", "restarted") if killed.cheats else ("resumed", "restarted", "replaced")
+        way = self._draw.choice(ways)
         self.counts.ways[way] += 1
         newest = self._newest()
         killed.kill()
@@ -181,11 +182,12 @@ class FleetTrial:
     def _kill_worker(self) -> Recovery:
         """Kill a worker, or all, in the middle of a job if there are any."""
         fleet, newest = self._fleet, self._newest()
-        with suppress(TooSlowError):
-            wait_until(lambda: bool(self._jobs.workers()), "a job", BEGIN_S)
-            time.sleep(self._draw.uniform(0.0, JOB_S))
-        opened, busy = self._jobs.ids(), self._jobs.workers()
-        one = [each for each in fleet.workers if each.name in busy][:1] or fleet.workers[:1]
+        # Rounds of distances, every second one, have no jobs.
+        if self.counts.rounds_changed % 2 == 0:
+            with suppress(TooSlowError):
+                wait_until(self._freezes_one_at_work, "a job", BEGIN_S)
+        opened = self._jobs.ids()
+        one = [each for each in fleet.workers if each.is_frozen] or fleet.workers[:1]
         killed = self._draw.choice((one, fleet.workers))
         for each in killed:
             each.kill()
@@ -197,6 +199,17 @@ class FleetTrial:
         wait_until(lambda: not opened & self._jobs.ids(), "the end of the open jobs", JOBS_S)
         self.counts.jobs_s.append(time.monotonic() - began)
         return recovery
+
+    def _freezes_one_at_work(self) -> bool:
+        """Stop a worker that has begun a job, so that the job does not end before the kill."""
+        for worker in self._fleet.workers:
+            if worker.name in self._jobs.workers():
+                time.sleep(self._draw.uniform(0.0, JOB_S))
+                worker.freeze()
+                if worker.name in self._jobs.workers():
+                    return True
+                worker.thaw()
+        return False
 
     def _replace(self) -> None:
         """A new member joins, or the one that was away longest comes back with its old round."""

@@ -42,6 +42,7 @@ class ForkedProcess:
         self._log = folder / f"{name}.log"
         self._program = program
         self._process: ForkServerProcess | None = None
+        self.is_frozen = False
 
     def start(self, *options: Any) -> None:
         """Start it, and do not wait."""
@@ -60,7 +61,7 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
-        process, self._process = self._process, None
+        process, self._process, self.is_frozen = self._process, None, False
         if process is not None:
             process.kill()
             process.join()
@@ -78,10 +79,12 @@ class ForkedProcess:
     def freeze(self) -> None:
         """Stop it as a debugger would: it answers nothing, and its connections stay open."""
         self._signal(signal.SIGSTOP)
+        self.is_frozen = True
 
     def thaw(self) -> None:
         """Let it go on after ``freeze``."""
         self._signal(signal.SIGCONT)
+        self.is_frozen = False
 
     def stop(self) -> None:
         """End it in order, and by SIGKILL if that takes too long."""

@@ -45,7 +45,9 @@ _BATCHES = """
     WHERE round = :round AND lane = :lane AND number > :after AND number <= :through
     ORDER BY number
 """
-_VERDICTS = "SELECT job, outcome, reason, nonces, distances FROM fleet_verdicts ORDER BY number"
+_VERDICTS = (
+    "SELECT job, outcome, reason, nonces, distances, report FROM fleet_verdicts ORDER BY number"
+)
 _COUNTS = "SELECT outcome, count FROM fleet_verdict_counts"
 
 
@@ -69,12 +71,13 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class StoredVerdict:
-    """A verdict; ``distances`` are those of the ``nonces`` nonces that it took."""
+    """A verdict after ``nonces`` nonces; ``taken`` are those in its report."""
 
     job: str
     outcome: str
     reason: str | None
     nonces: int
+    taken: tuple[int, ...]
     distances: tuple[float, ...]
 
 
@@ -182,23 +185,27 @@ def account_verdicts(file: VerdictFile, cheats: frozenset[str]) -> VerdictAccoun
 def _is_complete(job: StoredJob, verdict: StoredVerdict) -> bool:
     """Whether the verdict is what the whole sample of the job gives."""
     outcome, distances = _judged(job)
-    taken = len(distances) == verdict.nonces == len(verdict.distances)
-    return taken and outcome == verdict.outcome and np.allclose(distances, verdict.distances)
+    same = (outcome, tuple(distances), len(distances))
+    if same != (verdict.outcome, verdict.taken, len(verdict.distances)):
+        return False
+    return verdict.nonces == len(distances) and np.allclose(
+        list(distances.values()), verdict.distances
+    )
 
 
-def _judged(job: StoredJob) -> tuple[str, list[float]]:
-    """The outcome of a job, and the distances of the nonces until the test is certain."""
+def _judged(job: StoredJob) -> tuple[str, dict[int, float]]:
+    """The outcome of a job, and the distance of each nonce until the test is certain."""
     rule = job.rule
     places = draw(range(len(job.nonces)), job.seed, rule["nonces"])
     theirs = {int(job.nonces[place]): job.vectors[place] for place in places}
     order = draw(theirs, job.seed)
     ours = toy_vectors(job.work, order)
     test = SequentialTest(rule["p_mismatch"], _P_FRAUD, rule["alpha"], rule["beta"])
-    distances: list[float] = []
+    distances: dict[int, float] = {}
     for nonce in order:
         error = theirs[nonce].astype("f4") - ours[nonce].astype("f2").astype("f4")
-        distances.append(float(np.linalg.norm(error)))
-        far = sum(each > rule["dist_threshold"] for each in distances)
+        distances[nonce] = float(np.linalg.norm(error))
+        far = sum(each > rule["dist_threshold"] for each in distances.values())
         result = test.result(far, len(distances))
         if result is not SequentialResult.UNDECIDED:
             return result.value, distances
@@ -230,4 +237,6 @@ def _job(connection: Connection, row: Row[Any]) -> StoredJob:
 
 def _verdict(row: Row[Any]) -> StoredVerdict:
     distances: list[float] = np.frombuffer(row.distances, "<f4").tolist()
-    return StoredVerdict(row.job, row.outcome, row.reason, row.nonces, tuple(distances))
+    report = {} if row.report is None else json.loads(row.report)["distances"]
+    taken = tuple(int(nonce) for nonce in report)
+    return StoredVerdict(row.job, row.outcome, row.reason, row.nonces, taken, tuple(distances))
