@@ -60,7 +60,7 @@ wheel: $(READY) ## Verify from the wheel alone, in a fresh environment that pip 
 chaos: $(READY) ## Kill servers at random, account for every proof (50 kills, 20 minutes; CHAOS=options).
 	$(BIN)/python -m endurance chaos $(CHAOS)
 
-chaos-fleet: $(READY) ## Kill controllers, members and PostgreSQL (30 kills, 5 minutes; CHAOS=options).
+chaos-fleet: $(READY) ## Kill controllers, members, workers and PostgreSQL (30 kills, 5 minutes; CHAOS=options).
 	OMP_NUM_THREADS=1 $(BIN)/python -m endurance fleet $(CHAOS)
 
 soak: $(READY) ## Chat and rounds for ten minutes: nothing may fail, grow or leak (SOAK=options).

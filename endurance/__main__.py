@@ -62,11 +62,11 @@ def fleet(
     ] = False,
     json: Json = None,
 ) -> None:
-    """Kill controllers, members and PostgreSQL at random during rounds of a fleet.
+    """Kill controllers, members, workers and PostgreSQL at random during rounds of a fleet.
 
     \b
-    Afterwards no lane may have been given twice, and every proof of every member must
-    be in the database once, and once at the receiver.
+    Afterwards no lane may have been given twice, every proof of every member must be in
+    the database once, and once at the receiver, and every job must have its one right verdict.
     """
     _run(
         lambda folder, session: fleet_chaos(

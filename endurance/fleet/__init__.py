@@ -1,1 +1,1 @@
-"""Kills controllers, members and database of a fleet at random, and accounts for every proof."""
+"""Kills the parts of a fleet at random, and accounts for every proof and every verdict."""

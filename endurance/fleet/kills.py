@@ -1,4 +1,4 @@
-"""Kills controllers, members and the database at random moments, and looks when the fleet works."""
+"""Kills the parts of a fleet at random moments, and looks when it works again."""
 
 import random
 import re
@@ -6,17 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 import httpx
 
-from endurance.fleet.deployment import FleetDeployment, Member
+from endurance.fleet.deployment import SAMPLE, FleetDeployment, Member
 from endurance.fleet.network import Network
 from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
+from endurance.fleet.verdicts import OpenJobs
 from endurance.witness import Witness
+from proofserve.fleet.sql import address
+from proofserve.lab.client.errors import TooSlowError
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
 
@@ -26,6 +29,9 @@ SOONEST_S, LATEST_S = 0.0, 3.0
 # How long a server stays away at most, in seconds.
 AWAY_S = 3.0
 WORKS_S = 60.0
+# A worker is killed in a job, up to JOB_S after its begin, if one begins within BEGIN_S.
+JOB_S, BEGIN_S = 0.3, 10.0
+JOBS_S = 60.0
 # A member that lost several lanes of a round waits up to half a minute for the next one.
 PROVES_S = 120.0
 DELIVERY_S = 120.0
@@ -48,15 +54,18 @@ class Recovery:
 class FleetCounts:
     """The counts of a trial. ``recovered`` has the recoveries by victim.
 
-    ``ways`` counts how killed members came back. ``disagreements`` counts values that the
-    controllers showed differently at the end.
+    ``ways`` counts how killed members came back. After each kill of workers, ``jobs_s`` has the
+    seconds until all jobs that were open had ended. ``disagreements`` counts values that the
+    controllers showed differently at the end, ``workers_ended`` workers that ended by themselves.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
     ways: Counter[str] = field(default_factory=Counter)
     rounds_changed: int = 0
     recovered: dict[str, list[Recovery]] = field(default_factory=dict)
+    jobs_s: list[float] = field(default_factory=list)
     disagreements: int = 0
+    workers_ended: int = 0
 
 
 class FleetTrial:
@@ -74,9 +83,11 @@ class FleetTrial:
         self.victims: Mapping[str, Callable[[], Recovery]] = {
             "controller": self._kill_controller,
             "member": self._kill_member,
+            **({"worker": self._kill_worker} if fleet.workers else {}),
             **({"database": self._kill_database} if fleet.server else {}),
         }
         self._next: list[str] = []
+        self._jobs = OpenJobs(address.parse(fleet.database))
         self.witnesses = [Witness(each.url, POLL_S) for each in fleet.controllers]
         self._network = Network(fleet.front.url, MODEL, fleet.receiver.url)
         # It asks while the first one waits for an answer about the change of the round.
@@ -153,7 +164,9 @@ class FleetTrial:
         """Kill a member, which comes back with its round, without it, or not at once."""
         fleet = self._fleet
         killed = self._draw.choice(fleet.members)
-        way = self._draw.choice(("resumed", "restarted", "replaced"))
+        # A member that was replaced may stay away, and somebody has to cheat.
+        ways = ("resumed", "restarted") if killed.cheats else ("resumed", "restarted", "replaced")
+        way = self._draw.choice(ways)
         self.counts.ways[way] += 1
         newest = self._newest()
         killed.kill()
@@ -165,6 +178,38 @@ class FleetTrial:
             self._stay_away()
             killed.serve(resume=way == "resumed")
         return self._recovery(newest, time.monotonic())
+
+    def _kill_worker(self) -> Recovery:
+        """Kill a worker, or all, in the middle of a job if there are any."""
+        fleet, newest = self._fleet, self._newest()
+        # Rounds of distances, every second one, have no jobs.
+        if self.counts.rounds_changed % 2 == 0:
+            with suppress(TooSlowError):
+                wait_until(self._freezes_one_at_work, "a job", BEGIN_S)
+        opened = self._jobs.ids()
+        one = [each for each in fleet.workers if each.is_frozen] or fleet.workers[:1]
+        killed = self._draw.choice((one, fleet.workers))
+        for each in killed:
+            each.kill()
+        began = time.monotonic()
+        recovery = self._recovery(newest, began)
+        self._stay_away()
+        for each in killed:
+            fleet.start_worker(each)
+        wait_until(lambda: not opened & self._jobs.ids(), "the end of the open jobs", JOBS_S)
+        self.counts.jobs_s.append(time.monotonic() - began)
+        return recovery
+
+    def _freezes_one_at_work(self) -> bool:
+        """Stop a worker that has begun a job, so that the job does not end before the kill."""
+        for worker in self._fleet.workers:
+            if worker.name in self._jobs.workers():
+                time.sleep(self._draw.uniform(0.0, JOB_S))
+                worker.freeze()
+                if worker.name in self._jobs.workers():
+                    return True
+                worker.thaw()
+        return False
 
     def _replace(self) -> None:
         """A new member joins, or the one that was away longest comes back with its old round."""
@@ -204,6 +249,9 @@ class FleetTrial:
         for member in (*fleet.members, *fleet.away):
             wait_until(partial(_delivered, member), f"callbacks of {member.name}", DELIVERY_S)
         wait_until(lambda: self._network.pending() == 0, "callbacks to the network", DELIVERY_S)
+        if fleet.workers:
+            wait_until(partial(self._jobs.all_ended, SAMPLE), "the end of all jobs", JOBS_S)
+        self.counts.workers_ended = sum(each.has_ended for each in fleet.workers)
         self.counts.disagreements = self._disagreements()
 
     def _disagreements(self) -> int:

@@ -1,4 +1,4 @@
-"""The servers of a fleet as processes that can be killed, and started again on the same port.
+"""The processes of a fleet, which can be killed, and started again on the same port.
 
 Each is forked from one process that has imported everything: Python's own imports take seconds of
 a processor for each start, and dozens of starts are needed.
@@ -24,44 +24,35 @@ IMPORTED = [
     "proofserve.cli.fleet.commands",
     "proofserve.cli.receive",
     "proofserve.wiring.fleet",
+    "proofserve.wiring.verification.worker",
 ]
 START_S = 120.0
 STOP_S = 20.0
 _LOOK_S = 0.05
 
 
-class ForkedServer:
-    """Runs ``program(port, *options)`` in a process of its own, with a log in ``folder``.
+class ForkedProcess:
+    """Runs ``program(*options)`` in a process of its own, with a log in ``folder``.
 
-    ``program`` is a function of a module. It must answer ``GET /health`` on its port.
+    ``program`` is a function of a module.
     """
 
     def __init__(self, folder: Path, name: str, program: Callable[..., None]) -> None:
         self.name = name
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        # Each client of httpx loads the system's certificates, which takes tenths of a second.
-        self.http = httpx.Client(base_url=self.url, timeout=5.0, trust_env=False)
         self._log = folder / f"{name}.log"
         self._program = program
         self._process: ForkServerProcess | None = None
+        self.is_frozen = False
 
     def start(self, *options: Any) -> None:
-        """Start it and wait until it answers. Raises ServerFailed."""
+        """Start it, and do not wait."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         process = context.Process(
-            target=_run, args=(self._log, self._program, self.port, *options), name=self.name
+            target=_run, args=(self._log, self._program, *options), name=self.name
         )
         process.start()
         self._process = process
-        deadline = time.monotonic() + START_S
-        while not self._answers():
-            if process.exitcode is not None or time.monotonic() > deadline:
-                log = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
-                self.kill()
-                raise ServerFailed(f"{self.name} does not answer; its log ends with:\n{log}")
-            time.sleep(_LOOK_S)
 
     @property
     def runs(self) -> bool:
@@ -70,18 +61,30 @@ class ForkedServer:
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
-        process, self._process = self._process, None
+        process, self._process, self.is_frozen = self._process, None, False
         if process is not None:
             process.kill()
             process.join()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started, and ended by itself."""
+        return self._process is not None and self._process.exitcode is not None
+
+    @property
+    def log_end(self) -> str:
+        """The last lines of its log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+
     def freeze(self) -> None:
         """Stop it as a debugger would: it answers nothing, and its connections stay open."""
         self._signal(signal.SIGSTOP)
+        self.is_frozen = True
 
     def thaw(self) -> None:
         """Let it go on after ``freeze``."""
         self._signal(signal.SIGCONT)
+        self.is_frozen = False
 
     def stop(self) -> None:
         """End it in order, and by SIGKILL if that takes too long."""
@@ -95,12 +98,38 @@ class ForkedServer:
 
     def __exit__(self, *_error: object) -> None:
         self.stop()
-        self.http.close()
 
     def _signal(self, number: int) -> None:
         if self._process is None or self._process.pid is None:
             raise ServerFailed(f"{self.name} is not running")
         os.kill(self._process.pid, number)
+
+
+class ForkedServer(ForkedProcess):
+    """Runs ``program(port, *options)``, which must answer ``GET /health`` on its port."""
+
+    def __init__(self, folder: Path, name: str, program: Callable[..., None]) -> None:
+        super().__init__(folder, name, program)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        # Each client of httpx loads the system's certificates, which takes tenths of a second.
+        self.http = httpx.Client(base_url=self.url, timeout=5.0, trust_env=False)
+
+    def start(self, *options: Any) -> None:
+        """Start it and wait until it answers. Raises ServerFailed."""
+        super().start(self.port, *options)
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            if self.has_ended or time.monotonic() > deadline:
+                self.kill()
+                raise ServerFailed(
+                    f"{self.name} does not answer; its log ends with:\n{self.log_end}"
+                )
+            time.sleep(_LOOK_S)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self.http.close()
 
     def _answers(self) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""What the forked processes run: the commands of proofserve, and a member over the fake engine."""
+"""What the forked processes run: proofserve, with a fake engine for members and workers."""
 
 import asyncio
 import logging
@@ -9,11 +9,14 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from endurance.fleet.toy import TOY_QUEUE, CheatEngine, ToyTruths
 from proofserve.api.routes import router
 from proofserve.cli.main import app
 from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
+from proofserve.settings.fleet_worker import FleetWorkerSettings
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
+from proofserve.wiring.verification.worker import run_worker
 
 MODEL = TOY_ENGINE_INFO.model_names[0]
 
@@ -28,16 +31,27 @@ def receiver(port: int, database: Path) -> None:
     app(["receive", "--quiet", "--port", str(port), "--database", str(database)])
 
 
-def member(port: int, call_s: float, settings: Mapping[str, Any]) -> None:
+def member(port: int, call_s: float, settings: Mapping[str, Any], cheats: bool) -> None:
     """A node whose engine answers each call after ``call_s`` seconds."""
+    _log_to_stderr()
+    engine = CheatEngine() if cheats else FakeEngine()
+    engine.latency_s = call_s
+    asyncio.run(_serve(port, engine, NodeSettings(**settings)))
+
+
+def worker(database: str, name: str, call_s: float) -> None:
+    """``proofserve fleet worker``, which recomputes by the fake engine and not by a checkpoint."""
+    _log_to_stderr()
+    settings = FleetWorkerSettings(database=database, worker_name=name, forward_batch=4)
+    asyncio.run(run_worker(settings, [TOY_QUEUE], ToyTruths(call_s)))
+
+
+def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    asyncio.run(_serve(port, call_s, NodeSettings(**settings)))
 
 
-async def _serve(port: int, call_s: float, settings: NodeSettings) -> None:
-    engine = FakeEngine()
-    engine.latency_s = call_s
+async def _serve(port: int, engine: FakeEngine, settings: NodeSettings) -> None:
     async with running_node(engine, settings) as node:
         served = FastAPI()
         served.include_router(router(lambda _: node))

@@ -1,13 +1,13 @@
-"""The trial of a fleet: kills, then the account of every lane and every proof, as a report."""
+"""The trial of a fleet: kills, then the account of lanes, proofs and verdicts, as a report."""
 
 import random
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from endurance.fleet.account import FleetAccount, account, read_fleet
 from endurance.fleet.deployment import deployed
 from endurance.fleet.kills import FleetCounts, FleetTrial
+from endurance.fleet.verdicts import VerdictAccount, account_verdicts, read_verdicts
 from endurance.witness import Comparison
 from proofserve.fleet.sql import address
 from proofserve.lab.client.progress import Progress
@@ -15,7 +15,7 @@ from proofserve.lab.report.figures import Figure, Limit, median
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
 
-MEMBERS = 3
+MEMBERS, WORKERS = 3, 2
 # The longest time in seconds until the fleet answers and leads again.
 RECOVERED_S = 10.0
 
@@ -25,31 +25,31 @@ def fleet_chaos(
 ) -> Report:
     """Kill a process ``kills`` times, then compare what members, database and receiver have.
 
+    The record of the report has each recovery, and each job that was not judged.
+
     Raises:
         LabError, ServerFailed: a server did not start, end or answer as the trial needs.
         NoPostgres: PostgreSQL cannot be started here.
     """
     draw = random.Random(seed)  # noqa: S311 - repeatable, not secret
-    with deployed(folder, MEMBERS, with_postgres=with_postgres) as fleet:
+    with deployed(folder, MEMBERS, WORKERS, with_postgres=with_postgres) as fleet:
         progress.step("starting the fleet")
         with fleet:
             trial = FleetTrial(fleet, draw, progress)
             trial.run(kills)
         progress.step("comparing the files")
-        stored = read_fleet(address.parse(fleet.database))
+        database = address.parse(fleet.database)
+        stored = read_fleet(database)
         found = account(stored, fleet.outboxes, fleet.received, fleet.front.url)
+        verdicts = read_verdicts(database)
+        judged = account_verdicts(verdicts, fleet.cheats)
     shown = [each.result for each in stored.proofs]
     seen = [witness.compare(shown) for witness in trial.witnesses]
     setup = {"kills": kills, "seed": seed, "postgresql": with_postgres}
-    return _report(trial.counts, found, seen, setup)
-
-
-def _report(
-    counts: FleetCounts, found: FleetAccount, seen: list[Comparison], setup: Mapping[str, object]
-) -> Report:
-    windows = {name: [asdict(r) for r in all_] for name, all_ in counts.recovered.items()}
-    figures = (*_of_kills(counts), *_of_proofs(found, seen), *_of_times(counts))
-    return Report("fleet", figures, setup, windows, machine())
+    figures = (*_of_kills(trial.counts), *_of_proofs(found, seen), *_of_verdicts(judged))
+    windows = {name: [asdict(r) for r in all_] for name, all_ in trial.counts.recovered.items()}
+    windows |= {"abstentions": verdicts.abstentions}
+    return Report("fleet", (*figures, *_of_times(trial.counts)), setup, windows, machine())
 
 
 def _of_kills(counts: FleetCounts) -> list[Figure]:
@@ -90,6 +90,30 @@ def _of_proofs(found: FleetAccount, seen: list[Comparison]) -> list[Figure]:
     ]
 
 
+def _of_verdicts(found: VerdictAccount) -> list[Figure]:
+    none = Limit(0, at_most=True)
+    counted = {
+        "jobs": "samples of members' lanes",
+        "retaken": "of them begun again, after a kill or a fault",
+        "verdicts": "one for each job",
+        "convictions": "of them of the member that cheats",
+        "abstained": "of them without a judgement",
+    }
+    wrong = {
+        "open": "jobs that have not ended",
+        "without": "jobs that have ended without a verdict",
+        "twice": "jobs with several verdicts",
+        "early": "verdicts of a job that has not ended",
+        "incomplete": "verdicts of another sample than the job's",
+        "wrong": "honest members convicted, cheats cleared, and what was not decided",
+        "miscounted": "outcomes of which the fleet counts another number",
+    }
+    return [
+        *(Figure(name, getattr(found, name), text) for name, text in counted.items()),
+        *(Figure(f"jobs_{name}", getattr(found, name), text, none) for name, text in wrong.items()),
+    ]
+
+
 def _of_times(counts: FleetCounts) -> list[Figure]:
     most, none = Limit(RECOVERED_S, at_most=True), Limit(0, at_most=True)
     times = []
@@ -100,5 +124,15 @@ def _of_times(counts: FleetCounts) -> list[Figure]:
             Figure(f"{name}_slowest_s", max(leads), "the same; the longest", most),
             Figure(f"{name}_stores_s", max(stores), "until it stores a new result; the longest"),
         ]
-    text = "controllers that show another state than the first"
-    return [*times, Figure("disagree", counts.disagreements, text, none)]
+    jobs_s = max(counts.jobs_s, default=0.0)
+    return [
+        *times,
+        Figure("jobs_s", jobs_s, "until jobs ended that were open at a worker's kill; the longest"),
+        Figure("workers_ended", counts.workers_ended, "workers that ended by themselves", none),
+        Figure(
+            "disagree",
+            counts.disagreements,
+            "controllers that show another state than the first",
+            none,
+        ),
+    ]

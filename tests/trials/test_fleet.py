@@ -15,6 +15,7 @@ from endurance.fleet.network import Network
 from endurance.fleet.postgres import NoPostgres
 from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
+from endurance.fleet.verdicts import VerdictAccount, VerdictFile, account_verdicts, read_verdicts
 from endurance.witness import Comparison
 from proofserve.fleet.sql import address
 from proofserve.lab.client.node_client import wait_until
@@ -23,7 +24,13 @@ from proofserve.lab.client.progress import NoProgress
 KILLS = 4
 WAIT_S = 60.0
 # What counts without a fault; a callback may be repeated under its key.
-COUNTED = {"rounds", "lanes", "produced", "repeats"}
+COUNTED = {"rounds", "lanes", "produced", "repeats"} | {
+    "jobs",
+    "retaken",
+    "verdicts",
+    "convictions",
+    "abstained",
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,10 @@ class Ended:
     trial: FleetTrial
     fleet: FleetDeployment
     stored: FleetFile
+    verdicts: VerdictFile
+
+    def judged(self, file: VerdictFile | None = None) -> VerdictAccount:
+        return account_verdicts(file or self.verdicts, self.fleet.cheats)
 
     def account(self, stored: FleetFile | None = None, without: int = 0) -> FleetAccount:
         """The account; ``without`` members' files."""
@@ -47,23 +58,24 @@ class Ended:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     try:
-        with deployed(tmp_path_factory.mktemp("fleet"), 2, with_postgres=True) as fleet:
+        with deployed(tmp_path_factory.mktemp("fleet"), 2, 2, with_postgres=True) as fleet:
             with fleet:
-                trial = FleetTrial(fleet, random.Random(5), NoProgress())
+                trial = FleetTrial(fleet, random.Random(2), NoProgress())
                 trial.run(KILLS)
-            yield Ended(trial, fleet, read_fleet(address.parse(fleet.database)))
+            database = address.parse(fleet.database)
+            yield Ended(trial, fleet, read_fleet(database), read_verdicts(database))
     except NoPostgres as error:
         pytest.skip(f"no PostgreSQL can be started here: {error}")
 
 
-def wrong(found: FleetAccount) -> dict[str, int]:
+def wrong(found: FleetAccount | VerdictAccount) -> dict[str, int]:
     """The figures that are not 0 and should be."""
     return {name: n for name, n in asdict(found).items() if n and name not in COUNTED}
 
 
 def test_every_lane_and_proof_is_there_once_after_kills(ended: Ended) -> None:
     counts, found = ended.trial.counts, ended.account()
-    assert counts.kills.keys() == {"controller", "member", "database"}
+    assert counts.kills.keys() == {"controller", "member", "worker", "database"}
     assert (counts.kills.total(), counts.rounds_changed, counts.disagreements) == (KILLS, 1, 0)
     assert found.produced > 64
     assert found.rounds == 2
@@ -71,6 +83,67 @@ def test_every_lane_and_proof_is_there_once_after_kills(ended: Ended) -> None:
     for seen in ended.seen():
         assert (seen.lost, seen.overstated) == (0, 0)
         assert seen.seen > 64
+
+
+def test_every_job_has_its_one_right_verdict_after_kills(ended: Ended) -> None:
+    found = ended.judged()
+    assert wrong(found) == {}
+    assert (found.verdicts, found.abstained) == (found.jobs, 0)
+    assert 0 < found.convictions < found.verdicts
+    assert found.retaken > 0
+    assert ended.trial.counts.workers_ended == 0
+
+
+def of_first_verdict(**changes: Any) -> Callable[[VerdictFile], VerdictFile]:
+    def change(file: VerdictFile) -> VerdictFile:
+        first = replace(file.verdicts[0], **changes)
+        return replace(file, verdicts=[first, *file.verdicts[1:]])
+
+    return change
+
+
+def of_first_job(**changes: Any) -> Callable[[VerdictFile], VerdictFile]:
+    """A change of the job of the first verdict."""
+
+    def change(file: VerdictFile) -> VerdictFile:
+        of = file.verdicts[0].job
+        return replace(file, jobs=[replace(j, **changes) if j.id == of else j for j in file.jobs])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "figures"),
+    [
+        (of_first_job(state="running"), {"open": 1, "early": 1}),
+        (lambda f: replace(f, verdicts=f.verdicts[1:]), {"without": 1, "miscounted": 1}),
+        (
+            lambda f: replace(f, verdicts=[*f.verdicts, f.verdicts[0]]),
+            {"twice": 1, "miscounted": 1},
+        ),
+        (of_first_verdict(job="of none"), {"without": 1, "early": 1}),
+        (of_first_verdict(nonces=1), {"incomplete": 1}),
+        (of_first_verdict(distances=(0.5,)), {"incomplete": 1}),
+        (of_first_verdict(taken=(1, 2, 3)), {"incomplete": 1}),
+        (of_first_verdict(outcome="undecided"), {"incomplete": 1, "wrong": 1, "miscounted": 2}),
+        (of_first_job(seed="another"), {"incomplete": 1}),
+        (lambda f: replace(f, counts={**f.counts, "fraud": 0}), {"miscounted": 1}),
+        (lambda f: replace(f, counts={**f.counts, "undecided": 1}), {"miscounted": 1}),
+    ],
+)
+def test_the_account_finds_every_wrong_verdict(
+    ended: Ended, change: Callable[[VerdictFile], VerdictFile], figures: dict[str, int]
+) -> None:
+    assert wrong(ended.judged(change(ended.verdicts))) == figures
+
+
+def test_a_cheat_that_is_cleared_and_an_honest_member_that_is_convicted_are_wrong(
+    ended: Ended,
+) -> None:
+    found = account_verdicts(ended.verdicts, frozenset(each.url for each in ended.fleet.members))
+    nobody = account_verdicts(ended.verdicts, frozenset())
+    assert found.wrong > 0
+    assert nobody.wrong == nobody.convictions > 0
 
 
 def changed(**changes: Any) -> Callable[[FleetFile], FleetFile]:
@@ -101,7 +174,7 @@ def test_what_no_member_has_proved_is_foreign(ended: Ended) -> None:
 
 
 def test_a_member_that_hangs_and_goes_on_with_its_old_round_does_no_harm(tmp_path: Path) -> None:
-    with deployed(tmp_path, 2, with_postgres=False) as fleet:
+    with deployed(tmp_path, 2, 0, with_postgres=False) as fleet:
         with fleet, Network(fleet.front.url, MODEL, fleet.receiver.url) as network:
             hanging, other = fleet.members
             network.next_round(0)

@@ -27,6 +27,7 @@ def worker(**given: Any) -> None:
     it had begun goes to another worker.
     """
     try:
+        from proofserve.wiring.verification import checkpoints  # noqa: PLC0415
         from proofserve.wiring.verification.worker import run_worker  # noqa: PLC0415
     except ModuleNotFoundError as error:
         text = f"{error.name} is not installed: pip install 'proofserve[fleet,reference]'"
@@ -38,7 +39,9 @@ def worker(**given: Any) -> None:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        asyncio.run(run_worker(chosen))
+        found = checkpoints.worker_checkpoints(chosen)
+        source = checkpoints.CheckpointTruths(found)
+        asyncio.run(run_worker(chosen, tuple(found.folders), source))
     except (ValueError, OSError, OutboxUnavailable) as error:
         typer.echo(f"proofserve fleet worker: {error}", err=True)
         raise typer.Exit(REFUSED) from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dbos import DBOS, DBOSClient
+from dbos import error as dbos_errors
 from sqlalchemy import URL, Engine, create_engine, event
 
 from proofserve.fleet.sql import address
@@ -87,7 +88,7 @@ class JobSender:
             each.workflow_id: JobProgress(
                 worker=each.executor_id if each.status == "PENDING" else None,
                 ended=each.status in _ENDED,
-                error=str(each.error or each.status),
+                error=_reason(each.error) or each.status,
             )
             for each in found
         }
@@ -160,6 +161,13 @@ class JobRunner:
         """Take no more jobs, and wait at most ``seconds`` for the one that runs."""
         DBOS.destroy(destroy_registry=True, workflow_completion_timeout_sec=seconds)
         self._engine.dispose()
+
+
+def _reason(error: Exception | None) -> str:
+    """The error of the last try, where DBOS's own text says only how many there were."""
+    if isinstance(error, dbos_errors.DBOSMaxStepRetriesExceeded) and error.errors:
+        error = error.errors[-1]
+    return "" if error is None else str(error)
 
 
 def _quieten() -> None:

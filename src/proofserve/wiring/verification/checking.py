@@ -2,10 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NoReturn
+from typing import Protocol
 
 import numpy as np
 
@@ -18,12 +15,7 @@ from proofserve.fleet.verification.records import (
     VerificationRule,
     VerificationTask,
 )
-from proofserve.lab.calibrate.calibration_file import (
-    CalibrationFile,
-    MeasuredThreshold,
-    calibrated,
-    checkpoint_shape,
-)
+from proofserve.lab.calibrate.calibration_file import CalibrationFile, MeasuredThreshold, calibrated
 from proofserve.lab.client.errors import LabError, NodeError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import NoProgress
@@ -36,7 +28,6 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.wire.commitments import CommittedWork
 from proofserve.wiring.judges import JudgingOptions, threshold_of
-from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
 
 # As the option --p-fraud of ``proofserve verify``.
@@ -44,23 +35,24 @@ P_FRAUD = 0.5
 _WRONG = (LabError, ProtocolError, CheckpointError, ValueError)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCheckpoints:
-    """The checkpoints of a worker, by queue, and how it computes with them."""
+class TruthSource(Protocol):
+    """Computes the vectors that a job's artifacts are compared with."""
 
-    folders: Mapping[str, Path]
-    device: str = "cpu"
-    dtype: str | None = None
-    forward_batch: int = 8
-    member_key: str | None = field(default=None, repr=False)
+    def truth(self, task: VerificationTask, options: JudgingOptions) -> Truth:
+        """Raises LabError and CheckpointError if this worker cannot compute them."""
+        ...
 
 
 class SampleChecker:
-    """Computes verdicts, one at a time. A checkpoint is loaded once, at its first job."""
+    """Computes verdicts, one at a time.
 
-    def __init__(self, checkpoints: WorkerCheckpoints) -> None:
-        self._checkpoints = checkpoints
-        self._loaded: dict[tuple[Path, str | None], CheckpointValidator] = {}
+    ``at_once`` nonces are recomputed in one forward. ``member_key`` has members open their roots.
+    """
+
+    def __init__(self, source: TruthSource, at_once: int, member_key: str | None) -> None:
+        self._source = source
+        self._at_once = at_once
+        self._member_key = member_key
 
     def check(self, task: VerificationTask) -> JobFinding:
         """The verdict, or an abstention. Raises EngineFault and NodeError: another try may do."""
@@ -81,25 +73,10 @@ class SampleChecker:
 
     def _report(self, task: VerificationTask) -> VerdictReport:
         job, work = task.job, task.round.spec.work
-        folder = self._checkpoints.folders.get(job.queue)
-        if folder is None:
-            raise LabError(f"this worker has no checkpoint for {job.queue}; give it --model")
         options = _options(job.rule, task.calibration)
-        measured = options.calibration
-        dtype = self._checkpoints.dtype
-        dtype = measured.validator_dtype(dtype) if measured else dtype
-        options.require(work, [job.model or folder.name, folder.name], checkpoint_shape(folder))
-        known = self._validator(folder, dtype)
-        validator = known.with_other(proofs_of(work, self._checkpoints.forward_batch))
-        truth = Truth(validator.truth, validator.weights_digest, validator)
-        sampling = SampleOptions(job.seed, job.rule.nonces, self._checkpoints.forward_batch)
+        truth = self._source.truth(task, options)
+        sampling = SampleOptions(job.seed, job.rule.nonces, self._at_once)
         return judged(self._claimed(task), work, truth, options, sampling, NoProgress())
-
-    def _validator(self, folder: Path, dtype: str | None) -> CheckpointValidator:
-        if (folder, dtype) not in self._loaded:
-            setup = ValidatorSetup(folder, dtype, self._checkpoints.device)
-            self._loaded[folder, dtype] = CheckpointValidator(setup, _no_work)
-        return self._loaded[folder, dtype]
 
     def _claimed(self, task: VerificationTask) -> ClaimedArtifacts:
         if task.sample.kind is BatchKind.ROOTS:
@@ -133,12 +110,8 @@ class SampleChecker:
             seq_len=work.seq_len,
             batches=tuple(sorted(batches, key=lambda batch: batch.first_index)),
         )
-        with NodeClient(task.member.url, self._checkpoints.member_key) as node:
+        with NodeClient(task.member.url, self._member_key) as node:
             return open_sample(source, node, job.seed, job.rule.nonces, NoProgress())
-
-
-def _no_work(*_: object) -> NoReturn:
-    raise AssertionError("each job brings its own work")
 
 
 def _options(rule: VerificationRule, calibration: str | None) -> JudgingOptions:

@@ -4,35 +4,40 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 import uuid
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
-from proofserve.engines.checkpoints.digest import weights_digest
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import WORKER_LOCK
 from proofserve.fleet.verification.durable import JobRunner, Tries
-from proofserve.fleet.verification.policy import queue_name
-from proofserve.fleet.verification.records import VerificationTask
 from proofserve.lab.client.errors import NodeError
-from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet_worker import FleetWorkerSettings
-from proofserve.wiring.verification.checking import SampleChecker, WorkerCheckpoints
+from proofserve.wiring.verification.checking import SampleChecker, TruthSource
 
 _logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _HELD_EVERY_S = 1.0
+# How long a job waits for a database that is gone, and the pause between two calls, in seconds.
+_DATABASE_S, _AGAIN_S = 120.0, 1.0
 
 
-async def run_worker(settings: FleetWorkerSettings) -> None:
-    """Take jobs until SIGTERM or SIGINT.
+async def run_worker(
+    settings: FleetWorkerSettings, queues: Sequence[str], source: TruthSource
+) -> None:
+    """Take jobs from ``queues`` until SIGTERM or SIGINT, and judge them by ``source``.
 
-    Raises ValueError for settings that cannot be, NewerDatabase and StoreUnavailable.
+    Raises ValueError for another database than SQLite or PostgreSQL, NewerDatabase and
+    StoreUnavailable.
     """
-    folders = queues_of(settings.model)
     name = settings.worker_name or socket.gethostname()
     worker = f"{WORKER_LOCK}{name}-{uuid.uuid4().hex[:8]}"
     stop = asyncio.Event()
@@ -43,12 +48,15 @@ async def run_worker(settings: FleetWorkerSettings) -> None:
         if not await lock.take():
             raise StoreUnavailable(f"the lock {worker} of the fleet's database cannot be had")
         async with beside("worker-lock", _hold(lock)):
-            jobs = _Jobs(store, SampleChecker(_checkpoints(settings, folders)), worker)
+            key = settings.member_key
+            secret = None if key is None else key.get_secret_value()
+            checker = SampleChecker(source, settings.forward_batch, secret)
+            jobs = _Jobs(store, checker, worker)
             tries = Tries(settings.attempts, _is_passing)
-            runner = JobRunner(settings.database, worker, tuple(folders), jobs.verify, tries)
+            runner = JobRunner(settings.database, worker, tuple(queues), jobs.verify, tries)
             try:
                 await asyncio.to_thread(runner.start)
-                _logger.info("worker %s takes jobs of %s", worker, ", ".join(folders))
+                _logger.info("worker %s takes jobs of %s", worker, ", ".join(queues))
                 await stop.wait()
             finally:
                 await asyncio.to_thread(runner.close, settings.stop_wait_sec)
@@ -66,49 +74,36 @@ class _Jobs:
 
     def verify(self, job_id: str) -> None:
         """Compute a job, and store its verdict when it is complete."""
-        task = self._begin(job_id)
+        task = self._stored(partial(self._store.begin, job_id, self._worker))
         if task is None:
             _logger.info("job %s has ended before", job_id)
             return
         found = self._checker.check(task)
-        finish = self._store.finish(task.job, found)
-        asyncio.run_coroutine_threadsafe(finish, self._loop).result()
+        self._stored(partial(self._store.finish, task.job, found))
         what = f"{found.outcome} after {found.nonces} nonces, {found.seconds:.2f} s"
         _logger.info("job %s, member %s: %s", job_id, task.member.name, what)
 
-    def _begin(self, job_id: str) -> VerificationTask | None:
-        begin = self._store.begin(job_id, self._worker)
-        return asyncio.run_coroutine_threadsafe(begin, self._loop).result()
+    def _stored(self, call: Callable[[], Awaitable[T]]) -> T:
+        return asyncio.run_coroutine_threadsafe(when_answered(call), self._loop).result()
 
 
-def queues_of(models: tuple[str, ...]) -> dict[str, Path]:
-    """The queues to read, with the checkpoint for each. Raises ValueError.
+async def when_answered(
+    call: Callable[[], Awaitable[T]], most_s: float = _DATABASE_S, again_s: float = _AGAIN_S
+) -> T:
+    """The result of a method of the store, called again while the database is gone.
 
-    A checkpoint is known by its weights, and by the name of its folder in fleets whose members do
-    not say their weights.
+    Otherwise an outage of seconds would use up all tries of a job. Raises StoreUnavailable after
+    ``most_s`` seconds: a database that answers may still refuse what is to be stored.
     """
-    if not models:
-        raise ValueError("--model: name the folder of at least one checkpoint")
-    found: dict[str, Path] = {}
-    for text in models:
-        folder = Path(text).absolute()
+    deadline = time.monotonic() + most_s
+    while True:
         try:
-            digest = weights_digest(folder)
-        except (ProtocolError, OSError) as error:
-            raise ValueError(f"--model {text}: {error}") from error
-        found |= {queue_name(digest, None): folder, queue_name(None, folder.name): folder}
-    return found
-
-
-def _checkpoints(settings: FleetWorkerSettings, folders: dict[str, Path]) -> WorkerCheckpoints:
-    key = settings.member_key
-    return WorkerCheckpoints(
-        folders=folders,
-        device=settings.device,
-        dtype=settings.dtype,
-        forward_batch=settings.forward_batch,
-        member_key=None if key is None else key.get_secret_value(),
-    )
+            return await call()
+        except StoreUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            _logger.warning("a job waits for the database: %s", error)
+        await asyncio.sleep(again_s)
 
 
 async def _hold(lock: ProcessLock) -> None:

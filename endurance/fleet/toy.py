@@ -1,0 +1,46 @@
+"""The vectors of the fake engine: what an honest member sends, and what a cheat sends."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proofserve.engines.fake import TOY_FACTS, FakeEngine
+from proofserve.fleet.verification.policy import queue_name
+from proofserve.fleet.verification.records import VerificationTask
+from proofserve.lab.verify.judges import Vectors
+from proofserve.rounds.records import Deferred, ProofBatch, Workload
+from proofserve.wiring.judges import JudgingOptions
+from proofserve.wiring.verification.judging import Truth
+
+TOY_QUEUE = queue_name(TOY_FACTS.weights_digest, None)
+
+
+class CheatEngine(FakeEngine):
+    """Proves with the inputs of another key, so that every vector is wrong."""
+
+    async def answer(
+        self, work: Workload, nonces: Sequence[int], core: int = 0
+    ) -> ProofBatch | Deferred:
+        return await super().answer(replace(work, public_key="another key"), nonces, core)
+
+
+class ToyTruths:
+    """Computes a worker's vectors by the fake engine; each call takes ``call_s`` seconds."""
+
+    def __init__(self, call_s: float) -> None:
+        self._call_s = call_s
+
+    def truth(self, task: VerificationTask, _options: JudgingOptions) -> Truth:
+        """Implements ``TruthSource``."""
+        work = task.round.spec.work
+        vectors = lambda nonces: toy_vectors(work, nonces, self._call_s)  # noqa: E731
+        return Truth(vectors, TOY_FACTS.weights_digest)
+
+
+def toy_vectors(work: Workload, nonces: Sequence[int], call_s: float = 0.0) -> Vectors:
+    """The vectors of an honest member, after ``call_s`` seconds."""
+    engine = FakeEngine()
+    engine.latency_s = call_s
+    batch = asyncio.run(engine.answer(work, nonces))
+    assert isinstance(batch, ProofBatch), "this engine defers nothing"  # noqa: S101
+    return dict(zip(batch.nonces, batch.values, strict=True))
