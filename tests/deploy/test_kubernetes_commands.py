@@ -10,16 +10,28 @@ import pytest
 from typer.main import get_command
 
 from benchmarks.fleet.fake_member import FakeMember
-from deploy.manifests import command, container, of_kind, plain_values, probes, workloads, written
+from deploy.manifests import (
+    KUBERNETES,
+    built,
+    command,
+    container,
+    of_kind,
+    plain_values,
+    probes,
+    workloads,
+    written,
+)
 from fleet.servers import RunningFleet
 from gateway.serving import serving
 from proofserve.cli.main import app
 from proofserve.cli.serve import GATEWAY_OPTIONS, NODE_OPTIONS
+from proofserve.fleet.verification.records import AfterConviction
 from proofserve.settings.fleet import FleetSettings
 from proofserve.settings.gateway import GatewaySettings
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.fleet import _require_safe
 from proofserve.wiring.gateway import plan_of
+from proofserve.wiring.verification.policy import policy_of
 
 pytestmark = pytest.mark.anyio
 
@@ -155,6 +167,17 @@ async def test_the_queue_is_shown_to_those_with_a_viewers_key(
         shown = await fleet.http.get(path, headers=headers)
     assert shown.status_code == 200
     assert f"\n{trigger['metadata']['valueLocation']} 0.0\n" in shown.text
+
+
+def test_the_controllers_have_a_policy_where_there_are_workers() -> None:
+    controller = of_kind(built("many-cards"), "Deployment")["controller"]
+    file = Path(plain_values(controller)["FLEET_POLICY"])
+    (mount,) = [m for m in container(controller)["volumeMounts"] if m["name"] == "policy"]
+    assert file.parent == Path(mount["mountPath"])
+    policy = policy_of(KUBERNETES / "components" / "workers" / file.name)
+    assert policy is not None
+    assert policy.default is not None
+    assert policy.default.conviction is AfterConviction.CORDON
 
 
 def test_values_in_the_manifests_are_none_of_settings() -> None:
