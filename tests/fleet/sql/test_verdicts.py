@@ -1,33 +1,27 @@
 """Jobs and verdicts as rows: one verdict for a job, and what follows from a conviction."""
 
 import json
-import time
-import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from proofserve.fleet.records import Lane, Wish
+from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.records import (
     AfterConviction,
-    JobCause,
     JobFinding,
     JobPhase,
     MemberVerdict,
     VerdictOutcome,
     VerificationJob,
-    VerificationRule,
 )
 from proofserve.outbox.schedule import CallbackPolicy
 
-from .support import a_lane, a_spec, nonces_of, vectors_of
+from .support import MARK, a_job, vectors_of
 
 pytestmark = pytest.mark.anyio
 
-MARK = VerificationRule(nonces=4, every_s=1)
 FRAUD = JobFinding(
     VerdictOutcome.FRAUD,
     seconds=0.5,
@@ -41,35 +35,6 @@ FRAUD = JobFinding(
     report={"lines": ["too far"]},
 )
 ABSTAINED = JobFinding(VerdictOutcome.ABSTAINED, 0.1, reason="too few nonces")
-
-
-async def a_job(
-    store: FleetStore, rule: VerificationRule = MARK, sizes: Sequence[int] = (8,)
-) -> tuple[VerificationJob, Lane]:
-    """A job about all artifacts of a new lane, which has a batch of each of ``sizes``."""
-    opened, lane = await a_lane(store, a_spec(uuid.uuid4().hex))
-    start = 0
-    for size in sizes:
-        found = vectors_of(nonces_of(opened, lane, start, size))
-        await store.ingest(opened, lane, f"k{start}", found)
-        start += size
-    job = VerificationJob(
-        id=uuid.uuid4().hex,
-        member_id=lane.member_id,
-        round_number=opened.number,
-        lane=lane.lane,
-        cause=JobCause.POLICY,
-        queue="weights:aa",
-        rule=rule,
-        weights_digest="aa",
-        model="toy",
-        seed="seed",
-        after_batch=0,
-        through_batch=(await store.verdicts.newest_batches(opened.number))[lane.lane],
-        asked_at=time.time(),
-    )
-    await store.verdicts.add([job])
-    return job, lane
 
 
 async def convicted(store: FleetStore, job: VerificationJob) -> MemberVerdict:

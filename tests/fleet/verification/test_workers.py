@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from fleet.servers import until
-from fleet.verification.support import a_job, a_worker
-from proofserve.fleet.records import Desired, FleetView, Wish
+from fleet.verification.support import a_job, a_worker, control_of
+from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.controlling import VerificationControl
-from proofserve.fleet.verification.durable import JobSender
-from proofserve.fleet.verification.policy import VerificationPolicy
 from proofserve.fleet.verification.records import (
     AfterConviction,
     JobFinding,
@@ -20,7 +17,6 @@ from proofserve.fleet.verification.records import (
     VerdictOutcome,
     VerificationRule,
 )
-from proofserve.fleet.watch import Overview
 from support.models import TINY_THRESHOLD
 
 pytestmark = pytest.mark.anyio
@@ -33,12 +29,6 @@ RULE = VerificationRule(
 )
 
 
-class NothingDue:
-    """The part of a watch that the control reads, for a fleet in which no sample is due."""
-
-    current = Overview(FleetView(0.0, (), Desired(), ()), (), (), {}, None)
-
-
 @pytest.mark.slow  # each worker process imports torch: some 15 s of processor time
 async def test_a_killed_workers_job_goes_to_another_and_gets_one_verdict(
     tmp_path: Path, tiny: Path
@@ -49,9 +39,7 @@ async def test_a_killed_workers_job_goes_to_another_and_gets_one_verdict(
         few = await a_job(store, tiny, "few", VerificationRule(nonces=100, dist_threshold=0.03))
         fraud = await a_job(store, tiny, "fraud", RULE, four_bits=True)
         verdicts = store.verdicts
-        policy = VerificationPolicy()
-        control = VerificationControl(verdicts, NothingDue(), policy, lambda: JobSender(database))  # type: ignore[arg-type]
-        sending = asyncio.create_task(control.run())
+        sending = asyncio.create_task(control_of(store, database).run())
         with ExitStack() as running:
             first = running.enter_context(a_worker(tmp_path, database, tiny, "first"))
 
