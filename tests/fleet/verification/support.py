@@ -19,7 +19,12 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import VerificationControl
 from proofserve.fleet.verification.durable import JobSender
 from proofserve.fleet.verification.policy import VerificationPolicy, queue_name
-from proofserve.fleet.verification.records import JobCause, VerificationJob, VerificationRule
+from proofserve.fleet.verification.records import (
+    AfterConviction,
+    JobCause,
+    VerificationJob,
+    VerificationRule,
+)
 from proofserve.fleet.watch import Overview
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
@@ -27,8 +32,16 @@ from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import RoundSpec, Workload
 from proofserve.rounds.state import Move
 from support.four_bits import engine_of
+from support.models import TINY_THRESHOLD
 
 STORED = 24
+RULE = VerificationRule(
+    nonces=12,
+    every_s=1,
+    dist_threshold=float(TINY_THRESHOLD),
+    p_mismatch=0.01,
+    conviction=AfterConviction.CORDON,
+)
 
 
 class NothingDue:

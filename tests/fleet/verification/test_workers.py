@@ -7,26 +7,17 @@ from pathlib import Path
 import pytest
 
 from fleet.servers import until
-from fleet.verification.support import a_job, a_worker, control_of
+from fleet.verification.support import RULE, a_job, a_worker, control_of
 from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.records import (
-    AfterConviction,
     JobFinding,
     JobPhase,
     VerdictOutcome,
     VerificationRule,
 )
-from support.models import TINY_THRESHOLD
 
 pytestmark = pytest.mark.anyio
-RULE = VerificationRule(
-    nonces=12,
-    every_s=1,
-    dist_threshold=float(TINY_THRESHOLD),
-    p_mismatch=0.01,
-    conviction=AfterConviction.CORDON,
-)
 
 
 @pytest.mark.slow  # each worker process imports torch: some 15 s of processor time
