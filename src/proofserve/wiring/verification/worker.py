@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from proofserve.engines.checkpoints.digest import weights_digest
@@ -14,7 +15,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import WORKER_LOCK
 from proofserve.fleet.verification.durable import JobRunner, Tries
 from proofserve.fleet.verification.policy import queue_name
-from proofserve.fleet.verification.records import VerificationTask
+from proofserve.fleet.verification.records import JobFinding, VerificationTask
 from proofserve.lab.client.errors import NodeError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import EngineFault
@@ -33,6 +34,19 @@ async def run_worker(settings: FleetWorkerSettings) -> None:
     Raises ValueError for settings that cannot be, NewerDatabase and StoreUnavailable.
     """
     folders = queues_of(settings.model)
+    checker = SampleChecker(_checkpoints(settings, folders))
+    await take_jobs(settings, tuple(folders), checker.check)
+
+
+async def take_jobs(
+    settings: FleetWorkerSettings,
+    queues: tuple[str, ...],
+    check: Callable[[VerificationTask], JobFinding],
+) -> None:
+    """Give the jobs of ``queues`` to ``check``, in a thread, one at a time, until a signal.
+
+    Raises NewerDatabase and StoreUnavailable.
+    """
     name = settings.worker_name or socket.gethostname()
     worker = f"{WORKER_LOCK}{name}-{uuid.uuid4().hex[:8]}"
     stop = asyncio.Event()
@@ -43,12 +57,12 @@ async def run_worker(settings: FleetWorkerSettings) -> None:
         if not await lock.take():
             raise StoreUnavailable(f"the lock {worker} of the fleet's database cannot be had")
         async with beside("worker-lock", _hold(lock)):
-            jobs = _Jobs(store, SampleChecker(_checkpoints(settings, folders)), worker)
+            jobs = _Jobs(store, check, worker)
             tries = Tries(settings.attempts, _is_passing)
-            runner = JobRunner(settings.database, worker, tuple(folders), jobs.verify, tries)
+            runner = JobRunner(settings.database, worker, queues, jobs.verify, tries)
             try:
                 await asyncio.to_thread(runner.start)
-                _logger.info("worker %s takes jobs of %s", worker, ", ".join(folders))
+                _logger.info("worker %s takes jobs of %s", worker, ", ".join(queues))
                 await stop.wait()
             finally:
                 await asyncio.to_thread(runner.close, settings.stop_wait_sec)
@@ -58,9 +72,11 @@ async def run_worker(settings: FleetWorkerSettings) -> None:
 class _Jobs:
     """Runs in the threads of the queues; the database belongs to the loop of the process."""
 
-    def __init__(self, store: FleetStore, checker: SampleChecker, worker: str) -> None:
+    def __init__(
+        self, store: FleetStore, check: Callable[[VerificationTask], JobFinding], worker: str
+    ) -> None:
         self._store = store.verdicts
-        self._checker = checker
+        self._check = check
         self._worker = worker
         self._loop = asyncio.get_running_loop()
 
@@ -70,7 +86,7 @@ class _Jobs:
         if task is None:
             _logger.info("job %s has ended before", job_id)
             return
-        found = self._checker.check(task)
+        found = self._check(task)
         finish = self._store.finish(task.job, found)
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
         what = f"{found.outcome} after {found.nonces} nonces, {found.seconds:.2f} s"
