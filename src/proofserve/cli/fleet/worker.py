@@ -2,11 +2,11 @@
 
 import asyncio
 import inspect
-import logging
 from typing import Any
 
 import typer
 
+from proofserve.cli.fleet.process_log import start_log
 from proofserve.cli.fleet.serve import REFUSED
 from proofserve.cli.serve import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
@@ -33,10 +33,7 @@ def worker(**given: Any) -> None:
         typer.echo(text, err=True)
         raise typer.Exit(REFUSED) from error
     chosen = WORKER_OPTIONS.chosen(given)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    start_log()
     try:
         asyncio.run(run_worker(chosen))
     except (ValueError, OSError, OutboxUnavailable) as error:
