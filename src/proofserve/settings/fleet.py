@@ -12,20 +12,21 @@ from proofserve.settings.toml_file import TomlTable, read_toml
 
 # Prefix of the controller's variables.
 PREFIX = "FLEET_"
+# Of the controller and its workers. Errors hide their input, which may be a key.
+CONFIG = SettingsConfigDict(
+    env_prefix=PREFIX,
+    frozen=True,
+    env_ignore_empty=True,
+    hide_input_in_errors=True,
+    allow_inf_nan=False,
+    use_attribute_docstrings=True,
+)
 
 
 class FleetSettings(BaseSettings):
     """The settings of a controller; each field is a variable and an option of ``fleet serve``."""
 
-    # Errors hide their input, which may be a key.
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        frozen=True,
-        env_ignore_empty=True,
-        hide_input_in_errors=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
+    model_config = CONFIG
 
     host: str = "127.0.0.1"
     """Address to listen on."""
