@@ -96,6 +96,8 @@ class FleetSettings(BaseSettings):
     """Secret that signs callbacks to the network; better as a variable than as an option."""
     keep_results_sec: float = Field(86_400.0, ge=0)
     """Delivered results and callbacks are deleted after this time, seconds; 0: never."""
+    keep_verdicts_days: float = Field(0.0, ge=0)
+    """Verdicts are deleted after this time, days, but for each member's newest; 0: never."""
     shutdown_flush_sec: float = Field(5.0, ge=0)
     """Longest time for due callbacks when the controller ends, seconds."""
 

@@ -50,11 +50,11 @@ class NothingDue:
     current = Overview(FleetView(0.0, (), Desired(), ()), (), (), {}, None)
 
 
-def control_of(store: FleetStore, database: str) -> VerificationControl:
+def control_of(store: FleetStore, database: str, keep_s: float = 0.0) -> VerificationControl:
     """The leader's part of verification, for jobs that a test makes."""
     watch: Any = NothingDue()
     sender = partial(JobSender, database)
-    return VerificationControl(store.verdicts, watch, VerificationPolicy(), sender)
+    return VerificationControl(store.verdicts, watch, VerificationPolicy(), sender, keep_s)
 
 
 async def a_job(

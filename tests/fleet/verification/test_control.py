@@ -12,9 +12,11 @@ from fleet.sql.support import MARK, a_job
 from fleet.verification.support import control_of
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.durable import JobSender
-from proofserve.fleet.verification.records import JobPhase, VerdictOutcome
+from proofserve.fleet.verification.records import JobFinding, JobPhase, VerdictOutcome
 
 pytestmark = pytest.mark.anyio
+
+ABSTAINED = JobFinding(VerdictOutcome.ABSTAINED, 0.1, reason="no checkpoint")
 
 
 @pytest.fixture
@@ -78,3 +80,22 @@ async def test_a_job_whose_workers_all_die_is_given_up_without_a_verdict_of_frau
     assert sender.progress([job.id])[job.id].ended
     view = await store.verdicts.view()
     assert view.jobs[JobPhase.FAILED] == 1
+
+
+async def test_old_verdicts_are_deleted_and_the_newest_of_a_member_stays(
+    store: FleetStore, sender: JobSender, database: str
+) -> None:
+    first, _ = await a_job(store)
+    newest = replace(first, id="newest")
+    await store.verdicts.add([newest])
+    control = control_of(store, database, keep_s=1e-6)
+    await control.step(sender)
+    for job in (first, newest):
+        await store.verdicts.finish(job, ABSTAINED)
+        sender.cancel(job)
+    await control.step(sender)
+    left = await store.verdicts.page(None, 0, 10)
+    assert [each.id for each in left] == [newest.id]
+    assert await store.verdicts.find_job(first.id) is None
+    assert set(sender.progress([first.id, newest.id])) == {newest.id}
+    assert (await store.verdicts.view()).outcomes == {VerdictOutcome.ABSTAINED: 2}
