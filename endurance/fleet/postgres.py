@@ -75,6 +75,8 @@ class Postgres:
         with psycopg.connect(self._url, autocommit=True) as connection:
             connection.execute(_END_OTHERS)
             connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+            # The queues of verification (ADR 38).
+            connection.execute("DROP SCHEMA IF EXISTS proofserve_jobs CASCADE")
         return self._url
 
     @property

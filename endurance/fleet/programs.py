@@ -16,6 +16,7 @@ from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
 from proofserve.settings.fleet_worker import FleetWorkerSettings
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
+from proofserve.wiring.verification.checking import SampleChecker
 from proofserve.wiring.verification.worker import run_worker
 
 MODEL = TOY_ENGINE_INFO.model_names[0]
@@ -43,7 +44,8 @@ def worker(database: str, name: str, call_s: float) -> None:
     """``proofserve fleet worker``, which recomputes by the fake engine and not by a checkpoint."""
     _log_to_stderr()
     settings = FleetWorkerSettings(database=database, worker_name=name, forward_batch=4)
-    asyncio.run(run_worker(settings, [TOY_QUEUE], ToyTruths(call_s)))
+    checker = SampleChecker(ToyTruths(call_s), settings.forward_batch)
+    asyncio.run(run_worker(settings, [TOY_QUEUE], checker.check))
 
 
 def _log_to_stderr() -> None:

@@ -3,27 +3,17 @@
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from endurance.fleet.postgres import NoPostgres, Postgres, postgres
+from endurance.fleet.postgres import Postgres
 from fleet.servers import ROUND, FakeMember, RunningFleet, Serving, fleet_of, members, until
 from support.controllers import controller
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    try:
-        with postgres() as started:
-            yield started
-    except NoPostgres as error:
-        pytest.skip(f"no PostgreSQL can be started here: {error}")
 
 
 async def get(url: str, path: str) -> Any:

@@ -12,20 +12,21 @@ from proofserve.settings.toml_file import TomlTable, read_toml
 
 # Prefix of the controller's variables.
 PREFIX = "FLEET_"
+# Of the controller and its workers. Errors hide their input, which may be a key.
+CONFIG = SettingsConfigDict(
+    env_prefix=PREFIX,
+    frozen=True,
+    env_ignore_empty=True,
+    hide_input_in_errors=True,
+    allow_inf_nan=False,
+    use_attribute_docstrings=True,
+)
 
 
 class FleetSettings(BaseSettings):
     """The settings of a controller; each field is a variable and an option of ``fleet serve``."""
 
-    # Errors hide their input, which may be a key.
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        frozen=True,
-        env_ignore_empty=True,
-        hide_input_in_errors=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
+    model_config = CONFIG
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -95,6 +96,8 @@ class FleetSettings(BaseSettings):
     """Secret that signs callbacks to the network; better as a variable than as an option."""
     keep_results_sec: float = Field(86_400.0, ge=0)
     """Delivered results and callbacks are deleted after this time, seconds; 0: never."""
+    keep_verdicts_days: float = Field(0.0, ge=0)
+    """Verdicts are deleted after this time, days, but for each member's newest; 0: never."""
     shutdown_flush_sec: float = Field(5.0, ge=0)
     """Longest time for due callbacks when the controller ends, seconds."""
 

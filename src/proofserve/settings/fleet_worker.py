@@ -1,23 +1,16 @@
 """Settings of a fleet's worker: its variables, which are also options."""
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings
 
-from proofserve.settings.fleet import PREFIX
+from proofserve.settings.fleet import CONFIG
 from proofserve.settings.node import Texts
 
 
 class FleetWorkerSettings(BaseSettings):
     """The settings of a worker; each field is a variable and an option of ``fleet worker``."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        frozen=True,
-        env_ignore_empty=True,
-        hide_input_in_errors=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
+    model_config = CONFIG
 
     database: str = "proofserve-fleet.sqlite"
     """The database of the fleet: SQLite file, or postgresql://USER:PASSWORD@HOST/NAME."""

@@ -58,6 +58,7 @@ _logger = logging.getLogger(__name__)
 
 # How long connections may take to close after the last answer, seconds.
 _CLOSE_S = 5
+_DAY_S = 86_400.0
 
 
 @asynccontextmanager
@@ -229,4 +230,5 @@ def _verification(
     if policy is None:
         return None
     open_sender = partial(JobSender, settings.database)
-    return VerificationControl(store.verdicts, watch, policy, open_sender)
+    keep_s = settings.keep_verdicts_days * _DAY_S
+    return VerificationControl(store.verdicts, watch, policy, open_sender, keep_s)

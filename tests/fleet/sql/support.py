@@ -1,6 +1,8 @@
-"""Small rounds, members and callbacks of them."""
+"""Small rounds, members, callbacks of them, and jobs about them."""
 
 import json
+import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 from proofserve.fleet.callback_reader import read
 from proofserve.fleet.records import FleetRound, Lane, MemberSource, MemberVectors, MemberWinners
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.verification.records import JobCause, VerificationJob, VerificationRule
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
@@ -17,6 +20,7 @@ from proofserve.rounds.records import RoundSpec, Target, Workload
 
 WIDTH = 12
 R_TARGET = 1.4
+MARK = VerificationRule(nonces=4, every_s=1)
 
 
 def a_spec(round_id: str = "r1", url: str | None = None, roots: bool = False) -> RoundSpec:
@@ -109,3 +113,32 @@ async def send(
     """What the fleet does with a callback."""
     found = read(json.dumps(body).encode(), opened, lane.lane)
     return await store.ingest(opened, lane, key, found)
+
+
+async def a_job(
+    store: FleetStore, rule: VerificationRule = MARK, sizes: Sequence[int] = (8,)
+) -> tuple[VerificationJob, Lane]:
+    """A job about all artifacts of a new lane, which has a batch of each of ``sizes``."""
+    opened, lane = await a_lane(store, a_spec(uuid.uuid4().hex))
+    start = 0
+    for size in sizes:
+        found = vectors_of(nonces_of(opened, lane, start, size))
+        await store.ingest(opened, lane, f"k{start}", found)
+        start += size
+    job = VerificationJob(
+        id=uuid.uuid4().hex,
+        member_id=lane.member_id,
+        round_number=opened.number,
+        lane=lane.lane,
+        cause=JobCause.POLICY,
+        queue="weights:aa",
+        rule=rule,
+        weights_digest="aa",
+        model="toy",
+        seed="seed",
+        after_batch=0,
+        through_batch=(await store.verdicts.newest_batches(opened.number))[lane.lane],
+        asked_at=time.time(),
+    )
+    await store.verdicts.add([job])
+    return job, lane

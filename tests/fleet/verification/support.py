@@ -7,23 +7,54 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from proofserve.engines.checkpoints.digest import weights_digest
-from proofserve.fleet.records import MemberSource, MemberVectors
+from proofserve.fleet.records import Desired, FleetView, MemberSource, MemberVectors
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.policy import queue_name
-from proofserve.fleet.verification.records import JobCause, VerificationJob, VerificationRule
+from proofserve.fleet.verification.controlling import VerificationControl
+from proofserve.fleet.verification.durable import JobSender
+from proofserve.fleet.verification.policy import VerificationPolicy, queue_name
+from proofserve.fleet.verification.records import (
+    AfterConviction,
+    JobCause,
+    VerificationJob,
+    VerificationRule,
+)
+from proofserve.fleet.watch import Overview
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import RoundSpec, Workload
 from proofserve.rounds.state import Move
 from support.four_bits import engine_of
+from support.models import TINY_THRESHOLD
 
 STORED = 24
+RULE = VerificationRule(
+    nonces=12,
+    every_s=1,
+    dist_threshold=float(TINY_THRESHOLD),
+    p_mismatch=0.01,
+    conviction=AfterConviction.CORDON,
+)
+
+
+class NothingDue:
+    """The part of a watch that the control reads, for a fleet in which no sample is due."""
+
+    current = Overview(FleetView(0.0, (), Desired(), ()), (), (), {}, None)
+
+
+def control_of(store: FleetStore, database: str, keep_s: float = 0.0) -> VerificationControl:
+    """The leader's part of verification, for jobs that a test makes."""
+    watch: Any = NothingDue()
+    sender = partial(JobSender, database)
+    return VerificationControl(store.verdicts, watch, VerificationPolicy(), sender, keep_s)
 
 
 async def a_job(

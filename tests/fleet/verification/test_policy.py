@@ -1,11 +1,21 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from proofserve.fleet.verification.records import AfterConviction
+from fleet.records import DISTANCE, GENERATING, ROUND, condition_of, lane, member, seen
+from proofserve.fleet.records import Desired, FleetView, LaneProgress
+from proofserve.fleet.verification.policy import VerificationPolicy, due, is_due
+from proofserve.fleet.verification.records import AfterConviction, VerificationRule
+from proofserve.fleet.watch import Overview
+from proofserve.rounds.state import State
 from proofserve.wiring.verification.policy import policy_of
 
 GOOD = "[default]\nevery_sec = 5\nnonces = 4\ndist_threshold = 0.03\n"
+
+
+A, B, C = (VerificationRule(nonces=number) for number in (1, 2, 3))
+RULE = VerificationRule(nonces=10, every_s=60.0)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -43,3 +53,68 @@ def test_a_member_has_its_own_fields_and_the_others_of_the_default(tmp_path: Pat
 def test_a_bad_policy_names_the_table_and_the_field(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         policy_of(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (VerificationPolicy(A, {"m": B}, {"toy": C}), B),
+        (VerificationPolicy(A, {"http://m:8000": B}, {"toy": C}), B),
+        (VerificationPolicy(A, {"other": B}, {"toy": C}), C),
+        (VerificationPolicy(A, {"other": B}, {"other": C}), A),
+        (VerificationPolicy(None, {"other": B}, {"other": C}), None),
+    ],
+)
+def test_a_member_has_the_rule_of_its_name_else_of_its_model_else_the_default(
+    policy: VerificationPolicy, rule: VerificationRule | None
+) -> None:
+    assert policy.rule_of(condition_of(member(seen()))) is rule
+
+
+def test_a_member_that_never_answered_has_no_model() -> None:
+    assert VerificationPolicy(A, {}, {"toy": C}).rule_of(condition_of(member())) is A
+
+
+@pytest.mark.parametrize(
+    ("stored", "sampled_at", "rule", "expected"),
+    [
+        (9, None, RULE, False),
+        (10, None, RULE, True),
+        (10, 941.0, RULE, False),
+        (10, 940.0, RULE, True),
+        (49, None, replace(RULE, every_nonces=50), False),
+        (50, 940.0, replace(RULE, every_nonces=50), True),
+        (50, 999.0, replace(RULE, every_nonces=50), False),
+        (50, 999.0, replace(RULE, every_nonces=50, every_s=None), True),
+    ],
+)
+def test_a_sample_is_due_when_enough_is_new_and_the_time_has_come(
+    stored: int, sampled_at: float | None, rule: VerificationRule, expected: bool
+) -> None:
+    progress = LaneProgress(lane(), 3, 7 + stored, None, sampled_at, 2, sampled_stored=7)
+    assert is_due(progress, rule, 1000.0) is expected
+
+
+def overview_of(desired: Desired) -> Overview:
+    """The lanes 0 of the member m and 1 of a member that was removed, both with enough."""
+    lanes = (lane(0), lane(1, member_id="removed"))
+    view = FleetView(1000.0, (), desired, tuple(LaneProgress(e, 1, 99, None) for e in lanes))
+    return Overview(view, (condition_of(member(seen())),), lanes, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("desired", "busy", "expected"),
+    [
+        (GENERATING, set(), [0]),
+        (Desired(State.STOPPED, ROUND), set(), [0]),
+        (GENERATING, {(ROUND.number, 0)}, []),
+        (GENERATING, {(ROUND.number + 1, 0)}, [0]),
+        (Desired(State.GENERATING, DISTANCE), set(), []),
+        (Desired(), set(), []),
+    ],
+)
+def test_samples_are_due_of_known_members_lanes_without_an_open_job(
+    desired: Desired, busy: set[tuple[int, int]], expected: list[int]
+) -> None:
+    found = list(due(overview_of(desired), VerificationPolicy(RULE), busy))
+    assert [progress.lane.lane for progress, _ in found] == expected

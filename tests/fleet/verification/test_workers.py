@@ -1,68 +1,45 @@
 """Jobs in real worker processes; one of them is killed in mid-verification."""
 
 import asyncio
+import subprocess
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fleet.servers import until
-from fleet.verification.support import a_job, a_worker
-from proofserve.fleet.records import Desired, FleetView, Wish
+from fleet.verification.support import RULE, a_job, a_worker, control_of
+from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.controlling import VerificationControl
-from proofserve.fleet.verification.durable import JobSender
-from proofserve.fleet.verification.policy import VerificationPolicy
 from proofserve.fleet.verification.records import (
-    AfterConviction,
     JobFinding,
     JobPhase,
     VerdictOutcome,
     VerificationRule,
 )
-from proofserve.fleet.watch import Overview
-from support.models import TINY_THRESHOLD
 
 pytestmark = pytest.mark.anyio
-RULE = VerificationRule(
-    nonces=12,
-    every_s=1,
-    dist_threshold=float(TINY_THRESHOLD),
-    p_mismatch=0.01,
-    conviction=AfterConviction.CORDON,
-)
-
-
-class NothingDue:
-    """The part of a watch that the control reads, for a fleet in which no sample is due."""
-
-    current = Overview(FleetView(0.0, (), Desired(), ()), (), (), {}, None)
 
 
 @pytest.mark.slow  # each worker process imports torch: some 15 s of processor time
 async def test_a_killed_workers_job_goes_to_another_and_gets_one_verdict(
-    tmp_path: Path, tiny: Path
+    tmp_path: Path, tiny: Path, url: str
 ) -> None:
-    database = str(tmp_path / "fleet.sqlite")
-    async with await FleetStore.open(database) as store:
+    async with await FleetStore.open(url) as store:
         honest = await a_job(store, tiny, "honest", RULE)
         few = await a_job(store, tiny, "few", VerificationRule(nonces=100, dist_threshold=0.03))
         fraud = await a_job(store, tiny, "fraud", RULE, four_bits=True)
         verdicts = store.verdicts
-        policy = VerificationPolicy()
-        control = VerificationControl(verdicts, NothingDue(), policy, lambda: JobSender(database))  # type: ignore[arg-type]
-        sending = asyncio.create_task(control.run())
+        sending = asyncio.create_task(control_of(store, url).run())
         with ExitStack() as running:
-            first = running.enter_context(a_worker(tmp_path, database, tiny, "first"))
+            first = running.enter_context(a_worker(tmp_path, url, tiny, "first"))
 
-            async def at_work() -> bool:
-                return any(j.state is JobPhase.RUNNING for j in await verdicts.open_jobs())
-
-            while not await at_work():
-                assert first.poll() is None, (tmp_path / "first.log").read_text()
+            await until(partial(is_at_work, store, 1, first), 120)
             first.kill()
             lost = await verdicts.open_jobs()
-            running.enter_context(a_worker(tmp_path, database, tiny, "second"))
+            running.enter_context(a_worker(tmp_path, url, tiny, "second"))
 
             async def all_ended() -> bool:
                 return not await verdicts.open_jobs()
@@ -83,3 +60,33 @@ async def test_a_killed_workers_job_goes_to_another_and_gets_one_verdict(
     }
     assert "too few nonces: the lane has 24 of 100" in (found[few.id].reason or "")
     assert wishes == {"honest": Wish.ACTIVE, "fraud": Wish.CORDONED, "few": Wish.ACTIVE}
+
+
+@pytest.mark.slow
+async def test_a_job_that_outlives_its_workers_is_given_up(
+    tmp_path: Path, tiny: Path, url: str
+) -> None:
+    async with await FleetStore.open(url) as store:
+        job = await a_job(store, tiny, "honest", replace(RULE, attempts=2))
+        sending = asyncio.create_task(control_of(store, url).run())
+        for attempt in (1, 2):
+            with a_worker(tmp_path, url, tiny, f"worker{attempt}") as worker:
+                await until(partial(is_at_work, store, attempt, worker), 120)
+                worker.kill()
+
+        async def given_up() -> bool:
+            return await store.verdicts.find(job.id) is not None
+
+        await until(given_up)
+        sending.cancel()
+        (found,) = await store.verdicts.page(None, 0, 10)
+        (member,) = await store.members()
+    assert found.outcome is VerdictOutcome.ABSTAINED
+    assert found.reason == "the job failed: 2 workers ended while they computed it"
+    assert member.wish is Wish.ACTIVE
+
+
+async def is_at_work(store: FleetStore, attempt: int, worker: subprocess.Popen[bytes]) -> bool:
+    assert worker.poll() is None, "the worker has ended: its log says why"
+    jobs = await store.verdicts.open_jobs()
+    return any(each.state is JobPhase.RUNNING and each.attempts == attempt for each in jobs)

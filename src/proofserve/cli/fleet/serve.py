@@ -1,11 +1,11 @@
 """``proofserve fleet serve``: its options are the settings of a controller."""
 
 import inspect
-import logging
 from typing import Any
 
 import typer
 
+from proofserve.cli.fleet.process_log import start_log
 from proofserve.cli.serve import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.fleet import FleetSettings
@@ -34,11 +34,7 @@ def serve(**given: Any) -> None:
         typer.echo(f"{error.name} is not installed: pip install 'proofserve[fleet]'", err=True)
         raise typer.Exit(REFUSED) from error
     chosen = FLEET_OPTIONS.chosen(given)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # One line for each look at each member would be too many.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    start_log()
     try:
         run_fleet(chosen)
     except (ValueError, OSError, OutboxUnavailable) as error:

@@ -2,11 +2,11 @@
 
 import asyncio
 import inspect
-import logging
 from typing import Any
 
 import typer
 
+from proofserve.cli.fleet.process_log import start_log
 from proofserve.cli.fleet.serve import REFUSED
 from proofserve.cli.serve import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
@@ -34,14 +34,11 @@ def worker(**given: Any) -> None:
         typer.echo(text, err=True)
         raise typer.Exit(REFUSED) from error
     chosen = WORKER_OPTIONS.chosen(given)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    start_log()
     try:
         found = checkpoints.worker_checkpoints(chosen)
-        source = checkpoints.CheckpointTruths(found)
-        asyncio.run(run_worker(chosen, tuple(found.folders), source))
+        checker = checkpoints.checker_of(chosen, found)
+        asyncio.run(run_worker(chosen, tuple(found.folders), checker.check))
     except (ValueError, OSError, OutboxUnavailable) as error:
         typer.echo(f"proofserve fleet worker: {error}", err=True)
         raise typer.Exit(REFUSED) from error

@@ -32,7 +32,8 @@ class VerificationControl:
     """Makes jobs by the policy, sends them, and gives those of dead workers to others.
 
     Run one at a time, by the leader. The rows are the truth: whatever is interrupted, the next pass
-    repairs. ``open_sender`` connects to the queues; it is called in a thread.
+    repairs. ``open_sender`` connects to the queues; it is called in a thread. Verdicts are deleted
+    after ``keep_s`` seconds, 0 for never; the newest one of each member stays.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class VerificationControl:
         watch: FleetWatch,
         policy: VerificationPolicy,
         open_sender: Callable[[], JobSender],
+        keep_s: float = 0.0,
     ) -> None:
         self._store = store
         self._watch = watch
         self._policy = policy
         self._open_sender = open_sender
+        self._keep_s = keep_s
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -112,6 +115,9 @@ class VerificationControl:
             elif progress[job.id].ended:
                 await self._give_up(job, progress[job.id].error)
         await self._replace_dead_workers(sender, open_jobs, progress)
+        if self._keep_s and (old := await self._store.old(self._keep_s)):
+            await asyncio.to_thread(sender.forget, old)
+            await self._store.delete(old)
 
     async def _due(self, open_jobs: Sequence[VerificationJob]) -> list[VerificationJob]:
         overview = self._watch.current

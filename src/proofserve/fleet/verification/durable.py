@@ -100,6 +100,10 @@ class JobSender:
     def cancel(self, job: VerificationJob) -> None:
         self._client.cancel_workflow(job.id)
 
+    def forget(self, job_ids: Sequence[str]) -> None:
+        """Delete what the queues know of jobs that have ended."""
+        self._client.delete_workflows(list(job_ids))
+
     def close(self) -> None:
         self._client.destroy()
         self._engine.dispose()

@@ -49,7 +49,7 @@ class SampleChecker:
     ``at_once`` nonces are recomputed in one forward. ``member_key`` has members open their roots.
     """
 
-    def __init__(self, source: TruthSource, at_once: int, member_key: str | None) -> None:
+    def __init__(self, source: TruthSource, at_once: int, member_key: str | None = None) -> None:
         self._source = source
         self._at_once = at_once
         self._member_key = member_key

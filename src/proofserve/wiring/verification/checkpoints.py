@@ -14,6 +14,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.settings.fleet_worker import FleetWorkerSettings
 from proofserve.wiring.judges import JudgingOptions
 from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.wiring.verification.checking import SampleChecker
 from proofserve.wiring.verification.judging import Truth
 
 
@@ -71,6 +72,12 @@ def worker_checkpoints(settings: FleetWorkerSettings) -> WorkerCheckpoints:
             raise ValueError(f"--model {text}: {error}") from error
         found |= {queue_name(digest, None): folder, queue_name(None, folder.name): folder}
     return WorkerCheckpoints(found, settings.device, settings.dtype, settings.forward_batch)
+
+
+def checker_of(settings: FleetWorkerSettings, checkpoints: WorkerCheckpoints) -> SampleChecker:
+    key = settings.member_key
+    secret = None if key is None else key.get_secret_value()
+    return SampleChecker(CheckpointTruths(checkpoints), settings.forward_batch, secret)
 
 
 def _no_work(*_: object) -> NoReturn:

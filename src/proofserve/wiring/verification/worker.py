@@ -15,11 +15,11 @@ from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import WORKER_LOCK
 from proofserve.fleet.verification.durable import JobRunner, Tries
+from proofserve.fleet.verification.records import JobFinding, VerificationTask
 from proofserve.lab.client.errors import NodeError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet_worker import FleetWorkerSettings
-from proofserve.wiring.verification.checking import SampleChecker, TruthSource
 
 _logger = logging.getLogger(__name__)
 
@@ -31,9 +31,11 @@ _DATABASE_S, _AGAIN_S = 120.0, 1.0
 
 
 async def run_worker(
-    settings: FleetWorkerSettings, queues: Sequence[str], source: TruthSource
+    settings: FleetWorkerSettings,
+    queues: Sequence[str],
+    check: Callable[[VerificationTask], JobFinding],
 ) -> None:
-    """Take jobs from ``queues`` until SIGTERM or SIGINT, and judge them by ``source``.
+    """Give the jobs of ``queues`` to ``check``, in a thread, one at a time, until a signal.
 
     Raises ValueError for another database than SQLite or PostgreSQL, NewerDatabase and
     StoreUnavailable.
@@ -48,10 +50,7 @@ async def run_worker(
         if not await lock.take():
             raise StoreUnavailable(f"the lock {worker} of the fleet's database cannot be had")
         async with beside("worker-lock", _hold(lock)):
-            key = settings.member_key
-            secret = None if key is None else key.get_secret_value()
-            checker = SampleChecker(source, settings.forward_batch, secret)
-            jobs = _Jobs(store, checker, worker)
+            jobs = _Jobs(store, check, worker)
             tries = Tries(settings.attempts, _is_passing)
             runner = JobRunner(settings.database, worker, tuple(queues), jobs.verify, tries)
             try:
@@ -66,9 +65,11 @@ async def run_worker(
 class _Jobs:
     """Runs in the threads of the queues; the database belongs to the loop of the process."""
 
-    def __init__(self, store: FleetStore, checker: SampleChecker, worker: str) -> None:
+    def __init__(
+        self, store: FleetStore, check: Callable[[VerificationTask], JobFinding], worker: str
+    ) -> None:
         self._store = store.verdicts
-        self._checker = checker
+        self._check = check
         self._worker = worker
         self._loop = asyncio.get_running_loop()
 
@@ -78,7 +79,7 @@ class _Jobs:
         if task is None:
             _logger.info("job %s has ended before", job_id)
             return
-        found = self._checker.check(task)
+        found = self._check(task)
         self._stored(partial(self._store.finish, task.job, found))
         what = f"{found.outcome} after {found.nonces} nonces, {found.seconds:.2f} s"
         _logger.info("job %s, member %s: %s", job_id, task.member.name, what)

@@ -84,6 +84,14 @@ class VerdictStore:
         """The newest verdict of each member, and counts of jobs and verdicts."""
         return await self._database.read(verdicts.view, self._clock())
 
+    async def old(self, keep_s: float) -> list[str]:
+        """Some jobs whose verdict is older than ``keep_s`` and not the newest of its member."""
+        return await self._database.read(verdicts.old, self._clock() - keep_s)
+
+    async def delete(self, job_ids: Sequence[str]) -> None:
+        """Delete verdicts and their jobs; counts stay."""
+        await self._database.write(verdicts.delete_with_jobs, job_ids)
+
     async def find_job(self, job_id: str) -> VerificationJob | None:
         return await self._database.read(jobs.find, job_id)
 

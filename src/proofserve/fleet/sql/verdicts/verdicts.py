@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Select, func, select, update
+from sqlalchemy import Connection, Select, delete, func, select, update
 
 from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.callbacks import deliveries
@@ -30,6 +30,8 @@ from proofserve.wire.paths import CONVICTED
 # The newest verdicts whose distances are counted, and into how many bins.
 _COUNTED = 200
 _BINS = 24
+# The most verdicts that one step deletes.
+_AT_ONCE = 100
 _FAILED_FOR_S = 24 * 3600.0
 _OPEN = (JobPhase.QUEUED.value, JobPhase.RUNNING.value)
 
@@ -112,6 +114,19 @@ def view(connection: Connection, now: float) -> VerificationView:
         oldest_asked_at=min((row[2] for row in found), default=None),
         distances=_distances(connection),
     )
+
+
+def old(connection: Connection, before: float) -> list[str]:
+    """Some jobs with a verdict from before ``before``, which is not its member's newest one."""
+    newest = select(members.c.id).where(members.c.verdict == verdicts.c.number)
+    chosen = select(verdicts.c.job).where(verdicts.c.at < before, ~newest.exists())
+    return list(connection.execute(chosen.order_by(verdicts.c.number).limit(_AT_ONCE)).scalars())
+
+
+def delete_with_jobs(connection: Connection, job_ids: Sequence[str]) -> None:
+    """Delete verdicts and their jobs; what is counted of them stays."""
+    connection.execute(delete(verdicts).where(verdicts.c.job.in_(job_ids)))
+    connection.execute(delete(jobs).where(jobs.c.id.in_(job_ids)))
 
 
 def _convict(

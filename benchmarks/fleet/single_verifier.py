@@ -1,0 +1,45 @@
+"""Verifies without queues: ``python -m benchmarks.fleet.single_verifier ...``.
+
+It computes what ``proofserve verify`` computes, once to load the checkpoint, writes the file
+``ready``, waits for the file ``go`` beside its own folder, and then verifies again and again.
+"""
+
+import json
+import pickle
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proofserve.fleet.verification.records import VerdictOutcome
+from proofserve.wiring.verification.checking import SampleChecker
+from proofserve.wiring.verification.checkpoints import CheckpointTruths, WorkerCheckpoints
+
+READY, GO, DONE = "ready", "go", "done.json"
+
+
+def main(
+    task_file: Annotated[Path, typer.Argument(help="a VerificationTask, pickled")],
+    model: Annotated[Path, typer.Argument(help="the checkpoint")],
+    count: Annotated[int, typer.Argument(help="verifications")],
+) -> None:
+    """Verify ``count`` times, and write when the last one ended."""
+    # The benchmark wrote the file a moment ago.
+    task = pickle.loads(task_file.read_bytes())  # noqa: S301
+    checkpoints = WorkerCheckpoints({task.job.queue: model})
+    checker = SampleChecker(CheckpointTruths(checkpoints), checkpoints.forward_batch)
+    checker.check(task)
+    Path(READY).touch()
+    while not (task_file.parent / GO).exists():
+        time.sleep(0.005)
+    found = [checker.check(task).outcome for _ in range(count)]
+    if set(found) != {VerdictOutcome.HONEST}:
+        raise SystemExit(f"verdicts are {', '.join(found)}")
+    part = Path(f"{DONE}.part")
+    part.write_text(json.dumps(time.time()))
+    part.rename(DONE)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,117 @@
+"""What a worker makes of a job: a verdict by the tiny model, or an abstention."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fleet.fake_member import FakeMember
+from fleet.servers import ROUND, fleet_of, receiving
+from fleet.sql.support import a_job
+from fleet.verification.support import RULE
+from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.network import load
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.verification.policy import queue_name
+from proofserve.fleet.verification.records import VerdictOutcome, VerificationTask
+from proofserve.rounds.records import Deferred, ProofBatch, Workload
+from proofserve.wiring.verification.checking import SampleChecker
+from proofserve.wiring.verification.checkpoints import CheckpointTruths, WorkerCheckpoints
+
+pytestmark = pytest.mark.anyio
+
+SEQ_LEN = 32
+
+
+class TinyEngine(FakeEngine):
+    """Proves with a checkpoint."""
+
+    def __init__(self, model: Path) -> None:
+        network = load(model, "bfloat16", "cpu")
+        super().__init__(replace(TOY_ENGINE_INFO, facts=network.facts))
+        self._reference = ReferenceEngine(network, forward_batch=8)
+
+    async def answer(
+        self, work: Workload, nonces: Sequence[int], core: int = 0
+    ) -> ProofBatch | Deferred:
+        self.calls_of[core].append(tuple(nonces))
+        await asyncio.sleep(self.latency_s)
+        return await asyncio.to_thread(self._reference.compute, work, nonces)
+
+
+def checker_with(folders: dict[str, Path]) -> SampleChecker:
+    return SampleChecker(CheckpointTruths(WorkerCheckpoints(folders)), 8)
+
+
+async def a_task(folder: Path) -> VerificationTask:
+    """Eight made-up vectors, of which the job wants four."""
+    async with await FleetStore.open(str(folder / "fleet.sqlite")) as store:
+        job, _ = await a_job(store, replace(RULE, nonces=4))
+        task = await store.verdicts.begin(job.id, "worker-a")
+    assert task is not None
+    return task
+
+
+async def test_a_worker_that_cannot_compute_abstains(tmp_path: Path, tiny: Path) -> None:
+    task = await a_task(tmp_path)
+    queue = task.job.queue
+    checker = checker_with({queue: tiny})
+    absent = checker_with({"weights:bb": tiny}).check(task)
+    few = checker.check(replace(task, job=replace(task.job, rule=replace(RULE, nonces=9))))
+    other = checker.check(replace(task, job=replace(task.job, weights_digest="bb" * 32)))
+    found = (absent, few, other)
+    assert {each.outcome for each in found} == {VerdictOutcome.ABSTAINED}
+    assert {each.report for each in found} == {None}
+    assert f"no checkpoint for {queue}; give it --model" in (absent.reason or "")
+    assert few.reason == "too few nonces: the lane has 8 of 9"
+    assert "weights" in (other.reason or "")
+
+
+async def test_made_up_vectors_are_fraud_by_the_right_weights(tmp_path: Path, tiny: Path) -> None:
+    task = await a_task(tmp_path)
+    task = replace(task, job=replace(task.job, weights_digest=weights_digest(tiny)))
+    found = checker_with({task.job.queue: tiny}).check(task)
+    assert found.outcome is VerdictOutcome.FRAUD
+    assert found.nonces == len(found.distances) == 4
+    assert found.distance is not None
+    assert found.threshold is not None
+    assert found.distance > found.threshold
+    assert found.report is not None
+
+
+async def test_a_lane_with_roots_is_opened_by_its_member(tmp_path: Path, tiny: Path) -> None:
+    member = FakeMember(tmp_path, "m0")
+    member.engine = TinyEngine(tiny)
+    member.engine.latency_s = 0.2
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        f"[default]\nevery_nonces = 100000\nnonces = {RULE.nonces}\n"
+        f"dist_threshold = {RULE.dist_threshold}\np_mismatch = {RULE.p_mismatch}\n"
+    )
+    body = {**ROUND, "commit": "roots", "params": {**ROUND["params"], "seq_len": SEQ_LEN}}
+    await member.start()
+    try:
+        async with (
+            receiving(tmp_path) as receiver,
+            fleet_of(tmp_path, [member], policy=policy) as fleet,
+        ):
+            await fleet.pow("POST", "/init/generate", {**body, "url": receiver.url})
+            await fleet.until_processed(RULE.nonces)
+            await fleet.pow("POST", "/stop")
+            id_ = (await fleet.snapshot())["members"][0]["id"]
+            job = await fleet.call("POST", f"/api/v1/fleet/members/{id_}/verify")
+            async with await FleetStore.open(str(tmp_path / "fleet.sqlite")) as store:
+                task = await store.verdicts.begin(job["id"], "worker-a")
+            assert task is not None
+            checker = checker_with({job["queue"]: tiny})
+            found = await asyncio.to_thread(checker.check, task)
+    finally:
+        await member.kill()
+    assert job["queue"] == queue_name(weights_digest(tiny), None)
+    assert (len(task.sample.nonces), len(task.sample.committed) > 0) == (0, True)
+    assert found.outcome is VerdictOutcome.HONEST, found.reason
+    assert found.nonces == len(found.distances) > 0

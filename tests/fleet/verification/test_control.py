@@ -1,0 +1,101 @@
+"""The leader's part of verification, with real queues in SQLite and no worker."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.sql.support import MARK, a_job
+from fleet.verification.support import control_of
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.verification.durable import JobSender
+from proofserve.fleet.verification.records import JobFinding, JobPhase, VerdictOutcome
+
+pytestmark = pytest.mark.anyio
+
+ABSTAINED = JobFinding(VerdictOutcome.ABSTAINED, 0.1, reason="no checkpoint")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return str(tmp_path / "fleet.sqlite")
+
+
+@pytest.fixture
+async def store(database: str) -> AsyncIterator[FleetStore]:
+    async with await FleetStore.open(database) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sender(database: str, store: FleetStore) -> Iterator[JobSender]:
+    with closing(JobSender(database)) as made:
+        yield made
+
+
+def taken(database: str, job_id: str, worker: str) -> None:
+    """What a worker that is killed in mid-job leaves in the queues."""
+    with closing(sqlite3.connect(f"{database}.jobs")) as file, file:
+        changed = file.execute(
+            "UPDATE workflow_status SET status = 'PENDING', executor_id = ?"
+            " WHERE workflow_uuid = ? AND status = 'ENQUEUED'",
+            (worker, job_id),
+        )
+        assert changed.rowcount == 1
+
+
+async def test_a_job_that_no_worker_takes_waits(
+    store: FleetStore, sender: JobSender, database: str
+) -> None:
+    job, _ = await a_job(store)
+    control = control_of(store, database)
+    for _ in range(3):
+        await control.step(sender)
+    assert await store.verdicts.open_jobs() == [job]
+    progress = sender.progress([job.id])[job.id]
+    assert (progress.worker, progress.ended) == (None, False)
+    view = await store.verdicts.view()
+    assert view.jobs[JobPhase.QUEUED] == 1
+    assert view.oldest_asked_at == job.asked_at
+
+
+async def test_a_job_whose_workers_all_die_is_given_up_without_a_verdict_of_fraud(
+    store: FleetStore, sender: JobSender, database: str
+) -> None:
+    job, _ = await a_job(store, replace(MARK, attempts=2))
+    control = control_of(store, database)
+    await control.step(sender)
+    for worker in ("worker-a", "worker-b"):
+        taken(database, job.id, worker)
+        await store.verdicts.begin(job.id, worker)
+        await control.step(sender)
+    assert await store.verdicts.open_jobs() == []
+    found = await store.verdicts.find(job.id)
+    assert found is not None
+    assert found[0].outcome is VerdictOutcome.ABSTAINED
+    assert found[0].reason == "the job failed: 2 workers ended while they computed it"
+    assert sender.progress([job.id])[job.id].ended
+    view = await store.verdicts.view()
+    assert view.jobs[JobPhase.FAILED] == 1
+
+
+async def test_old_verdicts_are_deleted_and_the_newest_of_a_member_stays(
+    store: FleetStore, sender: JobSender, database: str
+) -> None:
+    first, _ = await a_job(store)
+    newest = replace(first, id="newest")
+    await store.verdicts.add([newest])
+    control = control_of(store, database, keep_s=1e-6)
+    await control.step(sender)
+    for job in (first, newest):
+        await store.verdicts.finish(job, ABSTAINED)
+        sender.cancel(job)
+    await control.step(sender)
+    left = await store.verdicts.page(None, 0, 10)
+    assert [each.id for each in left] == [newest.id]
+    assert await store.verdicts.find_job(first.id) is None
+    assert set(sender.progress([first.id, newest.id])) == {newest.id}
+    assert (await store.verdicts.view()).outcomes == {VerdictOutcome.ABSTAINED: 2}
