@@ -198,7 +198,13 @@ def _engine(url: str) -> Engine:
     parsed = _url(url)
     if not address.is_sqlite(parsed):
         return create_engine(
-            parsed, pool_size=_CONNECTIONS, max_overflow=2, pool_pre_ping=True, hide_parameters=True
+            parsed,
+            pool_size=_CONNECTIONS,
+            max_overflow=2,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            # A power failure may lose the last commits: the controller sends those jobs again.
+            connect_args={"options": "-c synchronous_commit=off"},
         )
     engine = create_engine(parsed, pool_size=_CONNECTIONS, max_overflow=2, hide_parameters=True)
 
@@ -208,7 +214,7 @@ def _engine(url: str) -> Engine:
         connection.execute(f"PRAGMA busy_timeout = {_LOCK_MS}")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA journal_mode = WAL")
-        # A power failure may lose the last commits: then the controller sends those jobs again.
+        # As above.
         connection.execute("PRAGMA synchronous = NORMAL")
 
     return engine
