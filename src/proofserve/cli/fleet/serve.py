@@ -37,7 +37,7 @@ def serve(**given: Any) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # One line for each look at each member would be too many.
+    # One line for each callback would be too many.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         run_fleet(chosen)
