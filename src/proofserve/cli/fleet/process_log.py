@@ -2,7 +2,7 @@
 
 import logging
 
-# One line for each look at each member, and for each step of a migration, would be too many.
+# One line for each callback, and for each step of a migration, would be too many.
 _ONLY_WARNINGS = ("httpx", "alembic")
 
 

@@ -3,20 +3,24 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import httpx
+import aiohttp
 
-from proofserve.fleet.members.transport import PoolForEachHost
 from proofserve.wire.paths import PROOFS
 
+# Connections to one member: a look, a change of the round, a share of a job, and openings; more
+# would wait.
+_CONNECTIONS = 32
 # The longest of a member's answers about itself, bytes.
 _MOST_BYTES = 1024 * 1024
 # The longest answer of a job; a vector has at most some kilobytes in base64.
 _MOST_BYTES_OF_JOB = 256 * 1024 * 1024
+_SUCCESS = range(200, 300)
 # Characters of an answer that an error repeats.
 _EXCERPT = 300
 # The Date header has whole seconds, cut off: on average a member's clock is this much later.
@@ -60,22 +64,27 @@ class CallTimes:
     job_s: float = 300.0
 
 
-def member_http() -> httpx.AsyncClient:
-    """A client for all members. It keeps connections, and follows neither proxies nor redirects."""
-    # httpx's timeouts begin again with every byte; each call has a limit of its own.
-    return httpx.AsyncClient(
-        transport=PoolForEachHost(),
-        timeout=None,  # noqa: S113
-        follow_redirects=False,
-        trust_env=False,
-    )
+@asynccontextmanager
+async def member_http() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client for all members, with a pool of connections for each. It uses no proxy."""
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=_CONNECTIONS)
+    async with aiohttp.ClientSession(
+        connector=connector,
+        # Each call has a limit of its own.
+        timeout=aiohttp.ClientTimeout(),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        # A compressed answer would get around the limits of size.
+        auto_decompress=False,
+        skip_auto_headers=("Accept-Encoding",),
+    ) as http:
+        yield http
 
 
 @dataclass(frozen=True, slots=True)
 class MemberClient:
     """The member at ``url``. Every call raises MemberError. ``clock`` gives wall-clock seconds."""
 
-    http: httpx.AsyncClient
+    http: aiohttp.ClientSession
     url: str
     key: str | None = field(default=None, repr=False)
     times: CallTimes = CallTimes()
@@ -133,24 +142,25 @@ class MemberClient:
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self.http.stream(method, url, json=body, headers=headers) as response,
+                self.http.request(
+                    method, url, json=body, headers=headers, allow_redirects=False
+                ) as response,
             ):
                 middle = (before + self.clock()) / 2
                 raw = await _bounded(response, most_bytes)
         except TimeoutError:
             raise MemberError(f"no answer within {limit_s:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise MemberError(str(error) or type(error).__name__) from error
-        if not response.is_success:
-            status = response.status_code
+        if (status := response.status) not in _SUCCESS:
             raise MemberError(f"{method} {path}: HTTP {status}: {_reason(raw)}", status)
         return MemberAnswered(_object(raw, f"{method} {path}"), _offset(response, middle))
 
 
-async def _bounded(response: httpx.Response, most_bytes: int) -> bytes:
+async def _bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """Raises MemberError for a body that has more than ``most_bytes``."""
     read = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in response.content.iter_any():
         read += chunk
         if len(read) > most_bytes:
             raise NonsenseAnswered(f"answered more than {most_bytes} bytes")
@@ -185,7 +195,7 @@ def _problem(problem: Any) -> str:
     return f"{'.'.join(str(part) for part in problem['loc'][1:])}: {problem.get('msg')}"
 
 
-def _offset(response: httpx.Response, middle: float) -> float | None:
+def _offset(response: aiohttp.ClientResponse, middle: float) -> float | None:
     try:
         at = parsedate_to_datetime(response.headers.get("date", "")).timestamp()
     except (ValueError, TypeError, OverflowError):

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-import httpx
+import aiohttp
 
 from proofserve.fleet.errors import FleetFull
 from proofserve.fleet.members.client import CallTimes, MemberClient
@@ -39,7 +39,7 @@ class MemberList:
         self._times = times or CallTimes()
         self._dns_known = dns is None
 
-    def client(self, http: httpx.AsyncClient, url: str) -> MemberClient:
+    def client(self, http: aiohttp.ClientSession, url: str) -> MemberClient:
         return MemberClient(http, url, self._keys.get(url, self._key), self._times)
 
     async def settle(self, store: FleetStore, overview: Overview) -> bool:

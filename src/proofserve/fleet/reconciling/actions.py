@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import httpx
+import aiohttp
 
 from proofserve.fleet.errors import RoundOver
 from proofserve.fleet.members.client import MemberClient, MemberError
@@ -43,7 +43,7 @@ class Acting:
 
     store: FleetStore
     listed: MemberList
-    http: httpx.AsyncClient
+    http: aiohttp.ClientSession
     public_url: str
     _started: dict[Lane, str] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import httpx
+import aiohttp
 
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.members.conditions import MemberCondition
@@ -76,7 +76,7 @@ class Reconciler:
         self._troubles: dict[str, _Trouble] = {}
 
     @property
-    def http(self) -> httpx.AsyncClient:
+    def http(self) -> aiohttp.ClientSession:
         return self._acting.http
 
     def wake(self) -> None:
