@@ -98,6 +98,13 @@ CASES = (
         (AdoptLane,),
         lanes=(UNKNOWN,),
     ),
+    Case(
+        "a stop before a look has seen the start",
+        proving(),
+        (AdoptLane, StopMember),
+        STOPPED,
+        (UNKNOWN,),
+    ),
     Case("a lost answer: it may still begin", body(), (), lanes=(UNKNOWN,)),
     Case(
         "a lost answer: what it ended before is another round of the same block",
@@ -110,7 +117,7 @@ CASES = (
         body(),
         (EndLane,),
         lanes=(lane(member_round_id=None, given_at=NOW - START_LOST_S - 1),),
-        why="no answer",
+        why="not seen",
     ),
     Case(
         "it begins a lane that was given up",

@@ -1,6 +1,6 @@
 """What to do with each member, by what is desired and what was seen: one pure function."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from proofserve.fleet.members.conditions import MemberCondition, lane_of_member
@@ -34,7 +34,7 @@ class ContinueLane:
 
 @dataclass(frozen=True, slots=True)
 class AdoptLane:
-    """The member proves this lane: note its id of the round, which the start call did not tell."""
+    """The member proves this lane: note its id of the round, which a start call does not tell."""
 
     member_id: str
     lane: Lane
@@ -95,7 +95,7 @@ class _MemberPlan:
     def actions(self) -> list[Action]:
         current = self._current()
         proved = lane_of_member(self.status, self.desired, self.own)
-        actions = [*self._ends_of_others(current, proved)]
+        actions = [*self._ends_of_others(current, proved), *self._adoption(proved)]
         if self.status.generates and (reason := self._reason_to_stop(current, proved)):
             actions.append(StopMember(self.member_id, reason))
         elif current is not None and self.desired.state is State.GENERATING:
@@ -144,10 +144,16 @@ class _MemberPlan:
             return f"{self.condition.state}: {self.condition.reason}"
         return None
 
+    def _adoption(self, proved: Lane | None) -> Iterator[Action]:
+        """Also of a lane that is about to end: its results belong to the member's round."""
+        round_id = self.status.round_id
+        if proved is None or proved.ended_at is not None or round_id is None:
+            return
+        if proved.member_round_id is None:
+            yield AdoptLane(self.member_id, proved, round_id)
+
     def _keep(self, current: Lane) -> list[Action]:
         """What becomes of the lane of the desired round that the member has configured."""
-        if current.member_round_id is None and self.status.round_id is not None:
-            return [AdoptLane(self.member_id, current, self.status.round_id)]
         if self.status.generates:
             return []
         if self.condition.state is MemberState.READY and self._may_go_on():
@@ -160,7 +166,7 @@ class _MemberPlan:
         if current.member_round_id is not None:
             why = "the member was restarted, or was given another round"
         elif self.now - current.given_at >= START_LOST_S:
-            why = "its start call had no answer, and the member does not prove it"
+            why = "after its start call it was not seen to prove the lane"
         else:
             return []
         return [EndLane(self.member_id, current, why)]

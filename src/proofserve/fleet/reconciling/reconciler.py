@@ -165,7 +165,6 @@ class Reconciler:
         ]
         self._actions.update(zip(by_member, began, strict=True))
         await asyncio.wait(began, timeout=_GATHER_S)
-        await self._acting.note()
 
     async def _call(
         self,
