@@ -8,7 +8,7 @@ from proofserve.rounds.computation import Computation
 from proofserve.rounds.counters import NodeTotals
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.limits import JobLimits, NonceLimit
-from proofserve.rounds.records import JobState
+from proofserve.rounds.records import JobState, Outcome
 from rounds.doubles import QUICK, MemoryOutbox, until
 
 
@@ -36,6 +36,10 @@ class JobBench:
 
     def error(self, request_id: str) -> str:
         return self.queue.result(request_id).error or ""
+
+    def outcome(self, request_id: str) -> Outcome | None:
+        completed = self.queue.result(request_id).completed
+        return None if completed is None else completed.outcome
 
     async def assert_idle(self) -> None:
         assert self.engine.leases == 0

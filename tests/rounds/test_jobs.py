@@ -21,7 +21,7 @@ async def test_a_job_is_computed_in_chunks() -> None:
     request_id = bench.queue.submit(job(*range(10)))
     assert bench.state(request_id) is JobState.QUEUED
     assert await bench.ended(request_id) is JobState.COMPLETED
-    outcome = bench.queue.result(request_id).outcome
+    outcome = bench.outcome(request_id)
     assert isinstance(outcome, Proofs)
     assert outcome.artifacts == artifacts_of(await computed(FakeEngine(), *range(10)))
     assert bench.engine.calls == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
@@ -35,7 +35,7 @@ async def test_claims_get_a_verdict() -> None:
     order = job(1, 2, 3, validation=validation_of(artifacts_of(batch)), url="http://x")
     request_id = bench.queue.submit(order)
     await bench.ended(request_id)
-    assert bench.queue.result(request_id).outcome == Verdict(3, 0, (), 1.0, False)
+    assert bench.outcome(request_id) == Verdict(3, 0, (), 1.0, False)
     endpoint, url, body = bench.outbox.callbacks[0]
     assert (endpoint, url) == ("validated", "http://x")
     assert body == {
@@ -133,7 +133,7 @@ async def test_an_engine_fault_fails_the_job_and_not_the_next() -> None:
     first, second = bench.queue.submit(order), bench.queue.submit(order)
     assert await bench.ended(first) is JobState.FAILED
     assert bench.error(first) == "the toy engine was told to fail"
-    assert bench.queue.result(first).outcome is None
+    assert bench.outcome(first) is None
     assert await bench.ended(second) is JobState.COMPLETED
     assert len(bench.outbox.callbacks) == 1
     await bench.assert_idle()

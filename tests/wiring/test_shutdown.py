@@ -100,7 +100,7 @@ async def test_no_work_begins_after_the_end_has_begun(tmp_path: Path) -> None:
             with pytest.raises(ShuttingDown, match="shutting down"):
                 await begin
         with pytest.raises(ShuttingDown):
-            node.manager.submit(job(1))
+            await node.manager.submit(job(1))
         await node.manager.stop()
         # A job that was accepted before is finished while the engine lives.
         assert len((await waiting).artifacts) == 3  # type: ignore[union-attr]

@@ -28,7 +28,7 @@ async def generate(request: Request, node: ServedNode, body: JobRequest) -> dict
     await require_engine(node)
     if not body.wait:
         await _require_callback_room(node, job)
-        request_id = node.manager.submit(job)
+        request_id = await node.manager.submit(job)
         queued = {"status": "queued", "request_id": request_id, "queued_count": len(job.nonces)}
         return queued | more
     with node.waits.one():
@@ -39,10 +39,10 @@ async def generate(request: Request, node: ServedNode, body: JobRequest) -> dict
 
 async def job_result(node: ServedNode, request_id: str) -> dict[str, Any]:
     """The state of a queued job, and its result. 404 once the result has expired."""
-    view = node.manager.result(request_id)
+    view = await node.manager.result(request_id)
     body: dict[str, Any] = {"status": view.state.value, "request_id": view.request_id}
-    if view.outcome is not None:
-        body |= outcome_body(view.job, view.outcome)
+    if view.completed is not None:
+        body |= outcome_body(view.completed.job, view.completed.outcome)
     if view.error is not None:
         body["error"] = view.error
     return body

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from proofserve.fleet import reasons, summary
 from proofserve.fleet.jobs.engine import FleetEngine, NewClient
+from proofserve.fleet.jobs.stored import FleetJobs
 from proofserve.fleet.reconciling.plan import START_LOST_S
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.sql.store import FleetStore
@@ -17,9 +18,8 @@ from proofserve.rounds.calls import ChunkDeadline
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.counters import NodeTotals
 from proofserve.rounds.errors import NotInitialised, ShuttingDown
-from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.judging import Judging
-from proofserve.rounds.limits import Limits, NonceLimit
+from proofserve.rounds.limits import Limits
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
     DistanceClaims,
@@ -76,11 +76,10 @@ class FleetManager:
         self._no_round.set()
         self._engine = FleetEngine(watch, client, self._no_round)
         jobs = limits.node.jobs
-        self._admission = NonceLimit(jobs.max_queued_nonces)
         deadline = ChunkDeadline(jobs.chunk_timeout_s, time.monotonic)
         computation = Computation(self._engine, self._no_round, deadline, self.totals)
-        self._jobs = JobQueue(computation, store, self._admission, jobs, time.monotonic)
-        self._judging = Judging(self._engine, self._admission, deadline, self.totals)
+        self.jobs = FleetJobs(store.requests, watch, self._engine, computation, jobs)
+        self._judging = Judging(self._engine, self.jobs.admission, deadline, self.totals)
 
     async def follow(self) -> None:
         """Follow the database until cancelled: another controller may have started a round."""
@@ -125,7 +124,7 @@ class FleetManager:
 
     async def stop(self) -> None:
         """As the port. Waits, but not for ever, until members have delivered what they stored."""
-        await self._jobs.cancel(self._limits.node.rounds.flush_timeout_s)
+        await self.jobs.cancel()
         await self._move(Move.STOP)
         await self._until(_settled, self._limits.stop_wait_s)
 
@@ -138,7 +137,7 @@ class FleetManager:
             stats=summary.round_stats(overview, self._counted, self._clock()),
             paused_reason=reasons.paused_reason(overview),
             error=None,
-            queue=self._admission.gauges,
+            queue=self.jobs.gauges,
             lanes=summary.lane_use(overview, self._counted),
         )
 
@@ -147,16 +146,16 @@ class FleetManager:
         """What members have counted of their lanes of the desired round."""
         return self._counted
 
-    def submit(self, job: Job) -> str:
+    async def submit(self, job: Job) -> str:
         self.require_open()
-        return self._jobs.submit(self._widened(job))
+        return await self.jobs.submit(job)
 
     async def run(self, job: Job) -> Outcome:
         self.require_open()
-        return await self._jobs.run(self._widened(job))
+        return await self.jobs.run(job)
 
-    def result(self, request_id: str) -> JobView:
-        return self._jobs.result(request_id)
+    async def result(self, request_id: str) -> JobView:
+        return await self.jobs.result(request_id)
 
     async def engine_gauges(self) -> EngineGauges:
         return await self._engine.gauges()
@@ -174,9 +173,8 @@ class FleetManager:
             raise ShuttingDown("the server is shutting down; ask again after its restart")
 
     async def aclose(self) -> None:
-        """End the jobs. The members' rounds go on: another controller, or the next start, leads."""
+        """Refuse new work. Rounds and jobs go on: another controller, or the next start, leads."""
         self._closing = True
-        await self._jobs.aclose(self._limits.node.rounds.flush_timeout_s)
 
     async def _open(self, spec: RoundSpec, move: Move) -> None:
         self.require_open()
@@ -211,10 +209,6 @@ class FleetManager:
             self._no_round.clear()
         else:
             self._no_round.set()
-
-    def _widened(self, job: Job) -> Job:
-        """``job`` in calls that are large enough for all members; results do not depend on it."""
-        return replace(job, batch_size=max(job.batch_size, self._engine.nonces_of_call))
 
 
 def _require_room(spec: RoundSpec, lanes: int) -> None:

@@ -136,10 +136,19 @@ class Desired:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """What a fleet serves: the digest of the weights and the model's name, None if not known."""
+
+    weights_digest: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
     """A lane that was given to a member, once and for ever.
 
     ``member_round_id`` is the member's own id of its round, None until its start is known.
+    ``served`` is what the fleet served when the lane was given, whatever the member says.
     """
 
     round_id: str
@@ -150,6 +159,7 @@ class Lane:
     started_at: float | None = None
     ended_at: float | None = None
     end_reason: str | None = None
+    served: Served = Served()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +181,16 @@ class LaneProgress:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """One consistent look at the database: members by name, the desired round and its lanes."""
+    """One consistent look at the database: members by name, the desired round and its lanes.
+
+    ``queued_nonces`` are those of the stored jobs of /generate that wait or run.
+    """
 
     at: float
     members: tuple[Member, ...]
     desired: Desired
     lanes: tuple[LaneProgress, ...]
+    queued_nonces: int = 0
 
 
 class BatchKind(StrEnum):

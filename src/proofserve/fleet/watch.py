@@ -11,7 +11,7 @@ from proofserve.api.node import Deployment
 from proofserve.fleet.deployment import fleet_deployment
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.members.conditions import MemberCondition, Rules, StatusReader, conditions
-from proofserve.fleet.records import Desired, FleetView, Lane, LaneProgress
+from proofserve.fleet.records import Desired, FleetView, Lane, LaneProgress, Served
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.records import VerificationView
 
@@ -36,6 +36,15 @@ class Overview:
     @property
     def desired(self) -> Desired:
         return self.view.desired
+
+    @property
+    def served(self) -> Served:
+        """What the fleet serves, by what most of its members say of themselves."""
+        if self.deployment is None:
+            return Served()
+        info = self.deployment.engine_info
+        names = info.model_names
+        return Served(info.facts.weights_digest, names[0] if names else None)
 
     @property
     def ready(self) -> tuple[MemberCondition, ...]:

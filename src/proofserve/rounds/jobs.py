@@ -4,7 +4,8 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from proofserve.rounds.computation import Computation
@@ -59,12 +60,8 @@ class JobQueue:
         ``Computation.run``.
         """
         with self._admission.admitted(len(job.nonces)):
-            place = self._places_in_order.join()
-            try:
-                await place.wait()
+            async with self._places_in_order.turn():
                 return await self._computation.run(job, started=lambda: None)
-            finally:
-                self._places_in_order.leave(place)
 
     def result(self, request_id: str) -> JobView:
         entry = self._entries.get(request_id)
@@ -146,7 +143,7 @@ class _QueuedJob:
         self.request_id = request_id
         self.job = job
         self.place = place
-        self.view = JobView(request_id, JobState.QUEUED, job, outcome=None, error=None)
+        self.view = JobView(request_id, JobState.QUEUED)
         self.storing = False
         self.cancel_ordered = False
         self._expires_at: float | None = None
@@ -175,7 +172,8 @@ class _QueuedJob:
         elif error := reason_of(task):
             self.view = replace(self.view, state=JobState.FAILED, error=error)
         else:
-            self.view = replace(self.view, state=JobState.COMPLETED, outcome=task.result())
+            completed = CompletedJob(self.request_id, self.job, task.result())
+            self.view = replace(self.view, state=JobState.COMPLETED, completed=completed)
 
     def expired(self, now: float) -> bool:
         return self._expires_at is not None and now >= self._expires_at
@@ -197,6 +195,16 @@ class WaitQueue:
         self._places.append(place)
         self._call_first()
         return place
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Take the last place and wait for the turn; the end of the context leaves it."""
+        place = self.join()
+        try:
+            await place.wait()
+            yield
+        finally:
+            self.leave(place)
 
     def leave(self, place: asyncio.Event) -> None:
         """Give a place up, at any position. A second call does nothing."""

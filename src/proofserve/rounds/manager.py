@@ -155,7 +155,7 @@ class RoundManager:
             cores=generation.cores if generation and running else (),
         )
 
-    def submit(self, job: Job) -> str:
+    async def submit(self, job: Job) -> str:
         self.require_open()
         return self._jobs.submit(job)
 
@@ -164,7 +164,7 @@ class RoundManager:
         self.require_open()
         return await self._jobs.run(job)
 
-    def result(self, request_id: str) -> JobView:
+    async def result(self, request_id: str) -> JobView:
         return self._jobs.result(request_id)
 
     async def engine_gauges(self) -> EngineGauges:

@@ -190,16 +190,16 @@ class NodeManager(Protocol):
 
     def status(self) -> Status: ...
 
-    def submit(self, job: Job) -> str:
-        """Queue ``job`` and return its id. Raises QueueFull."""
+    async def submit(self, job: Job) -> str:
+        """Queue ``job`` and return its id. Raises QueueFull and OutboxUnavailable."""
         ...
 
     async def run(self, job: Job) -> Outcome:
         """Compute ``job`` while the caller waits. Raises QueueFull and EngineFault."""
         ...
 
-    def result(self, request_id: str) -> JobView:
-        """Raises UnknownJob."""
+    async def result(self, request_id: str) -> JobView:
+        """Raises UnknownJob and OutboxUnavailable."""
         ...
 
     async def engine_gauges(self) -> EngineGauges:

@@ -261,10 +261,9 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as a client sees it: ``outcome`` once completed, ``error`` once failed."""
+    """A job as a client sees it: ``completed`` has its outcome, ``error`` says why it failed."""
 
     request_id: str
     state: JobState
-    job: Job
-    outcome: Outcome | None
-    error: str | None
+    completed: CompletedJob | None = None
+    error: str | None = None

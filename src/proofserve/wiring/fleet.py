@@ -119,6 +119,7 @@ class _Controller:
         yield "dashboard-members", self._member_history.measure_for_ever()
         yield "fleet-reconciler", while_leading(leadership, self._reconciler.run)
         yield "callbacks", while_leading(leadership, self._sender.run)
+        yield "jobs", while_leading(leadership, self._manager.jobs.compute_for_ever)
         if keep_s := self._settings.keep_results_sec:
             deleting = partial(delete_for_ever, self._acting.store, keep_s)
             yield "deletion", while_leading(leadership, deleting)
@@ -150,7 +151,7 @@ class _Controller:
         return create_app(parts, served, signature_check(settings), bool(access.names))
 
     async def finish(self) -> None:
-        """End the jobs, and send due callbacks for a moment if this process leads."""
+        """Refuse new work, and send due callbacks for a moment if this process leads."""
         await self._manager.aclose()
         seconds = self._settings.shutdown_flush_sec
         if self._leadership.held and not await self._sender.drain(seconds):

@@ -3,10 +3,30 @@ from pathlib import Path
 
 import pytest
 
-from fleet.records import DISTANCE, GENERATING, ROUND, condition_of, lane, member, seen
-from proofserve.fleet.records import Desired, FleetView, LaneProgress
-from proofserve.fleet.verification.policy import VerificationPolicy, due, is_due
-from proofserve.fleet.verification.records import AfterConviction, VerificationRule
+from fleet.records import (
+    DIGEST,
+    DISTANCE,
+    GENERATING,
+    OTHER_DIGEST,
+    ROUND,
+    condition_of,
+    lane,
+    member,
+    seen,
+)
+from proofserve.api.node import Deployment
+from proofserve.engines.fake import TOY_ENGINE_INFO
+from proofserve.fleet.deployment import fleet_deployment
+from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.records import Desired, FleetView, LaneProgress, Served
+from proofserve.fleet.verification.policy import (
+    SampledLane,
+    VerificationPolicy,
+    due,
+    is_due,
+    job_of,
+)
+from proofserve.fleet.verification.records import AfterConviction, JobCause, VerificationRule
 from proofserve.fleet.watch import Overview
 from proofserve.rounds.state import State
 from proofserve.wiring.verification.policy import policy_of
@@ -95,6 +115,10 @@ def test_a_sample_is_due_when_enough_is_new_and_the_time_has_come(
     assert is_due(progress, rule, 1000.0) is expected
 
 
+def fleet_of(found: MemberCondition) -> Deployment | None:
+    return fleet_deployment([found], Deployment(TOY_ENGINE_INFO, enabled=True), "0")
+
+
 def overview_of(desired: Desired) -> Overview:
     """The lanes 0 of the member m and 1 of a member that was removed, both with enough."""
     lanes = (lane(0), lane(1, member_id="removed"))
@@ -116,5 +140,55 @@ def overview_of(desired: Desired) -> Overview:
 def test_samples_are_due_of_known_members_lanes_without_an_open_job(
     desired: Desired, busy: set[tuple[int, int]], expected: list[int]
 ) -> None:
-    found = list(due(overview_of(desired), VerificationPolicy(RULE), busy))
-    assert [progress.lane.lane for progress, _ in found] == expected
+    found = list(due(overview_of(desired), VerificationPolicy(RULE), (), busy))
+    assert [each.lane for each in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("stored", "ended_at", "last_stored_at", "expected"),
+    [
+        (10, 989.0, None, True),
+        (10, 989.0, 989.5, True),
+        # Members may still deliver.
+        (10, 991.0, 980.0, False),
+        (10, 900.0, 991.0, False),
+        (9, 900.0, 900.0, False),
+    ],
+)
+def test_what_is_new_at_the_end_of_a_round_is_sampled_whatever_the_times_of_the_rule(
+    stored: int, ended_at: float, last_stored_at: float | None, expected: bool
+) -> None:
+    rule = replace(RULE, every_nonces=50)
+    progress = LaneProgress(lane(), 3, 7 + stored, last_stored_at, 999.0, 2, sampled_stored=7)
+    assert is_due(progress, rule, 1000.0, ended_at) is expected
+
+
+def test_lanes_of_rounds_that_were_replaced_are_sampled() -> None:
+    before = replace(ROUND, number=1, ended_at=980.0)
+    ended = [(before, LaneProgress(lane(3, "before"), 1, 99, None, 979.0))]
+    overview = overview_of(GENERATING)
+    found = list(due(overview, VerificationPolicy(RULE), ended, {(2, 0)}))
+    assert [(each.round.number, each.lane) for each in found] == [(1, 3)]
+    assert list(due(overview, VerificationPolicy(RULE), ended, {(2, 0), (1, 3)})) == []
+
+
+@pytest.mark.parametrize(
+    ("served", "queue"),
+    [
+        # The fleet may serve other weights by now.
+        (Served(OTHER_DIGEST, "old"), f"weights:{OTHER_DIGEST}"),
+        (Served(None, "old"), "model:old"),
+        # A lane of an older database.
+        (Served(), f"weights:{DIGEST}"),
+    ],
+)
+def test_a_lane_is_judged_by_the_weights_that_the_fleet_served_when_it_was_given(
+    served: Served, queue: str
+) -> None:
+    overview = replace(overview_of(GENERATING), deployment=fleet_of(condition_of(member(seen()))))
+    progress = LaneProgress(lane(served=served), 1, 99, None)
+    job = job_of(overview, SampledLane(ROUND, progress, RULE), JobCause.POLICY, 5)
+    assert job.queue == queue
+    assert (job.weights_digest, job.model) == (
+        (served.weights_digest, served.model) if served != Served() else (DIGEST, "toy")
+    )

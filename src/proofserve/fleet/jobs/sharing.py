@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from proofserve.fleet.errors import NoMemberReady
 from proofserve.fleet.jobs.shares import ShareRows
-from proofserve.fleet.members.client import MemberError
+from proofserve.fleet.members.client import MemberError, Unreachable
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.watch import FleetWatch
 from proofserve.rounds.calls import chunks
@@ -43,6 +43,7 @@ class Sharing:
         self._waiting = deque(_Share(each) for each in chunks(nonces, size))
         self._running: dict[str, tuple[_Share, asyncio.Task[ShareRows]]] = {}
         self._reasons: dict[str, str] = {}
+        self._reached = False
         self._rows: dict[int, NDArray[np.float32]] = {}
         self._failed: set[int] = set()
 
@@ -104,6 +105,7 @@ class Sharing:
             done = task.result()
         except MemberError as error:
             share.tried.add(id_)
+            self._reached |= not isinstance(error, Unreachable)
             self._reasons[id_] = f"{name}: {error}"
             if len(share.tried) >= _MOST_TRIES:
                 raise self._nobody_left() from error
@@ -116,4 +118,5 @@ class Sharing:
         reasons = "; ".join(list(self._reasons.values())[:3])
         if reason := self._watch.current.why_not_ready:
             return NoMemberReady(f"{reason}; {reasons}" if reasons else reason)
-        return EngineFault(f"no member could compute a share: {reasons}")
+        text = f"no member could compute a share: {reasons}"
+        return EngineFault(text) if self._reached else NoMemberReady(text)

@@ -39,6 +39,10 @@ class MemberError(Exception):
         self.status = status
 
 
+class Unreachable(MemberError):
+    """There is no connection to the member, so it has not seen the call."""
+
+
 class NonsenseAnswered(MemberError):
     """The member answered something that is not of the node's API."""
 
@@ -150,6 +154,8 @@ class MemberClient:
                 raw = await _bounded(response, most_bytes)
         except TimeoutError:
             raise MemberError(f"no answer within {limit_s:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable(str(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise MemberError(str(error) or type(error).__name__) from error
         if (status := response.status) not in _SUCCESS:

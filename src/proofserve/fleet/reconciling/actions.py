@@ -19,7 +19,7 @@ from proofserve.fleet.reconciling.plan import (
     StartLane,
     StopMember,
 )
-from proofserve.fleet.records import Desired, FleetRound, Lane
+from proofserve.fleet.records import Desired, FleetRound, Lane, Served
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.rounds.errors import Refused
 from proofserve.wire.paths import FLEET
@@ -58,16 +58,18 @@ class Acting:
         if started or ended:
             await self.store.note_lanes(started, ended)
 
-    async def give(self, desired: Desired, actions: Sequence[Action]) -> dict[str, Lane | Refused]:
+    async def give(
+        self, desired: Desired, served: Served, actions: Sequence[Action]
+    ) -> dict[str, Lane | Refused]:
         """The new lane of each member that shall start, or why it gets none.
 
-        Raises StoreUnavailable.
+        ``served`` is what the fleet serves now. Raises StoreUnavailable.
         """
         ids = [each.member_id for each in actions if isinstance(each, StartLane)]
         if not ids or desired.round is None:
             return {}
         try:
-            found = await self.store.give_lanes(desired.round.id, ids)
+            found = await self.store.give_lanes(desired.round.id, ids, served)
         except RoundOver as error:
             # Another controller has stopped it meanwhile.
             return dict.fromkeys(ids, error)

@@ -154,7 +154,7 @@ class Reconciler:
 
     async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
         await self._acting.note(actions)
-        given = await self._acting.give(overview.desired, actions)
+        given = await self._acting.give(overview.desired, overview.served, actions)
         conditions = {each.member.id: each for each in overview.members}
         by_member: dict[str, list[Action]] = {}
         for action in actions:

@@ -1,12 +1,13 @@
 """Lanes as rows. Every function runs inside a transaction of the caller."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, Select, select, update
 
 from proofserve.fleet.errors import LaneStillOpen, NoLaneLeft, RoundOver, UnknownLane, UnknownMember
-from proofserve.fleet.records import FleetRound, Lane, LaneProgress
+from proofserve.fleet.records import FleetRound, Lane, LaneProgress, Served
 from proofserve.fleet.sql import rounds
 from proofserve.fleet.sql.tables import AnyRow, lanes, members
 from proofserve.fleet.sql.tables import rounds as rounds_table
@@ -16,12 +17,13 @@ from proofserve.rounds.errors import Refused
 _LANE = (
     *(rounds_table.c.id, lanes.c.lane, lanes.c.member, lanes.c.given_at, lanes.c.member_round),
     *(lanes.c.started_at, lanes.c.ended_at, lanes.c.end_reason),
+    *(lanes.c.weights_digest, lanes.c.model),
 )
 _OPEN = lanes.c.ended_at.is_(None)
 
 
 def give(
-    connection: Connection, round_id: str, member_ids: Sequence[str], now: float
+    connection: Connection, round_id: str, member_ids: Sequence[str], served: Served, now: float
 ) -> list[Lane | Refused]:
     """As ``FleetStore.give_lanes``."""
     # Locks the round: two controllers give lanes of it one after the other.
@@ -41,12 +43,12 @@ def give(
         if refusal := _refusal(row, given, member_id, known, held):
             found.append(refusal)
             continue
-        found.append(Lane(row.id, given, member_id, now))
+        found.append(Lane(row.id, given, member_id, now, served=served))
         held[member_id] = given
         given += 1
     new = [each for each in found if isinstance(each, Lane)]
     if new:
-        fixed = {"round": row.number, "lanes": row.lanes, "given_at": now}
+        fixed = {"round": row.number, "lanes": row.lanes, "given_at": now} | asdict(served)
         rows = [{**fixed, "lane": each.lane, "member": each.member_id} for each in new]
         connection.execute(lanes.insert(), rows)
         of_round = update(rounds_table).where(rounds_table.c.number == row.number)
@@ -146,7 +148,8 @@ def _joined(*columns: Any) -> Select[Any]:
 
 
 def _lane(row: Sequence[Any]) -> Lane:
-    return Lane(*row)
+    # The last two columns are what was served.
+    return Lane(*(*row[:-2], Served(*row[-2:])))
 
 
 def _unknown(round_id: str, lane: int) -> UnknownLane:

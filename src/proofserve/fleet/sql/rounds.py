@@ -85,6 +85,13 @@ def by_number(connection: Connection, number: int) -> FleetRound:
     return _round(connection.execute(select(*_ROUND).where(rounds.c.number == number)).one())
 
 
+def ended_before(connection: Connection, number: int, most: int, since: float) -> list[FleetRound]:
+    """The newest ``most`` rounds below ``number``, but for those that ended before ``since``."""
+    newest = select(*_ROUND).where(rounds.c.number < number).order_by(rounds.c.number.desc())
+    found = [_round(row) for row in connection.execute(newest.limit(most))]
+    return [each for each in found if each.ended_at is not None and each.ended_at > since]
+
+
 def of_block(connection: Connection, block_hash: str, public_key: str) -> list[FleetRound]:
     chosen = select(*_ROUND).where(rounds.c.about == spec_json.about(block_hash, public_key))
     return [_round(row) for row in connection.execute(chosen.order_by(rounds.c.number))]

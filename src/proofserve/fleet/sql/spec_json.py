@@ -1,7 +1,9 @@
-"""A round's parameters as JSON text, for a column."""
+"""The parameters of rounds and proofs as JSON, for columns."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
@@ -11,14 +13,10 @@ from proofserve.rounds.records import RoundSpec, Target, Workload
 
 def dumps(spec: RoundSpec) -> str:
     """ASCII only: a block hash or key may hold what a database does not store."""
-    work = spec.work
     return json.dumps(
         {
             "round_id": spec.round_id,
-            "scheme": work.scheme.to_wire(),
-            "block": asdict(work.block),
-            "public_key": work.public_key,
-            "seq_len": work.seq_len,
+            **work_fields(spec.work),
             "lane": asdict(spec.lane) if spec.lane else None,
             "batch_size": spec.batch_size,
             "url": spec.url,
@@ -34,17 +32,31 @@ def loads(text: str) -> RoundSpec:
     lane, target = fields["lane"], fields["target"]
     return RoundSpec(
         round_id=fields["round_id"],
-        work=Workload(
-            scheme=from_wire(fields["scheme"]),
-            block=Block(**fields["block"]),
-            public_key=fields["public_key"],
-            seq_len=fields["seq_len"],
-        ),
+        work=work_of(fields),
         lane=None if lane is None else NonceLane(**lane),
         batch_size=fields["batch_size"],
         url=fields["url"],
         target=None if target is None else Target(**target),
         commits_roots=fields["commits_roots"],
+    )
+
+
+def work_fields(work: Workload) -> dict[str, Any]:
+    return {
+        "scheme": work.scheme.to_wire(),
+        "block": asdict(work.block),
+        "public_key": work.public_key,
+        "seq_len": work.seq_len,
+    }
+
+
+def work_of(fields: Mapping[str, Any]) -> Workload:
+    """What ``work_fields`` described."""
+    return Workload(
+        scheme=from_wire(fields["scheme"]),
+        block=Block(**fields["block"]),
+        public_key=fields["public_key"],
+        seq_len=fields["seq_len"],
     )
 
 

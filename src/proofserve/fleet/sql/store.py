@@ -18,6 +18,7 @@ from proofserve.fleet.records import (
     MemberFindings,
     MemberSource,
     Seen,
+    Served,
     Wish,
 )
 from proofserve.fleet.sql import address, lanes, members, rounds, view
@@ -26,6 +27,7 @@ from proofserve.fleet.sql.batches.ingest import BatchWriter
 from proofserve.fleet.sql.batches.new_batch import new_batch
 from proofserve.fleet.sql.callbacks import deliveries, payload, schedule
 from proofserve.fleet.sql.database import FleetDatabase, P, T
+from proofserve.fleet.sql.requests.store import RequestStore
 from proofserve.fleet.sql.verdicts.store import VerdictStore
 from proofserve.outbox.deliveries import Delivery, callback_text
 from proofserve.outbox.schedule import CallbackPolicy, SendPlan
@@ -52,6 +54,7 @@ class FleetStore:
         self._failed_attempts = 0
         self._looks = members.KnownLooks()
         self.verdicts = VerdictStore(database, clock, self.news.set)
+        self.requests = RequestStore(database, clock, self.news.set)
 
     @classmethod
     async def open(cls, url: str, clock: Callable[[], float] = time.time) -> Self:
@@ -133,22 +136,24 @@ class FleetStore:
     # Lanes.
 
     async def give_lane(self, round_id: str, member_id: str) -> Lane:
-        """Give the next lane of the round, once and for ever.
+        """Give the next lane of the round, once and for ever; what is served is not known.
 
         Raises NoLaneLeft, LaneStillOpen (the member has a lane of this round that was not ended),
         RoundOver (the round is stopped or replaced, or there is none) and UnknownMember.
         """
-        (found,) = await self.give_lanes(round_id, [member_id])
+        (found,) = await self.give_lanes(round_id, [member_id], Served())
         if isinstance(found, Refused):
             raise found
         return found
 
-    async def give_lanes(self, round_id: str, member_ids: Sequence[str]) -> list[Lane | Refused]:
+    async def give_lanes(
+        self, round_id: str, member_ids: Sequence[str], served: Served
+    ) -> list[Lane | Refused]:
         """A lane for each of ``member_ids``, or why it gets none, in one transaction.
 
-        Raises RoundOver.
+        ``served`` is what the fleet serves now. Raises RoundOver.
         """
-        return await self._database.write(lanes.give, round_id, member_ids, self._clock())
+        return await self._database.write(lanes.give, round_id, member_ids, served, self._clock())
 
     async def lane_started(self, lane: Lane, member_round_id: str) -> None:
         """Note the member's id of its round. Raises UnknownLane."""

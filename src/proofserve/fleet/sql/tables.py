@@ -122,6 +122,9 @@ lanes = Table(
     Column("sampled_at", Double),
     Column("sampled_batch", BigInteger, nullable=False, server_default="0"),
     Column("sampled_stored", BigInteger, nullable=False, server_default="0"),
+    # What the fleet served when the lane was given, whatever its members serve later.
+    Column("weights_digest", Text),
+    Column("model", Text),
     ForeignKeyConstraint(["round", "lanes"], ["fleet_rounds.number", "fleet_rounds.lanes"]),
     CheckConstraint("lane >= 0 AND lane < lanes", name="range"),
 )
@@ -222,3 +225,21 @@ partial_index(
 Index("ix_fleet_deliveries_round", deliveries.c.round)
 Index("ix_fleet_deliveries_state", deliveries.c.state)
 partial_index("ix_fleet_deliveries_done", deliveries.c.delivered_at, where="state = 'done'")
+
+# Jobs of /generate. The controller that leads computes them in the order of their numbers.
+requests = Table(
+    "fleet_requests",
+    metadata,
+    Column("number", NUMBER, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    # How many nonces it has.
+    Column("nonces", Integer, nullable=False),
+    # A ``Job`` and its ``Outcome`` as JSON.
+    Column("job", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("ended_at", Double),
+    Column("outcome", Text),
+    Column("error", Text),
+)
+partial_index("ix_fleet_requests_open", requests.c.number, where="ended_at IS NULL")

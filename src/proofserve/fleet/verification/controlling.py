@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from proofserve.fleet.errors import NothingToVerify, StoreUnavailable
 from proofserve.fleet.sql.verdicts.store import VerdictStore
 from proofserve.fleet.verification.durable import JobProgress, JobSender
-from proofserve.fleet.verification.policy import VerificationPolicy, due, job_of
+from proofserve.fleet.verification.policy import SampledLane, VerificationPolicy, due, job_of
 from proofserve.fleet.verification.records import (
     JobCause,
     JobFinding,
@@ -24,6 +24,8 @@ from proofserve.fleet.watch import FleetWatch
 _logger = logging.getLogger(__name__)
 
 PASS_EVERY_S = 1.0
+# So long after the end of a round that was replaced its lanes are still sampled, seconds.
+_LATE_S = 600.0
 # The lock that a worker holds while it lives; DBOS knows the worker by the same name.
 WORKER_LOCK = "worker-"
 
@@ -96,8 +98,8 @@ class VerificationControl:
                 "the member has no stored vectors of the fleet's newest round: start a round"
             )
         newest = await self._store.newest_batches(round_.number)
-        through = newest[lane.lane.lane]
-        job = job_of(overview, round_, lane, rule, JobCause.OPERATOR, through)
+        sampled = SampledLane(round_, lane, rule)
+        job = job_of(overview, sampled, JobCause.OPERATOR, newest[lane.lane.lane])
         await self._store.add([job])
         self.wake()
         return job
@@ -121,15 +123,15 @@ class VerificationControl:
 
     async def _due(self, open_jobs: Sequence[VerificationJob]) -> list[VerificationJob]:
         overview = self._watch.current
+        desired = overview.desired.round
+        ended = await self._store.ended_lanes(desired.number, _LATE_S) if desired else []
         busy = {(job.round_number, job.lane) for job in open_jobs}
-        found = list(due(overview, self._policy, busy))
-        round_ = overview.desired.round
-        if not found or round_ is None:
-            return []
-        newest = await self._store.newest_batches(round_.number)
+        found = list(due(overview, self._policy, ended, busy))
+        numbers = {each.round.number for each in found}
+        newest = {number: await self._store.newest_batches(number) for number in numbers}
         return [
-            job_of(overview, round_, lane, rule, JobCause.POLICY, newest.get(lane.lane.lane, 0))
-            for lane, rule in found
+            job_of(overview, each, JobCause.POLICY, newest[each.round.number].get(each.lane, 0))
+            for each in found
         ]
 
     async def _replace_dead_workers(

@@ -2,13 +2,30 @@
 
 import secrets
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proofserve.fleet.members.conditions import MemberCondition
-from proofserve.fleet.records import FleetRound, LaneProgress
+from proofserve.fleet.records import FleetRound, LaneProgress, Served
 from proofserve.fleet.verification.records import JobCause, VerificationJob, VerificationRule
 from proofserve.fleet.watch import Overview
+
+# Members still deliver after the end of a round: what is new is sampled once nothing came for so
+# long. Seconds.
+_QUIET_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLane:
+    """A lane with its round, and the rule by which it is sampled."""
+
+    round: FleetRound
+    progress: LaneProgress
+    rule: VerificationRule
+
+    @property
+    def lane(self) -> int:
+        return self.progress.lane.lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +52,22 @@ class VerificationPolicy:
         return self.default
 
 
-def is_due(progress: LaneProgress, rule: VerificationRule, now: float) -> bool:
-    """Whether a sample of the lane is due: enough is new, and the time has come."""
+def is_due(
+    progress: LaneProgress, rule: VerificationRule, now: float, round_ended_at: float | None = None
+) -> bool:
+    """Whether a sample of the lane is due: enough is new, and the time has come.
+
+    What is new when the round has ended is sampled whatever the rule's times: a member that knows
+    them could else prove honestly only when a sample is near.
+    """
     fresh = progress.stored - progress.sampled_stored
-    if fresh < max(rule.nonces, rule.every_nonces or 0):
+    if fresh < rule.nonces:
+        return False
+    if round_ended_at is not None:
+        last = max(round_ended_at, progress.last_stored_at or round_ended_at)
+        if now - last >= _QUIET_S:
+            return True
+    if fresh < (rule.every_nonces or 0):
         return False
     if rule.every_s is None or progress.sampled_at is None:
         return True
@@ -46,56 +75,50 @@ def is_due(progress: LaneProgress, rule: VerificationRule, now: float) -> bool:
 
 
 def due(
-    overview: Overview, policy: VerificationPolicy, busy: set[tuple[int, int]]
-) -> Iterator[tuple[LaneProgress, VerificationRule]]:
-    """The lanes of the desired round of which a sample is due. ``busy`` have an open job."""
-    round_ = overview.desired.round
-    if round_ is None or round_.spec.target is not None:
-        # Distances are judged by /validate: they have no vectors.
-        return
+    overview: Overview,
+    policy: VerificationPolicy,
+    ended: Sequence[tuple[FleetRound, LaneProgress]],
+    busy: Collection[tuple[int, int]],
+) -> Iterator[SampledLane]:
+    """The lanes of the desired round, and of those in ``ended``, of which a sample is due.
+
+    ``busy`` are the lanes with an open job, by the number of their round.
+    """
     members = {each.member.id: each for each in overview.members}
-    for progress in overview.view.lanes:
+    desired = overview.desired.round
+    of_desired = [(desired, each) for each in overview.view.lanes] if desired else []
+    for round_, progress in (*of_desired, *ended):
+        # Distances are judged by /validate: they have no vectors.
+        if round_.spec.target is not None or (round_.number, progress.lane.lane) in busy:
+            continue
         condition = members.get(progress.lane.member_id)
         rule = policy.rule_of(condition) if condition else None
-        if rule is None or (round_.number, progress.lane.lane) in busy:
-            continue
-        if is_due(progress, rule, overview.view.at):
-            yield progress, rule
+        if rule and is_due(progress, rule, overview.view.at, round_.ended_at):
+            yield SampledLane(round_, progress, rule)
 
 
 def job_of(
-    overview: Overview,
-    round_: FleetRound,
-    progress: LaneProgress,
-    rule: VerificationRule,
-    cause: JobCause,
-    through_batch: int,
+    overview: Overview, sampled: SampledLane, cause: JobCause, through_batch: int
 ) -> VerificationJob:
     """A sample of what is new in the lane, or for an operator of all that is stored."""
-    digest, model = served(overview)
+    progress = sampled.progress
+    # A lane of an older database does not say what was served.
+    served = progress.lane.served if progress.lane.served != Served() else overview.served
     return VerificationJob(
         id=uuid.uuid4().hex,
         member_id=progress.lane.member_id,
-        round_number=round_.number,
-        lane=progress.lane.lane,
+        round_number=sampled.round.number,
+        lane=sampled.lane,
         cause=cause,
-        queue=queue_name(digest, model),
-        rule=rule,
-        weights_digest=digest,
-        model=model,
+        queue=queue_name(served.weights_digest, served.model),
+        rule=sampled.rule,
+        weights_digest=served.weights_digest,
+        model=served.model,
         seed=secrets.token_hex(16),
         after_batch=progress.sampled_batch if cause is JobCause.POLICY else 0,
         through_batch=through_batch,
         asked_at=overview.view.at,
     )
-
-
-def served(overview: Overview) -> tuple[str | None, str | None]:
-    """The digest and the name of what the fleet serves, whatever one member says of itself."""
-    if overview.deployment is None:
-        return None, None
-    info = overview.deployment.engine_info
-    return info.facts.weights_digest, info.model_names[0] if info.model_names else None
 
 
 def queue_name(weights_digest: str | None, model: str | None) -> str:

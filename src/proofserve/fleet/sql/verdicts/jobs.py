@@ -8,8 +8,11 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
+from proofserve.fleet.records import FleetRound, LaneProgress
+from proofserve.fleet.sql import lanes, rounds
 from proofserve.fleet.sql.dialects import insert_into
-from proofserve.fleet.sql.tables import AnyRow, batches, lanes
+from proofserve.fleet.sql.tables import AnyRow, batches
+from proofserve.fleet.sql.tables import lanes as lanes_table
 from proofserve.fleet.sql.verdicts.tables import calibrations, jobs
 from proofserve.fleet.verification.records import (
     AfterConviction,
@@ -19,6 +22,8 @@ from proofserve.fleet.verification.records import (
     VerificationRule,
 )
 
+# The newest rounds that are looked at, however fast they follow each other.
+_MOST_ENDED = 8
 _OPEN = jobs.c.state.in_([JobPhase.QUEUED.value, JobPhase.RUNNING.value])
 
 
@@ -41,10 +46,11 @@ def add(connection: Connection, made: Sequence[VerificationJob]) -> None:
         connection.execute(jobs.insert().values(_columns(job)))
         if job.cause is JobCause.OPERATOR:
             continue
-        of_lane = (lanes.c.round == job.round_number) & (lanes.c.lane == job.lane)
+        columns = lanes_table.c
+        of_lane = (columns.round == job.round_number) & (columns.lane == job.lane)
         sampled = {"sampled_at": job.asked_at, "sampled_batch": job.through_batch}
-        counted = update(lanes).where(of_lane).values(**sampled, sampled_stored=lanes.c.stored)
-        connection.execute(counted)
+        counted = update(lanes_table).where(of_lane)
+        connection.execute(counted.values(**sampled, sampled_stored=columns.stored))
 
 
 def newest_batches(connection: Connection, round_number: int) -> dict[int, int]:
@@ -53,6 +59,18 @@ def newest_batches(connection: Connection, round_number: int) -> dict[int, int]:
         batches.c.round == round_number
     )
     return {row[0]: row[1] for row in connection.execute(chosen.group_by(batches.c.lane))}
+
+
+def ended_lanes(
+    connection: Connection, before_round: int, since: float
+) -> list[tuple[FleetRound, LaneProgress]]:
+    """The lanes with new nonces, of rounds below ``before_round`` that ended after ``since``."""
+    return [
+        (round_, progress)
+        for round_ in rounds.ended_before(connection, before_round, _MOST_ENDED, since)
+        for progress in lanes.progress(connection, round_.number)
+        if progress.stored > progress.sampled_stored
+    ]
 
 
 def open_ones(connection: Connection) -> list[VerificationJob]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from proofserve.fleet.records import FleetRound, LaneProgress
 from proofserve.fleet.sql import lanes, locks, members, rounds
 from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.verdicts import jobs, samples, verdicts
@@ -42,6 +43,16 @@ class VerdictStore:
     async def newest_batches(self, round_number: int) -> dict[int, int]:
         """The number of the newest stored batch by lane."""
         return await self._database.read(jobs.newest_batches, round_number)
+
+    async def ended_lanes(
+        self, before_round: int, within_s: float
+    ) -> list[tuple[FleetRound, LaneProgress]]:
+        """The lanes of rounds before that number, ended ``within_s`` ago, that have new nonces.
+
+        New are those that were stored since the policy last took a sample of the lane.
+        """
+        since = self._clock() - within_s
+        return await self._database.read(jobs.ended_lanes, before_round, since)
 
     async def open_jobs(self) -> list[VerificationJob]:
         """The jobs that wait or run, oldest first."""
