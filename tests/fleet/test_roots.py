@@ -49,5 +49,47 @@ async def test_roots_arrive_and_are_opened_by_the_member_of_the_lane(tmp_path: P
     assert absent.status_code == 404
 
 
+async def test_a_fleet_of_fleets_opens_the_rounds_of_every_member(tmp_path: Path) -> None:
+    inner_folder, outer_folder = tmp_path / "inner", tmp_path / "outer"
+    inner_folder.mkdir()
+    outer_folder.mkdir()
+    async with (
+        members(inner_folder, 2) as inner,
+        members(outer_folder, 1) as beside,
+        receiving(tmp_path) as receiver,
+        fleet_of(inner_folder, inner) as fleet,
+        fleet_of(outer_folder, [*beside, fleet]) as outer,
+    ):
+        body = {**ROUND, "url": receiver.url, "commit": "roots"}
+        await outer.pow("POST", "/init/generate", body)
+        await until(lambda: all_have_stored(outer, fleet))
+        await outer.pow("POST", "/stop")
+        await until(lambda: delivered(outer))
+        status, failures = await outer.status(), [e["reason"] for e in await listed(outer)]
+        with reading(tmp_path / "received.sqlite") as received:
+            rounds = received.rounds()
+        opened = []
+        for each in rounds:
+            about = {"block_hash": "block", "public_key": "key", "round_id": each.round_id}
+            opened.append(await outer.pow("POST", "/open", {**about, "seed": "s", "count": 5}))
+    assert failures == [None, None]
+    # One lane of a server, and two parts of the lane of the fleet.
+    assert sorted(each.lane.n_groups for each in rounds) == [8, 64, 64]
+    assert sum(each["committed"] for each in opened) == status["stats"]["total_processed"]
+    for each, answer in zip(rounds, opened, strict=True):
+        nonces = [opening["nonce"] for opening in answer["openings"]]
+        assert len(nonces) == 5
+        assert {nonce % each.lane.n_groups for nonce in nonces} == {each.lane.group_id}
+
+
+async def listed(fleet: RunningFleet) -> Any:
+    return (await fleet.snapshot())["members"]
+
+
+async def all_have_stored(outer: RunningFleet, inner: RunningFleet) -> bool:
+    found = await listed(outer) + await listed(inner)
+    return all(each["stored"] >= 8 for each in found)
+
+
 async def delivered(fleet: RunningFleet) -> Any:
     return (await fleet.status())["outbox"]["pending"] == 0

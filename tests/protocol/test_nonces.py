@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,21 @@ def test_lanes_are_disjoint_and_complete(node_count: int, n_groups: int, rounds:
         for nonce in NonceLane(node_id, node_count, group_id, n_groups).batch(0, rounds)
     ]
     assert sorted(drawn) == list(range(node_count * n_groups * rounds))
+
+
+@given(*[st.integers(1, 4)] * 3, st.data())
+def test_a_part_of_a_lane_has_only_nonces_of_it(
+    node_count: int, n_groups: int, parts: int, data: st.DataObject
+) -> None:
+    node_id, group_id, part, other = (
+        data.draw(st.integers(0, most - 1)) for most in (node_count, n_groups, parts, n_groups)
+    )
+    lane = NonceLane(node_id, node_count, group_id, n_groups)
+    divided = NonceLane(node_id, node_count, other + n_groups * part, n_groups * parts)
+    nonces = set(lane.batch(0, 40 * parts))
+    assert divided.is_part_of(lane) is (set(divided.batch(0, 20)) <= nonces)
+    assert not NonceLane(node_id, node_count + 1, group_id, n_groups).is_part_of(lane)
+    assert not replace(lane, n_groups=n_groups * parts + 1).is_part_of(lane) or n_groups == 1
 
 
 @given(st.integers(0, 10**6), st.integers(0, 40), st.integers(0, 40))

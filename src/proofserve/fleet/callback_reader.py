@@ -129,8 +129,9 @@ def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberRoots:
         raise BadCallback(".".join(map(str, first["loc"])) or "body", first["msg"]) from error
     _check_work(body, spec)
     work = spec.work
+    if not body.lane.is_part_of(lane):
+        raise BadCallback("group_id", f"{body.lane} is not of the member's lane, {lane}")
     for field, has, needs in (
-        ("group_id", body.lane, lane),
         ("scheme", body.scheme, work.scheme.name),
         ("encoding", body.encoding.model_dump(), encoding_of(work.scheme.width)),
         ("params.seq_len", body.params.seq_len, work.seq_len),
@@ -144,9 +145,9 @@ def _roots(raw: bytes, spec: RoundSpec, lane: NonceLane) -> MemberRoots:
                 f"roots.{place}.first_index", "the batch begins within the one before"
             )
         end = each.first_index + each.count
-    firsts = [lane.nonce(each.first_index) for each in body.roots]
-    counts = [each.count for each in body.roots]
-    return MemberRoots(np.array(firsts, np.int64), np.array(counts, np.int64), json.loads(raw))
+    firsts = np.array([body.lane.nonce(each.first_index) for each in body.roots], np.int64)
+    counts = np.array([each.count for each in body.roots], np.int64)
+    return MemberRoots(firsts, counts, body.round_id, body.lane, json.loads(raw))
 
 
 def _check_head(body: _Head, spec: RoundSpec) -> None:

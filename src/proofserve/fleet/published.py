@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from proofserve.fleet.members.client import MemberClient, MemberError
-from proofserve.fleet.records import FleetRound, LaneProgress
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.commitments import CommittedBatch, Opening
@@ -29,7 +28,7 @@ _ERRORS: Mapping[int, type[Refused]] = {404: UnknownNonce, 410: VectorsDeleted}
 
 @dataclass(frozen=True, slots=True)
 class _MembersRound(CommittedRound):
-    """A member's round of a lane, and the body of ``/open`` that names it."""
+    """A member's round of a lane, or of a part of it, and the body of ``/open`` that names it."""
 
     member_id: str
     order: Mapping[str, str]
@@ -62,7 +61,7 @@ class FleetResults:
     """As ``PublishedResults``, from ``store``.
 
     Each lane of a round with roots is a committed round of its own. Its id is that of the member's
-    round, which the callback with its roots names.
+    round, which the callback with its roots names. A member that is a fleet has several in a lane.
     """
 
     def __init__(
@@ -94,19 +93,18 @@ class FleetResults:
         committed = [each for each in rounds if each.spec.commits_roots]
         if not committed:
             raise NotCommitted(f"the rounds of {about} publish vectors, not roots")
-        found = [
-            (round_, progress)
-            for round_ in committed
-            for progress in await self._store.lanes(round_.id)
-            if progress.lane.member_round_id is not None
-            if round_id in (None, progress.lane.member_round_id)
-        ]
+        found = await self._store.roots(committed, round_id)
+        # A member can put the id of another one's round into its callbacks.
+        found = [each for each in found if each.is_own] if round_id and len(found) > 1 else found
         if not found:
-            raise UnknownRound(f"no lane of {about} has the round {round_id}")
+            raise UnknownRound(f"no member has committed to nonces of {about} in round {round_id}")
         if len(found) > 1:
-            ids = ", ".join(str(progress.lane.member_round_id) for _, progress in found[:20])
+            ids = ", ".join(each.round_id for each in found[:20])
             raise SeveralRounds(f"give one of these as round_id: {ids}")
-        return _members_round(*found[0])
+        order = {"block_hash": block_hash, "public_key": public_key, "round_id": found[0].round_id}
+        return _MembersRound(
+            found[0].round_id, found[0].lane, found[0].committed, found[0].member_id, order
+        )
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
         """As the port. Raises EngineFault if the member of the lane cannot be asked."""
@@ -131,15 +129,3 @@ class FleetResults:
             raise EngineFault(f"member {member.name}: {error}") from error
         except (ValidationError, KeyError) as error:
             raise EngineFault(f"member {member.name} answered nonsense to POST /open") from error
-
-
-def _members_round(round_: FleetRound, progress: LaneProgress) -> "_MembersRound":
-    lane, work = progress.lane, round_.spec.work
-    nonces = round_.nonces_of(lane.lane)
-    member_round_id = str(lane.member_round_id)
-    order = {
-        "block_hash": work.block.hash,
-        "public_key": work.public_key,
-        "round_id": member_round_id,
-    }
-    return _MembersRound(member_round_id, nonces, progress.stored, lane.member_id, order)

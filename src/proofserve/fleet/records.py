@@ -39,7 +39,7 @@ class MemberState(StrEnum):
     LOST = "lost"
     """It does not answer, or its engine does not step."""
     REFUSED = "refused"
-    """It answers, and its model, weights, scheme, version or clock is not that of the fleet."""
+    """It answers, and its model, weights, scheme or clock is not that of the fleet."""
 
 
 class MemberSource(StrEnum):
@@ -122,6 +122,22 @@ class FleetRound:
             own.group_id + own.n_groups * lane,
             own.n_groups * self.lanes,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RootsOfRound:
+    """What the fleet has stored of a round with roots of one member.
+
+    ``round_id`` is the id that the member gave the round, and of a member that is a fleet the id
+    that one of its members gave. ``committed`` nonces of ``lane`` are under roots. ``is_own``: the
+    member named the round in its status, too.
+    """
+
+    round_id: str
+    lane: NonceLane
+    committed: int
+    member_id: str
+    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +241,15 @@ class MemberRoots:
     """The roots of one callback.
 
     ``nonces`` int64 [n] has the first nonce of each root's batch, ``counts`` int64 [n] how many
-    nonces that batch has. ``body`` is the callback's body; its ``roots`` have the same order.
+    nonces that batch has. They are of the round ``round_id``, whose lane is the member's or, of a
+    member that is a fleet, a part of it. ``body`` is the callback's body; its ``roots`` have the
+    same order.
     """
 
     nonces: NDArray[np.int64]
     counts: NDArray[np.int64]
+    round_id: str
+    lane: NonceLane
     body: Mapping[str, Any]
 
 

@@ -30,6 +30,12 @@ class NonceLane:
         _check_share("node_id", self.node_id, "node_count", self.node_count)
         _check_share("group_id", self.group_id, "n_groups", self.n_groups)
 
+    def is_part_of(self, lane: "NonceLane") -> bool:
+        """Whether this lane is ``lane``, or one of those into which a group of it is divided."""
+        node = (self.node_id, self.node_count) == (lane.node_id, lane.node_count)
+        group, rest = self.group_id % lane.n_groups, self.n_groups % lane.n_groups
+        return node and group == lane.group_id and not rest
+
     def nonce(self, x: int) -> int:
         return self.batch(x, 1)[0]
 

@@ -1,14 +1,15 @@
 """What a worker makes of a job: a verdict by the tiny model, or an abstention."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.fleet.fake_member import FakeMember
-from fleet.servers import ROUND, fleet_of, receiving
+from fleet.servers import ROUND, RunningFleet, fleet_of, receiving
 from fleet.sql.support import a_job
 from fleet.verification.support import RULE
 from proofserve.engines.checkpoints.digest import weights_digest
@@ -83,35 +84,50 @@ async def test_made_up_vectors_are_fraud_by_the_right_weights(tmp_path: Path, ti
     assert found.report is not None
 
 
-async def test_a_lane_with_roots_is_opened_by_its_member(tmp_path: Path, tiny: Path) -> None:
-    member = FakeMember(tmp_path, "m0")
-    member.engine = TinyEngine(tiny)
-    member.engine.latency_s = 0.2
+@asynccontextmanager
+async def tiny_members(folder: Path, tiny: Path, count: int) -> AsyncIterator[list[FakeMember]]:
+    async with AsyncExitStack() as stack:
+        made = [FakeMember(folder, f"m{number}") for number in range(count)]
+        for member in made:
+            member.engine = TinyEngine(tiny)
+            member.engine.latency_s = 0.2
+            await member.start()
+            stack.push_async_callback(member.kill)
+        yield made
+
+
+@pytest.mark.parametrize("is_fleet", [False, True], ids=["server", "fleet"])
+async def test_a_lane_with_roots_is_opened_by_its_member(
+    tmp_path: Path, tiny: Path, is_fleet: bool
+) -> None:
+    """Of a member that is a fleet, one of its rounds is."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
     policy = tmp_path / "policy.toml"
     policy.write_text(
         f"[default]\nevery_nonces = 100000\nnonces = {RULE.nonces}\n"
         f"dist_threshold = {RULE.dist_threshold}\np_mismatch = {RULE.p_mismatch}\n"
     )
     body = {**ROUND, "commit": "roots", "params": {**ROUND["params"], "seq_len": SEQ_LEN}}
-    await member.start()
-    try:
-        async with (
-            receiving(tmp_path) as receiver,
-            fleet_of(tmp_path, [member], policy=policy) as fleet,
-        ):
-            await fleet.pow("POST", "/init/generate", {**body, "url": receiver.url})
-            await fleet.until_processed(RULE.nonces)
-            await fleet.pow("POST", "/stop")
-            id_ = (await fleet.snapshot())["members"][0]["id"]
-            job = await fleet.call("POST", f"/api/v1/fleet/members/{id_}/verify")
-            async with await FleetStore.open(str(tmp_path / "fleet.sqlite")) as store:
-                task = await store.verdicts.begin(job["id"], "worker-a")
-            assert task is not None
-            checker = checker_with({job["queue"]: tiny})
-            found = await asyncio.to_thread(checker.check, task)
-    finally:
-        await member.kill()
+    async with AsyncExitStack() as stack:
+        found_members = tiny_members(inner, tiny, 2 if is_fleet else 1)
+        made: list[FakeMember | RunningFleet] = [*await stack.enter_async_context(found_members)]
+        if is_fleet:
+            made = [await stack.enter_async_context(fleet_of(inner, made))]
+        receiver = await stack.enter_async_context(receiving(tmp_path))
+        fleet = await stack.enter_async_context(fleet_of(tmp_path, made, policy=policy))
+        await fleet.pow("POST", "/init/generate", {**body, "url": receiver.url})
+        await fleet.until_processed(4 * RULE.nonces)
+        await fleet.pow("POST", "/stop")
+        id_ = (await fleet.snapshot())["members"][0]["id"]
+        job = await fleet.call("POST", f"/api/v1/fleet/members/{id_}/verify")
+        async with await FleetStore.open(str(tmp_path / "fleet.sqlite")) as store:
+            task = await store.verdicts.begin(job["id"], "worker-a")
+        assert task is not None
+        checker = checker_with({job["queue"]: tiny})
+        found = await asyncio.to_thread(checker.check, task)
     assert job["queue"] == queue_name(weights_digest(tiny), None)
-    assert (len(task.sample.nonces), len(task.sample.committed) > 0) == (0, True)
+    assert len(task.sample.nonces) == 0
+    assert len({each["round_id"] for each in task.sample.committed}) == 1 + is_fleet
     assert found.outcome is VerdictOutcome.HONEST, found.reason
     assert found.nonces == len(found.distances) > 0

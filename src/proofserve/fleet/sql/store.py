@@ -17,12 +17,13 @@ from proofserve.fleet.records import (
     Member,
     MemberFindings,
     MemberSource,
+    RootsOfRound,
     Seen,
     Served,
     Wish,
 )
 from proofserve.fleet.sql import address, lanes, members, rounds, view
-from proofserve.fleet.sql.batches import deletion, results
+from proofserve.fleet.sql.batches import deletion, results, roots
 from proofserve.fleet.sql.batches.ingest import BatchWriter
 from proofserve.fleet.sql.batches.new_batch import new_batch
 from proofserve.fleet.sql.callbacks import deliveries, payload, schedule
@@ -202,6 +203,10 @@ class FleetStore:
     async def results(self, after: int, limit: int) -> list[StoredResult]:
         """Results with a seq above ``after``, by seq. No smaller seq appears later."""
         return await self._database.read(results.after, after, limit)
+
+    async def roots(self, of: Sequence[FleetRound], round_id: str | None) -> list[RootsOfRound]:
+        """The members' rounds with roots, of the fleet's rounds ``of``; with an id only that."""
+        return await self._database.read(roots.find, of, round_id)
 
     async def delete_delivered(self, older_than_s: float) -> bool:
         """Delete a part of what was delivered so long ago; False if there was nothing to delete.

@@ -184,6 +184,21 @@ deleted_spans = Table(
     ForeignKeyConstraint(["round", "lane"], ["fleet_lanes.round", "fleet_lanes.lane"]),
 )
 
+# Rounds with roots, by the id that the member gave them: those of a lane, or of parts of it if the
+# member is a fleet.
+roots = Table(
+    "fleet_roots",
+    metadata,
+    Column("round", NUMBER, primary_key=True),
+    Column("lane", Integer, primary_key=True),
+    Column("member_round", Text, primary_key=True),
+    Column("group_id", BigInteger, nullable=False),
+    Column("n_groups", BigInteger, nullable=False),
+    # How many nonces are under roots.
+    Column("committed", BigInteger, nullable=False),
+    ForeignKeyConstraint(["round", "lane"], ["fleet_lanes.round", "fleet_lanes.lane"]),
+)
+
 # The last sequence of each callback URL.
 streams = Table(
     "fleet_streams",

@@ -24,6 +24,7 @@ from proofserve.lab.verify.judges import Chances, Finding
 from proofserve.lab.verify.opening import CommittedSource, open_sample
 from proofserve.lab.verify.verdict_report import VerdictReport
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.wire.commitments import CommittedWork
@@ -98,13 +99,13 @@ class SampleChecker:
 
     def _opened(self, task: VerificationTask) -> ClaimedArtifacts:
         work, job = task.round.spec.work, task.job
-        bodies = [CommittedWork.model_validate(body) for body in task.sample.committed]
+        bodies = _of_one_round(task)
         batches = [record.batch for body in bodies for record in body.roots]
         source = CommittedSource(
-            round_id=task.lane.member_round_id or bodies[0].round_id,
+            round_id=bodies[0].round_id,
             block=work.block,
             public_key=work.public_key,
-            lane=task.round.nonces_of(job.lane),
+            lane=bodies[0].lane,
             scheme=work.scheme.name,
             width=work.scheme.width,
             seq_len=work.seq_len,
@@ -112,6 +113,15 @@ class SampleChecker:
         )
         with NodeClient(task.member.url, self._member_key) as node:
             return open_sample(source, node, job.seed, job.rule.nonces, NoProgress())
+
+
+def _of_one_round(task: VerificationTask) -> list[CommittedWork]:
+    """The callbacks of the sampled round; of a fleet's several, the one with a drawn nonce."""
+    bodies = [CommittedWork.model_validate(body) for body in task.sample.committed]
+    sizes = np.cumsum([sum(root.count for root in body.roots) for body in bodies])
+    (place,) = draw(range(int(sizes[-1])), task.job.seed, 1)
+    drawn = bodies[int(np.searchsorted(sizes, place, side="right"))]
+    return [body for body in bodies if body.round_id == drawn.round_id]
 
 
 def _options(rule: VerificationRule, calibration: str | None) -> JudgingOptions:

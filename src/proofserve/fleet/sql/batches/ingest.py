@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, update
 
 from proofserve.fleet.errors import StoreUnavailable, UnknownLane
+from proofserve.fleet.sql.batches import roots
 from proofserve.fleet.sql.batches.new_batch import NewBatch
 from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.tables import batches, counters, deleted_spans, lanes, rounds
@@ -145,6 +146,7 @@ class _Adding:
             return False
         if len(batch.indices) and int(batch.indices.min()) < lane.next_index:
             batch = batch.without(self._known_near(batch))
+        roots.add(self._connection, batch)
         self._last_batch += 1
         row = batch.columns(self._last_batch, self._last_seq + 1, self._now)
         self._last_seq = row["last_seq"]

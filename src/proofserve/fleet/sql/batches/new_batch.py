@@ -28,7 +28,8 @@ class NewBatch:
     """What is to be stored: arrays of the same length [n], and the rows of ``found`` for them.
 
     ``indices`` are those of ``nonces`` in the lane. ``counts`` has how many nonces each one stands
-    for: 1, or the size of a root's batch. ``found`` is uint8 [n, bytes per row].
+    for: 1, or the size of a root's batch. ``found`` is uint8 [n, bytes per row]. ``roots`` is the
+    callback that ``body`` is of, if it has roots.
     """
 
     round_number: int
@@ -39,6 +40,7 @@ class NewBatch:
     indices: NDArray[np.int64]
     counts: NDArray[np.int64]
     found: NDArray[np.uint8]
+    roots: MemberRoots | None = None
     body: dict[str, Any] | None = None
 
     @property
@@ -94,16 +96,26 @@ def new_batch(round_: FleetRound, lane: Lane, callback_key: str, found: MemberFi
         raise BadCallback("Idempotency-Key", f"it has not 1..{_LONGEST_KEY} characters")
     indices = check_lane(found.nonces, round_.nonces_of(lane.lane), "nonces")
     counts = np.ones_like(indices)
+    roots: MemberRoots | None = None
     body: dict[str, Any] | None = None
     if isinstance(found, MemberRoots):
         kind, rows = BatchKind.ROOTS, np.empty((len(indices), 0), np.uint8)
-        counts, body = found.counts, dict(found.body)
+        counts, roots, body = found.counts, found, dict(found.body)
     elif isinstance(found, MemberVectors):
         kind, rows = BatchKind.VECTORS, _bytes(found.vectors.astype("<f2", copy=False))
     else:
         kind, rows = BatchKind.WINNERS, _bytes(found.distances.astype("<f8", copy=False)[:, None])
     return NewBatch(
-        round_.number, lane.lane, callback_key, kind, found.nonces, indices, counts, rows, body
+        round_number=round_.number,
+        lane=lane.lane,
+        callback_key=callback_key,
+        kind=kind,
+        nonces=found.nonces,
+        indices=indices,
+        counts=counts,
+        found=rows,
+        roots=roots,
+        body=body,
     )
 
 

@@ -1,4 +1,4 @@
-"""Jobs of /generate are rows, and each lane has the weights that the fleet served at its start."""
+"""Jobs of /generate and rounds with roots are rows; each lane has what was served at its start."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,8 +10,25 @@ _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
+    _requests()
+    _roots()
     for name in ("weights_digest", "model"):
         op.add_column("fleet_lanes", sa.Column(name, sa.Text))
+
+
+def _roots() -> None:
+    op.create_table(
+        "fleet_roots",
+        sa.Column("round", _NUMBER, primary_key=True),
+        sa.Column("lane", sa.Integer, primary_key=True),
+        sa.Column("member_round", sa.Text, primary_key=True),
+        *(sa.Column(name, sa.BigInteger, nullable=False) for name in ("group_id", "n_groups")),
+        sa.Column("committed", sa.BigInteger, nullable=False),
+        sa.ForeignKeyConstraint(["round", "lane"], ["fleet_lanes.round", "fleet_lanes.lane"]),
+    )
+
+
+def _requests() -> None:
     op.create_table(
         "fleet_requests",
         sa.Column("number", _NUMBER, primary_key=True),

@@ -1,0 +1,62 @@
+"""Rounds with roots as rows: what each member has committed to, by the id that it gave."""
+
+from typing import Any
+
+import pytest
+
+from proofserve.fleet.published import FleetResults
+from proofserve.fleet.records import RootsOfRound
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.protocol.nonces import NonceLane
+from proofserve.rounds.errors import SeveralRounds, UnknownRound
+
+from .support import a_lane, a_spec, another_lane, roots_body, send
+
+pytestmark = pytest.mark.anyio
+
+ABOUT = ("b10c", "k3y")
+
+
+async def test_the_nonces_under_roots_are_counted_once(store: FleetStore) -> None:
+    opened, lane = await a_lane(store, a_spec(roots=True))
+    await store.lane_started(lane, "the member's")
+    for key in ("k1", "k1", "again"):
+        await send(store, opened, lane, key, roots_body(opened, lane, 0, [32, 32]))
+    await send(store, opened, lane, "k2", roots_body(opened, lane, 32, [32, 20]))
+    (found,) = await store.roots([opened], None)
+    numbers = opened.nonces_of(0)
+    assert found == RootsOfRound("the member's", numbers, 84, lane.member_id, is_own=True)
+    assert await store.roots([opened], "another") == []
+
+
+async def test_the_rounds_of_a_member_that_is_a_fleet_are_parts_of_its_lane(
+    store: FleetStore,
+) -> None:
+    opened, lane = await a_lane(store, a_spec(roots=True))
+    own = opened.nonces_of(0)
+    for part in (0, 3):
+        changes = {"group_id": own.group_id + own.n_groups * part, "n_groups": own.n_groups * 4}
+        body = roots_body(opened, lane, 0, [32]) | changes | {"round_id": f"part {part}"}
+        assert await send(store, opened, lane, f"k{part}", body)
+    found = await store.roots([opened], None)
+    lanes = [NonceLane(3, 4, 1, 64), NonceLane(3, 4, 49, 64)]
+    assert [each.lane for each in found] == lanes
+    assert [(each.round_id, each.committed) for each in found] == [("part 0", 32), ("part 3", 32)]
+    (progress,) = await store.lanes(opened.id)
+    assert progress.stored == 64
+
+
+async def test_a_member_cannot_hide_the_round_of_another_one(store: FleetStore) -> None:
+    opened, first = await a_lane(store, a_spec(roots=True))
+    second = await another_lane(store, opened, "m2")
+    nothing: Any = None
+    results = FleetResults(store, nothing, nothing)
+    await store.lane_started(second, "the member's")
+    for lane in (first, second):
+        await send(store, opened, lane, "k", roots_body(opened, lane, 0, [32]))
+    found = await results.committed_round(*ABOUT, "the member's")
+    assert found.lane == opened.nonces_of(second.lane)
+    with pytest.raises(SeveralRounds, match="give one of these"):
+        await results.committed_round(*ABOUT, None)
+    with pytest.raises(UnknownRound, match="no member has committed"):
+        await results.committed_round(*ABOUT, "another")
