@@ -126,6 +126,21 @@ async def fleet_of(
         await running.http.aclose()
 
 
+@asynccontextmanager
+async def fleet_in_fleet(folder: Path) -> AsyncIterator[tuple[RunningFleet, RunningFleet]]:
+    """A fleet of a server and another fleet, and that one, which has two servers."""
+    inner_folder, outer_folder = folder / "inner", folder / "outer"
+    inner_folder.mkdir()
+    outer_folder.mkdir()
+    async with (
+        members(inner_folder, 2) as inner,
+        members(outer_folder, 1) as beside,
+        fleet_of(inner_folder, inner) as fleet,
+        fleet_of(outer_folder, [*beside, fleet]) as outer,
+    ):
+        yield outer, fleet
+
+
 class Receiver:
     """The network's end of callbacks, as ``proofserve receive``."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.misbehaving import Misbehaving
-from fleet.servers import ROUND, FakeMember, RunningFleet, fleet_of, members, until
+from fleet.servers import ROUND, FakeMember, RunningFleet, fleet_in_fleet, fleet_of, members, until
 from proofserve.engines.fake import TOY_ENGINE_INFO
 from support.small_disk import fill, mounted
 
@@ -301,15 +301,7 @@ async def more_proved(made: list[FakeMember], before: list[int]) -> bool:
 
 
 async def test_a_fleet_is_a_member_of_a_fleet(tmp_path: Path) -> None:
-    inner_folder, outer_folder = tmp_path / "inner", tmp_path / "outer"
-    inner_folder.mkdir()
-    outer_folder.mkdir()
-    async with (
-        members(inner_folder, 2) as inner,
-        members(outer_folder, 1) as beside,
-        fleet_of(inner_folder, inner) as fleet,
-        fleet_of(outer_folder, [*beside, fleet]) as outer,
-    ):
+    async with fleet_in_fleet(tmp_path) as (outer, fleet):
         await outer.pow("POST", "/init/generate", ROUND)
         await outer.until_processed(40)
         inside = await fleet.status()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleet.servers import ROUND, RunningFleet, fleet_of, members, receiving, until
+from fleet.servers import ROUND, RunningFleet, fleet_in_fleet, fleet_of, members, receiving, until
 from proofserve.receiver.reader import reading
 
 pytestmark = pytest.mark.anyio
@@ -50,16 +50,7 @@ async def test_roots_arrive_and_are_opened_by_the_member_of_the_lane(tmp_path: P
 
 
 async def test_a_fleet_of_fleets_opens_the_rounds_of_every_member(tmp_path: Path) -> None:
-    inner_folder, outer_folder = tmp_path / "inner", tmp_path / "outer"
-    inner_folder.mkdir()
-    outer_folder.mkdir()
-    async with (
-        members(inner_folder, 2) as inner,
-        members(outer_folder, 1) as beside,
-        receiving(tmp_path) as receiver,
-        fleet_of(inner_folder, inner) as fleet,
-        fleet_of(outer_folder, [*beside, fleet]) as outer,
-    ):
+    async with receiving(tmp_path) as receiver, fleet_in_fleet(tmp_path) as (outer, fleet):
         body = {**ROUND, "url": receiver.url, "commit": "roots"}
         await outer.pow("POST", "/init/generate", body)
         await until(lambda: all_have_stored(outer, fleet))
