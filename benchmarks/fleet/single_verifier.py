@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from proofserve.fleet.verification.records import VerdictOutcome
+from proofserve.fleet.verification_records import VerdictOutcome
 from proofserve.wiring.verification.checking import SampleChecker
 from proofserve.wiring.verification.checkpoints import CheckpointTruths, WorkerCheckpoints
 

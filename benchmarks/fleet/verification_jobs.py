@@ -14,7 +14,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import VerificationControl
 from proofserve.fleet.verification.durable import JobSender
 from proofserve.fleet.verification.policy import VerificationPolicy
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     JobCause,
     VerdictOutcome,
     VerificationJob,

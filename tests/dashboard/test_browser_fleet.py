@@ -10,7 +10,7 @@ import pytest
 from dashboard.looking import expect, is_accessible, live, picture, state
 from fleet.servers import ROUND, RunningFleet, fleet_of, members
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.records import JobFinding, VerdictOutcome
+from proofserve.fleet.verification_records import JobFinding, VerdictOutcome
 from support.browser import chromium, launched, tab
 
 if TYPE_CHECKING:

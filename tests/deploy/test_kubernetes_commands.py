@@ -25,7 +25,7 @@ from fleet.servers import RunningFleet
 from gateway.serving import serving
 from proofserve.cli.main import app
 from proofserve.cli.serve import GATEWAY_OPTIONS, NODE_OPTIONS
-from proofserve.fleet.verification.records import AfterConviction
+from proofserve.fleet.verification_records import AfterConviction
 from proofserve.settings.fleet import FleetSettings
 from proofserve.settings.gateway import GatewaySettings
 from proofserve.settings.node import NodeSettings

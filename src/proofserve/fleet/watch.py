@@ -13,7 +13,7 @@ from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.members.conditions import MemberCondition, Rules, StatusReader, conditions
 from proofserve.fleet.records import Desired, FleetView, Lane, LaneProgress, Served
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.records import VerificationView
+from proofserve.fleet.verification_records import VerificationView
 
 _logger = logging.getLogger(__name__)
 

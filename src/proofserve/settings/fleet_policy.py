@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from proofserve.fleet.members.sources import plain_url
-from proofserve.fleet.verification.records import AfterConviction
+from proofserve.fleet.verification_records import AfterConviction
 from proofserve.settings.toml_file import TomlTable, read_toml
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from proofserve.fleet.callback_reader import read
 from proofserve.fleet.records import FleetRound, Lane, MemberSource, MemberVectors, MemberWinners
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.records import JobCause, VerificationJob, VerificationRule
+from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane

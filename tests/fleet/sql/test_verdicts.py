@@ -8,7 +8,7 @@ import pytest
 
 from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     AfterConviction,
     JobFinding,
     JobPhase,

@@ -19,7 +19,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import VerificationControl
 from proofserve.fleet.verification.durable import JobSender
 from proofserve.fleet.verification.policy import VerificationPolicy, queue_name
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     AfterConviction,
     JobCause,
     VerificationJob,

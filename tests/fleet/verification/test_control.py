@@ -12,7 +12,7 @@ from fleet.sql.support import MARK, a_job
 from fleet.verification.support import control_of
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.durable import JobSender
-from proofserve.fleet.verification.records import JobFinding, JobPhase, VerdictOutcome
+from proofserve.fleet.verification_records import JobFinding, JobPhase, VerdictOutcome
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import VerificationControl
 from proofserve.fleet.verification.durable import JobSender
 from proofserve.fleet.verification.policy import VerificationPolicy
-from proofserve.fleet.verification.records import VerificationJob
+from proofserve.fleet.verification_records import VerificationJob
 from proofserve.fleet.watch import FleetWatch
 from proofserve.rounds.state import Move
 

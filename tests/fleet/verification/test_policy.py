@@ -26,7 +26,7 @@ from proofserve.fleet.verification.policy import (
     is_due,
     job_of,
 )
-from proofserve.fleet.verification.records import AfterConviction, JobCause, VerificationRule
+from proofserve.fleet.verification_records import AfterConviction, JobCause, VerificationRule
 from proofserve.fleet.watch import Overview
 from proofserve.rounds.state import State
 from proofserve.wiring.verification.policy import policy_of

@@ -15,7 +15,7 @@ from benchmarks.fleet.fake_member import Serving
 from fleet.servers import ROUND, RunningFleet, fleet_of, members, until
 from proofserve.fleet.routes.answers import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.records import JobFinding, MemberVerdict, VerdictOutcome
+from proofserve.fleet.verification_records import JobFinding, MemberVerdict, VerdictOutcome
 from proofserve.receiver.signature_check import SignatureCheck
 
 pytestmark = pytest.mark.anyio

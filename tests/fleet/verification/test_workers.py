@@ -13,7 +13,7 @@ from fleet.servers import until
 from fleet.verification.support import RULE, a_job, a_worker, control_of
 from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     JobFinding,
     JobPhase,
     VerdictOutcome,

@@ -93,7 +93,7 @@ class FleetPage:
             hint = "to the network"
             yield KeyFigure(label="Callbacks waiting", value=outbox.pending, hint=hint, level=late)
         queue = status.queue
-        hint = "nonces that wait or run here"
+        hint = "nonces that wait or run"
         yield KeyFigure(label="Jobs", value=queue.queued_nonces, of=queue.limit, hint=hint)
 
     def _round(self, status: Status) -> RoundPanel | None:

@@ -3,7 +3,7 @@
 from typing import Final, Literal
 
 from proofserve.dashboard.records import DistanceHistogram, Fact, JobPanel, LastVerdict
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     JobPhase,
     MemberVerdict,
     VerdictOutcome,

@@ -9,8 +9,8 @@ import aiohttp
 from proofserve.fleet.errors import RoundOver
 from proofserve.fleet.members.client import MemberClient, MemberError
 from proofserve.fleet.members.conditions import MemberCondition
-from proofserve.fleet.members.member_list import MemberList
 from proofserve.fleet.orders import round_order
+from proofserve.fleet.reconciling.member_list import MemberList
 from proofserve.fleet.reconciling.plan import (
     Action,
     AdoptLane,

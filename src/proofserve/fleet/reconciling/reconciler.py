@@ -11,9 +11,9 @@ import aiohttp
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.looking import look
-from proofserve.fleet.members.member_list import MemberList
 from proofserve.fleet.reconciling import plan as planning
 from proofserve.fleet.reconciling.actions import Acting
+from proofserve.fleet.reconciling.member_list import MemberList
 from proofserve.fleet.reconciling.plan import Action
 from proofserve.fleet.records import Desired, Lane, Member, Seen
 from proofserve.fleet.sql.store import FleetStore

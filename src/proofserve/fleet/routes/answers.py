@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from proofserve.api.response_models import ResponseModel
 from proofserve.fleet.records import MemberSource, MemberState, Wish
-from proofserve.fleet.verification.records import JobCause, VerdictOutcome
+from proofserve.fleet.verification_records import JobCause, VerdictOutcome
 from proofserve.rounds.state import State
 
 

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from proofserve.fleet.reconciling.reconciler import PassTimes
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.sql.leadership import Leadership
-from proofserve.fleet.verification.records import JobPhase, VerdictOutcome
+from proofserve.fleet.verification_records import JobPhase, VerdictOutcome
 from proofserve.fleet.watch import FleetWatch, Overview
 
 PREFIX = "proofserve_fleet"

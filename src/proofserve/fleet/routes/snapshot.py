@@ -8,7 +8,7 @@ from proofserve.fleet import reasons, summary
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.records import MemberState
 from proofserve.fleet.summary import Counted
-from proofserve.fleet.verification.records import JobPhase, VerdictOutcome
+from proofserve.fleet.verification_records import JobPhase, VerdictOutcome
 from proofserve.fleet.watch import Overview
 
 # The most members of one page.

@@ -16,8 +16,8 @@ from proofserve.api.response_models import documented, refused
 from proofserve.fleet.errors import NothingToVerify
 from proofserve.fleet.routes.answers import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
 from proofserve.fleet.routes.operators import FleetParts
-from proofserve.fleet.verification.records import MemberVerdict
 from proofserve.fleet.verification.verdict_page import STYLE, page
+from proofserve.fleet.verification_records import MemberVerdict
 from proofserve.wire.paths import FLEET
 
 MOST_VERDICTS = 500

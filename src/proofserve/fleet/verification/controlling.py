@@ -12,7 +12,7 @@ from proofserve.fleet.errors import NothingToVerify, StoreUnavailable
 from proofserve.fleet.sql.verdicts.store import VerdictStore
 from proofserve.fleet.verification.durable import JobProgress, JobSender
 from proofserve.fleet.verification.policy import SampledLane, VerificationPolicy, due, job_of
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     JobCause,
     JobFinding,
     JobPhase,

@@ -15,7 +15,7 @@ from dbos import error as dbos_errors
 from sqlalchemy import URL, Engine, create_engine, event
 
 from proofserve.fleet.sql import address
-from proofserve.fleet.verification.records import VerificationJob
+from proofserve.fleet.verification_records import VerificationJob
 
 # How often a worker asks each of its queues. DBOS's own default, a second, would be most of the
 # time of a small job.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.records import FleetRound, LaneProgress, Served
-from proofserve.fleet.verification.records import JobCause, VerificationJob, VerificationRule
+from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
 from proofserve.fleet.watch import Overview
 
 # Members still deliver after the end of a round: what is new is sampled once nothing came for so

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from proofserve.fleet.verification.records import MemberVerdict
+from proofserve.fleet.verification_records import MemberVerdict
 
 _TEMPLATE: Final = "verdict_page.html"
 _MOST_DISTANCES: Final = 1000

@@ -8,8 +8,8 @@ from proofserve.api.node import Deployment
 from proofserve.fleet.manager import FleetLimits
 from proofserve.fleet.members.client import CallTimes
 from proofserve.fleet.members.conditions import Rules
-from proofserve.fleet.members.member_list import MemberList
 from proofserve.fleet.members.sources import DnsMembers
+from proofserve.fleet.reconciling.member_list import MemberList
 from proofserve.outbox.allowlist import Allowlist
 from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy

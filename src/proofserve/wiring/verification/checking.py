@@ -9,7 +9,7 @@ import numpy as np
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.fleet import vector_texts
 from proofserve.fleet.records import BatchKind
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     JobFinding,
     VerdictOutcome,
     VerificationRule,

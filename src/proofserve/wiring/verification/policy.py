@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proofserve.fleet.verification.policy import VerificationPolicy
-from proofserve.fleet.verification.records import AfterConviction, VerificationRule
+from proofserve.fleet.verification_records import AfterConviction, VerificationRule
 from proofserve.lab.client.errors import LabError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.settings.fleet_policy import read_policy

@@ -15,7 +15,7 @@ from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import WORKER_LOCK
 from proofserve.fleet.verification.durable import JobRunner, Tries
-from proofserve.fleet.verification.records import JobFinding, VerificationTask
+from proofserve.fleet.verification_records import JobFinding, VerificationTask
 from proofserve.lab.client.errors import NodeError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.tasks import beside

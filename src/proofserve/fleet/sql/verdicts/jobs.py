@@ -14,7 +14,7 @@ from proofserve.fleet.sql.dialects import insert_into
 from proofserve.fleet.sql.tables import AnyRow, batches
 from proofserve.fleet.sql.tables import lanes as lanes_table
 from proofserve.fleet.sql.verdicts.tables import calibrations, jobs
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     AfterConviction,
     JobCause,
     JobPhase,

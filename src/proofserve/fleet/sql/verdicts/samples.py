@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, select
 from proofserve.fleet.records import BatchKind
 from proofserve.fleet.sql.batches.results import integers, vectors
 from proofserve.fleet.sql.tables import AnyRow, batches
-from proofserve.fleet.verification.records import StoredSample, VerificationJob
+from proofserve.fleet.verification_records import StoredSample, VerificationJob
 from proofserve.protocol.nonces import draw
 
 

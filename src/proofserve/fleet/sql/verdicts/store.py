@@ -9,7 +9,7 @@ from proofserve.fleet.records import FleetRound, LaneProgress
 from proofserve.fleet.sql import lanes, locks, members, rounds
 from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.verdicts import jobs, samples, verdicts
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     JobFinding,
     JobPhase,
     MemberVerdict,

@@ -14,7 +14,7 @@ from proofserve.fleet.sql.dialects import insert_into
 from proofserve.fleet.sql.tables import AnyRow, members, rounds
 from proofserve.fleet.sql.texts import kept, kept_if
 from proofserve.fleet.sql.verdicts.tables import jobs, verdict_counts, verdicts
-from proofserve.fleet.verification.records import (
+from proofserve.fleet.verification_records import (
     AfterConviction,
     DistanceCounts,
     JobCause,
