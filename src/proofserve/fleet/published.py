@@ -94,11 +94,9 @@ class FleetResults:
         if not committed:
             raise NotCommitted(f"the rounds of {about} publish vectors, not roots")
         found = await self._store.roots(committed, round_id)
-        # A member can put the id of another one's round into its callbacks.
-        found = [each for each in found if each.is_own] if round_id and len(found) > 1 else found
         if not found:
             raise UnknownRound(f"no member has committed to nonces of {about} in round {round_id}")
-        if len(found) > 1:
+        if round_id is None and len(found) > 1:
             ids = ", ".join(each.round_id for each in found[:20])
             raise SeveralRounds(f"give one of these as round_id: {ids}")
         order = {"block_hash": block_hash, "public_key": public_key, "round_id": found[0].round_id}

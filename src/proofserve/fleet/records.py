@@ -129,15 +129,13 @@ class RootsOfRound:
     """What the fleet has stored of a round with roots of one member.
 
     ``round_id`` is the id that the member gave the round, and of a member that is a fleet the id
-    that one of its members gave. ``committed`` nonces of ``lane`` are under roots. ``is_own``: the
-    member named the round in its status, too.
+    that one of its members gave. ``committed`` nonces of ``lane`` are under roots.
     """
 
     round_id: str
     lane: NonceLane
     committed: int
     member_id: str
-    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,12 @@ ABOUT = ("b10c", "k3y")
 
 async def test_the_nonces_under_roots_are_counted_once(store: FleetStore) -> None:
     opened, lane = await a_lane(store, a_spec(roots=True))
-    await store.lane_started(lane, "the member's")
     for key in ("k1", "k1", "again"):
         await send(store, opened, lane, key, roots_body(opened, lane, 0, [32, 32]))
     await send(store, opened, lane, "k2", roots_body(opened, lane, 32, [32, 20]))
     (found,) = await store.roots([opened], None)
     numbers = opened.nonces_of(0)
-    assert found == RootsOfRound("the member's", numbers, 84, lane.member_id, is_own=True)
+    assert found == RootsOfRound("the member's", numbers, 84, lane.member_id)
     assert await store.roots([opened], "another") == []
 
 
@@ -51,11 +50,12 @@ async def test_a_member_cannot_hide_the_round_of_another_one(store: FleetStore) 
     second = await another_lane(store, opened, "m2")
     nothing: Any = None
     results = FleetResults(store, nothing, nothing)
-    await store.lane_started(second, "the member's")
-    for lane in (first, second):
+    for lane in (second, first):
         await send(store, opened, lane, "k", roots_body(opened, lane, 0, [32]))
     found = await results.committed_round(*ABOUT, "the member's")
-    assert found.lane == opened.nonces_of(second.lane)
+    assert (found.lane, found.next_index) == (opened.nonces_of(second.lane), 32)
+    own = roots_body(opened, first, 32, [32]) | {"round_id": "its own"}
+    await send(store, opened, first, "k2", own)
     with pytest.raises(SeveralRounds, match="give one of these"):
         await results.committed_round(*ABOUT, None)
     with pytest.raises(UnknownRound, match="no member has committed"):

@@ -121,7 +121,7 @@ class FleetJobs:
                 computing.cancel()
                 await asyncio.gather(computing, return_exceptions=True)
         if isinstance(computing.exception(), NoMemberReady) and begun.attempt < _MOST_ATTEMPTS:
-            # It stays open: a member may be ready again soon.
+            await self._store.wait_again(begun.request_id)
             return False
         await self._settle(begun.request_id, begun.job, computing)
         return True

@@ -184,14 +184,14 @@ deleted_spans = Table(
     ForeignKeyConstraint(["round", "lane"], ["fleet_lanes.round", "fleet_lanes.lane"]),
 )
 
-# Rounds with roots, by the id that the member gave them: those of a lane, or of parts of it if the
-# member is a fleet.
+# Rounds with roots, by the id that the member gave them: one of a lane, or several if the member is
+# a fleet. An id belongs to the lane that used it first: no other member can guess it.
 roots = Table(
     "fleet_roots",
     metadata,
     Column("round", NUMBER, primary_key=True),
-    Column("lane", Integer, primary_key=True),
     Column("member_round", Text, primary_key=True),
+    Column("lane", Integer, nullable=False),
     Column("group_id", BigInteger, nullable=False),
     Column("n_groups", BigInteger, nullable=False),
     # How many nonces are under roots.

@@ -17,12 +17,19 @@ def add(connection: Connection, batch: NewBatch) -> None:
     found = batch.roots
     if found is None or not len(batch.counts):
         return
-    row = {"round": batch.round_number, "lane": batch.lane, "member_round": kept(found.round_id)}
+    key = {"round": batch.round_number, "member_round": kept(found.round_id)}
     numbers = {"group_id": found.lane.group_id, "n_groups": found.lane.n_groups}
     count = int(batch.counts.sum())
-    added = insert_into(connection, roots).values(**row, **numbers, committed=count)
-    more = {"committed": roots.c.committed + count}
-    connection.execute(added.on_conflict_do_update(index_elements=list(row), set_=more))
+    added = insert_into(connection, roots).values(
+        **key, **numbers, lane=batch.lane, committed=count
+    )
+    connection.execute(
+        added.on_conflict_do_update(
+            index_elements=list(key),
+            set_={"committed": roots.c.committed + count},
+            where=roots.c.lane == batch.lane,
+        )
+    )
 
 
 def find(
@@ -32,10 +39,10 @@ def find(
     by_number = {each.number: each for each in of}
     on_lane = (lanes.c.round == roots.c.round) & (lanes.c.lane == roots.c.lane)
     chosen = (
-        select(roots, lanes.c.member, lanes.c.member_round.label("own"))
+        select(roots, lanes.c.member)
         .join(lanes, on_lane)
         .where(roots.c.round.in_(by_number))
-        .order_by(roots.c.round, roots.c.lane, roots.c.member_round)
+        .order_by(roots.c.round, roots.c.lane, roots.c.group_id)
     )
     if round_id is not None:
         chosen = chosen.where(roots.c.member_round == kept(round_id))
@@ -49,7 +56,6 @@ def find(
             ),
             row.committed,
             row.member,
-            row.member_round == row.own,
         )
         for row in connection.execute(chosen)
     ]

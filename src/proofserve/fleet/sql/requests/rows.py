@@ -64,6 +64,12 @@ def begin(connection: Connection) -> BegunJob | None:
     return None if row is None else BegunJob(row.id, read_job(row.job), row.attempts)
 
 
+def wait_again(connection: Connection, request_id: str) -> None:
+    """Note that a job which runs has to wait."""
+    open_one = update(requests).where(requests.c.id == request_id, _OPEN)
+    connection.execute(open_one.values(state=JobState.QUEUED.value))
+
+
 def is_open(connection: Connection, request_id: str) -> bool:
     chosen = select(requests.c.number).where(requests.c.id == request_id, _OPEN)
     return connection.execute(chosen).first() is not None

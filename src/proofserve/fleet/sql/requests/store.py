@@ -33,6 +33,10 @@ class RequestStore:
         """The oldest job that was not ended; from now on it runs."""
         return await self._database.write(rows.begin)
 
+    async def wait_again(self, request_id: str) -> None:
+        """Note that a job which runs has to wait; no change if it has ended."""
+        await self._database.write(rows.wait_again, request_id)
+
     async def is_open(self, request_id: str) -> bool:
         """Whether the job still waits or runs."""
         return await self._database.read(rows.is_open, request_id)

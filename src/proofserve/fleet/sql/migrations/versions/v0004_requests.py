@@ -20,8 +20,8 @@ def _roots() -> None:
     op.create_table(
         "fleet_roots",
         sa.Column("round", _NUMBER, primary_key=True),
-        sa.Column("lane", sa.Integer, primary_key=True),
         sa.Column("member_round", sa.Text, primary_key=True),
+        sa.Column("lane", sa.Integer, nullable=False),
         *(sa.Column(name, sa.BigInteger, nullable=False) for name in ("group_id", "n_groups")),
         sa.Column("committed", sa.BigInteger, nullable=False),
         sa.ForeignKeyConstraint(["round", "lane"], ["fleet_lanes.round", "fleet_lanes.lane"]),
