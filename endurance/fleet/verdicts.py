@@ -5,6 +5,7 @@ The fleet must have ended, apart from PostgreSQL.
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +30,14 @@ _OPEN, _ENDED = ("queued", "running"), ("done", "failed")
 _ABSTAINED = "abstained"
 _OPEN_JOBS = "SELECT id, state, worker FROM fleet_jobs WHERE state IN ('queued', 'running')"
 # Distances are never sampled, so their lanes wait for nothing.
+# The fleet looks at the eight rounds before the newest one, for ten minutes after their end.
 _DUE = """
-    SELECT count(*) FROM fleet_lanes l
-    JOIN fleet_desired d ON d.round = l.round JOIN fleet_rounds r ON r.number = l.round
+    SELECT count(*) FROM fleet_lanes l JOIN fleet_rounds r ON r.number = l.round
     WHERE l.stored - l.sampled_stored >= :sample AND r.spec LIKE '%"target": null%'
+    AND r.number > (SELECT max(number) - 9 FROM fleet_rounds)
+    AND (r.ended_at IS NULL OR r.ended_at > :since)
 """
+_SAMPLED_FOR_S = 540.0
 _JOBS = """
     SELECT j.id, m.url, r.spec, j.round, j.lane, j.rule, j.seed, j.after_batch, j.through_batch,
            j.state, j.attempts
@@ -138,10 +142,10 @@ class OpenJobs:
 
     def all_ended(self, sample: int) -> bool:
         """Whether none is open, and no lane waits for its next sample of ``sample`` nonces."""
-        due = self._read(_DUE, sample=sample)
+        due = self._read(_DUE, sample=sample, since=time.time() - _SAMPLED_FOR_S)
         return due[0][0] == 0 and not self.ids()
 
-    def _read(self, query: str, **values: int) -> Sequence[Row[Any]]:
+    def _read(self, query: str, **values: float) -> Sequence[Row[Any]]:
         engine = create_engine(self.database, poolclass=NullPool)
         with engine.connect() as connection:
             return connection.execute(text(query), values).all()
