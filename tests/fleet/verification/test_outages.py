@@ -65,7 +65,7 @@ def test_a_job_that_fails_at_each_try_names_the_last_error(tmp_path: Path) -> No
         asked_at=time.time(),
     )
     sender = JobSender(url)
-    runner = JobRunner(url, "worker", ["q"], fails, Tries(2, lambda _error: True))
+    runner = JobRunner(url, "worker", {"q": 0.05}, fails, Tries(2, lambda _error: True))
     try:
         runner.start()
         sender.send(job)

@@ -8,7 +8,7 @@ or in ``<file>.jobs`` beside an SQLite file. It has one instance per process, so
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from dbos import DBOS, DBOSClient
 from dbos import error as dbos_errors
@@ -17,9 +17,6 @@ from sqlalchemy import URL, Engine, create_engine, event
 from proofserve.fleet.sql import address
 from proofserve.fleet.verification_records import VerificationJob
 
-# How often a worker asks each of its queues. DBOS's own default, a second, would be most of the
-# time of a small job.
-POLL_S: Final = 0.05
 # The name of the job function, of the application and of its version: rows in DBOS's tables.
 _VERIFY, _APPLICATION, _VERSION = "verify", "proofserve", "1"
 _SCHEMA = "proofserve_jobs"
@@ -110,21 +107,21 @@ class JobSender:
 
 
 class JobRunner:
-    """Runs ``verify`` with the ids of jobs from ``queues``, one at a time, until closed.
+    """Runs ``verify`` with the ids of jobs, of each queue one at a time, until closed.
 
-    ``worker`` names this process.
+    ``queues`` says how often each queue is asked, in seconds. ``worker`` names this process.
     """
 
     def __init__(
         self,
         url: str,
         worker: str,
-        queues: Sequence[str],
+        queues: Mapping[str, float],
         verify: Callable[[str], None],
         tries: Tries,
     ) -> None:
         _quieten()
-        self._queues = tuple(queues)
+        self._queues = dict(queues)
         self._engine = _engine(url)
         config: Any = {
             "name": _APPLICATION,
@@ -154,11 +151,11 @@ class JobRunner:
 
     def start(self) -> None:
         """Begin to take jobs. Raises the errors of SQLAlchemy and of DBOS."""
-        DBOS.listen_queues(self._queues)
+        DBOS.listen_queues(list(self._queues))
         DBOS.launch()
-        for name in self._queues:
+        for name, poll_s in self._queues.items():
             DBOS.register_queue(
-                name, worker_concurrency=1, polling_interval_sec=POLL_S, on_conflict="always_update"
+                name, worker_concurrency=1, polling_interval_sec=poll_s, on_conflict="always_update"
             )
 
     def close(self, seconds: int) -> None:

@@ -13,6 +13,11 @@ from proofserve.fleet.watch import Overview
 # Members still deliver after the end of a round: what is new is sampled once nothing came for so
 # long. Seconds.
 _QUIET_S = 10.0
+# Most members say their weights, so that the queues by names are empty.
+_BY_NAME = "model:"
+# With DBOS's own default, a second, a small job would mostly wait. Each question takes some
+# milliseconds of a core, also while the worker computes. Seconds.
+_OFTEN_S, _SELDOM_S = 0.05, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +128,9 @@ def job_of(
 
 def queue_name(weights_digest: str | None, model: str | None) -> str:
     """The queue that workers with a checkpoint read: by its weights, else by the model's name."""
-    return f"weights:{weights_digest}" if weights_digest else f"model:{model or ''}"
+    return f"weights:{weights_digest}" if weights_digest else f"{_BY_NAME}{model or ''}"
+
+
+def poll_s(queue: str) -> float:
+    """How often a worker asks ``queue``, in seconds."""
+    return _SELDOM_S if queue.startswith(_BY_NAME) else _OFTEN_S

@@ -15,6 +15,7 @@ from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.controlling import WORKER_LOCK
 from proofserve.fleet.verification.durable import JobRunner, Tries
+from proofserve.fleet.verification.policy import poll_s
 from proofserve.fleet.verification_records import JobFinding, VerificationTask
 from proofserve.lab.client.errors import NodeError
 from proofserve.rounds.errors import EngineFault
@@ -52,7 +53,8 @@ async def run_worker(
         async with beside("worker-lock", _hold(lock)):
             jobs = _Jobs(store, check, worker)
             tries = Tries(settings.attempts, _is_passing)
-            runner = JobRunner(settings.database, worker, tuple(queues), jobs.verify, tries)
+            polled = {queue: poll_s(queue) for queue in queues}
+            runner = JobRunner(settings.database, worker, polled, jobs.verify, tries)
             try:
                 await asyncio.to_thread(runner.start)
                 _logger.info("worker %s takes jobs of %s", worker, ", ".join(queues))
