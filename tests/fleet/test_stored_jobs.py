@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,22 @@ async def test_a_job_is_given_up_after_some_leaders_that_ended_in_it(tmp_path: P
     assert [each.attempt for each in attempts if each] == [2, 3, 4, 5]
     assert answer["status"] == "failed"
     assert answer["error"] == "5 attempts ended without a result"
+
+
+async def test_a_row_that_cannot_be_read_does_not_hold_up_the_next_job(tmp_path: Path) -> None:
+    async with members(tmp_path, 1) as made, fleet_of(tmp_path, made) as fleet:
+        slow_down(made, 0.3)
+        paths = [await submitted(fleet, JOB) for _ in range(2)]
+        await until(lambda: is_running(fleet.url, paths[0]))
+        await fleet.kill()
+        slow_down(made, 0.0)
+        with closing(sqlite3.connect(tmp_path / "fleet.sqlite")) as file, file:
+            file.execute("UPDATE fleet_requests SET job = '{}' WHERE number = 1")
+        await fleet.start()
+        await until(lambda: has_ended(fleet, paths[1]))
+        answers = [await fleet.call("GET", path) for path in paths]
+    assert [each["status"] for each in answers] == ["failed", "completed"]
+    assert answers[0]["error"] == "5 attempts ended without a result"
 
 
 async def test_an_error_of_a_job_is_kept_and_an_unknown_job_is_404(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from proofserve.fleet.sql.requests.job_json import job_text
 from proofserve.fleet.sql.requests.rows import BegunJob
 from proofserve.fleet.sql.requests.store import RequestStore
 from proofserve.fleet.sql.store import FleetStore
@@ -90,7 +91,9 @@ async def test_a_job_and_its_outcome_are_read_as_they_were_stored(
 ) -> None:
     await requests.add("a", one, 100)
     assert await requests.view("a", KEEP_S) == JobView("a", JobState.QUEUED)
-    assert await requests.begin() == BegunJob("a", one, 1)
+    begun = await requests.begin()
+    assert begun is not None
+    assert (begun.request_id, begun.job, begun.attempt) == ("a", one, 1)
     assert await requests.view("a", KEEP_S) == JobView("a", JobState.RUNNING)
     completed = CompletedJob("a", one, outcome)
     assert await requests.finish(completed)
@@ -103,9 +106,9 @@ async def test_jobs_begin_in_their_order_and_an_open_one_begins_again(
     await added(requests, "b", "a")
     # The second call is that of another leader.
     for attempt in (1, 2):
-        assert await requests.begin() == BegunJob("b", job(1, 2), attempt)
+        assert await requests.begin() == BegunJob("b", job_text(job(1, 2)), attempt)
     assert await requests.fail("b", "the engine is gone\0")
-    assert await requests.begin() == BegunJob("a", job(1, 2), 1)
+    assert await requests.begin() == BegunJob("a", job_text(job(1, 2)), 1)
     view = await requests.view("b", KEEP_S)
     assert view == JobView(
         "b", JobState.FAILED, error="the engine is gone\N{REPLACEMENT CHARACTER}"

@@ -113,7 +113,8 @@ class FleetJobs:
                 text = f"{_MOST_ATTEMPTS} attempts ended without a result"
                 await self._store.fail(begun.request_id, text)
                 return True
-            computing = asyncio.create_task(self._compute(begun.job))
+            job = await asyncio.to_thread(lambda: begun.job)
+            computing = asyncio.create_task(self._compute(job))
             try:
                 if await self._cancelled(begun.request_id, computing):
                     return True
@@ -123,7 +124,7 @@ class FleetJobs:
         if isinstance(computing.exception(), NoMemberReady) and begun.attempt < _MOST_ATTEMPTS:
             await self._store.wait_again(begun.request_id)
             return False
-        await self._settle(begun.request_id, begun.job, computing)
+        await self._settle(begun.request_id, job, computing)
         return True
 
     async def _compute(self, job: Job) -> Outcome:

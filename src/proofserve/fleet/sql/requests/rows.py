@@ -19,11 +19,18 @@ _OPEN = requests.c.ended_at.is_(None)
 
 @dataclass(frozen=True, slots=True)
 class BegunJob:
-    """A job that is computed now, for the time number ``attempt``."""
+    """A job that is computed now, for the time number ``attempt``.
+
+    ``text`` is read outside the transaction: a row that cannot be read has its attempts, too.
+    """
 
     request_id: str
-    job: Job
+    text: str
     attempt: int
+
+    @property
+    def job(self) -> Job:
+        return read_job(self.text)
 
 
 def add(connection: Connection, request_id: str, job: Job, limit: int) -> None:
@@ -61,7 +68,7 @@ def begin(connection: Connection) -> BegunJob | None:
     begun = update(requests).where(requests.c.number == oldest.scalar_subquery(), _OPEN)
     running = {"state": JobState.RUNNING.value, "attempts": requests.c.attempts + 1}
     row = connection.execute(begun.values(**running).returning(requests)).first()
-    return None if row is None else BegunJob(row.id, read_job(row.job), row.attempts)
+    return None if row is None else BegunJob(row.id, row.job, row.attempts)
 
 
 def wait_again(connection: Connection, request_id: str) -> None:
