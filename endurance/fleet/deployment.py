@@ -76,7 +76,7 @@ class FleetDeployment:
         self.receiver = ForkedServer(folder, "receiver", programs.receiver)
         self.received = folder / "received.sqlite"
         self.workers = [
-            ForkedProcess(folder, f"verifier-{number}", programs.worker)
+            ForkedProcess(folder, f"verifier-{number}", programs.worker, "takes jobs of")
             for number in range(workers)
         ]
         self.members = [
@@ -113,7 +113,10 @@ class FleetDeployment:
         return frozenset(each.url for each in (*self.members, *self.away) if each.cheats)
 
     def start_worker(self, worker: ForkedProcess) -> None:
-        """Start it; it has another name in the database each time."""
+        """Start it and wait until it takes jobs. Raises ServerFailed.
+
+        It has another name in the database each time. While the database is gone it would end.
+        """
         worker.start(self.database, worker.name, WORKER_CALL_S)
 
     def start_controller(self, controller: ForkedServer) -> None:

@@ -56,7 +56,8 @@ class FleetCounts:
 
     ``ways`` counts how killed members came back. After each kill of workers, ``jobs_s`` has the
     seconds until all jobs that were open had ended. ``disagreements`` counts values that the
-    controllers showed differently at the end, ``workers_ended`` workers that ended by themselves.
+    controllers showed differently at the end. ``workers_ended`` has the ends of the logs of workers
+    that ended by themselves, by name.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
@@ -65,7 +66,7 @@ class FleetCounts:
     recovered: dict[str, list[Recovery]] = field(default_factory=dict)
     jobs_s: list[float] = field(default_factory=list)
     disagreements: int = 0
-    workers_ended: int = 0
+    workers_ended: dict[str, str] = field(default_factory=dict)
 
 
 class FleetTrial:
@@ -251,7 +252,8 @@ class FleetTrial:
         wait_until(lambda: self._network.pending() == 0, "callbacks to the network", DELIVERY_S)
         if fleet.workers:
             wait_until(partial(self._jobs.all_ended, SAMPLE), "the end of all jobs", JOBS_S)
-        self.counts.workers_ended = sum(each.has_ended for each in fleet.workers)
+        ended = (each for each in fleet.workers if each.has_ended)
+        self.counts.workers_ended = {each.name: each.log_end for each in ended}
         self.counts.disagreements = self._disagreements()
 
     def _disagreements(self) -> int:

@@ -34,18 +34,23 @@ _LOOK_S = 0.05
 class ForkedProcess:
     """Runs ``program(*options)`` in a process of its own, with a log in ``folder``.
 
-    ``program`` is a function of a module.
+    ``program`` is a function of a module. It works once its log has ``sign``.
     """
 
-    def __init__(self, folder: Path, name: str, program: Callable[..., None]) -> None:
+    def __init__(
+        self, folder: Path, name: str, program: Callable[..., None], sign: str = ""
+    ) -> None:
         self.name = name
+        self._sign = sign.encode()
         self._log = folder / f"{name}.log"
         self._program = program
         self._process: ForkServerProcess | None = None
+        self._began_at = 0
         self.is_frozen = False
 
     def start(self, *options: Any) -> None:
-        """Start it, and do not wait."""
+        """Start it and wait until it works. Raises ServerFailed."""
+        self._began_at = self._log.stat().st_size if self._log.exists() else 0
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         process = context.Process(
@@ -53,6 +58,12 @@ class ForkedProcess:
         )
         process.start()
         self._process = process
+        deadline = time.monotonic() + START_S
+        while not self._works():
+            if self.has_ended or time.monotonic() > deadline:
+                self.kill()
+                raise ServerFailed(f"{self.name} does not work; its log ends with:\n{self.log_end}")
+            time.sleep(_LOOK_S)
 
     @property
     def runs(self) -> bool:
@@ -99,6 +110,10 @@ class ForkedProcess:
     def __exit__(self, *_error: object) -> None:
         self.stop()
 
+    def _works(self) -> bool:
+        # The log goes on from start to start.
+        return self._log.exists() and self._sign in self._log.read_bytes()[self._began_at :]
+
     def _signal(self, number: int) -> None:
         if self._process is None or self._process.pid is None:
             raise ServerFailed(f"{self.name} is not running")
@@ -118,20 +133,12 @@ class ForkedServer(ForkedProcess):
     def start(self, *options: Any) -> None:
         """Start it and wait until it answers. Raises ServerFailed."""
         super().start(self.port, *options)
-        deadline = time.monotonic() + START_S
-        while not self._answers():
-            if self.has_ended or time.monotonic() > deadline:
-                self.kill()
-                raise ServerFailed(
-                    f"{self.name} does not answer; its log ends with:\n{self.log_end}"
-                )
-            time.sleep(_LOOK_S)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self.http.close()
 
-    def _answers(self) -> bool:
+    def _works(self) -> bool:
         try:
             return self.http.get("/health").is_success
         except httpx.TransportError:

@@ -3,6 +3,7 @@
 import random
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from endurance.fleet.account import FleetAccount, account, read_fleet
 from endurance.fleet.deployment import deployed
@@ -25,7 +26,8 @@ def fleet_chaos(
 ) -> Report:
     """Kill a process ``kills`` times, then compare what members, database and receiver have.
 
-    The record of the report has each recovery, and each job that was not judged.
+    The record of the report has each recovery, each job that was not judged, and the end of the
+    log of each worker that ended by itself.
 
     Raises:
         LabError, ServerFailed: a server did not start, end or answer as the trial needs.
@@ -47,8 +49,9 @@ def fleet_chaos(
     seen = [witness.compare(shown) for witness in trial.witnesses]
     setup = {"kills": kills, "seed": seed, "postgresql": with_postgres}
     figures = (*_of_kills(trial.counts), *_of_proofs(found, seen), *_of_verdicts(judged))
-    windows = {name: [asdict(r) for r in all_] for name, all_ in trial.counts.recovered.items()}
-    windows |= {"abstentions": verdicts.abstentions}
+    recovered = trial.counts.recovered.items()
+    windows: dict[str, Any] = {name: [asdict(r) for r in all_] for name, all_ in recovered}
+    windows |= {"abstentions": verdicts.abstentions, "workers_ended": trial.counts.workers_ended}
     return Report("fleet", (*figures, *_of_times(trial.counts)), setup, windows, machine())
 
 
@@ -124,11 +127,11 @@ def _of_times(counts: FleetCounts) -> list[Figure]:
             Figure(f"{name}_slowest_s", max(leads), "the same; the longest", most),
             Figure(f"{name}_stores_s", max(stores), "until it stores a new result; the longest"),
         ]
-    jobs_s = max(counts.jobs_s, default=0.0)
+    jobs_s, ended = max(counts.jobs_s, default=0.0), len(counts.workers_ended)
     return [
         *times,
         Figure("jobs_s", jobs_s, "until jobs ended that were open at a worker's kill; the longest"),
-        Figure("workers_ended", counts.workers_ended, "workers that ended by themselves", none),
+        Figure("workers_ended", ended, "workers that ended by themselves", none),
         Figure(
             "disagree",
             counts.disagreements,

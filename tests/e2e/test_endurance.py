@@ -26,7 +26,7 @@ def test_a_receiver_killed_again_and_again_has_every_proof_once(
 ) -> None:
     outbox = node.server.log.with_name("outbox.sqlite")
     # No test before may have left a round that judged: what that counts is no result.
-    node.call("POST", "/init/generate", order(2, NAME, "http://127.0.0.1:1").body)
+    node.start_round()
     node.stop()
     with Receiver(tmp_path) as receiver, Witness(node.server.url) as witness:
         receiver.start()

@@ -91,7 +91,7 @@ def test_every_job_has_its_one_right_verdict_after_kills(ended: Ended) -> None:
     assert (found.verdicts, found.abstained) == (found.jobs, 0)
     assert 0 < found.convictions < found.verdicts
     assert found.retaken > 0
-    assert ended.trial.counts.workers_ended == 0
+    assert ended.trial.counts.workers_ended == {}
 
 
 def of_first_verdict(**changes: Any) -> Callable[[VerdictFile], VerdictFile]:

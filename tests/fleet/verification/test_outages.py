@@ -1,5 +1,6 @@
 """Jobs while the database is gone, and what is said of a job that failed at each try."""
 
+import logging
 import time
 from pathlib import Path
 
@@ -40,6 +41,21 @@ async def test_a_database_that_refuses_for_too_long_is_an_error() -> None:
     with pytest.raises(StoreUnavailable):
         await when_answered(outage, most_s=-1.0, again_s=0.0)
     assert outage.calls == 1
+
+
+def test_a_worker_that_finds_no_database_says_so_in_the_log_of_the_process(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nothing = "postgresql+psycopg://postgres@127.0.0.1:9/none"
+    runner = JobRunner(nothing, "worker", {"q": 0.05}, print, Tries(1, lambda _error: False))
+    try:
+        with pytest.raises(StoreUnavailable, match=r"queues in the fleet's database .* refused"):
+            runner.start()
+        logging.getLogger("dbos").warning("a queue cannot be read")
+    finally:
+        runner.close(1)
+    assert "a queue cannot be read" in caplog.messages
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow  # DBOS makes its tables: some seconds of processor time

@@ -115,11 +115,11 @@ class FleetDatabase:
                         connection.detach()
         except SQLAlchemyError as error:
             raise StoreUnavailable(
-                f"the fleet's database {self._name} failed: {_why(error)}"
+                f"the fleet's database {self._name} failed: {why(error)}"
             ) from error
 
 
-def _why(error: SQLAlchemyError) -> str:
+def why(error: SQLAlchemyError) -> str:
     """The driver's own words: without the statement and its values, which may be large."""
     inner = error.orig if isinstance(error, DBAPIError) else error
     lines = str(inner).strip().splitlines() or [type(inner).__name__]

@@ -13,8 +13,11 @@ from typing import Any
 from dbos import DBOS, DBOSClient
 from dbos import error as dbos_errors
 from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.exc import SQLAlchemyError
 
+from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.sql import address
+from proofserve.fleet.sql.database import why
 from proofserve.fleet.verification_records import VerificationJob
 
 # The name of the job function, of the application and of its version: rows in DBOS's tables.
@@ -150,13 +153,20 @@ class JobRunner:
             step(job_id)
 
     def start(self) -> None:
-        """Begin to take jobs. Raises the errors of SQLAlchemy and of DBOS."""
+        """Begin to take jobs. Raises StoreUnavailable."""
         DBOS.listen_queues(list(self._queues))
-        DBOS.launch()
-        for name, poll_s in self._queues.items():
-            DBOS.register_queue(
-                name, worker_concurrency=1, polling_interval_sec=poll_s, on_conflict="always_update"
-            )
+        try:
+            DBOS.launch()
+            for name, poll_s in self._queues.items():
+                DBOS.register_queue(
+                    name,
+                    worker_concurrency=1,
+                    polling_interval_sec=poll_s,
+                    on_conflict="always_update",
+                )
+        except SQLAlchemyError as error:
+            text = f"the queues in the fleet's database cannot be had: {why(error)}"
+            raise StoreUnavailable(text) from error
 
     def close(self, seconds: int) -> None:
         """Take no more jobs, and wait at most ``seconds`` for the one that runs."""
@@ -172,9 +182,9 @@ def _reason(error: Exception | None) -> str:
 
 
 def _quieten() -> None:
-    # DBOS prints to stderr by a handler of its own, also what is no news for an operator.
+    # DBOS would print to stderr by a handler of its own, if it had none, in another form than ours.
     logger = logging.getLogger("dbos")
-    logger.handlers.clear()
+    logger.handlers = [logging.NullHandler()]
     logger.propagate = True
     logger.setLevel(logging.WARNING)
 
