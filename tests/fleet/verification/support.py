@@ -50,11 +50,13 @@ class NothingDue:
     current = Overview(FleetView(0.0, (), Desired(), ()), (), (), {}, None)
 
 
-def control_of(store: FleetStore, database: str, keep_s: float = 0.0) -> VerificationControl:
+def control_of(
+    store: FleetStore, database: str, keep_s: float = 0.0, gone_s: float = 0.0
+) -> VerificationControl:
     """The leader's part of verification, for jobs that a test makes."""
     watch: Any = NothingDue()
     sender = partial(JobSender, database)
-    return VerificationControl(store.verdicts, watch, VerificationPolicy(), sender, keep_s)
+    return VerificationControl(store.verdicts, watch, VerificationPolicy(), sender, keep_s, gone_s)
 
 
 async def a_job(

@@ -1,5 +1,6 @@
 """The leader's part of verification, with real queues in SQLite and no worker."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
@@ -10,6 +11,7 @@ import pytest
 
 from fleet.sql.support import MARK, a_job
 from fleet.verification.support import control_of
+from proofserve.fleet.sql.locks import process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.durable import JobSender
 from proofserve.fleet.verification_records import JobFinding, JobPhase, VerdictOutcome
@@ -80,6 +82,30 @@ async def test_a_job_whose_workers_all_die_is_given_up_without_a_verdict_of_frau
     assert sender.progress([job.id])[job.id].ended
     view = await store.verdicts.view()
     assert view.jobs[JobPhase.FAILED] == 1
+
+
+async def test_a_worker_whose_lock_is_free_for_a_moment_keeps_its_job(
+    store: FleetStore, sender: JobSender, database: str
+) -> None:
+    job, _ = await a_job(store)
+    control = control_of(store, database, gone_s=0.2)
+    await control.step(sender)
+    taken(database, job.id, "worker-a")
+    await store.verdicts.begin(job.id, "worker-a")
+    lock = process_lock(database, "worker-a")
+
+    async def worker_after(pause_s: float) -> str | None:
+        await control.step(sender)
+        await asyncio.sleep(pause_s)
+        await control.step(sender)
+        return sender.progress([job.id])[job.id].worker
+
+    assert await worker_after(0.0) == "worker-a"
+    await lock.take()
+    assert await worker_after(0.3) == "worker-a"
+    await lock.give_back()
+    assert await worker_after(0.0) == "worker-a"
+    assert await worker_after(0.3) is None
 
 
 async def test_old_verdicts_are_deleted_and_the_newest_of_a_member_stays(

@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.sql import address, schema
+from proofserve.fleet.sql.write_ahead import use_log
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -165,7 +166,7 @@ def _sqlite(url: URL) -> Engine:
     def _prepare(connection: Any, _record: object) -> None:
         # We begin transactions ourselves: Python would begin them too late for reads.
         connection.isolation_level = None
-        connection.execute("PRAGMA journal_mode = WAL")
+        use_log(connection, _SQLITE_LOCK_S)
         # WAL alone may lose the last commits in a power failure; results must be on disk to count.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")

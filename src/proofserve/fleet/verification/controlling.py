@@ -28,6 +28,8 @@ PASS_EVERY_S = 1.0
 _LATE_S = 600.0
 # The lock that a worker holds while it lives; DBOS knows the worker by the same name.
 WORKER_LOCK = "worker-"
+# A restart of PostgreSQL frees all locks, and each worker takes its own again within two seconds.
+_GONE_S = 3.0
 
 
 class VerificationControl:
@@ -35,7 +37,8 @@ class VerificationControl:
 
     Run one at a time, by the leader. The rows are the truth: whatever is interrupted, the next pass
     repairs. ``open_sender`` connects to the queues; it is called in a thread. Verdicts are deleted
-    after ``keep_s`` seconds, 0 for never; the newest one of each member stays.
+    after ``keep_s`` seconds, 0 for never; the newest one of each member stays. A worker whose lock
+    is free for ``gone_s`` seconds has ended.
     """
 
     def __init__(
@@ -45,12 +48,16 @@ class VerificationControl:
         policy: VerificationPolicy,
         open_sender: Callable[[], JobSender],
         keep_s: float = 0.0,
+        gone_s: float = _GONE_S,
     ) -> None:
         self._store = store
         self._watch = watch
         self._policy = policy
         self._open_sender = open_sender
         self._keep_s = keep_s
+        self._gone_s = gone_s
+        # When a pass first found a worker's lock free, by the monotonic clock.
+        self._free_since: dict[str, float] = {}
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -140,11 +147,10 @@ class VerificationControl:
         open_jobs: Sequence[VerificationJob],
         progress: Mapping[str, JobProgress],
     ) -> None:
-        at_work = {each.worker for each in progress.values() if each.worker}
-        dead = await self._store.dead(at_work) if at_work else set()
+        ended = await self._ended_workers(progress)
         for job in open_jobs:
             worker = progress[job.id].worker if job.id in progress else None
-            if worker not in dead or worker is None:
+            if worker not in ended:
                 continue
             if job.attempts >= job.rule.attempts:
                 await asyncio.to_thread(sender.cancel, job)
@@ -153,6 +159,13 @@ class VerificationControl:
             _logger.warning("worker %s is gone: job %s goes to another one", worker, job.id)
             await self._store.wait_again(job.id)
             await asyncio.to_thread(sender.send_again, job)
+
+    async def _ended_workers(self, progress: Mapping[str, JobProgress]) -> set[str]:
+        at_work = {each.worker for each in progress.values() if each.worker}
+        free = await self._store.free_locks(at_work) if at_work else set()
+        now = time.monotonic()
+        self._free_since = {worker: self._free_since.get(worker, now) for worker in free}
+        return {each for each, since in self._free_since.items() if now - since >= self._gone_s}
 
     async def _give_up(self, job: VerificationJob, error: str) -> None:
         """A job that cannot be computed is an abstention; no change if it has its verdict."""

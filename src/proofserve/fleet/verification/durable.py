@@ -18,13 +18,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.sql import address
 from proofserve.fleet.sql.database import why
+from proofserve.fleet.sql.write_ahead import use_log
 from proofserve.fleet.verification_records import VerificationJob
 
 # The name of the job function, of the application and of its version: rows in DBOS's tables.
 _VERIFY, _APPLICATION, _VERSION = "verify", "proofserve", "1"
 _SCHEMA = "proofserve_jobs"
 _CONNECTIONS = 4
-_LOCK_MS = 30_000
+_LOCK_S = 30
 # States of DBOS in which nothing will happen any more.
 _ENDED = {"ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED", "SUCCESS"}
 
@@ -218,9 +219,9 @@ def _engine(url: str) -> Engine:
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:
         connection.isolation_level = "IMMEDIATE"
-        connection.execute(f"PRAGMA busy_timeout = {_LOCK_MS}")
+        connection.execute(f"PRAGMA busy_timeout = {_LOCK_S * 1000}")
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA journal_mode = WAL")
+        use_log(connection, _LOCK_S)
         # As above.
         connection.execute("PRAGMA synchronous = NORMAL")
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -74,9 +75,15 @@ class _Jobs:
         self._check = check
         self._worker = worker
         self._loop = asyncio.get_running_loop()
+        self._one_at_a_time = threading.Lock()
 
     def verify(self, job_id: str) -> None:
         """Compute a job, and store its verdict when it is complete."""
+        # Each queue has its own thread, and the memory may hold one model and one forward.
+        with self._one_at_a_time:
+            self._verify(job_id)
+
+    def _verify(self, job_id: str) -> None:
         task = self._stored(partial(self._store.begin, job_id, self._worker))
         if task is None:
             _logger.info("job %s has ended before", job_id)

@@ -62,7 +62,7 @@ class VerdictStore:
         """Note that a running job waits for another worker."""
         await self._database.write(jobs.wait_again, job_id)
 
-    async def dead(self, locks_of_workers: Iterable[str]) -> set[str]:
+    async def free_locks(self, locks_of_workers: Iterable[str]) -> set[str]:
         """Those of the locks that no process holds."""
         return await self._database.read(_free, tuple(locks_of_workers))
 
