@@ -23,6 +23,7 @@ pytestmark = pytest.mark.engine
 STALL_S = 4.0
 # A hang is reported so much later at most.
 SLACK_S = 2.0
+TRIES = 10
 
 
 def engine_core(node: ServedNode) -> int:
@@ -39,6 +40,19 @@ def stopped(process: int) -> Iterator[float]:
         yield time.monotonic()
     finally:
         os.kill(process, signal.SIGCONT)
+
+
+@contextmanager
+def stopped_in(node: ServedNode, process: int, doing: str) -> Iterator[float]:
+    """As ``stopped``, and again after a moment if that was between two steps."""
+    for _ in range(TRIES):
+        with stopped(process) as since:
+            # The node looks twice a second.
+            time.sleep(1)
+            if liveness(node)["doing"] == doing:
+                yield since
+                return
+    raise AssertionError(f"{TRIES} times the core was between two steps")
 
 
 def liveness(node: ServedNode) -> Any:
@@ -89,7 +103,7 @@ def until_idle(node: ServedNode) -> None:
 def test_a_core_that_is_stopped_in_mid_chat(node: ServedNode) -> None:
     core, steps = engine_core(node), liveness(node)["steps"]
     with node.streamed_chat(max_tokens=300) as events:
-        with stopped(core) as since:
+        with stopped_in(node, core, "chat") as since:
             require_report(node, core, since, "in a step of chat")
         # Whatever followed is in the stream: nothing was lost.
         tail = list(events)
@@ -108,7 +122,7 @@ def test_a_core_that_is_stopped_in_mid_proof(node: ServedNode) -> None:
     core = engine_core(node)
     node.start_round()
     until(lambda: node.processed() >= 32)
-    with stopped(core) as since:
+    with stopped_in(node, core, "proof") as since:
         require_report(node, core, since, "in a proof forward")
     require_recovery(node)
     done = node.processed()
