@@ -9,7 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.asgi_client import LOCAL, PLAN, AsgiClient, client_of, error_of, started_client
-from gateway.probe_backend import listing, probe_backend
+from gateway.probe_backend import ProbeBackend, listing, probe_backend
+from gateway.scripted import until
 from proofserve.gateway.records import BackendSpec, ClientSpec
 
 pytestmark = pytest.mark.anyio
@@ -53,20 +54,23 @@ async def test_models_of_all_backends_are_merged() -> None:
         two.models = listing("shared", "large", owned_by="second")
         gone.health = HTTPStatus.NOT_FOUND
         specs = tuple(BackendSpec(each.url) for each in (one, two, gone))
-        async with started_client(replace(PLAN, backends=specs)) as client:
-            await merged(client)
+        plan = replace(PLAN, backends=specs, probe_interval=0.02)
+        async with started_client(plan) as client:
+            await merged(client, one)
 
 
-async def merged(client: AsgiClient) -> None:
+async def merged(client: AsgiClient, one: ProbeBackend) -> None:
     body = (await client.get("/v1/models")).json()
     assert body["object"] == "list"
     owners = {each["id"]: each["owned_by"] for each in body["data"]}
     assert owners == {"tiny": "first", "shared": "first", "large": "second"}
     assert len(body["data"]) == 3
-    client.gateway.fleet.backends[0].healthy = False
+    first, second, _ = client.gateway.fleet.backends
+    one.health = HTTPStatus.NOT_FOUND
+    await until(lambda: not first.healthy)
     left = (await client.get("/v1/models")).json()["data"]
     assert {each["id"] for each in left} == {"shared", "large"}
-    client.gateway.fleet.backends[1].draining = True
+    second.draining = True
     assert (await client.get("/v1/models")).json()["data"] == []
 
 
