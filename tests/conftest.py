@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from support.models import SmallModels
@@ -44,6 +45,11 @@ LONGEST = (
     "tests/gpu_host/test_run.py",
 )
 FAST_IMPORTS = Path(__file__).parent / "support" / "fast_imports"
+
+
+# Property tests run on shared machines.
+settings.register_profile("no deadlines", deadline=None)
+settings.load_profile("no deadlines")
 
 
 def pytest_configure() -> None:

@@ -66,7 +66,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     expected = {
         str(path.relative_to(source))
         for path in (source / "proofserve").rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.parent.name != "__pycache__"
     }
     with zipfile.ZipFile(wheel) as packed:
         names = {name for name in packed.namelist() if name.startswith("proofserve/")}

@@ -218,9 +218,11 @@ async def test_a_nonce_without_an_artifact_is_named(server: Server) -> None:
     assert body["failed"] == [{"nonce": 2, "error": NOT_FINITE}]
 
 
-async def test_a_job_is_503_if_chat_does_not_end(server: Server) -> None:
-    server.engine.deferrals, server.engine.deferral_s = 10**9, 0.1
-    response = await server.post(GENERATE, WAIT)
+async def test_a_job_is_503_if_chat_does_not_end() -> None:
+    impatient = replace(QUICK, jobs=replace(QUICK.jobs, chunk_timeout_s=0.3))
+    async with serving(impatient) as server:
+        server.engine.deferrals, server.engine.deferral_s = 10**9, 0.1
+        response = await server.post(GENERATE, WAIT)
     assert response.status_code == 503
     assert response.json()["detail"].startswith("skipped")
 

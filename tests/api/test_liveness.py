@@ -1,6 +1,7 @@
 """What the API shows of an engine core that hangs, whether the engine answers or not."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,6 +12,7 @@ from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.metrics import exposed
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.status import CoreLiveness, EngineGauges
+from rounds.doubles import QUICK
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +91,7 @@ async def test_a_busy_engine_that_does_not_answer_is_ready(monkeypatch: pytest.M
 
 async def test_an_engine_that_nobody_watches_must_answer() -> None:
     for liveness in (Cores(), Cores(IDLE, UNWATCHED)):
-        async with serving(liveness=liveness) as server:
+        async with serving(replace(QUICK, engine_answer_s=30), liveness=liveness) as server:
             silence(server, 0.01)
             response = await server.get(READY)
             assert response.status_code == 503

@@ -36,17 +36,19 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
     monkeypatch.setattr(servers, "serving", serving)
     monkeypatch.setattr(module, "SETTLE_S", 0.1)
     monkeypatch.setattr(module, "SPREAD_S", 0.1)
+    # Windows this short tell the instant of an answer only roughly.
+    monkeypatch.setattr(module, "IDLE", 0.5)
     return found
 
 
 def test_each_share_has_a_server_of_its_own(started: list[ServerOptions], tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    options = ("--clients", "4", "--pairs", "1", "--seconds", "1", "--json", str(file))
+    options = ("--clients", "4", "--pairs", "1", "--seconds", "2", "--json", str(file))
     result = run("--share", "0.4", "--share", "0.8", *options)
     assert result.exit_code == 1, result.output
     assert [each.share for each in started] == [0.4, 0.8]
     read = json.loads(file.read_text())
-    assert read["proof_share_0.4"] == pytest.approx(0.2, abs=0.05)
+    assert read["proof_share_0.4"] == pytest.approx(0.2, abs=0.1)
     assert {"share_error_0.4", "share_error_0.8"} <= set(read["failed"])
     assert read["setup"]["load"]["clients"] == 4
     assert "chat_loss_0.8" in result.output

@@ -11,9 +11,10 @@ from support.demo import is_free, running_demo
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.timeout(1000)
 def test_the_demo_tells_honest_from_forged_and_leaves_nothing() -> None:
     with running_demo("demo") as demo:
-        assert demo.process.wait(400) == 0, demo.output
+        assert demo.process.wait(900) == 0, demo.output
         lines = demo.output.splitlines()
         assert len([line for line in lines if not line.endswith(" ...")]) <= 35
         assert any("What is a nonce? - A nonce is a number." in line for line in lines)
@@ -56,7 +57,7 @@ def test_an_interrupted_demo_leaves_nothing(
         time.sleep(seconds)
         assert len(demo.processes()) > 1
         demo.process.send_signal(number)
-        assert demo.process.wait(30) == code, demo.output
+        assert demo.process.wait(90) == code, demo.output
         assert "Traceback" not in demo.output
         assert demo.processes() == []
         assert demo.leftovers() == []

@@ -102,6 +102,11 @@ def program(request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[bytes]
         process.kill()
 
 
+def comes_to(process: int, expected: Activity) -> bool:
+    """One of ten looks shows it: a process that waits for a processor may show anything."""
+    return any(seen(process) is expected for _ in range(10))
+
+
 def seen(process: int, seconds: float = 0.4) -> Activity:
     before, began = processes.look(process), time.monotonic()
     time.sleep(seconds)
@@ -129,11 +134,11 @@ with subprocess.Popen([sys.executable, "-c", {SPINS!r}], stdout=subprocess.PIPE)
 def test_what_a_process_does(program: "subprocess.Popen[bytes]", expected: Activity) -> None:
     family = list(processes.look(program.pid).cpu_s)
     try:
-        assert seen(program.pid) is expected
+        assert comes_to(program.pid, expected)
         os.kill(family[-1], signal.SIGSTOP)
-        assert seen(program.pid) is Activity.STOPPED
+        assert comes_to(program.pid, Activity.STOPPED)
         os.kill(family[-1], signal.SIGCONT)
-        assert seen(program.pid) is expected
+        assert comes_to(program.pid, expected)
     finally:
         for each in family:
             os.kill(each, signal.SIGKILL)

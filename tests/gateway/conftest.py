@@ -1,11 +1,6 @@
 """Gateways in the process of the tests."""
 
 import pytest
-from hypothesis import settings
-
-# Property tests run on shared machines: no deadlines.
-settings.register_profile("gateway", deadline=None)
-settings.load_profile("gateway")
 
 
 @pytest.fixture(autouse=True)

@@ -72,7 +72,8 @@ class StubNode:
         self.rounds = 0
         self.chatting = 0
         self.chats = 0
-        self._last_chat = 0.0
+        self._quiet_s = HESITATION_S
+        """Without chat, as far as ``compute`` has seen."""
         self.measured: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self.unlogged: set[str] = set()
@@ -106,14 +107,17 @@ class StubNode:
     def compute(self) -> None:
         """Store a batch at a time while a round runs; the body of a thread."""
         size = 10
-        while not self._closing.wait(size / self.habits.round):
+        tick, chats = size / self.habits.round, 0
+        while not self._closing.wait(tick):
             with self._lock:
+                # Seconds of the clock would count those in which the whole process stood still.
+                chatted = self.chatting > 0 or self.chats != chats
+                self._quiet_s, chats = 0.0 if chatted else self._quiet_s + tick, self.chats
                 if self._may_compute():
                     self._store(size)
 
     def _may_compute(self) -> bool:
-        chat = self.chatting > 0 or time.monotonic() - self._last_chat < HESITATION_S
-        gives_way = self.habits.polite and chat
+        gives_way = self.habits.polite and self._quiet_s < HESITATION_S
         sulks = self.chats > 0 and not self.habits.resumes
         return self.state == "GENERATING" and not gives_way and not sulks
 
@@ -241,7 +245,6 @@ class StubNode:
             await asyncio.sleep(seconds)
         finally:
             self.chatting -= 1
-            self._last_chat = time.monotonic()
 
     def status(self) -> dict[str, Any]:
         with self._lock:

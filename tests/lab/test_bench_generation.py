@@ -86,22 +86,22 @@ def test_a_round_at_a_share_of_the_bare_speed_is_measured_as_that(share: float) 
         # One look at the speed, then a window before, between and after the rounds.
         assert len(stub.measured) == 1 + 3
         assert [order["forwards"] for order in stub.measured] == [2, 19, 19, 19]
-    assert 0.6 * share < value(found, "busy_ratio") < 1.05 * share
-    # Four prefills at a time, each at the stub's speed.
-    assert 5_000 < value(found, "prefill_tokens_per_second") < 10_500
+    assert 0.5 * share < value(found, "busy_ratio") < 1.4 * share
+    # Four prefills at a time, each at the stub's speed: one alone would have 2,500.
+    assert 3_000 < value(found, "prefill_tokens_per_second") < 13_000
     assert all(math.isfinite(figure.value or 0.0) for figure in found.figures)
 
 
 @pytest.mark.usefixtures("frequent_polls")
 def test_of_the_distance_protocol_every_nonce_is_stored_and_counted() -> None:
-    plan = GenerationPlan(DistanceWork("stub", seq_len=100), seconds=1.5, windows=1, busy=0.9)
+    plan = GenerationPlan(DistanceWork("stub", seq_len=100), seconds=3.0, windows=3, busy=0.9)
     habits = Habits(bare=100.0, round=100.0, chat_tokens=2_500.0)
     with stub_node(habits) as (stub, url), NodeClient(url) as node:
         found = bench_generation(node, plan, NoProgress())
     assert [row["nonce"] for row in stub.rows] == list(range(len(stub.rows)))
     assert all("dist" in row for row in stub.rows)
     assert {order["seq_len"] for order in stub.measured} == {100}
-    assert 0.6 < value(found, "busy_ratio") < 1.05
+    assert 0.5 < value(found, "busy_ratio") < 1.4
     assert found.title == "generation, distance protocol"
     assert found.json()["setup"]["r_target"] == 2.0
 

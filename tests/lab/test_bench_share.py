@@ -119,10 +119,10 @@ def test_without_tokens_there_is_no_loss_and_the_limit_is_broken() -> None:
     ("habits", "failed"),
     [
         (Habits(share=0.5, loss=0.5), set()),
-        (Habits(share=0.8, loss=0.5), {"share_error_0.5"}),
-        (Habits(share=0.5, loss=0.8), {"chat_loss_0.5"}),
+        (Habits(share=0.9, loss=0.5), {"share_error_0.5"}),
+        (Habits(share=0.5, loss=0.9), {"chat_loss_0.5"}),
         (Habits(share=0.5, loss=0.5, finish_reason="abort"), {"errors_0.5"}),
-        (Habits(share=0.5, idle=0.4), {"share_error_0.5", "chat_loss_0.5", "left_out_0.5"}),
+        (Habits(share=0.5, idle=0.45), {"share_error_0.5", "chat_loss_0.5", "left_out_0.5"}),
     ],
     ids=["keeps its share", "takes more", "slows chat down", "aborts", "is idle"],
 )
@@ -132,10 +132,11 @@ def test_a_whole_run_against_a_node_with_this_habit(
     monkeypatch.setattr(module, "SETTLE_S", 0.1)
     monkeypatch.setattr(module, "SPREAD_S", 0.1)
     # Windows this short tell a speed only roughly, and the instant of an answer too.
-    monkeypatch.setattr(module, "TOLERANCE", 0.1)
-    plan = SharePlan(Work("stub"), ShareLoad(clients=4, words=20, window_s=0.5, pairs=2))
+    for name, limit in (("TOLERANCE", 0.2), ("IDLE", 0.3), ("TOLERATED", 0.5)):
+        monkeypatch.setattr(module, name, limit)
+    plan = SharePlan(Work("stub"), ShareLoad(clients=4, words=20, window_s=0.5, pairs=3))
     with stub_node(habits) as (stub, url), NodeClient(url) as node:
         found = measure_share(node, 0.5, plan, NoProgress())
     assert set(share_report(plan, [found], {}).json()["failed"]) == failed
-    assert stub.rounds == 2
+    assert stub.rounds == 3
     assert stub.state == "STOPPED"

@@ -38,8 +38,9 @@ def test_a_polite_node_stores_nothing_under_load_and_resumes() -> None:
     assert found.proofs_afterwards > 0
     assert found.errors == []
     # Four clients at 5000 tokens/s each, less what the stub's HTTP takes; a chat that crosses an
-    # edge of so short a window counts as a whole or not at all.
-    assert 4_000 < found.plain[0] < 30_000
+    # edge of so short a window counts as a whole or not at all. A window in which the machine
+    # stood still says nothing.
+    assert any(4_000 < rate < 30_000 for rate in found.plain), found.plain
 
 
 def test_a_node_that_does_not_give_way_is_found_out() -> None:

@@ -188,7 +188,7 @@ async def test_the_server_works_between_the_steps(store: SqliteOutbox, clock: Se
         stored += 1
         await store.record("r2", stored, artifacts(stored), {})
     assert pruning.result() == Pruned(results=5000, callbacks=0, rounds=1)
-    assert stored > 5
+    assert stored > 2
     assert len(await nonces(store)) == stored
 
 

@@ -32,24 +32,24 @@ def a_sender(
 async def test_a_target_that_refuses_for_a_minute_gets_everything_once_in_order(
     store: SqliteOutbox, clock: FastClock, target: Target
 ) -> None:
-    healthy_at = clock() + 60.0
-    target.answer = lambda arrival: 503 if arrival.at < healthy_at else 200
+    # The sixth attempt comes a minute after the first.
+    target.answer = lambda _arrival: 503 if len(target.arrivals) <= 6 else 200
     await store.open_round(a_spec(url=target.url))
     sender = a_sender(store, clock)
     async with sending(sender):
         for nonce in range(20):
             await store.record("r1", nonce + 1, artifacts(nonce), {})
             await clock.sleep(4.0)
+        await until(lambda: bool(target.accepted))
         await store.close_round("r1")
         assert await sender.drain(5.0)
     assert target.nonces() == list(range(20))
     _check_once_and_rising(target)
     first = [one.at for one in target.arrivals if one.key == target.arrivals[0].key]
     pauses = [later - earlier for earlier, later in pairwise(first)]
-    assert len(pauses) >= 5
-    for pause, planned in zip(pauses, (1, 2, 4, 8, 16, 30, 30), strict=False):
-        # A busy machine may send late by a fraction of a real second, but never early.
-        assert planned <= pause < planned + 30.0
+    for pause, planned in zip(pauses, (1, 2, 4, 8, 16, 30), strict=True):
+        # A busy machine may send late by some real seconds, but never early.
+        assert planned <= pause < planned + 500.0
     gauges = await store.gauges()
     assert (gauges.pending, gauges.expired) == (0, 0)
     assert gauges.delivered == len(target.accepted)
@@ -87,28 +87,31 @@ async def test_closing_a_round_sends_at_once(store: SqliteOutbox, target: Target
 
 
 async def test_refused_connections_are_tried_again(store: SqliteOutbox, clock: FastClock) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    listener.close()
-    await store.enqueue("validated", f"http://127.0.0.1:{port}", {"n": 1})
+    # Bound, so that no other process takes its port, and refusing until it listens.
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    await store.enqueue("validated", url, {"n": 1})
     async with sending(a_sender(store, clock)):
         assert (await _failure(store)).startswith("ConnectError: ")
-        reborn = socket.create_server(("127.0.0.1", port))
-        with running_target(clock, reborn) as target:
+        listener.listen()
+        with running_target(clock, listener) as target:
             await until(lambda: len(target.accepted) == 1)
 
 
 async def test_a_target_that_answers_too_late_gets_the_callback_again_with_the_same_key(
     store: SqliteOutbox, clock: FastClock, target: Target
 ) -> None:
-    target.delay_s = 0.3
+    let_go = threading.Event()
+    target.answer = lambda _arrival: 200 if let_go.wait(30.0) else 500
     await store.enqueue("validated", target.url, {})
-    sender = a_sender(store, clock, CallbackPolicy(timeout_s=0.1))
-    async with sending(sender):
-        assert await _failure(store) == "no answer within 0.1 s"
-        target.delay_s = 0.0
+    async with sending(a_sender(store, clock, CallbackPolicy(timeout_s=0.3))):
+        assert await _failure(store) == "no answer within 0.3 s"
+        let_go.set()
         await until(lambda: len(target.arrivals) >= 2)
-        assert await sender.drain(5.0)
+        async with asyncio.timeout(20):
+            while (await store.gauges()).delivered == 0:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
     assert len({one.key for one in target.arrivals}) == 1
 
 
@@ -213,7 +216,11 @@ async def test_a_restart_continues_with_the_undelivered_callbacks(
         async with sending(a_sender(store, clock)):
             await until(lambda: len(target.arrivals) >= 2)
         await store.record("r1", 2, artifacts(7), {})
-    refused = len(target.arrivals)
+    # The target may still be reading an attempt of the sender that ended.
+    refused = 0
+    while refused < len(target.arrivals):
+        refused = len(target.arrivals)
+        await asyncio.sleep(0.2)
     target.answer = lambda _arrival: 200
     async with await SqliteOutbox.open(path, clock) as store:
         sender = a_sender(store, clock)
@@ -230,13 +237,14 @@ async def test_a_restart_continues_with_the_undelivered_callbacks(
 async def test_a_crash_before_the_acknowledgement_sends_again_with_the_same_key(
     path: Path, clock: FastClock, target: Target
 ) -> None:
-    target.delay_s = 0.2
+    let_go = threading.Event()
+    target.answer = lambda _arrival: 200 if let_go.wait(30.0) else 500
     async with await SqliteOutbox.open(path, clock) as store:
         await store.enqueue("generated", target.url, {"artifacts": [{"nonce": 3}]})
         async with sending(a_sender(store, clock)):
             await until(lambda: len(target.arrivals) == 1)
+    let_go.set()
     await until(lambda: len(target.accepted) == 1)
-    target.delay_s = 0.0
     async with await SqliteOutbox.open(path, clock) as store:
         sender = a_sender(store, clock)
         async with sending(sender):

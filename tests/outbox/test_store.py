@@ -122,7 +122,7 @@ async def test_recording_a_batch_is_cheap(store: SqliteOutbox) -> None:
     took.sort()
     print(f"record of 32: median {took[10] * 1e3:.2f} ms, slowest {took[-1] * 1e3:.2f} ms")
     # A forward takes far longer; a slow shared disk must not fail this.
-    assert took[10] < 0.1
+    assert took[10] < 1.0
 
 
 def test_sigkill_loses_no_reported_result(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The check of a callback URL when a round is ordered, with a scripted resolver."""
 
 import asyncio
-import time
+import threading
 from collections.abc import Sequence
 from ipaddress import ip_address
 
@@ -97,14 +97,17 @@ async def test_lookups_are_bounded() -> None:
 
 
 async def test_a_resolver_that_blocks_its_thread_does_not_block_the_loop() -> None:
+    let_go = threading.Event()
+
     async def blocking(_host: str, _port: int) -> Sequence[Address]:
-        await asyncio.to_thread(time.sleep, 0.5)
+        await asyncio.to_thread(let_go.wait, 30.0)
         return [ip_address("10.0.0.1")]
 
-    check = asyncio.create_task(UrlCheck(LAN, blocking, timeout_s=0.05)(URL))
+    check = asyncio.create_task(UrlCheck(LAN, blocking, timeout_s=0.5)(URL))
     turns = 0
     while not check.done():
         await asyncio.sleep(0.001)
         turns += 1
+    let_go.set()
     assert turns > 3
     assert "could not be resolved" in str(check.result())

@@ -28,6 +28,8 @@ async def write(path: Path, commits_roots: bool) -> None:
             done = [Artifact(nonce, "A" * 32) for nonce in nonces[:-1]]
             await store.record("r1", index, done, {nonces[-1]: "not finite"})
             print(index, flush=True)
+            # Another process that wants to write gets its turn.
+            await asyncio.sleep(0.005)
 
 
 if __name__ == "__main__":

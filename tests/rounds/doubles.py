@@ -35,11 +35,9 @@ from proofserve.wire.callbacks import callback
 WORK = Workload(scheme("artifact-v1"), Block("block", 7), "key", 16)
 # What takes seconds in service takes milliseconds here.
 QUICK = Limits(
-    rounds=RoundLimits(
-        record_retry_s=0.01, fault_backoff_s=(0.01, 0.02, 0.04), flush_timeout_s=0.5
-    ),
+    rounds=RoundLimits(record_retry_s=0.01, fault_backoff_s=(0.01, 0.02, 0.04), flush_timeout_s=10),
     jobs=JobLimits(
-        max_queued_nonces=100, chunk_timeout_s=0.3, result_ttl_s=30, callback_retry_s=0.01
+        max_queued_nonces=100, chunk_timeout_s=30, result_ttl_s=30, callback_retry_s=0.01
     ),
     engine_answer_s=0.2,
 )
@@ -51,6 +49,8 @@ class MemoryOutbox:
     def __init__(self) -> None:
         self.full: str | None = None
         self.latency_s = 0.0
+        self.held: asyncio.Event | None = None
+        """If given, what is to be stored waits for it."""
         self.open: list[str] = []
         self.closed: list[str] = []
         self.reached: dict[str, RoundProgress] = {}
@@ -73,6 +73,8 @@ class MemoryOutbox:
     async def record(
         self, round_id: str, next_index: int, findings: Sequence[Finding], failed: Mapping[int, str]
     ) -> None:
+        if self.held is not None:
+            await self.held.wait()
         await self._take()
         for one in findings:
             seq = len(self.rows) + 1
@@ -172,7 +174,7 @@ async def computed(engine: FakeEngine, *nonces: int, work: Workload = WORK) -> P
     return batch
 
 
-async def until(true: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(true: Callable[[], object], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not true():  # noqa: ASYNC110 - what tests wait for has no event
             await asyncio.sleep(0.002)

@@ -1,6 +1,7 @@
 """A job queue with its doubles."""
 
 import asyncio
+from collections.abc import Callable
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.calls import ChunkDeadline
@@ -13,16 +14,17 @@ from rounds.doubles import QUICK, MemoryOutbox, until
 
 
 class JobBench:
-    def __init__(self, limits: JobLimits = QUICK.jobs) -> None:
+    def __init__(
+        self, limits: JobLimits = QUICK.jobs, clock: Callable[[], float] | None = None
+    ) -> None:
         self.now = 0.0
         self.tasks_before = asyncio.all_tasks()
         self.engine = FakeEngine()
         self.outbox = MemoryOutbox()
         self.no_round = asyncio.Event()
         self.no_round.set()
-        # Chunk timeouts are real seconds here, expiry follows ``now``.
-        clock = asyncio.get_running_loop().time
-        patience = ChunkDeadline(limits.chunk_timeout_s, clock)
+        # Chunk timeouts follow ``clock``, or real seconds; expiry follows ``now``.
+        patience = ChunkDeadline(limits.chunk_timeout_s, clock or asyncio.get_running_loop().time)
         computation = Computation(self.engine, self.no_round, patience, NodeTotals())
         self.admission = NonceLimit(limits.max_queued_nonces)
         self.queue = JobQueue(computation, self.outbox, self.admission, limits, lambda: self.now)

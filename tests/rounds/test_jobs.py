@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -155,8 +156,10 @@ async def test_an_incomplete_recomputation_is_an_error_and_no_verdict() -> None:
 
 
 async def test_a_chunk_that_chat_holds_back_for_too_long_is_skipped() -> None:
-    bench = JobBench()
-    bench.engine.deferrals, bench.engine.deferral_s = 10**9, 0.1
+    # Each look at the clock finds a tenth of a second more.
+    ticks = itertools.count()
+    bench = JobBench(replace(QUICK.jobs, chunk_timeout_s=0.3), lambda: next(ticks) * 0.1)
+    bench.engine.deferrals, bench.engine.deferral_s = 10**9, 0.001
     request_id = bench.queue.submit(job(1))
     assert await bench.ended(request_id) is JobState.FAILED
     assert bench.error(request_id).startswith("skipped: chat delayed a chunk for more than 0.3 s")

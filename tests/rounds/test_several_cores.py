@@ -136,7 +136,7 @@ async def test_the_round_ends_when_every_core_has_stopped() -> None:
 
 async def test_no_core_runs_ahead_without_end_while_the_oldest_batch_is_held() -> None:
     bench = Bench(limits=replace(QUICK.rounds, max_ahead_nonces=40))
-    bench.engine.chat_cores, bench.engine.deferral_s = frozenset({1}), 0.3
+    bench.engine.chat_cores, bench.engine.deferral_s = frozenset({1}), 2.0
     async with bench.running():
         await until(lambda: bench.engine.calls_of[1])
         await asyncio.sleep(0.2)

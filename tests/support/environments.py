@@ -46,7 +46,9 @@ class Environment:
 def build_wheel(folder: Path) -> Path:
     """The wheel, built from a copy: setuptools would pack what earlier builds left behind."""
     copy = folder / "checkout"
-    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info"))
+    shutil.copytree(
+        ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     argv = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, copy]

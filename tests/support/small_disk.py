@@ -11,9 +11,12 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[Path]:
-    """A file system of 2 MB at ``folder``, which is made for it; skips the test without rights."""
+    """A file system of 16 MB at ``folder``, which is made for it; skips the test without rights.
+
+    A write-ahead log of SQLite grows to 4 MB by itself, and must not be what fills the disk.
+    """
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
     made = subprocess.run(command, capture_output=True, check=False)
     if made.returncode != 0:
         pytest.skip("mounting a small file system needs rights that this user does not have")

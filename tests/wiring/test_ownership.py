@@ -105,8 +105,8 @@ async def test_a_process_without_an_owner_waits_and_then_says_so(
 async def test_another_server_with_the_same_outbox_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "START_S", 0.5)
     async with two(tmp_path) as (owner, _), client(owner) as http:
+        monkeypatch.setattr(ownership, "START_S", 0.5)
         stranger = ApiProcess(settings_in(tmp_path), server="two")
         with pytest.raises(OutboxInUse, match="another running server uses the outbox"):
             async with stranger.ownership.running():

@@ -3,15 +3,18 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from outbox.support import FastClock, Target, running_target
 from proofserve.engines.fake import FakeEngine
+from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import ShuttingDown
 from proofserve.settings.node import NodeSettings
+from proofserve.wiring import node as node_module
 from proofserve.wiring.node import running_node
 from rounds.doubles import job, round_spec, until
 
@@ -54,9 +57,14 @@ async def test_the_results_of_a_running_round_are_delivered_before_the_end(
 
 
 async def test_a_receiver_that_refuses_gets_one_attempt_and_delays_nothing(
-    target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    target: Target,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target.answer = lambda _arrival: 503
+    late = partial(CallbackPolicy, backoff_first_s=60.0, backoff_longest_s=60.0)
+    monkeypatch.setattr(node_module, "CallbackPolicy", late)
     # With such a bound the test times out if the node waits for all of it.
     with caplog.at_level("WARNING", "proofserve"):
         async with running_node(engine(), settings(tmp_path, shutdown_flush_sec=3600.0)) as node:

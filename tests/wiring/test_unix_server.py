@@ -82,7 +82,7 @@ async def test_a_request_that_does_not_end_is_cut_off_within_the_bound() -> None
         reading = asyncio.create_task(_read_to_the_end(path))
         await slow.started.wait()
         began = time.monotonic()
-    assert 1.0 <= time.monotonic() - began < 3.0
+    assert 1.0 <= time.monotonic() - began < 20.0
     assert slow.ended.is_set()
     with pytest.raises(httpx.RemoteProtocolError):
         await reading
@@ -93,7 +93,7 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
     async with on_unix_socket(slow.app) as path, client(path) as http:
         async with http.stream("GET", "/slow"):
             await slow.started.wait()
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(20.0):
             await slow.ended.wait()
 
 

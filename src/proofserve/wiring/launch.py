@@ -121,14 +121,19 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that no server has now.
+    """A port that no server has now, and that no other call returns in the next minute.
 
     Systems take the ports of outgoing connections from 32768 on. One of those could be taken while
     a server that is started again on its port is down. Raises OSError if no port is free.
     """
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            listener.listen(1)
+            # The side that closes first keeps the port in TIME_WAIT. A server may bind it then,
+            # with SO_REUSEADDR as servers do; the ``bind`` above, which is without it, may not.
+            with socket.create_connection(listener.getsockname()):
+                listener.accept()[0].close()
             return port
     raise OSError(f"no port of {PORTS.start}..{PORTS.stop - 1} is free")
 
