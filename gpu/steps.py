@@ -60,7 +60,7 @@ SHORT = Scale(
         "generation": ("--seq-len", "16", "--batch", "8", "--windows", "1", "--seconds", "1"),
         "chat": (
             *("--seq-len", "16", "--batch", "8", "--chats", "2", "--clients", "4"),
-            *("--windows", "1", "--seconds", "1"),
+            *("--windows", "1", "--seconds", "3"),
         ),
         "same-batch": (
             *("--seq-len", "16", "--batch", "8", "--clients", "4"),

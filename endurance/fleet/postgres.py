@@ -3,7 +3,6 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import psutil
 import psycopg
+
+from proofserve.wiring.launch import free_port
 
 # PostgreSQL refuses to run as root.
 _USER = "nobody"
@@ -35,7 +36,7 @@ class Postgres:
         self._data = folder / "data"
         self._folder = folder
         self._user = user
-        self._port = _free_port()
+        self._port = free_port()
 
     def create(self) -> None:
         options = ["--no-sync", "--username=postgres", "--auth=trust", "--encoding=UTF8"]
@@ -145,9 +146,3 @@ def _folders() -> Sequence[Path]:
     if wheel is None or wheel.origin is None:
         return of_system
     return [*of_system, *sorted(Path(wheel.origin).parent.glob("pginstall*/bin"), reverse=True)]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -128,7 +128,7 @@ class ForkedServer(ForkedProcess):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # Each client of httpx loads the system's certificates, which takes tenths of a second.
-        self.http = httpx.Client(base_url=self.url, timeout=5.0, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=20.0, trust_env=False)
 
     def start(self, *options: Any) -> None:
         """Start it and wait until it answers. Raises ServerFailed."""

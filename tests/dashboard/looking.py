@@ -22,6 +22,8 @@ _MOST_BYTES = 150_000
 def expect(locator: "Locator") -> Any:
     from playwright.sync_api import expect as expected
 
+    # The default of five seconds is short for a busy machine.
+    expected.set_options(timeout=30_000)
     return expected(locator)
 
 

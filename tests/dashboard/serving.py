@@ -28,6 +28,7 @@ from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.rounds.status import CoreLiveness, EngineGauges
 from proofserve.settings.node import NodeSettings
 from proofserve.wire.paths import PROOFS
+from proofserve.wiring.launch import free_port
 from proofserve.wiring.node import running_node
 
 ROUND = {
@@ -51,9 +52,7 @@ class PageServer:
         self._config = {"ws": "none", "log_level": "critical", "server_header": False, **config}
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -175,7 +174,9 @@ class ServedNode:
 
     def call(self, path: str, body: Any = None, key: str | None = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.post(f"{self.server.url}{PROOFS}{path}", json=body, headers=headers)
+        return httpx.post(
+            f"{self.server.url}{PROOFS}{path}", json=body, headers=headers, timeout=60
+        )
 
     def start_round(self, key: str | None = None) -> None:
         answer = self.call("/init/generate", ROUND, key)
@@ -208,12 +209,14 @@ class HandedIn:
     def __init__(self, snapshot: DashboardSnapshot, **feed: Any) -> None:
         self.snapshot = snapshot
         self.error: Exception | None = None
-        self.read_s = 0.0
+        self.held = False
+        """Whether a reading waits."""
         self.feed = SnapshotFeed(self._read, **{"interval_s": QUICK_S, **feed})
         self.server = PageServer(self._app)
 
     async def _read(self) -> DashboardSnapshot:
-        await asyncio.sleep(self.read_s)
+        while self.held:  # noqa: ASYNC110 - set by the thread of the test
+            await asyncio.sleep(0.05)
         if self.error is not None:
             raise self.error
         return self.snapshot

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.scripted import Backend, answers, backends, resets, until
-from gateway.serving import once, order, plan_for, post, serving, wire
+from gateway.serving import never_tried_again, once, order, plan_for, post, serving, wire
 from proofserve.gateway.admin.gateway_snapshot import quantile
 from proofserve.gateway.admin.load_history import LoadHistory
 from proofserve.gateway.records import ClientSpec, GatewayPlan
@@ -70,12 +70,19 @@ async def test_a_backend_is_drained_by_the_action_that_the_page_offers() -> None
             assert (await shown(server.port))["members"][0]["state"] == expected
 
 
-async def test_a_silent_backend_is_down_and_one_with_faults_rests() -> None:
-    async with backends(resets) as (backend,), serving(served_plan(backend)) as server:
+async def test_a_silent_backend_is_down_and_one_with_faults_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    never_tried_again(monkeypatch)
+    async with (
+        backends(resets) as (backend,),
+        serving(served_plan(backend, probe_interval=0.02)) as server,
+    ):
         for _ in range(3):
             await once(server.port)
         assert (await shown(server.port))["members"][0]["state"] == "rests"
-        server.gateway.fleet.backends[0].healthy = False
+        backend.hostile = True
+        await until(lambda: not server.gateway.fleet.backends[0].healthy)
         server._server.lifespan.state["dashboard"]._latest = None
         (row,) = (await shown(server.port))["members"]
         assert (row["state"], row["level"]) == ("down", "bad")

@@ -33,6 +33,6 @@ def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     ``test_shutdown.py`` ends it.
     """
     folder = tmp_path_factory.mktemp("measured")
-    options = ("--scheduling-policy", "priority", "--shutdown-timeout", "2")
+    options = ("--scheduling-policy", "priority", "--shutdown-timeout", "6")
     with serve(tiny, folder, options, POC_MEASURE="1", POC_SHARE="0.3") as running:
         yield running

@@ -86,8 +86,8 @@ def rounds_beside_chat(node: ServedNode, rounds: range) -> None:
         for number in rounds:
             node.start_round(block_hash=f"soak-{number}")
             time.sleep(1.0)
+            until(lambda: len(loop.replies) > 4)
             node.stop()
-    assert len(loop.replies) > 4
     assert [reply.error for reply in loop.replies if reply.error] == []
 
 

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from endurance.fleet.postgres import NoPostgres, postgres
 from proofserve.cli.main import app
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.records import Work
 from proofserve.wiring.launch import free_port
 from support.controllers import controller
-from support.node import ServedNode, until
+from support.node import NAME, ServedNode, until
 
 pytestmark = pytest.mark.engine
 
@@ -87,8 +89,9 @@ def test_smoke_of_a_fleet(fleet: str) -> None:
     output = check("smoke", "--url", fleet)
     assert "16 checks, 0 failed" in output
     assert "SKIP  chat answers" in output
-    # Both servers have proved: the round has nonces of two lanes.
-    assert all(each["processed"] > 0 for each in snapshot(fleet)["members"])
+    # Both servers prove: a round has nonces of two lanes.
+    with NodeClient(fleet) as node, node.round(Work(NAME)):
+        until(lambda: all(each["processed"] > 0 for each in snapshot(fleet)["members"]))
 
 
 def test_e2e_of_a_fleet(second_controller: str) -> None:

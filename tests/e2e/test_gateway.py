@@ -79,19 +79,17 @@ def blanks(tiny: Path) -> dict[str, int]:
 
 
 def test_a_stream_says_what_the_plain_answer_says(client: openai.OpenAI) -> None:
-    asked: Any = {"model": NAME, "messages": chat(1)["messages"], "max_tokens": 96, "seed": 7}
+    asked: Any = {"model": NAME, "messages": chat(1)["messages"], "max_tokens": 200, "seed": 7}
     plain = client.chat.completions.create(**asked, temperature=0)
     assert plain.usage is not None
-    assert plain.usage.completion_tokens == 96
-    usage = {"include_usage": True}
-    stream = client.chat.completions.create(
-        **asked, temperature=0, stream=True, stream_options=usage
-    )
+    assert plain.usage.completion_tokens == 200
+    asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    stream = client.chat.completions.create(**asked, temperature=0)
     chunks: list[ChatCompletionChunk] = list(stream)
     assert chunks[-1].usage == plain.usage
     said = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(said) == plain.choices[0].message.content
-    # vLLM puts tokens that the gateway has not yet read into one piece: how many is chance.
+    # How many tokens vLLM puts into one piece is chance.
     assert sum(map(bool, said)) > 1
 
 
@@ -272,7 +270,7 @@ async def test_requests_that_wait_too_long_get_retry_after(
     slowest = []
     with in_front_of(served, tmp_path, **settings) as strict:
         # A machine that others use may stand still at the wrong moment, but not every time.
-        while len(slowest) < 3 and (not slowest or slowest[-1] > 2.2):
+        while len(slowest) < 10 and (not slowest or slowest[-1] > 2.2):
             late, lost = await late_replies(strict.url)
             slowest.append(max(reply.seconds for reply in late) - lost)
             assert [reply.status for reply in late] == [503] * 50
@@ -322,8 +320,8 @@ async def test_clients_that_leave_free_everything(served: ServedGateway) -> None
             await users.until_held(in_flight=PERMITS, queued=60, seconds=30.0)
             go.set()
         replies = [task.result() for task in asked]
-        seconds = await until(engine_is_idle, 1.0)
-        await users.until_held(in_flight=0, queued=0, seconds=1.0)
+        seconds = await until(engine_is_idle, 10.0)
+        await users.until_held(in_flight=0, queued=0, seconds=10.0)
         after = await users.metrics(ENDED, GRANTED)
         ended, granted = after[0] - before[0], after[1] - before[1]
         print(f"idle after {seconds:.3f} s; {ended:.0f} left, {ended - granted:.0f} in the queue")
@@ -360,7 +358,7 @@ async def sending_slowly(url: str) -> AsyncIterator[None]:
     _, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{{".encode())
     # One that asks afterwards is answered afterwards, so ours has been seen.
-    await asyncio.to_thread(httpx.get, f"{url}/v1/health")
+    await asyncio.to_thread(httpx.get, f"{url}/v1/health", timeout=60.0)
     try:
         yield
     finally:

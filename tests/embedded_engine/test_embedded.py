@@ -141,7 +141,7 @@ def test_proofs_yield_to_continuous_chat_and_come_back(engine: EmbeddedEngine) -
 
 def test_a_deferral_ends_and_says_so(engine: EmbeddedEngine) -> None:
     async def scenario() -> object:
-        chats = [asyncio.create_task(engine.chat(i, tokens=600)) for i in range(8)]
+        chats = [asyncio.create_task(engine.chat(i, tokens=950)) for i in range(8)]
         await until(lambda: _busy(engine))
         engine.engine._defer_s = 1.0
         try:
@@ -158,7 +158,7 @@ def test_a_deferral_ends_and_says_so(engine: EmbeddedEngine) -> None:
 
 def test_a_call_that_was_stopped_while_deferred_never_runs(engine: EmbeddedEngine) -> None:
     async def scenario() -> int:
-        chats = [asyncio.create_task(engine.chat(i, tokens=150)) for i in range(8)]
+        chats = [asyncio.create_task(engine.chat(i, tokens=600)) for i in range(8)]
         await until(lambda: _busy(engine))
         before = (await engine.engine.gauges()).forwards
         async with engine.engine.session(workload()) as session:

@@ -21,13 +21,14 @@ import pytest
 
 from proofserve.engines.vllm.embedded_app import vllm_app
 from proofserve.wiring.unix_server import on_unix_socket
+from support.gateway import ROOM
 from support.node import IN_ONE_PROCESS, NAME, ROUND
 
 pytestmark = pytest.mark.engine
 
 OPTIONS = [
     *("--served-model-name", NAME),
-    *("--max-model-len", "1024"),
+    *ROOM,
     *("--dtype", "bfloat16"),
     "--enforce-eager",
     *IN_ONE_PROCESS,
@@ -118,7 +119,7 @@ def embedded(
     yield running
     assert running.close() == set()
     # vLLM waits a moment, kills what is left, and does not look back.
-    _, alive = psutil.wait_procs(family | (engine_processes() - before), timeout=5.0)
+    _, alive = psutil.wait_procs(family | (engine_processes() - before), timeout=30.0)
     assert alive == []
 
 
@@ -201,13 +202,13 @@ def test_a_client_that_leaves_frees_the_engine(embedded: EmbeddedApp, stream: bo
 
     async def scenario() -> None:
         request = asyncio.create_task(
-            embedded.http.post("/v1/chat/completions", json=chat(tokens=900, stream=stream))
+            embedded.http.post("/v1/chat/completions", json=chat(tokens=15_000, stream=stream))
         )
         await until(busy, 10.0)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
-        await until(idle, 1.0)
+        await until(idle, 10.0)
 
     embedded.run(scenario())
 

@@ -104,6 +104,14 @@ class RunningFleet:
 
         await until(ready)
 
+    async def until_each_stored(self, count: int) -> None:
+        """Wait until each member's lane has that many results."""
+
+        async def enough() -> bool:
+            return all(each["stored"] >= count for each in (await self.snapshot())["members"])
+
+        await until(enough)
+
     async def until_processed(self, count: int, seconds: float = 20.0) -> None:
         async def enough() -> bool:
             stats = (await self.status())["stats"]

@@ -51,7 +51,7 @@ async def stop_and_check(fleet: RunningFleet, made: list[FakeMember]) -> dict[in
 async def test_a_killed_member_is_replaced_by_one_that_joins(tmp_path: Path) -> None:
     async with members(tmp_path, 2) as made, fleet_of(tmp_path, made) as fleet:
         await start(fleet)
-        await fleet.until_processed(20)
+        await fleet.until_each_stored(8)
         await made[0].kill()
         late = FakeMember(tmp_path, "late")
         await late.start()
@@ -303,7 +303,8 @@ async def more_proved(made: list[FakeMember], before: list[int]) -> bool:
 async def test_a_fleet_is_a_member_of_a_fleet(tmp_path: Path) -> None:
     async with fleet_in_fleet(tmp_path) as (outer, fleet):
         await outer.pow("POST", "/init/generate", ROUND)
-        await outer.until_processed(40)
+        await outer.until_each_stored(8)
+        await fleet.until_each_stored(8)
         inside = await fleet.status()
         await outer.pow("POST", "/stop")
         nonces, theirs = await outer.nonces(), await fleet.nonces()

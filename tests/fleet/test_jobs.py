@@ -142,7 +142,7 @@ async def has_reason(fleet: RunningFleet, text: str) -> bool:
 async def test_a_job_waits_for_the_end_of_a_round_and_is_whole(tmp_path: Path) -> None:
     async with members(tmp_path, 2) as made, fleet_of(tmp_path, made) as fleet:
         for member in made:
-            member.engine.latency_s = 0.1
+            member.engine.latency_s = 3.0
         job = {**JOB, "wait": False}
         before = (await fleet.pow("POST", "/generate", job))["request_id"]
         await until(lambda: has_begun(made[0]))

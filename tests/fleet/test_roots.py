@@ -19,10 +19,11 @@ async def test_roots_arrive_and_are_opened_by_the_member_of_the_lane(tmp_path: P
     ):
         body = {**ROUND, "url": receiver.url, "commit": "roots"}
         await fleet.pow("POST", "/init/generate", body)
-        await fleet.until_processed(24)
+        await fleet.until_each_stored(8)
         await fleet.pow("POST", "/stop")
-        await until(lambda: delivered(fleet))
         status = await fleet.status()
+        await until(lambda: all_arrived(tmp_path, status))
+        await until(lambda: delivered(fleet))
         with reading(tmp_path / "received.sqlite") as received:
             rounds = received.rounds()
         about = {"block_hash": "block", "public_key": "key"}
@@ -55,6 +56,8 @@ async def test_a_fleet_of_fleets_opens_the_rounds_of_every_member(tmp_path: Path
         await outer.pow("POST", "/init/generate", body)
         await until(lambda: all_have_stored(outer, fleet))
         await outer.pow("POST", "/stop")
+        stopped = await outer.status()
+        await until(lambda: all_arrived(tmp_path, stopped))
         await until(lambda: delivered(outer))
         status, failures = await outer.status(), [e["reason"] for e in await listed(outer)]
         with reading(tmp_path / "received.sqlite") as received:
@@ -80,6 +83,13 @@ async def listed(fleet: RunningFleet) -> Any:
 async def all_have_stored(outer: RunningFleet, inner: RunningFleet) -> bool:
     found = await listed(outer) + await listed(inner)
     return all(each["stored"] >= 8 for each in found)
+
+
+async def all_arrived(folder: Path, status: Any) -> bool:
+    """Between two callbacks nothing is pending either."""
+    with reading(folder / "received.sqlite") as received:
+        batches = [b for each in received.rounds() for b in received.batches(each.number)]
+    return sum(batch.count for batch in batches) >= status["stats"]["total_processed"]
 
 
 async def delivered(fleet: RunningFleet) -> Any:

@@ -46,7 +46,7 @@ async def test_a_job_outlives_the_controller_that_computes_it(
             await second.start()
             try:
                 await second.until_ready(2)
-                slow_down(made, 0.2)
+                slow_down(made, 3.0)
                 job = {**JOB, "url": receiver.url}
                 path = await submitted(second, job)
                 await until(lambda: is_running(first, path))
@@ -71,7 +71,7 @@ async def test_a_job_outlives_the_controller_that_computes_it(
 async def test_jobs_wait_for_a_member_and_for_the_next_start(tmp_path: Path) -> None:
     settings = {"lost_after_sec": LOST_AFTER_S}
     async with members(tmp_path, 1) as made, fleet_of(tmp_path, made, **settings) as fleet:
-        slow_down(made, 0.3)
+        slow_down(made, 3.0)
         running, waiting = [await submitted(fleet, JOB) for _ in range(2)]
         await until(lambda: is_running(fleet.url, running))
         await fleet.kill()
@@ -93,7 +93,7 @@ async def test_jobs_wait_for_a_member_and_for_the_next_start(tmp_path: Path) -> 
 
 async def test_a_stop_ends_a_job_that_is_computed(tmp_path: Path) -> None:
     async with members(tmp_path, 1) as made, fleet_of(tmp_path, made) as fleet:
-        slow_down(made, 0.5)
+        slow_down(made, 3.0)
         path = await submitted(fleet, JOB)
         await until(lambda: is_running(fleet.url, path))
         await fleet.pow("POST", "/stop")
@@ -109,7 +109,7 @@ async def test_a_stop_ends_a_job_that_is_computed(tmp_path: Path) -> None:
 
 async def test_a_job_is_given_up_after_some_leaders_that_ended_in_it(tmp_path: Path) -> None:
     async with members(tmp_path, 1) as made, fleet_of(tmp_path, made) as fleet:
-        slow_down(made, 0.3)
+        slow_down(made, 3.0)
         path = await submitted(fleet, JOB)
         await until(lambda: is_running(fleet.url, path))
         await fleet.kill()
@@ -125,7 +125,7 @@ async def test_a_job_is_given_up_after_some_leaders_that_ended_in_it(tmp_path: P
 
 async def test_a_row_that_cannot_be_read_does_not_hold_up_the_next_job(tmp_path: Path) -> None:
     async with members(tmp_path, 1) as made, fleet_of(tmp_path, made) as fleet:
-        slow_down(made, 0.3)
+        slow_down(made, 3.0)
         paths = [await submitted(fleet, JOB) for _ in range(2)]
         await until(lambda: is_running(fleet.url, paths[0]))
         await fleet.kill()

@@ -103,10 +103,21 @@ class Server:
 
 
 def plan_for(*targets: Backend | str, **changes: Any) -> GatewayPlan:
-    """A plan whose backends are probed only once."""
+    """A plan whose backends are probed at the start of the gateway, twice, and not again."""
     urls = [target if isinstance(target, str) else target.url for target in targets]
     specs = tuple(BackendSpec(url) for url in urls)
     return GatewayPlan(backends=specs, **{"probe_interval": 3600.0, **changes})
+
+
+def never_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the gateway ask backends that do not answer its probes."""
+    monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("proofserve.gateway.backends.prober.FAILURES", 1000)
+
+
+def never_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a backend that rests after faults rest for the whole test."""
+    monkeypatch.setattr("proofserve.gateway.backends.fleet.REST_S", 600.0)
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from gateway.serving import (
     wire,
 )
 from proofserve.gateway.records import Timeouts
+from proofserve.gateway.relay.exchange import Exchange
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +46,7 @@ async def test_a_client_that_does_not_read_slows_its_backend(loop: str) -> None:
     async def stream(call: Call) -> None:
         await call.send(SSE_HEAD, *map(chunk, pieces), b"0\r\n\r\n")
 
-    timeouts = Timeouts(stall=0.1)
+    timeouts = Timeouts(stall=60.0, total=1e6)
     async with (
         backends(stream) as (backend,),
         serving(plan_for(backend, timeouts=timeouts), loop) as server,
@@ -59,7 +60,11 @@ async def test_a_client_that_does_not_read_slows_its_backend(loop: str) -> None:
         assert 0 < stopped_at < 16 * 2**20
         (connection,) = server._server.server_state.connections
         assert connection.transport.get_write_buffer_size() < 2**20
-        # The client did not read, so the backend has not stalled.
+        # The client did not read, so the backend has not stalled, however long that takes.
+        (exchange,) = server.gateway.deadlines.watched
+        assert isinstance(exchange, Exchange)
+        later = exchange._began + 1000.0
+        assert exchange.deadline(later) == later + timeouts.stall
         await client.head()
         for piece in pieces:
             expected = chunk(piece)
@@ -96,7 +101,7 @@ async def test_a_client_that_never_reads_runs_into_the_timeout() -> None:
             await call.send(chunk(b"data: x\n\n" * 1000))
 
     async with backends(endless) as (backend,):
-        timeouts = Timeouts(total=1.0)
+        timeouts = Timeouts(total=3.0)
         async with (
             serving(plan_for(backend, timeouts=timeouts)) as server,
             slow_reader(server.port) as client,

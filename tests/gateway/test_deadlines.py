@@ -53,9 +53,9 @@ async def test_every_watched_object_is_checked_with_the_loops_time(watch: Deadli
     await once(two)
     assert len(two.times) in {3, 4}
     assert one.times[0] == two.times[0]
-    gaps = [later - earlier for earlier, later in zip(one.times, one.times[1:], strict=False)]
     assert began <= one.times[0]
-    assert min(gaps) >= PERIOD_S * 0.9
+    # Of two periods at least: a check that comes late makes the next gap shorter.
+    assert one.times[-1] - one.times[0] >= PERIOD_S * 1.5
 
 
 async def test_an_ended_object_is_not_checked_again(watch: Deadlines) -> None:

@@ -20,7 +20,18 @@ from gateway.scripted import (
     silent,
     until,
 )
-from gateway.serving import KINDS_OF_LOOP, Server, Wire, once, order, plan_for, post, serving, wire
+from gateway.serving import (
+    KINDS_OF_LOOP,
+    Server,
+    Wire,
+    never_unhealthy,
+    once,
+    order,
+    plan_for,
+    post,
+    serving,
+    wire,
+)
 from gateway.test_faults import nothing_is_held
 from proofserve.gateway.records import Timeouts
 
@@ -86,7 +97,7 @@ async def left(server: Server, backend: Backend, client: Wire) -> None:
     """Disconnect a client. Assert that its backend sees it at once and nothing is held."""
     (call,) = backend.calls
     await client.close()
-    await until(call.ended.is_set, patience=5.0)
+    await until(call.ended.is_set, patience=20.0)
     await nothing_is_held(server, backend)
     assert server.gateway.totals.outcomes["anonymous", "client_left"] == 1
 
@@ -147,17 +158,17 @@ async def test_a_client_that_leaves_the_queue_is_not_served() -> None:
 async def test_a_client_that_leaves_while_its_backend_does_not_accept_frees_its_permit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
+    never_unhealthy(monkeypatch)
     with not_accepting() as url:
         async with (
-            serving(plan_for(url, timeouts=Timeouts(connect=1.0))) as server,
+            serving(plan_for(url, timeouts=Timeouts(connect=3.0))) as server,
             wire(server.port) as client,
         ):
             client.send(post())
             await until(lambda: server.gateway.admission.in_use == 1)
             await client.close()
             # The permit is free at once; the attempt ends when its time is over.
-            await until(lambda: server.gateway.admission.in_use == 0, patience=5.0)
+            await until(lambda: server.gateway.admission.in_use == 0, patience=10.0)
             assert server.gateway.fleet.backends[0].outstanding == 0
 
 
@@ -176,7 +187,7 @@ async def test_requests_sent_ahead_end_with_their_client() -> None:
 
 
 async def test_a_closing_gateway_cuts_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
+    never_unhealthy(monkeypatch)
     with not_accepting() as url:
         async with backends(silent) as (backend,):
             server = Server(plan_for(backend, url, timeouts=Timeouts(connect=60.0)))

@@ -19,7 +19,16 @@ from gateway.scripted import (
     silent,
     until,
 )
-from gateway.serving import KINDS_OF_LOOP, Server, once, order, plan_for, post, serving
+from gateway.serving import (
+    KINDS_OF_LOOP,
+    Server,
+    never_tried_again,
+    once,
+    order,
+    plan_for,
+    post,
+    serving,
+)
 from gateway.test_faults import BROKEN, nothing_is_held
 from proofserve.gateway.failures import BACKEND_BROKE
 from proofserve.gateway.records import Timeouts
@@ -40,7 +49,7 @@ FAULTS: dict[str, Script] = {
 async def running() -> AsyncIterator[tuple[list[Backend], Server]]:
     async with (
         backends(answers, answers, answers) as three,
-        serving(plan_for(*three, timeouts=Timeouts(first_byte=0.5))) as server,
+        serving(plan_for(*three, timeouts=Timeouts(first_byte=3.0))) as server,
     ):
         yield three, server
 
@@ -64,7 +73,10 @@ async def test_after_two_faults_the_third_backend_answers(
 
 
 @LOOPS
-async def test_the_gateway_skips_a_backend_that_refuses_connections(loop: str) -> None:
+async def test_the_gateway_skips_a_backend_that_refuses_connections(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_tried_again(monkeypatch)
     async with (
         backends(answers, answers) as (gone, good),
         serving(plan_for(gone, good), loop) as server,
@@ -158,7 +170,10 @@ class Load:
 
 
 @LOOPS
-async def test_a_death_under_load_breaks_only_what_had_begun(loop: str) -> None:
+async def test_a_death_under_load_breaks_only_what_had_begun(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_tried_again(monkeypatch)
     begun: list[Call] = []
 
     async def works(call: Call) -> None:

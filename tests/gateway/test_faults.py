@@ -29,6 +29,7 @@ from gateway.serving import (
     KINDS_OF_LOOP,
     Answer,
     Server,
+    never_unhealthy,
     once,
     order,
     plan_for,
@@ -94,8 +95,7 @@ async def nothing_is_held(server: Server, *targets: Backend) -> None:
     await server.settled()
     for backend, known in zip(targets, server.gateway.fleet.backends, strict=True):
         assert known.name == backend.url
-        await until(lambda b=backend, k=known: len(b.connections) == k.pool.opened)
-        assert backend.now == 0
+        await until(lambda b=backend, k=known: len(b.connections) == k.pool.opened and b.now == 0)
 
 
 async def stream(port: int) -> Answer:
@@ -258,12 +258,11 @@ async def test_every_timeout_has_its_own_code(loop: str) -> None:
             got = await once(server.port)
             assert (got.status, got.code) == (status, code)
             await nothing_is_held(server, backend)
-    in_stream: list[tuple[str, str, Script]] = [
-        ("stall", "stall_timeout", sends_then(silent, SSE_HEAD, event("one"))),
-        ("total", "total_timeout", sends_slowly_for_ever),
+    in_stream: list[tuple[Timeouts, str, Script]] = [
+        (Timeouts(stall=0.5), "stall_timeout", sends_then(silent, SSE_HEAD, event("one"))),
+        (Timeouts(total=3.0), "total_timeout", sends_slowly_for_ever),
     ]
-    for name, code, script in in_stream:
-        timeouts = Timeouts(**{name: 0.5})
+    for timeouts, code, script in in_stream:
         async with (
             backends(script) as (backend,),
             serving(plan_for(backend, timeouts=timeouts), loop) as server,
@@ -275,7 +274,7 @@ async def test_every_timeout_has_its_own_code(loop: str) -> None:
 async def test_the_gateway_gives_up_a_backend_that_does_not_accept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
+    never_unhealthy(monkeypatch)
     with not_accepting() as url:
         timeouts = Timeouts(connect=0.3)
         async with serving(plan_for(url, timeouts=timeouts)) as server:
@@ -315,11 +314,11 @@ async def test_a_slow_answer_does_not_count_as_stalled() -> None:
         await call.send(SSE_HEAD)
         for _ in range(9):
             await call.send(event("drop"))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.45)
         await call.send(END)
 
     async with (
         backends(drips) as (backend,),
-        serving(plan_for(backend, timeouts=Timeouts(first_byte=1.5, stall=1.5))) as server,
+        serving(plan_for(backend, timeouts=Timeouts(first_byte=3.5, stall=3.5))) as server,
     ):
         assert (await stream(server.port)).raw == event("drop") * 9 + END

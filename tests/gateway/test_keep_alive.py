@@ -27,26 +27,40 @@ async def connected(script: Script, loop: str) -> AsyncIterator[Wire]:
         yield client
 
 
+async def is_kept_open_by(request: bytes, loop: str) -> None:
+    """Send ``request`` for longer than the keep-alive time; the gateway closes only after that."""
+    for _ in range(10):
+        async with connected(answers, loop) as client:
+            began = asked = time.monotonic()
+            try:
+                while began == asked or time.monotonic() - began < 2.5 * KEEP_S:
+                    sent = time.monotonic()
+                    assert (await client.ask(request)).status == 200
+                    asked = sent
+                    await asyncio.sleep(KEEP_S / 6)
+            except (ConnectionError, asyncio.IncompleteReadError):
+                if time.monotonic() - asked > KEEP_S:
+                    # This machine stood still, and the gateway was right to close.
+                    continue
+                raise
+            assert await client.ended()
+            assert time.monotonic() - asked > KEEP_S * 0.9
+            return
+    pytest.fail("this machine stood still in each of ten attempts")
+
+
 @LOOPS
 async def test_the_gateway_closes_an_idle_connection_after_the_keep_alive_time(loop: str) -> None:
     async with connected(answers, loop) as client:
+        asked = time.monotonic()
         assert (await client.ask()).status == 200
-        answered = time.monotonic()
         assert await client.ended()
-        assert time.monotonic() - answered > KEEP_S * 0.9
+        assert time.monotonic() - asked > KEEP_S * 0.9
 
 
 @LOOPS
 async def test_each_answer_restarts_the_keep_alive_time(loop: str) -> None:
-    async with connected(answers, loop) as client:
-        began = time.monotonic()
-        while time.monotonic() - began < 2.5 * KEEP_S:
-            assert (await client.ask()).status == 200
-            await asyncio.sleep(KEEP_S / 6)
-        began = time.monotonic()
-        assert (await client.ask()).status == 200
-        assert await client.ended()
-        assert time.monotonic() - began > KEEP_S * 0.9
+    await is_kept_open_by(post(), loop)
 
 
 @LOOPS
@@ -68,11 +82,4 @@ async def test_an_answer_longer_than_the_keep_alive_time_is_complete(loop: str) 
 
 @LOOPS
 async def test_every_request_of_the_connection_restarts_the_keep_alive_time(loop: str) -> None:
-    async with connected(answers, loop) as client:
-        assert (await client.ask()).status == 200
-        for _ in range(5):
-            await asyncio.sleep(KEEP_S / 3)
-            assert (await client.ask(HEALTH)).status == 200
-        began = time.monotonic()
-        assert await client.ended()
-        assert time.monotonic() - began > KEEP_S * 0.8
+    await is_kept_open_by(HEALTH, loop)

@@ -125,16 +125,17 @@ async def test_a_hundred_permits_are_a_hundred_requests_and_the_rest_wait_in_ord
 
 
 async def test_waiting_requests_are_served_in_the_order_of_arrival() -> None:
+    go_on = asyncio.Event()
     async with (
-        backends(briefly) as (backend,),
+        backends(after(go_on, briefly)) as (backend,),
         serving(plan_for(backend, max_concurrent=1)) as server,
     ):
         admission = server.gateway.admission
         asking = []
         for number in range(12):
-            before = admission.queued + len(backend.calls)
             asking.append(asyncio.create_task(once(server.port, post(order(user=str(number))))))
-            await until(lambda b=before: admission.queued + len(backend.calls) > b)
+            await until(lambda n=number: admission.in_use + admission.queued > n)
+        go_on.set()
         await asyncio.gather(*asking)
         assert [call.body for call in backend.calls] == [order(user=str(n)) for n in range(12)]
 
@@ -158,10 +159,14 @@ async def test_a_request_that_waits_too_long_is_told_in_time(loop: str) -> None:
     ):
         served = [asyncio.create_task(once(server.port)) for _ in range(20)]
         await until(lambda: backend.now == 20)
-        tries = [await asyncio.gather(*(timed(server) for _ in range(10))) for _ in range(3)]
-        assert min(map(min, tries)) >= wait
-        # All ten of one try: a machine that stands still for a moment spoils one of them.
-        assert min(map(max, tries)) < wait * 1.1 + 0.2
+        # All ten of one try: a busy machine spoils some of them.
+        for _ in range(20):
+            waits = await asyncio.gather(*(timed(server) for _ in range(10)))
+            assert min(waits) >= wait
+            if max(waits) < wait * 1.1 + 0.2:
+                break
+        else:
+            pytest.fail(f"the slowest of the last ten came after {max(waits):.2f} s")
         go_on.set()
         assert [each.status for each in await asyncio.gather(*served)] == [200] * 20
         assert len(backend.calls) == 20

@@ -207,7 +207,7 @@ async def test_without_redis_each_gateway_counts_alone_and_says_so(
         redis.start()
         # What was used meanwhile is told; the five of before went with the server.
         await until(lambda: known(first) == known(second) == 30)
-        assert shows_shared(first)
+        await until(lambda: shows_shared(first))
         assert len(calls) == 35
 
 

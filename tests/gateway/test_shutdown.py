@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,20 +24,14 @@ from gateway.scripted import (
     until,
 )
 from gateway.serving import Answer, Wire, once, order, post, slow_reader, wire
-from proofserve.gateway.http.drain import NOTICE_S
+from proofserve.gateway.http.drain import REPEAT_S
+from proofserve.wiring.launch import free_port
 
 pytestmark = pytest.mark.anyio
 
 PROOFSERVE = Path(sys.executable).with_name("proofserve")
 HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
 STREAM = event("word") * 10 + END
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 class Gateway:
@@ -214,7 +207,7 @@ async def test_a_second_signal_ends_the_gateway_at_once() -> None:
         process.terminate()
         await process.becomes(503)
         # The same signal twice within a moment counts as one: see the drain.
-        await asyncio.sleep(NOTICE_S + 1.0)
+        await asyncio.sleep(REPEAT_S + 0.5)
         assert await process.healthy() == 503
         process.terminate()
         assert (await rest(client)).last_code == "shutting_down"

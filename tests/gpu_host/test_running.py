@@ -82,7 +82,7 @@ def test_a_step_at_its_limit_is_stopped_with_the_servers_that_it_left(
         "server = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
         " start_new_session=True); print(server.pid, flush=True); time.sleep(600)"
     )
-    found = run(tmp_path, code, limit_s=3.0)
+    found = run(tmp_path, code, limit_s=8.0)
     assert found.outcome == FAILED
     assert found.reason is not None
     assert found.reason.startswith("stopped at its limit")
@@ -113,11 +113,20 @@ def test_a_signal_to_the_run_ends_the_step(tmp_path: Path) -> None:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
+    def signal_once_it_runs() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if log.exists() and log.read_text().endswith("\n"):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                return
+            time.sleep(0.05)
+
+    log = tmp_path / "one.log"
     before = signal.signal(signal.SIGUSR1, interrupt)
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    threading.Thread(target=signal_once_it_runs).start()
     try:
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert not psutil.pid_exists(int((tmp_path / "one.log").read_text()))
+    assert not psutil.pid_exists(int(log.read_text()))

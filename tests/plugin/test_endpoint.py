@@ -12,7 +12,6 @@ from fastapi.responses import StreamingResponse
 from starlette.datastructures import State
 
 from proofserve.plugin.endpoint import ProofEndpoints
-from proofserve.wiring.launch import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -90,12 +89,13 @@ async def test_a_client_that_does_not_leave_does_not_keep_the_server(
     app = FastAPI()
     app.add_api_route("/endless", lambda: StreamingResponse(endless()))
     ProofEndpoints().attach_router(app)
-    server = uvicorn.Server(uvicorn.Config(app, port=free_port(), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     app.state.server = server
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.01)
-    url = f"http://127.0.0.1:{server.config.port}/endless"
+    port = server.servers[0].sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}/endless"
     async with httpx.AsyncClient() as client, client.stream("GET", url):
         server.should_exit = True
         await asyncio.wait_for(serving, 10.0)

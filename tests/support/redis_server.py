@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from proofserve.wiring.launch import free_port
+
 _START_S = 30.0
 
 
@@ -17,8 +19,7 @@ class RedisServer:
 
     def __init__(self, program: str) -> None:
         self._program = program
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            self._port = int(found.getsockname()[1])
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"redis://127.0.0.1:{self._port}"
 

@@ -129,9 +129,10 @@ def free_port() -> int:
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
-            listener.listen(1)
             # The side that closes first keeps the port in TIME_WAIT. A server may bind it then,
             # with SO_REUSEADDR as servers do; the ``bind`` above, which is without it, may not.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.listen(1)
             with socket.create_connection(listener.getsockname()):
                 listener.accept()[0].close()
             return port

@@ -108,7 +108,7 @@ async def test_givers_in_one_process_never_give_a_lane_twice(store: FleetStore, 
 
 async def test_eight_processes_never_give_a_lane_twice(store: FleetStore, url: str) -> None:
     """Each process takes lanes for members of its own until none is left."""
-    opened = await store.open_round(a_spec(), 200)
+    opened = await store.open_round(a_spec(), 100)
     # One process imports what the others need.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([give_lanes.__module__])
@@ -116,7 +116,7 @@ async def test_eight_processes_never_give_a_lane_twice(store: FleetStore, url: s
         calls = [(url, opened.id, name) for name in range(GIVERS)]
         taken = await asyncio.to_thread(pool.starmap, give_lanes, calls)
     counts = Counter(lane for lanes_of_one in taken for lane in lanes_of_one)
-    assert counts == Counter(range(200))
+    assert counts == Counter(range(100))
     assert len([lanes_of_one for lanes_of_one in taken if lanes_of_one]) > 1
     stored = [each.lane.lane for each in await store.lanes(opened.id)]
-    assert stored == list(range(200))
+    assert stored == list(range(100))

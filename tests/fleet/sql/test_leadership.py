@@ -12,6 +12,7 @@ import pytest
 
 from endurance.fleet.postgres import Postgres
 from proofserve.fleet.sql.leadership import Leadership
+from proofserve.fleet.sql.locks import LEADER, process_lock
 from proofserve.fleet.sql.store import FleetStore
 
 pytestmark = pytest.mark.anyio
@@ -86,7 +87,7 @@ async def test_a_lost_connection_ends_the_lead(server: Postgres) -> None:
         with psycopg.connect(url, autocommit=True) as connection:
             ended = connection.execute(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                " WHERE pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
             ).fetchone()
             assert ended == (1,)
             await until_held(leader, held=False)
@@ -105,8 +106,10 @@ async def test_a_deleted_lock_file_ends_the_lead(tmp_path: Path) -> None:
     leader = Leadership(str(path), 0.05, changed=lambda: changes.append(leader.held))
     async with running(leader):
         await until_held(leader, held=True)
+        # Both in one step of the loop, before the leader makes the file anew.
         (tmp_path / "fleet.sqlite.leader").unlink()
-        async with running(Leadership(str(path), 0.01)) as other:
-            await until_held(other, held=True)
-            await until_held(leader, held=False)
+        other = process_lock(str(path), LEADER)
+        assert await other.take()
+        await until_held(leader, held=False)
+    await other.give_back()
     assert changes == [True, False]

@@ -1,11 +1,12 @@
 """The leader's part of verification, with real queues in SQLite and no worker."""
 
-import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from fleet.sql.support import MARK, a_job
 from fleet.verification.support import control_of
 from proofserve.fleet.sql.locks import process_lock
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.verification import controlling
 from proofserve.fleet.verification.durable import JobSender
 from proofserve.fleet.verification_records import JobFinding, JobPhase, VerdictOutcome
 
@@ -85,27 +87,31 @@ async def test_a_job_whose_workers_all_die_is_given_up_without_a_verdict_of_frau
 
 
 async def test_a_worker_whose_lock_is_free_for_a_moment_keeps_its_job(
-    store: FleetStore, sender: JobSender, database: str
+    store: FleetStore, sender: JobSender, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, _ = await a_job(store)
-    control = control_of(store, database, gone_s=0.2)
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
+    monkeypatch.setattr(controlling, "time", clock)
+    control = control_of(store, database, gone_s=3.0)
     await control.step(sender)
     taken(database, job.id, "worker-a")
     await store.verdicts.begin(job.id, "worker-a")
     lock = process_lock(database, "worker-a")
 
     async def worker_after(pause_s: float) -> str | None:
+        nonlocal now
         await control.step(sender)
-        await asyncio.sleep(pause_s)
+        now += pause_s
         await control.step(sender)
         return sender.progress([job.id])[job.id].worker
 
-    assert await worker_after(0.0) == "worker-a"
+    assert await worker_after(2.0) == "worker-a"
     await lock.take()
-    assert await worker_after(0.3) == "worker-a"
+    assert await worker_after(4.0) == "worker-a"
     await lock.give_back()
-    assert await worker_after(0.0) == "worker-a"
-    assert await worker_after(0.3) is None
+    assert await worker_after(2.0) == "worker-a"
+    assert await worker_after(4.0) is None
 
 
 async def test_old_verdicts_are_deleted_and_the_newest_of_a_member_stays(

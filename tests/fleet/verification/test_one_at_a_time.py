@@ -46,7 +46,7 @@ async def test_jobs_of_two_queues_are_computed_one_after_the_other(tmp_path: Pat
         async def all_ended() -> bool:
             return not await store.verdicts.open_jobs()
 
-        await until(all_ended)
+        await until(all_ended, 120)
         os.kill(os.getpid(), signal.SIGTERM)
         await working
         sending.cancel()

@@ -73,6 +73,10 @@ async def jobs_are(fleet: RunningFleet, **wanted: int) -> bool:
     return all(jobs[state] == count for state, count in wanted.items())
 
 
+async def is_cordoned(fleet: RunningFleet) -> bool:
+    return bool((await fleet.snapshot())["members"][0]["state"] == "cordoned")
+
+
 async def test_a_job_waits_for_a_worker_and_then_has_its_verdict(tmp_path: Path) -> None:
     async with proving(tmp_path, f'{RULE}conviction = "cordon"\n') as (fleet, member_id):
         job_id = await asked(fleet, member_id)
@@ -82,6 +86,7 @@ async def test_a_job_waits_for_a_worker_and_then_has_its_verdict(tmp_path: Path)
         early = await fleet.http.get(f"{FLEET}/verdicts/{job_id}")
         again = await worked(tmp_path, job_id)
         await until(lambda: jobs_are(fleet, queued=0, running=0))
+        await until(lambda: is_cordoned(fleet))
         listed = await fleet.call("GET", f"{FLEET}/verdicts?member={member_id}&limit=1")
         of_another = await fleet.call("GET", f"{FLEET}/verdicts?member=another")
         beyond = await fleet.http.get(f"{FLEET}/verdicts?limit=501")

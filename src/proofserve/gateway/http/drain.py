@@ -11,6 +11,9 @@ from proofserve.gateway.relay.gateway import Gateway
 
 # Time for load balancers to notice the shutdown: they ask for health about once a second.
 NOTICE_S = 1.0
+# Until then a second signal repeats the first: a supervisor signals the whole process group, and
+# then the parent of several workers signals them again, late on a busy machine.
+REPEAT_S = 3.0
 
 
 @contextmanager
@@ -38,7 +41,7 @@ class _Drain:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._task: asyncio.Task[None] | None = None
-        self._notice_over = False
+        self._began = 0.0
 
     def signalled(self, number: int, server: Any) -> None:
         """Begin to drain. ``server`` is the server's own handler of the signal ``number``."""
@@ -49,21 +52,20 @@ class _Drain:
             if callable(server):
                 server(number, None)
 
+        loop = self._gateway.loop
         if self._task is None:
-            self._task = self._gateway.loop.create_task(self._drain())
+            self._began = loop.time()
+            self._task = loop.create_task(self._drain())
             self._task.add_done_callback(lambda _: end())
         elif self._task.done():
             end()
-        elif self._notice_over:
+        elif loop.time() - self._began > REPEAT_S:
             self._task.cancel()
-        # Otherwise it repeats the first signal: a supervisor signals the whole process group, and
-        # then the parent of several workers signals them again.
 
     async def _drain(self) -> None:
         gateway = self._gateway
         gateway.draining = True
         await asyncio.sleep(NOTICE_S)
-        self._notice_over = True
         with suppress(TimeoutError):
             async with asyncio.timeout(gateway.plan.drain):
                 await gateway.deadlines.idle.wait()

@@ -65,7 +65,7 @@ class Saturation:
     @property
     def throughput_ratio(self) -> float | None:
         """The mean of the windows beside a round, over the mean of those without."""
-        if not self.plain or not self.beside_round:
+        if not self.beside_round or not any(self.plain):
             return None
         return mean(self.beside_round) / mean(self.plain)
 
