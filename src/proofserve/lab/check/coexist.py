@@ -18,8 +18,8 @@ WORDS = 400
 # By then every client has a request in a running batch.
 SETTLE_S = 1.5
 LOAD_S = 2.0
-# So many windows without a forward are enough; more than MOST_WINDOWS are not tried. Of as many
-# windows one at full speed is enough.
+# So many windows without a forward are enough; more than MOST_WINDOWS are not tried. For full speed
+# so many windows are tried, and one is enough.
 WINDOWS = 3
 MOST_WINDOWS = 8
 GRACE_MS = 6.0  # ADR 9: a forward may start when chat has not used the engine for so long
