@@ -58,6 +58,7 @@ class Habits:
     finish_reason: str = "length"
     failing_nonce: int | None = None
     gauges: dict[str, Any] = field(default_factory=dict)
+    looks_without_gauges: int = 0
     api_key: str | None = None
 
 
@@ -71,7 +72,7 @@ class StubNode:
         self.state = "IDLE"
         self.rounds = 0
         self.chatting = 0
-        self.chats = 0
+        self.chats = self.looks = 0
         self._quiet_s = HESITATION_S
         """Without chat, as far as ``compute`` has seen."""
         self.measured: list[dict[str, Any]] = []
@@ -260,7 +261,7 @@ class StubNode:
                     "failed": 0,
                 },
                 "round_id": str(self.rounds),
-                "engine": self.gauges(),
+                "engine": self._shown_gauges(),
             }
 
     def _config(self) -> dict[str, Any] | None:
@@ -268,6 +269,10 @@ class StubNode:
             return None
         config = {name: self._work[name] for name in ("block_hash", "public_key")}
         return {**config, **self._work.get("params", {"seq_len": self._work.get("seq_len")})}
+
+    def _shown_gauges(self) -> dict[str, Any] | None:
+        self.looks += 1
+        return self.gauges() if self.looks > self.habits.looks_without_gauges else None
 
     def gauges(self) -> dict[str, Any]:
         active = time.monotonic() if self.state == "GENERATING" else 0.0

@@ -34,6 +34,18 @@ def test_what_a_newer_node_shows_besides_is_ignored() -> None:
         assert node.engine().resume_ms == (7.0, 8.0, 9.0)
 
 
+def test_a_busy_engine_is_asked_again_and_a_dead_one_is_an_error() -> None:
+    with stub_node(Habits(looks_without_gauges=3)) as (_, url), NodeClient(url) as node:
+        assert node.engine().resume_ms == (7.0, 8.0, 9.0)
+    dead = Habits(looks_without_gauges=10**9)
+    with (
+        stub_node(dead) as (_, url),
+        NodeClient(url) as node,
+        pytest.raises(NodeError, match="is its engine alive"),
+    ):
+        node.engine()
+
+
 def test_a_round_ends_with_its_context_whatever_happens() -> None:
     def interrupted(node: NodeClient) -> None:
         with computing_round(node, WORK):

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from threading import Barrier
 
 from proofserve.fleet.errors import NoLaneLeft
 from proofserve.fleet.records import MemberSource
@@ -9,13 +10,14 @@ from proofserve.fleet.sql.leadership import Leadership
 from proofserve.fleet.sql.store import FleetStore
 
 
-def give_lanes(url: str, round_id: str, giver: int) -> list[int]:
-    return asyncio.run(_give_lanes(url, round_id, giver))
+def give_lanes(url: str, round_id: str, giver: int, together: Barrier) -> list[int]:
+    return asyncio.run(_give_lanes(url, round_id, giver, together))
 
 
-async def _give_lanes(url: str, round_id: str, giver: int) -> list[int]:
+async def _give_lanes(url: str, round_id: str, giver: int, together: Barrier) -> list[int]:
     taken: list[int] = []
     async with await FleetStore.open(url) as store:
+        await asyncio.to_thread(together.wait, 60.0)
         while True:
             name = f"g{giver}-{len(taken)}"
             member = await store.put_member(f"http://{name}", name, MemberSource.LIST)

@@ -112,8 +112,9 @@ async def test_eight_processes_never_give_a_lane_twice(store: FleetStore, url: s
     # One process imports what the others need.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([give_lanes.__module__])
-    with context.Pool(GIVERS) as pool:
-        calls = [(url, opened.id, name) for name in range(GIVERS)]
+    with context.Manager() as manager, context.Pool(GIVERS) as pool:
+        together = manager.Barrier(GIVERS)
+        calls = [(url, opened.id, name, together) for name in range(GIVERS)]
         taken = await asyncio.to_thread(pool.starmap, give_lanes, calls)
     counts = Counter(lane for lanes_of_one in taken for lane in lanes_of_one)
     assert counts == Counter(range(100))

@@ -30,6 +30,8 @@ CONNECT_S = 5.0
 LONGEST_TEXT = 500
 POLL_S = 0.1
 FIRST_RESULT_S = 60.0
+# A node waits some seconds for its engine's counters, and a busy engine may need longer.
+ENGINE_LOOKS = 4
 # The log of receipts has one entry a second.
 RECEIPT_S = 30.0
 
@@ -81,11 +83,12 @@ class NodeClient:
         return found
 
     def engine(self) -> EngineGauges:
-        """The engine's counters. Raises NodeError if the node shows none."""
-        gauges = self.status().engine
-        if gauges is None:
-            raise NodeError(f"{self.url} shows no engine gauges; is its engine alive?")
-        return gauges
+        """The engine's counters. Raises NodeError if the node shows none in a few looks."""
+        for _ in range(ENGINE_LOOKS):
+            gauges = self.status().engine
+            if gauges is not None:
+                return gauges
+        raise NodeError(f"{self.url} shows no engine gauges; is its engine alive?")
 
     def start_round(self, work: AnyWork) -> None:
         self._post("init/generate", work.body)
