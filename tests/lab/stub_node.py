@@ -1,5 +1,6 @@
 """A node without a model: real HTTP, made-up numbers, and bad habits on request."""
 
+import asyncio
 import hashlib
 import json
 import threading
@@ -238,8 +239,6 @@ class StubNode:
         }
 
     async def _busy(self, seconds: float) -> None:
-        import asyncio
-
         self.chatting += 1
         self.chats += 1
         try:
@@ -251,6 +250,8 @@ class StubNode:
         with self._lock:
             mine = [row for row in self.rows if row["round_id"] == str(self.rounds)]
             wrong = 0 if self.habits.counts_right else 1
+            self.looks += 1
+            shown = self.looks > self.habits.looks_without_gauges
             return {
                 "status": self.habits.stuck_state or self.state,
                 "config": self._config(),
@@ -261,7 +262,7 @@ class StubNode:
                     "failed": 0,
                 },
                 "round_id": str(self.rounds),
-                "engine": self._shown_gauges(),
+                "engine": self.gauges() if shown else None,
             }
 
     def _config(self) -> dict[str, Any] | None:
@@ -269,10 +270,6 @@ class StubNode:
             return None
         config = {name: self._work[name] for name in ("block_hash", "public_key")}
         return {**config, **self._work.get("params", {"seq_len": self._work.get("seq_len")})}
-
-    def _shown_gauges(self) -> dict[str, Any] | None:
-        self.looks += 1
-        return self.gauges() if self.looks > self.habits.looks_without_gauges else None
 
     def gauges(self) -> dict[str, Any]:
         active = time.monotonic() if self.state == "GENERATING" else 0.0
