@@ -81,7 +81,7 @@ async def test_a_silent_backend_is_down_and_one_with_faults_rests(
         for _ in range(3):
             await once(server.port)
         assert (await shown(server.port))["members"][0]["state"] == "rests"
-        backend.hostile = True
+        await backend.die()
         await until(lambda: not server.gateway.fleet.backends[0].healthy)
         server._server.lifespan.state["dashboard"]._latest = None
         (row,) = (await shown(server.port))["members"]
