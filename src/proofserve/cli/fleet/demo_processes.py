@@ -64,7 +64,7 @@ class DemoProcesses:
 
     def worker(self, model: Path) -> None:
         """Start a worker that verifies ``model``."""
-        options = ("--database", self._database, "--model", str(model), "--dtype", "float32")
+        options = ("--database", self._database, "--model", str(model))
         command = _proofserve("fleet", "worker", *options)
         with (self.folder / "worker.log").open("wb") as log:
             process = subprocess.Popen(
