@@ -39,6 +39,7 @@ class Point(StrEnum):
 class KernelProfile:
     """Where one set of kernels rounds, and to what; all else is float32.
 
+    At ``truncated`` points the lower bits are cut off, elsewhere values become the nearest.
     ``partial_sums``: a matrix adds up its inputs in chunks of so many, and keeps the running sum in
     ``format``. ``ranks``: so many devices each add up a part of the inputs of the matrices that
     tensor parallelism splits; the parts are rounded, and so is every sum of them. ``fp8_cache``:
@@ -50,6 +51,7 @@ class KernelProfile:
     format: NumberFormat
     points: frozenset[Point]
     source: str = ""
+    truncated: frozenset[Point] = frozenset()
     partial_sums: int | None = None
     ranks: int = 1
     fp8_cache: bool = False
@@ -59,6 +61,11 @@ def _tf32(values: Tensor) -> Tensor:
     """The nearest numbers with 10 bits of fraction, ties to even."""
     bits = values.contiguous().view(torch.int32)
     return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
+def _cut(values: Tensor) -> Tensor:
+    """bfloat16 without its lower bits: the next number towards zero."""
+    return (values.contiguous().view(torch.int32) & ~0xFFFF).view(torch.float32)
 
 
 _ROUNDINGS: Final[Mapping[NumberFormat, Rounding]] = {
@@ -75,11 +82,14 @@ class Arithmetic:
     def __init__(self, profile: KernelProfile) -> None:
         self._profile = profile
         self.points = profile.points
+        self._truncated = profile.truncated
         self._round = _ROUNDINGS[profile.format]
 
     def at(self, point: Point, values: Tensor) -> Tensor:
         """``values``, rounded if the profile rounds at ``point``."""
-        return self._round(values) if point in self.points else values
+        if point not in self.points:
+            return values
+        return _cut(values) if point in self._truncated else self._round(values)
 
     def as_served(self, values: Tensor) -> Tensor:
         """``values`` in the format that a node serves; TF32 is only what matrices read."""
@@ -103,7 +113,7 @@ class Arithmetic:
         size = self._profile.partial_sums
         if size is None:
             return functional.linear(inputs, weight)
-        chunks = zip(inputs.split(size, -1), weight.split(size, -1), strict=True)
+        chunks = zip(torch.split(inputs, size, -1), torch.split(weight, size, -1), strict=True)
         total, *rest = (functional.linear(a, b) for a, b in chunks)
         total = self._round(total)
         for part in rest:

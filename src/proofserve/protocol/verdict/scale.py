@@ -32,6 +32,10 @@ _MEAN_ERRORS = 2.33
 # (exp(-4.6) is 0.01). The largest factor of one nonce is capped so that such figures add at most
 # ``_UNSEEN`` to the mean of a bet. So a small calibration convicts more slowly, at any alpha.
 _RARE, _UNSEEN = 4.6, 0.1
+# An error so many times the largest honest one is no rounding: it is capped by ``_CAP_LARGE``
+# alone. That adds less than ``_UNSEEN`` from 256 figures on, if their tail falls faster than the
+# power -2.7 of the size; where experts of a mixture flip, the power of the fit is about -6.
+_GROSS = 4.0
 # The largest factor of a bet below a scale of 3, and from there on.
 _CAP_SMALL, _CAP_LARGE, _LARGE = 25.0, 1000.0, 3.0
 # Bounds of the logarithms of nu1 and nu2. Without the upper one a fit of figures with light
@@ -98,6 +102,8 @@ class SizeBets:
         scales = np.array(SCALES)
         most = np.where(scales < _LARGE, _CAP_SMALL, _CAP_LARGE)
         self._caps = np.log(np.clip(_UNSEEN * len(honest) / _RARE, 1.0, most))
+        self._gross_caps = np.log(most)
+        self._gross = _GROSS * allowance * float(honest.max())
         self._norms = np.zeros(len(SCALES))
         bets = np.exp(self._log_bets(honest))
         error = bets.std(axis=0, ddof=1) / math.sqrt(len(bets))
@@ -110,14 +116,17 @@ class SizeBets:
 
     def _log_bets(self, figures: Floats) -> Floats:
         ratios = _log_ratios((figures / self._unit) ** 2, self._fit.nu1, self._fit.nu2, SCALES)
-        capped: Floats = np.minimum(self._caps, ratios) - self._norms
+        is_gross = (figures > self._gross)[:, np.newaxis]
+        caps = np.where(is_gross, self._gross_caps, self._caps)
+        capped: Floats = np.minimum(caps, ratios) - self._norms
         return capped
 
 
 def _mixed(log_ratios: Floats, share: float) -> Floats:
     """log of 1 - share + share * ratio: what a prover gives that forges this share."""
-    # log1p would be inexact where the share is 1 and the ratio nearly 0.
-    mixed: Floats = log_ratios if share == 1.0 else np.log1p(share * np.expm1(log_ratios))
+    if share == 1.0:
+        return log_ratios
+    mixed: Floats = np.logaddexp(math.log1p(-share), math.log(share) + log_ratios)
     return mixed
 
 
