@@ -8,13 +8,7 @@ import pytest
 from lab.toy_null import Kernel, ToyBank, claims, figures, toy_null
 from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.direction import CalibratedYardstick, DirectionJudge
-from proofserve.lab.verify.judges import (
-    Chances,
-    Judge,
-    PairedJudge,
-    TwinJudge,
-    default_share,
-)
+from proofserve.lab.verify.judges import Chances, Judge, PairedJudge, TwinJudge, default_share
 from proofserve.lab.verify.populations import HonestPopulations
 from proofserve.lab.verify.simulation import convictions, draws, node_figures, simulated
 from proofserve.lab.verify.verification import Verification, decide
@@ -151,9 +145,7 @@ def test_simulated_verifications_end_as_real_ones(bank: ToyBank, null: HonestPop
     assert (ended.convicted, ended.cleared, ended.unexplained) == (0, 0, 1000)
 
 
-def test_a_kernel_left_out_is_judged_by_the_others(
-    bank: ToyBank, null: HonestPopulations
-) -> None:
+def test_a_kernel_left_out_is_judged_by_the_others(bank: ToyBank, null: HonestPopulations) -> None:
     own = figures(bank, bank.own_errors(range(SAMPLE)))
     node = node_figures(figures(bank, bank.errors(KERNELS["one"], range(SAMPLE), 300)), own, null)
     drawn = draws(SAMPLE, 1000, 500)

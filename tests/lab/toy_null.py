@@ -73,7 +73,11 @@ class ToyBank:
         ]
         noise = np.concatenate(twins)
         noise = noise / np.linalg.norm(noise) * np.exp(drawn.normal(0.0, 0.1))
-        leans = {served: OWN.get(served, OTHERS_OWN)} if served else dict.fromkeys(self.names, kernel.lean)
+        leans = (
+            {served: OWN.get(served, OTHERS_OWN)}
+            if served
+            else dict.fromkeys(self.names, kernel.lean)
+        )
         made = noise
         for name, c in leans.items():
             made = made + c / np.sqrt(1 - c * c) * self.direction(name, nonce)

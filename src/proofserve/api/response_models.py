@@ -129,6 +129,7 @@ class Versions(ResponseModel):
     poc_validation_inference: bool
     weights_digest: str | None
     versions: dict[str, str]
+    kernels: dict[str, str]
     receipts: ReceiptKeys | None
 
 

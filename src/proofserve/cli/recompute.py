@@ -14,7 +14,6 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of, vectors_of
-from proofserve.lab.report.machine import processor_here
 from proofserve.lab.verify.claimed import (
     DEFAULT_SCHEME,
     ClaimedArtifacts,
@@ -241,10 +240,10 @@ class ComparedEngine:
             kept = [claim for claim in self.claimed.claims if claim.nonce in wanted]
             facts = self.claimed.ran_on
             if facts is None:
-                facts = kernel_facts(self.name, {}, None)
+                facts = kernel_facts(self.name, {})
             return EngineRun(KernelFacts.model_validate(facts), kept)
         with self._node(task, session) as node:
-            facts = kernel_facts(None, node.kernels(), processor_here() if self.ranks else None)
+            facts = kernel_facts("a node", node.kernels())
             compute = by_node(task.work, node, node.models()[0])
             calls = chunks(task.nonces, AT_ONCE)
             session.line.step(f"{self.name}: {len(task.nonces)} nonces", len(calls))
@@ -264,13 +263,11 @@ class ComparedEngine:
         return serving(replace(options, scheme=scheme, ranks=self.ranks or 1), session)
 
 
-def kernel_facts(
-    name: str | None, said: Mapping[str, str], processor: str | None
-) -> dict[str, object]:
+def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
     """``KernelFacts`` of a real engine, by what its node says; ``name`` if that is nothing."""
     known = {
         "engine": said.get("vllm") and f"vLLM {said['vllm']}",
-        "processor": said.get("processor") or processor,
+        "processor": said.get("processor"),
         "torch": said.get("torch"),
         "dtype": said.get("dtype"),
         "kv_dtype": said.get("kv_dtype"),
@@ -278,7 +275,7 @@ def kernel_facts(
     }
     ranks = int(said["ranks"]) if "ranks" in said else None
     shown = [known["engine"], known["processor"], known["dtype"], ranks and f"{ranks} ranks"]
-    title = ", ".join(text for text in shown if text) or name or "a node"
+    title = ", ".join(text for text in shown if text) or name
     return {"name": title, "emulated": False, **known, "ranks": ranks}
 
 

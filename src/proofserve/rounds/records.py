@@ -1,7 +1,7 @@
 """The frozen records that cross a boundary: API to rounds, rounds to engine and outbox."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -96,10 +96,13 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
+    """``kernels`` says on what the model runs: dtypes, ranks and processor, as far as known."""
+
     model_names: tuple[str, ...]
     facts: "ModelFacts"
     max_seq_len: int
     versions: Mapping[str, str]
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,12 @@ _EAGER_BF16 = KernelProfile("torch eager bfloat16", "bfloat16", _EAGER)
 _LIST: Final = (
     _EAGER_BF16,
     KernelProfile("vLLM on a CPU", "bfloat16", _VLLM_CPU),
-    KernelProfile("vLLM on a CPU without bf16", "bfloat16", _VLLM_CPU, truncated=frozenset({Point.ROTATED, Point.ATTENTION})),
+    KernelProfile(
+        "vLLM on a CPU without bf16",
+        "bfloat16",
+        _VLLM_CPU,
+        truncated=frozenset({Point.ROTATED, Point.ATTENTION}),
+    ),
     KernelProfile("vLLM trunc R", "bfloat16", _VLLM_CPU, truncated=frozenset({Point.ROTATED})),
     KernelProfile("vLLM trunc A", "bfloat16", _VLLM_CPU, truncated=frozenset({Point.ATTENTION})),
     KernelProfile("vLLM on a CPU with AMX", "bfloat16", _VLLM_CPU | {Point.WEIGHTS}),
