@@ -71,9 +71,8 @@ def chat(
         with session.interrupts.allowed():
             about = Calibrated(deployed.name, checkpoint_shape(deployed.folder), _named(url))
             session.line.step(f"loading {deployed.folder}")
-            setup = CheckerSetup(
-                deployed.folder, None, device=device, suspects=tuple(suspect or ())
-            )
+            others = tuple(suspect or ())
+            setup = CheckerSetup(deployed.folder, None, str(seed), device, others)
             _measured(about, ChatChecker(setup), found, session).write(out)
         session.console.print(f"calibration of {deployed.name} written to {out}", soft_wrap=True)
 

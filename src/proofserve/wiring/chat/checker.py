@@ -1,7 +1,7 @@
 """Checks conversations with a checkpoint and a calibration: builds what ``lab.chat`` needs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from proofserve.lab.chat.verification import (
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.judges import Chances, Judge
+from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.wiring.chat.tokenizer import CheckpointTokenizer
 from proofserve.wiring.chat.validator import ChatValidator
@@ -40,11 +41,14 @@ NO_CALIBRATION = (
 
 @dataclass(frozen=True, slots=True)
 class CheckerSetup:
-    """``seed`` chooses the compared parts of long answers; ``suspects`` are checkpoints."""
+    """``seed`` chooses the compared parts of long answers: a node must not know it beforehand.
+
+    ``suspects`` are checkpoints.
+    """
 
     model: Path
     threshold: MeasuredThreshold | None
-    seed: str = "0"
+    seed: str = field(default_factory=fresh_seed)
     device: str = "cpu"
     suspects: tuple[Path, ...] = ()
 
