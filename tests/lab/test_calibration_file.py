@@ -210,9 +210,7 @@ def test_a_population_added_twice_is_one() -> None:
     ours = made()
     assert merged(ours, ours) == ours
     # A kernel is emulated alike on every machine, up to the noise of float32.
-    theirs = made(
-        populations=[population("vLLM there", 3), population("ranks", 4, emulated=True)]
-    )
+    theirs = made(populations=[population("vLLM there", 3), population("ranks", 4, emulated=True)])
     both = merged(ours, theirs)
     assert both.honest.names == ("vLLM here", "ranks", "vLLM there")
     # Two machines of one kind are two populations.
@@ -231,9 +229,7 @@ def test_a_population_added_twice_is_one() -> None:
         ({"block_hash": "other"}, "block_hash: this calibration has block, the added one other"),
     ],
 )
-def test_a_calibration_of_something_else_is_not_added(
-    change: dict[str, Any], message: str
-) -> None:
+def test_a_calibration_of_something_else_is_not_added(change: dict[str, Any], message: str) -> None:
     with pytest.raises(LabError, match=message):
         merged(made(), made(**change))
 
