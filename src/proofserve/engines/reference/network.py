@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from proofserve.engines.checkpoints.facts import model_facts
+from proofserve.engines.reference.arithmetic import KernelProfile
+from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.protocol.scheme import BlockScheme, ModelFacts
 
@@ -34,6 +36,8 @@ class Network:
     max_seq_len: int
     dtype: torch.dtype
     device: torch.device
+    kernels: KernelProfile | None = None
+    """The kernels to emulate; None for those of this machine."""
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -51,6 +55,12 @@ class Network:
         matrices = (each for each in self.layers.modules() if isinstance(each, nn.Linear))
         return sum(each.weight.numel() for each in matrices)
 
+    def states(self, **inputs: Tensor) -> Tensor:
+        """The last hidden states of one forward; ``inputs`` are those of ``decoder``."""
+        with emulated(self.decoder, self.kernels):
+            states: Tensor = self.decoder(**inputs, use_cache=False).last_hidden_state
+        return states
+
     @torch.inference_mode()
     def values(
         self, block: BlockScheme, public_key: str, nonces: tuple[int, ...], seq_len: int
@@ -62,7 +72,7 @@ class Network:
             for index, layer in enumerate(self.layers if block.uses_layer_transforms else ()):
                 change = partial(_transformed, block, index)
                 hooks.enter_context(layer.register_forward_hook(change))
-            states = self.decoder(**{read: inputs}, use_cache=False).last_hidden_state
+            states = self.states(**{read: inputs})
         read_states = states if block.reads_every_position else states[:, -1]
         return block.finish(public_key, nonces, read_states)
 

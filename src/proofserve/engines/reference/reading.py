@@ -23,7 +23,7 @@ def states_of(network: Network, prompt: Sequence[int], output: Sequence[int]) ->
         raise EngineFault("a chat without a prompt or without an answer has no states")
     try:
         read = torch.tensor([ids], device=network.device)
-        states = network.decoder(input_ids=read, use_cache=False).last_hidden_state
+        states = network.states(input_ids=read)
     except (RuntimeError, ValueError, IndexError) as error:
         raise EngineFault(f"the reference forward failed: {error}") from error
     behind: Tensor = states[0, len(prompt) - 1 :].float()
