@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.routing import ExpertMemory
 from proofserve.engines.reference.suspects import SUSPECTS, suspect
 from proofserve.lab.verify.judges import Vectors
 from proofserve.rounds.errors import EngineFault
@@ -60,11 +62,13 @@ class CheckpointValidator:
         # Loaded when a test first asks for it.
         self.served = cache(lambda: load(setup.model, setup.served_dtype, setup.device))
         self._known: dict[tuple[str, int], NDArray[np.float32]] = {}
+        self._experts = ExpertMemory(self.published)
 
     def with_other(self, compute: Compute) -> Self:
         """A validator of other nonces, with the networks that this one has loaded."""
         made = copy.copy(self)
         made._compute, made._known = compute, {}
+        made._experts = ExpertMemory(self.published)
         return made
 
     @property
@@ -78,7 +82,8 @@ class CheckpointValidator:
 
     def truth(self, nonces: Sequence[int]) -> Vectors:
         """The vectors of the published checkpoint in the validator's dtype."""
-        return self._of("published", lambda: self.published, nonces)
+        with self._experts.recording():
+            return self._of("published", lambda: self.published, nonces)
 
     def deployed(self, nonces: Sequence[int]) -> Vectors:
         """The vectors of the published checkpoint as served, which an honest node has."""
@@ -90,10 +95,15 @@ class CheckpointValidator:
         return {n: vector - truth[n] for n, vector in self.deployed(nonces).items()}
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        """What a suspect's weights change, with the experts that the published ones choose.
+
+        Raises CheckpointError for a mixture whose experts cannot be held.
+        """
         truth = self.truth(nonces)
         self.forwards += sum((name, nonce) not in self._known for nonce in nonces)
         # Changed weights are made anew for each call: keeping all would take their memory 20 times.
-        made = self._of(name, lambda: self.suspect(name, self.published), nonces)
+        make = lambda: self.suspect(name, self.published)  # noqa: E731
+        made = self._of(name, make, nonces, self._experts.holding)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}
 
     def served_by(self, name: str, nonces: Sequence[int]) -> Vectors:
@@ -101,11 +111,19 @@ class CheckpointValidator:
         make = lambda: self.suspect(name, self.served())  # noqa: E731
         return self._of(f"{name}, deployed", make, nonces)
 
-    def _of(self, name: str, network: Callable[[], Network], nonces: Sequence[int]) -> Vectors:
-        """The vectors by a network, computed where they are not known yet."""
+    def _of(
+        self,
+        name: str,
+        network: Callable[[], Network],
+        nonces: Sequence[int],
+        within: Callable[[Network], AbstractContextManager[object]] = nullcontext,
+    ) -> Vectors:
+        """The vectors by a network, computed ``within`` where they are not known yet."""
         missing = [nonce for nonce in nonces if (name, nonce) not in self._known]
         if missing:
-            batch = self._compute(network(), missing)
+            made = network()
+            with within(made):
+                batch = self._compute(made, missing)
             if batch.failed:
                 raise EngineFault(f"{name}: the vector of nonce {batch.failed[0]} is not finite")
             rows = zip(batch.nonces, batch.values, strict=True)
