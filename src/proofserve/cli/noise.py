@@ -13,6 +13,7 @@ from proofserve.cli.options import (
     Device,
     ForwardBatch,
     Json,
+    KDim,
     Png,
     Size,
     StrongerRng,
@@ -44,17 +45,14 @@ from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
-from proofserve.lab.verify.claimed import SKETCH, ClaimedArtifacts, WorkOptions, to_file, workload
+from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions, to_file, workload
+from proofserve.protocol import ARTIFACT_LAYERS, DEFAULT_SCHEME, SEQ_LEN, SKETCH, default_k_dim
 from proofserve.protocol.verdict.comparison import Claim
 
 ONE, OTHER = "reference:float32", "vllm"
 DEFAULT_MODELS = (TRAINED, "qwen")
 # Enough for the default rate of one in a hundred.
 NONCES = 400
-SEQ_LEN = 64
-# Values per vector, unless --k-dim says another number.
-LENGTHS = {SKETCH: 64}
-NETWORK_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +88,9 @@ def noise(
     seq_len: Annotated[
         int | None, typer.Option(help=f"Tokens per nonce; {SEQ_LEN}, or the file's.", min=1)
     ] = None,
-    k_dim: Annotated[
-        int | None, typer.Option(help="Values per vector; 64 of sketch-v1, else 12.", min=1)
-    ] = None,
+    k_dim: KDim = None,
     scheme: Annotated[
-        str | None, typer.Option(help=f"{SKETCH} if unset; artifact-v1, or artifact-v1-layers.")
+        str | None, typer.Option(help=f"{DEFAULT_SCHEME} if unset; {ARTIFACT_LAYERS}, or {SKETCH}.")
     ] = None,
     bank: Annotated[
         int, typer.Option(help="Nonces on which --out measures the suspects; 0 for none.", min=0)
@@ -111,7 +107,8 @@ def noise(
 
     An engine is reference:float32, reference:bfloat16, vllm or vllm:tp2 (a
     server that this command starts, in bfloat16), a node's URL, or a file of
-    artifacts. Give the --seq-len of your rounds.
+    artifacts. Give --scheme, --seq-len and --k-dim of your rounds, if they
+    are not the defaults.
 
     A share of --rate of the honest nonces exceeds the threshold. Its 95 %
     interval holds for any distribution. The command then simulates
@@ -124,7 +121,7 @@ def noise(
     of `verify`, n fewer ones an alpha of 1/n.
 
     \b
-    proofserve calibrate noise ./model --seq-len 256 --out calibration.json
+    proofserve calibrate noise ./model --out calibration.json
     proofserve calibrate noise ./model --other http://mine:8000 --out calibration.json
     proofserve calibrate noise --json noise.json --png noise.png
     proofserve calibrate noise qwen --one vllm --save there.json    (on another machine)
@@ -179,8 +176,8 @@ def _completed(given: WorkOptions, claimed: ClaimedArtifacts) -> WorkOptions:
     """``given`` with the defaults of this command for what neither it nor a file says."""
     if claimed.claims:
         return given
-    scheme = given.scheme or SKETCH
-    k_dim = given.k_dim or LENGTHS.get(scheme, NETWORK_LENGTH)
+    scheme = given.scheme or DEFAULT_SCHEME
+    k_dim = given.k_dim or default_k_dim(scheme)
     return replace(given, scheme=scheme, k_dim=k_dim, seq_len=given.seq_len or SEQ_LEN)
 
 
