@@ -23,9 +23,10 @@ from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
 from proofserve.lab.host.processor import ServedDtype, quick_dtype
-from proofserve.lab.verify.claimed import SKETCH, ClaimedArtifacts
+from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.judges import Chances
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
+from proofserve.protocol import SKETCH
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import draw
@@ -49,7 +50,7 @@ TAMPER_EVERY = 2
 # A cheating node is judged after fewer.
 CHEATED_NONCES = 32
 MODEL = SmallModel(TRAINED)
-SCHEME = SketchScheme(k_dim=64)
+SCHEME = SketchScheme()
 # Values per nonce: those of two twins.
 WIDTH = SCHEME.width
 WORK = Work(
@@ -65,6 +66,7 @@ OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
 QUANTISED = (("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel"))
 # As `verify` has them.
 CHANCES = Chances(alpha=1e-6, beta=1e-3)
+# Fixed, so that every demo judges the same nonces: its server gains nothing by knowing them.
 SEED = "0"
 COLOURS = {
     SequentialResult.HONEST: "green",
