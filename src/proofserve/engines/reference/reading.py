@@ -1,10 +1,12 @@
 """What a model computes when it reads a chat answer: the states behind its tokens, and logits."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from proofserve.engines.reference.arithmetic import Arithmetic
 from proofserve.engines.reference.network import Network
 from proofserve.rounds.errors import EngineFault
 
@@ -34,7 +36,11 @@ def states_of(network: Network, prompt: Sequence[int], output: Sequence[int]) ->
 def logits_of(network: Network, states: Tensor) -> Tensor:
     """float32 [n, vocabulary] of ``states`` [n, hidden], before anything that sampling changes.
 
-    The product is taken in the network's dtype, as servers do.
+    The product is taken in the network's dtype, as servers do, or by the kernels that it emulates.
     """
+    if network.kernels is not None:
+        head: Any = network.head
+        kernels = Arithmetic(network.kernels)
+        return kernels.product(states.float(), head.weight, head.bias, split=False)
     logits: Tensor = network.head(states.to(network.dtype)).float()
     return logits
