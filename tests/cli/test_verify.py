@@ -3,7 +3,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import numpy as np
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -54,11 +56,19 @@ def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str 
     engines = ("--one", "reference:float32", "--other", "reference:bfloat16")
     few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "32", "--bank", "48")
     with one_thread():
-        scheme = ("--scheme", "artifact-v1")
-        options = ["calibrate", "noise", str(tiny), *engines, *few, *scheme, "--out", str(file)]
+        options = ["calibrate", "noise", str(tiny), *engines, *few, "--out", str(file)]
         result = CliRunner().invoke(app, options)
     assert result.exit_code == 0, result.output
     return "--model", tiny, "--calibration", file
+
+
+def received(folder: Path, body: Body) -> Path:
+    """A new file of ``proofserve receive`` with the artifacts of ``body``."""
+    path = folder / f"{uuid4()}.sqlite"
+    with closing(ReceiverStore.open(path)) as store:
+        callback = Generated.model_validate({**body, "block_height": 7, "node_id": 0})
+        store.add_generated(callback, Stamp())
+    return path
 
 
 @pytest.fixture
@@ -79,6 +89,7 @@ def test_an_honest_node_is_honest(
     assert result.exit_code == 0, result.output
     assert "honest" in result.output
     assert "10 of 96 nonces recomputed (seed 42)" in result.output
+    assert "The seed was given: this holds only if the node did not know it" in result.output
     assert "count     honest: 0 mismatches, likelihood ratio 0.000986" in result.output
     outcome = json.loads(record.read_text())
     assert outcome["verdict"] == "honest"
@@ -216,15 +227,34 @@ def test_a_receivers_file_and_a_calibration_are_enough(
     published: Body, measured: tuple[str | Path, ...], tmp_path: Path
 ) -> None:
     """A receiver knows neither seq_len nor k_dim; the calibration does."""
-    path = tmp_path / "received.sqlite"
-    with closing(ReceiverStore.open(path)) as store:
-        body = {**published, "block_height": 7, "node_id": 0}
-        store.add_generated(Generated.model_validate(body), Stamp())
+    path = received(tmp_path, published)
     honest = run(path, *measured)
     assert honest.exit_code == 0, honest.output
     wrong = run(path, *measured, "--k-dim", "8")
     assert wrong.exit_code == 3
     assert "k_dim: the calibration has 12, the artifacts have 8" in wrong.output
+
+
+def test_a_receivers_file_of_another_scheme_convicts_nobody_unless_it_was_not_asked_for(
+    published: Body, measured: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """A round of sketches, and a calibration of the default scheme."""
+    wide = encode(np.ones((len(published["artifacts"]), 128), np.float32))
+    sketches = [{"nonce": n, "vector_b64": text} for n, text in enumerate(wide)]
+    path = received(tmp_path, published | {"artifacts": sketches})
+    other = run(path, *measured)
+    assert other.exit_code == 3, other.output
+    assert "k_dim: every vector of the source has 128 values, a vector of artifact-v1 here 12" in (
+        other.output
+    )
+    # The node was asked for 12 values: then it has answered with none that is a vector.
+    asked = run(path, *measured, "--k-dim", "12")
+    assert asked.exit_code == 1, asked.output
+    assert "malformed" in asked.output
+    # A good vector among the others shows that the node knows the shape of the round.
+    mixed = published["artifacts"][:1] + sketches[1:]
+    known = run(received(tmp_path, published | {"artifacts": mixed}), *measured)
+    assert known.exit_code == 1, known.output
 
 
 def test_missing_artifacts_convict(
@@ -251,6 +281,7 @@ def test_missing_artifacts_convict(
         ({}, ("--recompute-url", "http://x"), "--model CHECKPOINT and --recompute-url NODE"),
         ({}, ("--dist-threshold", "nan"), "dist_threshold: nan is not a finite number"),
         ({"scheme": "artifact-v1-layers"}, ("--scheme", "artifact-v1"), "contradicts the source"),
+        ({"params": {"seq_len": 32}}, ("--seq-len", "64"), "--seq-len 64 contradicts the source"),
         ({}, ("--json", "/nowhere/outcome.json"), "No such file or directory: '/nowhere"),
     ],
 )

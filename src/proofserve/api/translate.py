@@ -18,7 +18,7 @@ from proofserve.api.schemas import (
     RoundRequest,
     Thresholds,
 )
-from proofserve.protocol import schemes
+from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DEFAULT_SCHEME, SKETCH, schemes
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
@@ -26,13 +26,11 @@ from proofserve.protocol.nonces import NonceLane, check_nonces
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict import comparison
-from proofserve.protocol.verdict.scale import ScaleFit
 from proofserve.rounds.records import (
     FRAUD_THRESHOLD,
     DistanceClaims,
     Job,
     RoundSpec,
-    ScaleTest,
     StatTest,
     Target,
     Validation,
@@ -40,7 +38,7 @@ from proofserve.rounds.records import (
 )
 
 # The schemes of the artifact protocol; the first is the network's.
-ARTIFACT_SCHEMES = ("artifact-v1", "artifact-v1-layers", "sketch-v1")
+ARTIFACT_SCHEMES = (ARTIFACT, ARTIFACT_LAYERS, SKETCH)
 
 
 def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
@@ -90,7 +88,7 @@ def artifact_scheme(
     name: str | None, params: Params, deployment: Deployment, stronger_rng: bool = False
 ) -> Scheme:
     """The scheme that a request names, or its default, on the deployed model."""
-    wanted = name or deployment.scheme or ARTIFACT_SCHEMES[0]
+    wanted = name or deployment.scheme or DEFAULT_SCHEME
     proved = ARTIFACT_SCHEMES if deployment.scheme is None else (deployment.scheme,)
     if wanted not in proved:
         deployed = deployment.scheme or list(proved)
@@ -193,19 +191,11 @@ def _validation(body: JobRequest, deployment: Deployment) -> Validation | None:
     return Validation(claims, _stat_test(body.stat_test))
 
 
-def _stat_test(thresholds: Thresholds | None) -> StatTest | ScaleTest:
+def _stat_test(thresholds: Thresholds | None) -> StatTest:
     if thresholds is None:
         return StatTest()
     fraud = thresholds.fraud_threshold or thresholds.p_value_threshold or FRAUD_THRESHOLD
-    if thresholds.calibration is None:
-        return StatTest(thresholds.dist_threshold, thresholds.p_mismatch, fraud)
-    fit = thresholds.calibration
-    listed = "dist_threshold" in thresholds.model_fields_set
-    return ScaleTest(
-        fit=ScaleFit(fit.s, fit.nu1, fit.nu2, tuple(fit.norms)),
-        fraud_threshold=fraud,
-        dist_threshold=thresholds.dist_threshold if listed else None,
-    )
+    return StatTest(thresholds.dist_threshold, thresholds.p_mismatch, fraud)
 
 
 def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:

@@ -65,7 +65,7 @@ class VerificationRule:
     tests: tuple[str, ...] = ()
     alpha_per_day: float = 1e-6
     beta: float = 1e-3
-    share: float = 1.0
+    share: float | None = None
     dist_threshold: float | None = None
     p_mismatch: float | None = None
     calibration: str | None = None

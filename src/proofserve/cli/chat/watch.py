@@ -15,7 +15,7 @@ from proofserve.cli.chat.verify import ChatCalibration, CheckedModel, show
 from proofserve.cli.options import ApiKey, Device, Suspects
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.verify import EXIT_CODES
-from proofserve.lab.calibrate.calibration_file import measured_threshold
+from proofserve.lab.calibrate import calibration_file
 from proofserve.lab.chat.collecting import ReceiptClient
 from proofserve.lab.chat.conversation import Conversation, read
 from proofserve.lab.chat.following import LogFollower
@@ -26,11 +26,14 @@ from proofserve.lab.chat.watching import Watch
 from proofserve.lab.client.errors import LabError, NodeError
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.verify.judges import Chances
+from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 
 app = typer.Typer()
 
 TOKENS = 64
+# So many that two prompts are never alike.
+_PROMPT_BITS = 64
 # Asks for a chat, or reads one. Raises LabError.
 Fetch = Callable[[], Conversation]
 
@@ -59,7 +62,13 @@ def command(
     suspect: Suspects = None,
     api_key: ApiKey = None,
     device: Device = "cpu",
-    seed: Annotated[int, typer.Option(help="Chooses prompts and samples.", min=0)] = 0,
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Chooses prompts and samples as in an earlier watch. If unset, a new one: a"
+            " provider that knows it can tell these chats from others."
+        ),
+    ] = None,
     alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = 1e-6,
     beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")] = 1e-3,
 ) -> None:
@@ -72,8 +81,9 @@ def command(
 
     Answers count together until they clear the node; then it begins anew. It
     ends with exit code 1 at the first verdict of fraud; else, at the end of
-    --for, with that of the last check: 0 honest, 2 undecided. A chat that the
-    provider does not answer, or a file that is none, is told and counted.
+    --for, with that of the last check: 0 honest, 2 undecided, 3 if no known
+    kernel and no known fraud explains the errors. A chat that the provider does
+    not answer, or a file that is none, is told and counted.
 
     \b
     proofserve watch-chat http://gateway:9000 --model ./model --calibration chat.json
@@ -86,9 +96,10 @@ def command(
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         chances = Chances(alpha, beta)
         session.line.step(f"loading {model}")
-        measured = measured_threshold(None, calibration, None) if calibration else None
+        measured = calibration_file.read(calibration) if calibration else None
         others = tuple(suspect or ())
-        checker = ChatChecker(CheckerSetup(model, measured, str(seed), device, others))
+        seed = seed or fresh_seed()
+        checker = ChatChecker(CheckerSetup(model, measured, seed, device, others))
         follower = LogFollower(log) if log else None
 
         def judge(window: Sequence[Conversation], present: Chances) -> ChatOutcome:
@@ -96,7 +107,7 @@ def command(
             known = Known(checker.weights_digest, log=seen)
             return checker.outcome(window, known, present, session.line)
 
-        watch = Watch(judge, chances, checker.origin)
+        watch = Watch(judge, chances, checker.origin, seed)
         with ReceiptClient(url, api_key) as client:
             source = _kept(chats, share, seed) if chats else _asked(client, seed)
             verdict = _watch(watch, source, every, seconds, out, session)
@@ -157,15 +168,15 @@ def _write(out: Path, watch: Watch) -> None:
     half.replace(out)
 
 
-def _asked(client: ReceiptClient, seed: int) -> Iterator[list[Fetch]]:
+def _asked(client: ReceiptClient, seed: str) -> Iterator[list[Fetch]]:
     """A chat of our own each time; no two are alike."""
-    model = client.model()
-    for number in itertools.count(seed * 1_000_003):
-        body = request(model, number, TOKENS, greedy=number % 2 == 1)
+    model, draw = client.model(), random.Random(seed)  # noqa: S311 - prompts, no secrets
+    for number in itertools.count():
+        body = request(model, draw.getrandbits(_PROMPT_BITS), TOKENS, greedy=number % 2 == 1)
         yield [partial(client.chat, f"chat {number}", body)]
 
 
-def _kept(folder: Path, share: float, seed: int) -> Iterator[list[Fetch]]:
+def _kept(folder: Path, share: float, seed: str) -> Iterator[list[Fetch]]:
     """The chats that were added to ``folder`` since the last time, a ``share`` of them."""
     if not folder.is_dir():
         raise LabError(f"--chats: {folder} is no folder")

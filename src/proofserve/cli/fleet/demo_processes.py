@@ -92,7 +92,7 @@ class DemoProcesses:
 
     def worker(self, model: Path) -> None:
         """Start a worker that verifies ``model``."""
-        options = ("--database", self._database, "--model", str(model), "--dtype", "float32")
+        options = ("--database", self._database, "--model", str(model))
         command = _proofserve("fleet", "worker", *options)
         log = self.folder / "worker.log"
         with log.open("wb") as out:

@@ -2,21 +2,29 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from proofserve.lab.chat.verification import ChatOutcome
 from proofserve.protocol.verdict.sequential import SequentialResult
 
+WHAT_TO_MEASURE: Final = (
+    "No verdict: no honest kernel that is known explains these errors, and no fraud that is known."
+    " If a server of this kind is trusted, measure it: proofserve calibrate chat MODEL --url URL"
+    " --out FILE"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatReport:
-    """``origin`` says where the honest figures come from."""
+    """``origin`` says where the honest figures come from, ``seed`` chose parts of long answers."""
 
     outcome: ChatOutcome
     origin: str
+    seed: str
 
     def lines(self) -> Iterator[str]:
         outcome = self.outcome
-        yield f"{outcome.answers} answers with a receipt checked"
+        yield f"{outcome.answers} answers with a receipt checked (seed {self.seed})"
         if outcome.without_receipt:
             of, share = outcome.choices, outcome.without_receipt / outcome.choices
             yield f"{outcome.without_receipt} of {of} answers have no receipt ({share:.0%})"
@@ -28,6 +36,8 @@ class ChatReport:
             yield f"  not checked: {reason}"
         if outcome.verdict is SequentialResult.UNDECIDED:
             yield "More answers are needed: give several files."
+        if outcome.verdict is SequentialResult.UNEXPLAINED:
+            yield WHAT_TO_MEASURE
         yield f"Honest figures: {self.origin}."
 
     def record(self) -> dict[str, object]:
@@ -41,4 +51,5 @@ class ChatReport:
             "failures": [asdict(each) for each in outcome.failures],
             "findings": [asdict(each) for each in outcome.findings],
             "figures_from": self.origin,
+            "seed": self.seed,
         }

@@ -3,13 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.report.json_files import read_json, write_json
+from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, default_k_dim
+from proofserve.protocol import SKETCH as SKETCH  # noqa: PLC0414 - others take it here
+from proofserve.protocol.codec import decode
+from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.protocol.scheme import Scheme
@@ -17,11 +21,6 @@ from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.protocol.verdict.comparison import Claim, Mismatch
 from proofserve.rounds.records import Workload
 from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
-
-# The scheme of a source that does not say one.
-DEFAULT_SCHEME: Final = "artifact-v1"
-SKETCH: Final = "sketch-v1"
-DISTANCES: Final = "distance-v1"
 
 T = TypeVar("T")
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
@@ -36,7 +35,8 @@ class ClaimedArtifacts:
     ``nonces`` are those that it has to prove, each once; a nonce without a claim is missing.
     ``width`` is the number of values per vector. It and what follows are None where the source does
     not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal. ``faults`` has the nonces
-    whose vectors the prover committed to and did not open.
+    whose vectors the prover committed to and did not open. ``ran_on`` are the facts of the engine,
+    where a file has them.
     """
 
     block_hash: str
@@ -49,6 +49,7 @@ class ClaimedArtifacts:
     block_height: int | None = None
     weights_digest: str | None = None
     faults: Mapping[int, Mismatch] = field(default_factory=dict)
+    ran_on: Mapping[str, object] | None = None
 
     def require_digest(self, ours: str | None) -> None:
         """Raise LabError if the prover's checkpoint is known to be another one than ours."""
@@ -78,7 +79,7 @@ class _Artifact(ArtifactRecord):
 
 
 class _Document(BaseModel):
-    """The body of ``/generated`` (protocol B.7); the last four fields may be added to it."""
+    """The body of ``/generated`` (protocol B.7); the last five fields may be added to it."""
 
     block_hash: str
     block_height: int | None = Field(default=None, ge=0)
@@ -89,6 +90,7 @@ class _Document(BaseModel):
     params: _Params = _Params()
     scheme: str | None = None
     weights_digest: str | None = None
+    ran_on: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +105,25 @@ class WorkOptions:
 
 
 def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
-    """What an engine computes to check ``claimed``.
+    """What an engine computes to check ``claimed``: work of the shape that was asked for.
 
-    Raises LabError for an option that contradicts the source, and for a number that neither says,
-    and ProtocolError for a scheme or its length.
+    A shape is a scheme, ``k_dim`` and ``seq_len``. Asked for is what ``options`` say, else what
+    the source says, else the default. Where options and source differ, the call is wrong: which of
+    them is not known, and an honest node must not pay for it. Within the shape that was asked
+    for, every claim that is not a vector of it is a mismatch, be it one or all: garbage does not
+    excuse itself. ``require_width`` is for sources that do not say their shape.
+
+    Raises LabError for an option that contradicts the source, and for what neither says and has no
+    default, and ProtocolError for a scheme or its length.
     """
     name = _agreed("scheme", claimed.scheme, options.scheme) or DEFAULT_SCHEME
-    said = None if claimed.width is None else claimed.width // vectors_per_nonce(name)
-    k_dim = _known("k_dim", said, options.k_dim)
+    said = _said_k_dim(claimed, name)
+    usual = default_k_dim(name)
+    unsaid = claimed.scheme is None and options.scheme is None and options.k_dim is None
+    if unsaid and said not in {None, usual}:
+        # The callback of a round of sketches, kept as a file, says its width alone.
+        raise LabError(f"scheme: the source says k_dim {said}, {name} has {usual}; give --scheme")
+    k_dim = _agreed("k_dim", said, options.k_dim) or usual
     height = _agreed("block_height", claimed.block_height, options.block_height)
     if height is None and name == SKETCH:
         raise LabError("the source does not say block_height; give --block-height")
@@ -120,9 +133,50 @@ def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
     return Workload(scheme, block, claimed.public_key, seq_len)
 
 
+def require_width(claimed: ClaimedArtifacts, scheme: Scheme) -> None:
+    """Raise LabError if a source that does not say its width is not of ``scheme`` as a whole.
+
+    A receiver's file has vectors alone. If each of them is a sound vector of one other width, they
+    answer another request than the one that is assumed here, which is no reason to convict. One
+    vector of the right width is enough to make all others mismatches. A node that answers its
+    whole round in another width is not cleared either, and cannot hide behind this: with --k-dim a
+    validator says what it asked for, this is not called, and all the vectors are mismatches.
+    """
+    if claimed.width is not None or not claimed.claims:
+        return
+    theirs = _width_of(claimed.claims[0].vector_b64)
+    if theirs in {None, scheme.width}:
+        return
+    if all(_width_of(claim.vector_b64) == theirs for claim in claimed.claims):
+        raise LabError(
+            f"k_dim: every vector of the source has {theirs} values, a vector of {scheme.name} here"
+            f" {scheme.width}; give --scheme and --k-dim as the node was asked for them"
+        )
+
+
+def _width_of(text: str) -> int | None:
+    """How many values the vector in ``text`` has; None if it is not a sound vector."""
+    # Three bytes in four characters, two bytes in a value.
+    width = len(text.rstrip("=")) * 3 // 4 // 2
+    try:
+        decode(text, width)
+    except MalformedVector:
+        return None
+    return width or None
+
+
+def _said_k_dim(claimed: ClaimedArtifacts, name: str) -> int | None:
+    if claimed.width is None:
+        return None
+    said, rest = divmod(claimed.width, vectors_per_nonce(name))
+    if rest:
+        raise LabError(f"k_dim: the source has {claimed.width} values per nonce, {name} a pair")
+    return said
+
+
 def vector_scheme(name: str, k_dim: int, stronger_rng: bool) -> Scheme:
     """The scheme of that name. Raises LabError for one without vectors, and ProtocolError."""
-    if name == DISTANCES:
+    if name == DISTANCE:
         raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
     # Only sketch-v1 has no weaker seeds to strengthen; asked for, it refuses the option by name.
     stronger = {"stronger_rng": stronger_rng} if stronger_rng or name != SKETCH else {}
@@ -151,6 +205,7 @@ def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         scheme=read.scheme,
         block_height=read.block_height,
         weights_digest=read.weights_digest,
+        ran_on=read.ran_on,
     )
 
 
@@ -169,7 +224,9 @@ def only_source(
     raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
 
 
-def to_file(path: Path, work: Workload, claims: Sequence[Claim]) -> None:
+def to_file(
+    path: Path, work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
+) -> None:
     """Write ``claims`` about ``work``, for ``from_file``. Raises OSError."""
     document = {
         "block_hash": work.block.hash,
@@ -180,6 +237,7 @@ def to_file(path: Path, work: Workload, claims: Sequence[Claim]) -> None:
         "encoding": encoding_of(work.scheme.width),
         "params": {"seq_len": work.seq_len},
         "scheme": work.scheme.name,
+        "ran_on": ran_on,
     }
     write_json(path, document)
 
