@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from proofserve.lab.calibrate.dependence import widened
+from proofserve.lab.verify.dependence import widened
 
 GROUPS = np.repeat(np.arange(200), 5)
 

@@ -129,6 +129,7 @@ class Versions(ResponseModel):
     poc_validation_inference: bool
     weights_digest: str | None
     versions: dict[str, str]
+    kernels: dict[str, str]
     receipts: ReceiptKeys | None
 
 
@@ -148,7 +149,7 @@ class EncodingModel(ResponseModel, VectorEncoding):
 class JobAnswer(ResponseModel):
     """A job: artifacts or a verdict once it is completed, ``error`` once it has failed.
 
-    ``p_value`` is that of the binomial test, or of the scale test min(1, 1/E) with E its evidence.
+    ``p_value`` is that of the binomial test.
     """
 
     status: Literal["queued", "running", "completed", "failed", "cancelled"]

@@ -135,6 +135,8 @@ async def results(
 async def versions(node: ServedNode) -> dict[str, Any]:
     """The versions of vLLM, proofserve and what they use, and the digest of the weights.
 
+    ``kernels`` says on what the model runs, as a calibration of honest nodes names it.
+
     ``weights_digest`` is null if the checkpoint has no safetensors files, ``receipts`` if chat
     answers get none.
     """
@@ -145,5 +147,6 @@ async def versions(node: ServedNode) -> dict[str, Any]:
         "poc_validation_inference": True,
         "weights_digest": engine_info.facts.weights_digest,
         "versions": versions,
+        "kernels": dict(engine_info.kernels),
         "receipts": receipt_keys(node),
     }

@@ -12,22 +12,23 @@ from rich.table import Column, Table
 
 from proofserve.cli.chat.demo import answers_with_receipts, receipts_are_judged_right
 from proofserve.cli.model import TRAINED, SmallModel, checkpoint, trained_calibration
-from proofserve.cli.servers import ServerOptions, serving
+from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
+from proofserve.cli.waiting import LOG_EVERY_S, wait_while_moving
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
 from proofserve.lab.client.chats import chats, question
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.load import Call, Reply, ask_all
-from proofserve.lab.client.node_client import NodeClient, computing_round, wait_until
+from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
+from proofserve.lab.host.processor import ServedDtype, quick_dtype
 from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.judges import Chances
+from proofserve.lab.verify.judges import Vectors
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
-from proofserve.protocol import SKETCH
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
-from proofserve.protocol.nonces import draw
+from proofserve.protocol.nonces import draw, fresh_seed
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -47,7 +48,6 @@ SHOWN_VALUES = 10
 TAMPER_EVERY = 2
 # A cheating node is judged after fewer.
 CHEATED_NONCES = 32
-ROUND_S = 60.0
 MODEL = SmallModel(TRAINED)
 SCHEME = SketchScheme()
 # Values per nonce: those of two twins.
@@ -64,13 +64,15 @@ OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
 # Rows of the table, and the weights that a cheating node serves.
 QUANTISED = (("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel"))
 # As `verify` has them.
-CHANCES = Chances(alpha=1e-6, beta=1e-3)
+ALPHA, BETA, P_FRAUD = 1e-6, 1e-3, 0.5
 # Fixed, so that every demo judges the same nonces: its server gains nothing by knowing them.
-SEED = "0"
+# An honest node of a machine that is not here.
+OTHER_KERNEL = "vLLM on a GPU"
 COLOURS = {
     SequentialResult.HONEST: "green",
     SequentialResult.FRAUD: "red",
     SequentialResult.UNDECIDED: "yellow",
+    SequentialResult.UNEXPLAINED: "yellow",
 }
 
 
@@ -85,17 +87,18 @@ app = typer.Typer()
 
 
 @app.command()
-def demo() -> None:
+def demo(dtype: DemoDtype = None) -> None:
     """Serve a small trained model, chat, prove, and tell honest proofs and receipts from forged.
 
     Needs no network, no GPU and no settings, and leaves no process running.
     """
-    with open_session() as session:
+    served = dtype or quick_dtype()
+    with open_session(log_every_s=LOG_EVERY_S) as session:
         session.line.step("writing two small models, unless they are in the cache")
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
-        deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH, receipts=True)
+        deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH, receipts=True, dtype=served)
         with serving(deployment, session) as node:
-            steps = DemoServer(node, session)
+            steps = DemoServer(node, session, served)
             steps.introduce()
             claims = steps.prove()
             answers = answers_with_receipts(node.url, MODEL.name, session)
@@ -110,8 +113,10 @@ def demo() -> None:
 
 
 class DemoServer:
-    def __init__(self, node: NodeClient, session: CommandSession) -> None:
+    def __init__(self, node: NodeClient, session: CommandSession, dtype: ServedDtype) -> None:
         self._node = node
+        self._session = session
+        self._dtype = dtype
         self._console = session.console
         self._line = session.line
 
@@ -119,6 +124,7 @@ class DemoServer:
         version = self._node.versions().get("vllm", "")
         what = f"{MODEL.name}, a model of 3.5M parameters,"
         self._say("Server", f"vLLM {version}, unmodified, serves {what} at {self._node.url}")
+        self._say("", served_in(self._dtype))
         call = question(MODEL.name, QUESTION, ANSWER_TOKENS)
         (reply,) = self._answers("asking a question", [call])
         self._say("Chat", f"{QUESTION} - {' '.join(reply.texts[0].split())}")
@@ -127,10 +133,12 @@ class DemoServer:
         after = self._node.last_seq()
         alone = self._chat("chatting without proofs")
         self._say("Chat", f"without proofs: {_latency(alone)} a chat")
-        with computing_round(self._node, WORK):
+        with self._node.round(WORK):
+            self._line.step("starting a round")
+            self._proved(1)
             beside = self._chat("chatting while a round runs")
             self._line.step("proving")
-            wait_until(lambda: self._node.status().processed >= NONCES, "proofs", ROUND_S)
+            self._proved(NONCES)
             status = self._node.status()
         same = sum(a.texts == b.texts for a, b in zip(alone, beside, strict=True))
         self._say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
@@ -141,6 +149,19 @@ class DemoServer:
             numbers = " ".join(f"{value:+.2f}" for value in vector[:SHOWN_VALUES])
             self._say("", f"nonce {nonce}: {numbers} ...")
         return claims
+
+    def _proved(self, nonces: int) -> None:
+        """Wait until so many were proved."""
+
+        def processed() -> int:
+            return self._node.status().processed
+
+        wait_while_moving(
+            self._session,
+            "proofs",
+            lambda: processed() >= nonces,
+            lambda: f"{processed()} of {nonces} nonces",
+        )
 
     def _chat(self, text: str) -> list[Reply]:
         return self._answers(text, chats(MODEL.name, range(CHATS), CHAT_TOKENS, salt=text))
@@ -168,11 +189,14 @@ class DemoValidator:
         self._other = other.name
         with trained_calibration() as file:
             threshold = measured_threshold(None, file, None)
-        threshold.require(WORKLOAD, [MODEL.name], checkpoint_shape(mine))
-        self._options = JudgingOptions((), CHANCES, 0.5, sequential=True, threshold=threshold)
+        self._options = JudgingOptions(
+            (), ALPHA, BETA, None, P_FRAUD, sequential=True, threshold=threshold
+        )
         # The other model is in the bank of the forging node alone: nothing suspects it by name.
-        setup, compute = ValidatorSetup(mine, "float32"), proofs_of(WORKLOAD, FORWARD_BATCH)
+        setup, compute = ValidatorSetup(mine), proofs_of(WORKLOAD, FORWARD_BATCH)
         self._validator = CheckpointValidator(setup, compute)
+        digest = self._validator.weights_digest
+        self._options.require(WORKLOAD, [MODEL.name], checkpoint_shape(mine), digest)
         self._forger = CheckpointValidator(replace(setup, suspects=(other,)), compute)
 
     def judge(self, claims: Sequence[Claim]) -> bool:
@@ -181,6 +205,9 @@ class DemoValidator:
         count = f"a copy with {len(claims[::TAMPER_EVERY])} of {len(claims)} altered"
         trials = [
             DemoResult("what this server produced", claims, SequentialResult.HONEST),
+            DemoResult(
+                f"an honest node: {OTHER_KERNEL}", self._by_kernel(nonces), SequentialResult.HONEST
+            ),
             _forged(count, tampered(claims, WIDTH, TAMPER_EVERY)),
             _forged("another model's artifacts", self._served_by(self._other, nonces)),
             *(_forged(what, self._served_by(name, nonces)) for what, name in QUANTISED),
@@ -196,19 +223,27 @@ class DemoValidator:
             for trial, outcome in zip(trials, outcomes, strict=True)
         )
 
+    def _by_kernel(self, nonces: Sequence[int]) -> list[Claim]:
+        """What an honest node of another machine answers, whose kernels are emulated here."""
+        self._session.line.step(f"emulating {OTHER_KERNEL}")
+        return _claimed(self._validator.honest_vectors(OTHER_KERNEL, nonces))
+
     def _served_by(self, name: str, nonces: Sequence[int]) -> list[Claim]:
         """What a node answers that serves the weights ``name`` and claims the published ones."""
         self._session.line.step(f"computing the same nonces with {name}")
-        vectors = self._forger.served_by(name, nonces)
-        texts = encode(np.stack([vectors[nonce] for nonce in nonces]))
-        return [Claim(nonce, text) for nonce, text in zip(nonces, texts, strict=True)]
+        return _claimed(self._forger.served_by(name, nonces))
 
     def _verification(self, trial: DemoResult) -> Verification:
         nonces = tuple(claim.nonce for claim in trial.claims)
         claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, nonces, tuple(trial.claims))
-        judges = judges_of(self._options, SKETCH, len(nonces), self._validator)
+        judges = judges_of(self._options, len(nonces), self._validator)
         ours = Recomputation(self._validator.truth, WIDTH, FORWARD_BATCH)
-        return verify(claimed, draw(nonces, SEED), ours, judges, self._session.line)
+        return verify(claimed, draw(nonces, fresh_seed()), ours, judges, self._session.line)
+
+
+def _claimed(vectors: Vectors) -> list[Claim]:
+    texts = encode(np.stack(list(vectors.values())))
+    return [Claim(nonce, text) for nonce, text in zip(vectors, texts, strict=True)]
 
 
 def _forged(what: str, claims: Sequence[Claim]) -> DemoResult:

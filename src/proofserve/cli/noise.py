@@ -1,19 +1,20 @@
-"""``proofserve calibrate noise``: finds a threshold between rounding and fraud."""
+"""``proofserve calibrate noise``: measures what honest nodes look like."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
+from rich.table import Column, Table
 
-from proofserve.cli.model import TRAINED, Checkpoint, checkpoint_named
+from proofserve.cli.model import checkpoint_named
 from proofserve.cli.options import (
     ApiKey,
     Device,
     ForwardBatch,
     Json,
-    KDim,
     Png,
     Size,
     StrongerRng,
@@ -22,79 +23,102 @@ from proofserve.cli.options import (
 from proofserve.cli.recompute import (
     ComparedEngine,
     ComparisonTask,
+    EngineRun,
+    calibrating_validator,
     engine_named,
-    figures_of_checkpoint,
 )
-from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
+from proofserve.cli.session import CommandSession, open_session
 from proofserve.lab.calibrate.calibration_file import (
     FORMAT,
+    VERSION,
     CalibrationFile,
     checkpoint_shape,
-    fit_of,
-    suspects_of,
+    merged,
+    read,
 )
-from proofserve.lab.calibrate.checkpoint_figures import CheckpointFigures
 from proofserve.lab.calibrate.histogram import write_noise
-from proofserve.lab.calibrate.noise import Noise, pairs_of, require_enough
-from proofserve.lab.calibrate.noise import noise as noise_of
-from proofserve.lab.calibrate.noise_report import noise_report
-from proofserve.lab.calibrate.simulation import simulated_trials
+from proofserve.lab.calibrate.left_out import left_out, left_out_lines
+from proofserve.lab.calibrate.measuring import (
+    MeasuredRun,
+    MeasuringPlan,
+    honest_figures,
+    honest_threshold,
+)
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import BLOCK_HEIGHT, Work
+from proofserve.lab.client.vectors import vectors_of
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report
 from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions, to_file, workload
-from proofserve.protocol import ARTIFACT_LAYERS, DEFAULT_SCHEME, SEQ_LEN, SKETCH, default_k_dim
-from proofserve.protocol.verdict.comparison import Claim
+from proofserve.lab.verify.populations import TWINS as TWIN_FIGURE
+from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH, default_k_dim
+from proofserve.protocol.codec import to_float16
+from proofserve.protocol.sketch import TWINS
 
-ONE, OTHER = "reference:float32", "vllm"
-DEFAULT_MODELS = (TRAINED, "qwen")
-# Enough for the default rate of one in a hundred.
-NONCES = 400
+if TYPE_CHECKING:
+    from proofserve.wiring.validator import CheckpointValidator
+
+NONCES, EMULATED, BANK = 400, 256, 128
+# The share of honest nonces beyond the threshold of the count.
+RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseResult:
-    title: str
-    found: Noise
-    report: Report
+class NoisePlan:
+    """How many nonces each kind of run computes, and the files of other machines to merge."""
+
+    nonces: int | None
+    emulated: int
+    bank: int
+    added: tuple[Path, ...]
+    kv_dtype: str
 
 
 def noise(
     *,
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(help="trained, qwen, llama, gemma, or a folder; trained and qwen if unset."),
-    ] = None,
-    one: Annotated[str, typer.Option(help="The first engine, see below.")] = ONE,
+    model: Annotated[
+        str, typer.Argument(help="The published checkpoint: a folder, trained, qwen, llama, gemma.")
+    ],
     other: Annotated[
-        str | None, typer.Option(help="The second; vllm if unset, or with --save none.")
+        list[str] | None,
+        typer.Option(
+            help="An honest engine, repeat it for several: vllm or vllm:tp2 (a server that this"
+            " command starts), a node's URL, or a file that --save wrote."
+        ),
+    ] = None,
+    add: Annotated[
+        list[Path] | None,
+        typer.Option(help="A calibration of another machine; its kernels join. Repeat it."),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Write what --one computed, as `verify` reads it.")
+        Path | None,
+        typer.Option(help="Only write what the one --other computed, to measure it elsewhere."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the threshold, as `verify` and `audit` read it.")
+        Path | None, typer.Option(help="Write the calibration, as `verify` and `audit` read it.")
     ] = None,
     size: Size = "small",
-    rate: Annotated[
-        float, typer.Option(help="Share of honest nonces beyond the threshold.", min=1e-6, max=0.1)
-    ] = 0.01,
     nonces: Annotated[
-        int | None, typer.Option(help=f"{NONCES}, or all of a file, if unset.", min=1)
+        int | None, typer.Option(help=f"Of each engine; {NONCES}, or all of a file.", min=16)
     ] = None,
+    emulated: Annotated[
+        int, typer.Option(help="Nonces of each emulated kernel.", min=16)
+    ] = EMULATED,
+    bank: Annotated[
+        int, typer.Option(help="Nonces on which suspects are measured; 0 for none.", min=0)
+    ] = BANK,
     seq_len: Annotated[
         int | None, typer.Option(help=f"Tokens per nonce; {SEQ_LEN}, or the file's.", min=1)
     ] = None,
-    k_dim: KDim = None,
-    scheme: Annotated[
-        str | None, typer.Option(help=f"{DEFAULT_SCHEME} if unset; {ARTIFACT_LAYERS}, or {SKETCH}.")
+    k_dim: Annotated[
+        int | None, typer.Option(help="Values per vector; 64 of sketch-v1, else 12.", min=1)
     ] = None,
-    bank: Annotated[
-        int, typer.Option(help="Nonces on which --out measures the suspects; 0 for none.", min=0)
-    ] = 128,
+    scheme: Annotated[
+        str | None, typer.Option(help=f"{DEFAULT_SCHEME} if unset, as a round's; or {SKETCH}.")
+    ] = None,
+    kv_cache: Annotated[
+        str, typer.Option(help="What nodes may keep keys and values in: auto, or also fp8.")
+    ] = "auto",
     suspect: Suspects = None,
     stronger_rng: StrongerRng = False,
     api_key: ApiKey = None,
@@ -103,73 +127,80 @@ def noise(
     json: Json = None,
     png: Png = None,
 ) -> None:
-    """Measure the distances of two honest engines, and choose a dist_threshold.
+    """Measure what honest nodes of a model look like, for `verify` and `audit`.
 
-    An engine is reference:float32, reference:bfloat16, vllm or vllm:tp2 (a
-    server that this command starts, in bfloat16), a node's URL, or a file of
-    artifacts. Give --scheme, --seq-len and --k-dim of your rounds, if they
-    are not the defaults.
+    A node is honest if it is like one of the kernels measured here. Some 15
+    kernels of other machines are emulated, so that no card is needed to begin
+    with; give every honest engine that you trust as --other: each kind of card,
+    each number of ranks. Other machines --save what theirs computed, or write
+    a calibration of their own, which --add merges. All compute the same nonces.
 
-    A share of --rate of the honest nonces exceeds the threshold. Its 95 %
-    interval holds for any distribution. The command then simulates
-    verifications with both forms of the count: exit code 1 if one convicts.
+    At the end each kernel is left out in turn: the others must not convict it.
+    If they would, verdicts get wider margins, and the output says so.
 
-    --out also writes all distances, for the scale test. If one engine is
-    reference:float32, it writes how large they are beside the validator's own
-    rounding, for the paired test, and how the honest errors lie to those of
-    suspected weights, for the direction test. 1,000 nonces carry any --alpha
-    of `verify`, n fewer ones an alpha of 1/n.
+    A calibration holds for one model, its weights, dtype and KV cache, and one
+    scheme, --seq-len and --k-dim: those of your rounds.
 
     \b
     proofserve calibrate noise ./model --out calibration.json
-    proofserve calibrate noise ./model --other http://mine:8000 --out calibration.json
-    proofserve calibrate noise --json noise.json --png noise.png
-    proofserve calibrate noise qwen --one vllm --save there.json    (on another machine)
-    proofserve calibrate noise qwen --other there.json
+    proofserve calibrate noise ./model --other http://a100:8000 --other http://h100:8000
+        --out calibration.json
+    proofserve calibrate noise ./model --other vllm --save h200.json       (on the other machine)
+    proofserve calibrate noise ./model --other h200.json --add calibration.json --out both.json
     """
     with open_session() as session:
-        alone = other is None and save is not None
-        engines = [engine_named(name) for name in ([one] if alone else [one, other or OTHER])]
+        engines = [engine_named(name) for name in other or ()]
+        plan = NoisePlan(nonces, emulated, bank, tuple(add or ()), kv_cache)
         claimed = _to_compute(engines, nonces)
         given = _completed(WorkOptions(scheme, k_dim, seq_len, None, stronger_rng), claimed)
-        work, results = workload(claimed, given), []
-        if not alone:
-            # Too few nonces are refused before anything is computed.
-            require_enough(len(claimed.nonces), rate)
-        elif json or png or out:
-            raise LabError("--json, --png and --out need a second engine: give --other")
-        compared = _models(models, size, engines, save, session)
-        name = _name(compared, engines, api_key) if out else ""
-        for model in compared:
-            task = ComparisonTask(work, claimed.nonces, model, device, forward_batch, api_key)
-            computed = [engine.artifacts(task, session) for engine in engines]
-            if save is not None:
-                to_file(save, work, computed[0])
-                session.console.print(f"artifacts of {one} written to {save}")
-            if not alone:
-                results.append(_measure(task, engines, computed, rate, session))
-        _write(results, json, png, session)
-        if out is not None and results[0].report.passed:
-            others = tuple(suspect or ())
-            ours = figures_of_checkpoint(task, engines, computed, bank, others, session)
-            _calibration(name, task, engines, results[0].found, ours).write(out)
-            session.console.print(f"calibration of {name} written to {out}", soft_wrap=True)
-    if not all(result.report.passed for result in results):
-        raise typer.Exit(EXIT_FAILED)
+        work = workload(claimed, given)
+        session.line.step("writing a small model, unless it is in the cache")
+        checkpoint = checkpoint_named(model, size)
+        task = ComparisonTask(work, claimed.nonces, checkpoint, device, forward_batch, api_key)
+        runs = [engine.run(task, session) for engine in engines]
+        if save is not None:
+            _save(save, task, runs, session)
+            return
+        validator = calibrating_validator(task, tuple(suspect or ()), kv_cache)
+        with session.interrupts.allowed():
+            made = _calibration(task, runs, validator, plan, session)
+        session.console.print(_table(made))
+        for line in left_out_lines(made.left_out):
+            session.console.print(line, soft_wrap=True)
+        if json is not None:
+            write_json(json, {**made.model_dump(), "machine": machine()})
+            session.console.print(f"figures written to {json}")
+        if png is not None:
+            write_noise(made, png)
+            session.console.print(f"histograms drawn to {png}")
+        if out is not None:
+            made.write(out)
+            session.console.print(f"calibration of {made.model} written to {out}", soft_wrap=True)
 
 
 def _to_compute(engines: Sequence[ComparedEngine], nonces: int | None) -> ClaimedArtifacts:
     saved = [engine.claimed for engine in engines if engine.claimed is not None]
+    ours = Work("")
     if not saved:
         numbers = tuple(range(nonces or NONCES))
-        ours = Work("")
         return ClaimedArtifacts(
             ours.block_hash, ours.public_key, numbers, (), block_height=BLOCK_HEIGHT
         )
     for field in ("block_hash", "block_height", "public_key", "width", "seq_len", "scheme"):
         if len({getattr(each, field) for each in saved} - {None}) > 1:
-            raise LabError(f"the two files differ in {field}")
-    return replace(saved[0], nonces=saved[0].nonces[:nonces])
+            raise LabError(f"the files of --other differ in {field}")
+    common = set.intersection(*({*each.nonces} for each in saved))
+    kept = tuple(nonce for nonce in saved[0].nonces if nonce in common)[:nonces]
+    return ClaimedArtifacts(
+        saved[0].block_hash,
+        saved[0].public_key,
+        kept,
+        saved[0].claims,
+        width=saved[0].width,
+        seq_len=saved[0].seq_len,
+        scheme=saved[0].scheme,
+        block_height=saved[0].block_height,
+    )
 
 
 def _completed(given: WorkOptions, claimed: ClaimedArtifacts) -> WorkOptions:
@@ -177,114 +208,86 @@ def _completed(given: WorkOptions, claimed: ClaimedArtifacts) -> WorkOptions:
     if claimed.claims:
         return given
     scheme = given.scheme or DEFAULT_SCHEME
-    k_dim = given.k_dim or default_k_dim(scheme)
-    return replace(given, scheme=scheme, k_dim=k_dim, seq_len=given.seq_len or SEQ_LEN)
+    return WorkOptions(
+        scheme,
+        given.k_dim or default_k_dim(scheme),
+        given.seq_len or SEQ_LEN,
+        given.block_height,
+        given.stronger_rng,
+    )
 
 
-def _models(
-    names: Sequence[str] | None,
-    size: str,
-    engines: Sequence[ComparedEngine],
-    save: Path | None,
-    session: CommandSession,
-) -> list[Checkpoint | None]:
-    """The models to measure; [None] if neither engine needs one."""
-    if not any(engine.needs_model for engine in engines):
-        if names:
-            raise LabError(f"no engine needs a model here: leave out {names[0]}")
-        return [None]
-    several = all(engine.needs_model for engine in engines) and save is None
-    if not several and len(names or ()) != 1:
-        raise LabError("give the one model of the node, or of the file")
-    session.line.step("writing small models, unless they are in the cache")
-    return [checkpoint_named(name, size) for name in names or DEFAULT_MODELS]
-
-
-def _name(
-    models: Sequence[Checkpoint | None], engines: Sequence[ComparedEngine], api_key: str | None
-) -> str:
-    """The name of the calibrated model: as a node serves it, else the checkpoint's."""
-    if len(models) != 1:
-        raise LabError("--out needs exactly one model: name it")
-    for engine in engines:
-        if engine.url is not None:
-            with NodeClient(engine.url, api_key) as node:
-                return node.models()[0]
-    if models[0] is None:
-        raise LabError("--out: a file does not name its model; give an engine as --one or --other")
-    return models[0].name
+def _save(
+    file: Path, task: ComparisonTask, runs: Sequence[EngineRun], session: CommandSession
+) -> None:
+    if len(runs) != 1:
+        raise LabError("--save writes what one engine computed: give --other once")
+    to_file(file, task.work, runs[0].claims, runs[0].facts.model_dump())
+    session.console.print(f"artifacts of {runs[0].facts.name} written to {file}", soft_wrap=True)
 
 
 def _calibration(
-    name: str,
     task: ComparisonTask,
-    engines: Sequence[ComparedEngine],
-    found: Noise,
-    ours: CheckpointFigures,
+    runs: Sequence[EngineRun],
+    validator: "CheckpointValidator",
+    plan: NoisePlan,
+    session: CommandSession,
 ) -> CalibrationFile:
-    """The measured threshold for a file. Raises LabError if all distances are 0."""
-    if not found.distances.all():
-        raise LabError("some vectors of the engines are equal: without noise there is no threshold")
+    width = task.work.scheme.width
+    truth = validator.truth(task.nonces)
+    measured = []
+    for run in runs:
+        vectors = vectors_of(run.claims, width)
+        if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
+            raise LabError(f"{run.facts.name} has no vector of nonce {missing[0]}")
+        sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in task.nonces}
+        measured.append(MeasuredRun(run.facts, sent))
+    twins = task.work.scheme.sequences_per_nonce == TWINS
+    measuring = MeasuringPlan(tuple(task.nonces), plan.emulated, plan.bank, twins)
+    found = honest_figures(validator, measured, measuring, session.line)
     scheme = task.work.scheme.to_wire()
-    return CalibrationFile(
+    made = CalibrationFile(
         format=FORMAT,
-        version=2,
-        model=name,
-        shape=checkpoint_shape(task.model.folder) if task.model else None,
+        version=VERSION,
+        model=task.model.name,
+        shape=checkpoint_shape(task.model.folder),
+        weights_digest=validator.weights_digest,
+        served_dtype=validator.served_dtype,
+        kv_dtype=plan.kv_dtype,
         scheme=str(scheme["name"]),
         stronger_rng=bool(scheme.get("stronger_rng", False)),
         seq_len=task.work.seq_len,
         k_dim=int(scheme["k_dim"]),
-        dtype=engines[0].dtype or engines[1].dtype,
-        engines=(engines[0].name, engines[1].name),
-        quantiles=found.quantiles,
-        dist_threshold=found.dist_threshold,
-        p_mismatch=found.rate,
-        p_mismatch_interval=found.rate_interval,
-        distances=found.distances.tolist(),
-        fit=fit_of(found.distances),
-        paired=None if ours.ratios is None else fit_of(ours.ratios),
-        suspects=suspects_of(ours.suspects),
+        block_hash=task.work.block.hash,
+        public_key=task.work.public_key,
+        own=found.own,
+        populations=found.populations,
+        suspects=found.suspects,
+        dist_threshold=honest_threshold(found.populations, RATE),
+        p_mismatch=RATE,
+        left_out=None,
     )
+    for file in plan.added:
+        made = merged(made, read(file))
+    return made.model_copy(update={"left_out": left_out(made, session.line)})
 
 
-def _measure(
-    task: ComparisonTask,
-    engines: Sequence[ComparedEngine],
-    computed: Sequence[Sequence[Claim]],
-    rate: float,
-    session: CommandSession,
-) -> NoiseResult:
-    one, other = engines
-    setup = {
-        "model": task.model.name if task.model is not None else None,
-        "one": one.name,
-        "other": other.name,
-        "nonces": len(task.nonces),
-        "seq_len": task.work.seq_len,
-        "scheme": task.work.scheme.to_wire(),
-        "device": task.device,
-        "forward_batch": task.forward_batch,
-    }
-    of_model = f"{task.model.name}: " if task.model is not None else ""
-    title = f"{of_model}{one.name} against {other.name}"
-    pairs = pairs_of(computed[0], computed[1], task.work.scheme.width)
-    found = noise_of(pairs.distances, rate)
-    with session.interrupts.allowed():
-        trials = simulated_trials(title, pairs, found, session.line)
-    report = noise_report(f"noise of {title}", found, trials, setup, machine())
-    session.console.print(report.table())
-    return NoiseResult(title, found, report)
-
-
-def _write(
-    results: Sequence[NoiseResult], json: Path | None, png: Path | None, session: CommandSession
-) -> None:
-    if json is not None:
-        reports = {result.title: result.report.json() for result in results}
-        passed = all(result.report.passed for result in results)
-        write_json(json, {"passed": passed, "pairs": reports})
-        session.console.print(f"figures written to {json}")
-    if png is not None:
-        write_noise({result.title: result.found for result in results}, png)
-        session.console.print(f"histograms drawn to {png}")
+def _table(made: CalibrationFile) -> Table:
+    """A row for each population: how its errors compare with our own, and how they lean."""
+    right = (Column(name, justify="right") for name in ("nonces", "size", "twins", "leans"))
+    table = Table("honest kernel", "", *right, title=made.model, title_justify="left")
+    honest = made.null(1.0)
+    for fields, member in zip(made.populations, honest.members, strict=True):
+        leans = {name: lean for name, lean in member.leans.items() if name in honest.suspects}
+        most = max(leans, key=lambda name: leans[name].mean, default="")
+        twins = member.leans.get(TWIN_FIGURE)
+        table.add_row(
+            member.name,
+            "emulated" if fields.facts.emulated else "measured",
+            str(len(fields.figures.lengths)),
+            f"{np.median(member.ratios):.2f}",
+            f"{twins.mean:+.2f}" if twins else "-",
+            f"{leans[most].mean:+.3f} {most}" if most else "-",
+        )
+    table.caption = "size: of errors over ours; twins, leans: cosines less our own (mean)"
+    return table

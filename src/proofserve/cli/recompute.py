@@ -1,18 +1,15 @@
 """Vectors to compare with: from a checkpoint, a started server, a running node, or a file."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from proofserve.cli.model import NAMES, Checkpoint
+from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
-from proofserve.lab.calibrate.checkpoint_figures import (
-    CheckpointFigures,
-    HonestRun,
-    checkpoint_figures,
-)
+from proofserve.lab.calibrate.calibration_file import CalibrationFile, KernelFacts
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
@@ -35,9 +32,11 @@ from proofserve.rounds.calls import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
 from proofserve.wiring.verification.judging import Truth
 
-DTYPES = ("float32", "bfloat16", "float16")
+if TYPE_CHECKING:
+    from proofserve.wiring.validator import CheckpointValidator
+
 MOST_RANKS = 64
-ENGINES = "reference:float32, reference:bfloat16, vllm, vllm:tp2, a node's URL, or a file"
+ENGINES = "vllm, vllm:tp2, a node's URL, or a file of `calibrate noise --save`"
 # Nonces in one call and in one step of the progress line.
 AT_ONCE = 32
 
@@ -65,48 +64,6 @@ def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         raise LabError(str(error)) from error
 
 
-def by_checkpoint(
-    work: Workload,
-    model: Path,
-    dtype: str | None,
-    device: str,
-    forward_batch: int,
-    *,
-    redrawn: bool = False,
-) -> Compute:
-    """Load ``model`` to compute ``work`` with the reference engine.
-
-    With ``redrawn`` the matrices of all layers are random, with the mean and deviation of the
-    checkpoint's, like those of another model of this shape. Raises LabError if the checkpoint
-    cannot be loaded or the extra ``reference`` is not installed. The returned function raises
-    EngineFault, and LabError for a nonce whose vector is not finite.
-    """
-    # These imports take two seconds, and a recomputation by a node does not need them.
-    try:
-        from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
-        from proofserve.engines.reference.errors import CheckpointError  # noqa: PLC0415
-        from proofserve.engines.reference.network import load  # noqa: PLC0415
-        from proofserve.engines.reference.variants import with_redrawn_matrices  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
-
-    try:
-        network = load(model, dtype, device)
-    except CheckpointError as error:
-        raise LabError(str(error)) from error
-    if redrawn:
-        network = with_redrawn_matrices(network)
-    engine = ReferenceEngine(network, forward_batch)
-
-    def compute(nonces: Sequence[int]) -> list[Claim]:
-        batch = engine.compute(work, nonces)
-        for nonce in batch.failed:
-            raise LabError(f"nonce {nonce}: {NOT_FINITE}")
-        return claims_of(artifacts_of(batch))
-
-    return compute
-
-
 def claims_of_model(
     directory: Path,
     work: Work,
@@ -115,34 +72,85 @@ def claims_of_model(
     forward_batch: int = 8,
     redrawn: bool = False,
 ) -> list[Claim]:
-    """The artifacts that a checkpoint gives for ``work``, in bfloat16 on the CPU.
+    """The artifacts that a node in bfloat16 gives for ``work``, whose kernels are emulated here.
 
-    With another checkpoint than the server's, or with ``redrawn`` matrices, these are the artifacts
-    of a node that does not run the model it claims. Raises as ``by_checkpoint``.
+    With another checkpoint than the server's these are the artifacts of a node that does not run
+    the model it claims. With ``redrawn`` the matrices of all layers are random, with the mean and
+    deviation of the checkpoint's, like those of another model of this shape.
+
+    Raises LabError if the checkpoint cannot be loaded, the extra ``reference`` is not installed, or
+    a vector is not finite, and EngineFault.
     """
+    # These imports take two seconds, and a recomputation by a node does not need them.
+    try:
+        import torch  # noqa: PLC0415
+
+        from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
+        from proofserve.engines.reference.errors import CheckpointError  # noqa: PLC0415
+        from proofserve.engines.reference.kernels import own_profile, with_kernels  # noqa: PLC0415
+        from proofserve.engines.reference.network import load  # noqa: PLC0415
+        from proofserve.engines.reference.variants import with_redrawn_matrices  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
+    try:
+        network = load(directory, "float32", "cpu")
+    except CheckpointError as error:
+        raise LabError(str(error)) from error
+    network = with_redrawn_matrices(network) if redrawn else network
+    if (kernels := own_profile(torch.bfloat16)) is not None:
+        network = with_kernels(network, kernels)
     scheme = vector_scheme(work.scheme or DEFAULT_SCHEME, work.k_dim, work.stronger_rng)
     block = Block(work.block_hash, work.block_height)
-    workload = Workload(scheme, block, work.public_key, work.seq_len)
-    compute = by_checkpoint(workload, directory, "bfloat16", "cpu", forward_batch, redrawn=redrawn)
-    return compute(nonces)
+    batch = ReferenceEngine(network, forward_batch).compute(
+        Workload(scheme, block, work.public_key, work.seq_len), nonces
+    )
+    for nonce in batch.failed:
+        raise LabError(f"nonce {nonce}: {NOT_FINITE}")
+    return claims_of(artifacts_of(batch))
 
 
 def truth_of_checkpoint(
     work: Workload,
     model: Path,
-    dtype: str | None,
     device: str,
     forward_batch: int,
     suspects: tuple[Path, ...],
+    measured: CalibrationFile | None = None,
 ) -> Truth:
-    """Load ``model``, and ``suspects`` when they are needed. Raises as ``by_checkpoint``."""
+    """Load ``model``, and ``suspects`` when they are needed.
+
+    Raises LabError as ``claims_of_model``.
+
+    Honest nodes serve as in the calibration ``measured``, or as the checkpoint says.
+    """
     try:
         from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         raise LabError(f"{error}; install proofserve with its extra `reference`") from error
-    setup = ValidatorSetup(model, dtype, device, suspects)
+    setup = ValidatorSetup(model, device, suspects)
+    if measured is not None:
+        setup = replace(setup, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype)
     validator = CheckpointValidator(setup, proofs_of(work, forward_batch))
     return Truth(validator.truth, validator.weights_digest, validator)
+
+
+def calibrating_validator(
+    task: "ComparisonTask", suspects: tuple[Path, ...], kv_dtype: str
+) -> "CheckpointValidator":
+    """The validator whose honest figures are measured. Raises LabError as ``claims_of_model``."""
+    try:
+        from proofserve.wiring.validator import (  # noqa: PLC0415 - as above
+            KV_DTYPES,
+            CheckpointValidator,
+            ValidatorSetup,
+            proofs_of,
+        )
+    except ModuleNotFoundError as error:
+        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
+    if kv_dtype not in KV_DTYPES:
+        raise LabError(f"--kv-cache {kv_dtype}: choose from {', '.join(KV_DTYPES)}")
+    setup = ValidatorSetup(task.model.folder, task.device, suspects, kv_dtype=kv_dtype)
+    return CheckpointValidator(setup, proofs_of(task.work, task.forward_batch))
 
 
 def truth_of_node(node: NodeClient, work: Workload) -> Truth:
@@ -176,105 +184,91 @@ def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonTask:
-    """What both compared engines compute, and how engines of this machine run.
+    """What engines compute, and how those of this machine run.
 
     ``api_key`` is for a running node that needs one.
     """
 
     work: Workload
     nonces: Sequence[int]
-    model: Checkpoint | None
+    model: Checkpoint
     device: str
     forward_batch: int
     api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedEngine:
-    """One of the two engines whose vectors ``calibrate noise`` compares, by its ``name``.
+class EngineRun:
+    """What an engine computed, an artifact for each nonce, and what it ran on."""
 
-    Plain transformers in ``dtype``, a started vLLM server on ``ranks`` devices, the node ``url``,
-    or the artifacts ``claimed`` in a file; then the other engine computes the nonces of the file.
-    All other fields are None.
+    facts: KernelFacts
+    claims: Sequence[Claim]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedEngine:
+    """An honest engine that ``calibrate noise`` measures, by its ``name``.
+
+    A vLLM server on ``ranks`` devices, to be started, the node ``url``, or the artifacts
+    ``claimed`` in a file; all other fields are None.
     """
 
     name: str
-    dtype: str | None = None
     ranks: int | None = None
     url: str | None = None
     claimed: ClaimedArtifacts | None = None
 
-    @property
-    def needs_model(self) -> bool:
-        return self.dtype is not None or self.ranks is not None
-
-    def artifacts(self, task: ComparisonTask, session: CommandSession) -> list[Claim]:
-        """An artifact for each nonce, in order. Raises the errors that ``open_session`` prints."""
+    def run(self, task: ComparisonTask, session: CommandSession) -> EngineRun:
+        """Raises the errors that ``open_session`` prints."""
         if self.claimed is not None:
             wanted = set(task.nonces)
-            return [claim for claim in self.claimed.claims if claim.nonce in wanted]
-        with self._running(task, session) as compute:
+            kept = [claim for claim in self.claimed.claims if claim.nonce in wanted]
+            facts = self.claimed.ran_on
+            if facts is None:
+                facts = kernel_facts(self.name, {})
+            return EngineRun(KernelFacts.model_validate(facts), kept)
+        with self._node(task, session) as node:
+            facts = kernel_facts("a node", node.kernels())
+            compute = by_node(task.work, node, node.models()[0])
             calls = chunks(task.nonces, AT_ONCE)
             session.line.step(f"{self.name}: {len(task.nonces)} nonces", len(calls))
             claims: list[Claim] = []
             for nonces in calls:
                 claims += compute(nonces)
                 session.line.advance()
-            return claims
+        return EngineRun(KernelFacts.model_validate(facts), claims)
 
-    @contextmanager
-    def _running(self, task: ComparisonTask, session: CommandSession) -> Iterator[Compute]:
-        work, model = task.work, task.model
+    def _node(
+        self, task: ComparisonTask, session: CommandSession
+    ) -> AbstractContextManager[NodeClient]:
         if self.url is not None:
-            with existing_server(self.url, task.api_key, session) as node:
-                yield by_node(work, node, node.models()[0])
-        elif model is None:
-            raise LabError(f"{self.name} needs a model: {', '.join(NAMES)}, or a folder")
-        elif self.ranks is not None:
-            options = ServerOptions(model.folder, model.name, task.forward_batch)
-            options = replace(options, scheme=work.scheme.name, ranks=self.ranks)
-            with serving(options, session) as node:
-                yield by_node(work, node, model.name)
-        else:
-            session.line.step(f"loading {model.name} as {self.dtype}")
-            with session.interrupts.allowed():
-                yield by_checkpoint(work, model.folder, self.dtype, task.device, task.forward_batch)
+            return existing_server(self.url, task.api_key, session)
+        options = ServerOptions(task.model.folder, task.model.name, task.forward_batch)
+        scheme = task.work.scheme.name
+        return serving(replace(options, scheme=scheme, ranks=self.ranks or 1), session)
 
 
-def figures_of_checkpoint(
-    task: ComparisonTask,
-    engines: Sequence[ComparedEngine],
-    computed: Sequence[Sequence[Claim]],
-    nonces: int,
-    suspects: tuple[Path, ...],
-    session: CommandSession,
-) -> CheckpointFigures:
-    """As ``checkpoint_figures`` for the engine beside a float32 reference engine.
-
-    None without such a pair or the checkpoint. Raises as ``by_checkpoint`` and EngineFault.
-    """
-    exact = [engine.dtype == "float32" for engine in engines]
-    if task.model is None or sum(exact) != 1:
-        return CheckpointFigures(None, {})
-    truth, honest = (
-        vectors_of(computed[exact.index(e)], task.work.scheme.width) for e in (True, False)
-    )
-    validator = truth_of_checkpoint(
-        task.work, task.model.folder, "float32", task.device, task.forward_batch, suspects
-    ).validator
-    if validator is None:
-        raise AssertionError("a checkpoint's truth has a validator")
-    run = HonestRun(honest, truth, other_kernels=engines[exact.index(False)].dtype is None)
-    return checkpoint_figures(validator, run, nonces, session.line)
+def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
+    """``KernelFacts`` of a real engine, by what its node says; ``name`` if that is nothing."""
+    known = {
+        "engine": said.get("vllm") and f"vLLM {said['vllm']}",
+        "processor": said.get("processor"),
+        "torch": said.get("torch"),
+        "dtype": said.get("dtype"),
+        "kv_dtype": said.get("kv_dtype"),
+        "attention": said.get("attention"),
+    }
+    ranks = int(said["ranks"]) if "ranks" in said else None
+    shown = [known["engine"], known["processor"], known["dtype"], ranks and f"{ranks} ranks"]
+    title = ", ".join(text for text in shown if text) or name
+    return {"name": title, "emulated": False, **known, "ranks": ranks}
 
 
 def engine_named(name: str) -> ComparedEngine:
     """The engine called ``name``. Raises LabError, also for a file without artifacts."""
-    kind, _, detail = name.partition(":")
+    _, _, detail = name.partition(":")
     if name.startswith(("http://", "https://")):
         return ComparedEngine(name, url=name)
-    if kind == "reference" and detail in DTYPES:
-        return ComparedEngine(name, dtype=detail)
     ranks = "1" if name == "vllm" else detail.removeprefix("tp")
     if name == "vllm" or (name.startswith("vllm:tp") and ranks.isdecimal()):
         if not 1 <= int(ranks) <= MOST_RANKS:

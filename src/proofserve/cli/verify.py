@@ -34,7 +34,6 @@ from proofserve.lab.verify.claimed import (
     require_width,
     workload,
 )
-from proofserve.lab.verify.judges import Chances
 from proofserve.lab.verify.verdict_report import VerdictReport
 from proofserve.protocol import DEFAULT_SCHEME, SKETCH
 from proofserve.protocol.nonces import fresh_seed
@@ -45,11 +44,17 @@ from proofserve.wiring.verification.judging import SampleOptions, judged
 
 app = typer.Typer()
 
-EXIT_CODES = {SequentialResult.HONEST: 0, SequentialResult.FRAUD: 1, SequentialResult.UNDECIDED: 2}
+EXIT_CODES = {
+    SequentialResult.HONEST: 0,
+    SequentialResult.FRAUD: 1,
+    SequentialResult.UNDECIDED: 2,
+    SequentialResult.UNEXPLAINED: EXIT_NO_VERDICT,
+}
 COLOURS = {
     SequentialResult.HONEST: "green",
     SequentialResult.FRAUD: "red",
     SequentialResult.UNDECIDED: "yellow",
+    SequentialResult.UNEXPLAINED: "yellow",
 }
 GIVEN_SEED = "The seed was given: this holds only if the node did not know it before it published."
 
@@ -82,9 +87,6 @@ def command(
     api_key: ApiKey = None,
     recompute_api_key: Annotated[
         str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY", help="A key of that node.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, ...; if unset, of the calibration or checkpoint.")
     ] = None,
     device: Device = "cpu",
     forward_batch: ForwardBatch = 8,
@@ -128,31 +130,38 @@ def command(
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
     beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")] = 1e-3,
     share: Annotated[
-        float, typer.Option(help="Clear only if a node that forges this share would have shown.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="Clear only if a node that forges this share would have shown; half if unset, a"
+            " tenth with a sample of 80 nonces or more."
+        ),
+    ] = None,
     json: Json = None,
 ) -> None:
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
 
-    Exit code 0: honest. 1: fraud. 2: undecided, because there were too few nonces.
-    3: no verdict: an option, a source or the recomputation is wrong.
+    Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
+    nonces. 3: no verdict: an option, a source or the recomputation is wrong, or
+    neither an honest kernel nor a fraud that is known explains the errors.
+
+    The published vectors are computed in float32. Beside each, the validator
+    emulates an honest node, and every test looks at the node's error beside it:
 
     \b
-    scale      how large the distances are against honest ones; needs a calibration
-    paired     as scale, of each distance beside that of the validator's own
-               rounding, which tells more; needs a calibration and --model
-    direction  whether errors point to where suspected weights, such as rounded
-               ones, would move the results; names them; needs --model
-    twins      whether both prompts of a nonce of sketch-v1 err alike; needs --model
-    rank       as scale, without an assumption on the distances' shape
-    count      how many distances exceed a threshold; the network's own test
+    paired     is it larger than those of the calibration's honest kernels?
+    direction  does it point to where suspected weights, such as rounded ones,
+               would move the results? Names them
+    twins      do both prompts of a nonce of sketch-v1 err more alike than those
+               of honest kernels? A node that does is not cleared
+    count      how many distances exceed a threshold? The network's own test
 
-    With a calibration paired (else scale), direction and twins run as far as
-    they can, without one count. One test is enough to convict. A missing,
-    repeated, malformed or non-finite artifact is a mismatch.
+    A node is honest if it is like one of the kernels in the calibration, and a
+    fraud only if it is like none of them. With a calibration all but the count
+    run. Without one, direction convicts only what leans to a suspect further
+    than every honest kernel that is emulated on the same nonces.
 
-    An honest node is cleared after some 10 nonces. A node that forges a tenth
-    of them may then not have shown: --share 0.1 goes on until it would have.
+    A missing, repeated, malformed or non-finite artifact is a mismatch. An
+    honest node is cleared after some 70 nonces, or 10 in a sample below 80.
 
     There is no default threshold. Measure honest engines first:
 
@@ -168,7 +177,7 @@ def command(
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         tests = tuple(dict.fromkeys(test or ()))
         threshold = threshold_of(tests, dist_threshold, calibration, p_mismatch)
-        options = JudgingOptions(tests, Chances(alpha, beta, share), p_fraud, sequential, threshold)
+        options = JudgingOptions(tests, alpha, beta, share, p_fraud, sequential, threshold)
         if (model is None) == (recompute_url is None):
             raise LabError("give exactly one of --model CHECKPOINT and --recompute-url NODE")
         session.line.step(f"reading {source}")
@@ -179,21 +188,21 @@ def command(
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         if measured := options.calibration:
             given = measured.completed(given, claimed)
-            dtype = measured.validator_dtype(dtype) if model else dtype
         work = workload(claimed, given)
         if k_dim is None:
             require_width(claimed, work.scheme)
         with ExitStack() as stack:
             if model is not None:
                 session.line.step(f"loading {model}")
-                options.require(work, [model.name], checkpoint_shape(model))
                 others = tuple(suspect or ())
-                truth = truth_of_checkpoint(work, model, dtype, device, forward_batch, others)
+                truth = truth_of_checkpoint(work, model, device, forward_batch, others, measured)
+                shape, digest = checkpoint_shape(model), truth.weights_digest
+                options.require(work, [model.name], shape, digest)
             else:
                 session.line.step(f"asking {recompute_url}")
                 node = stack.enter_context(NodeClient(str(recompute_url), recompute_api_key))
                 truth = truth_of_node(node, work)
-                options.require(work, node.models(), None)
+                options.require(work, node.models(), None, truth.weights_digest)
             sampling = SampleOptions(drawn_by, nonces, forward_batch)
             report = judged(claimed, work, truth, options, sampling, session.line)
         _show(session.console, report)

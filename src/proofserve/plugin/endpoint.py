@@ -20,6 +20,7 @@ from proofserve.api.node import Node
 from proofserve.engines.vllm import support
 from proofserve.engines.vllm.vetting import features
 from proofserve.engines.vllm.vetting.start import require_vetted, require_vetted_runner
+from proofserve.lab.report.machine import processor_here
 from proofserve.plugin.logs import log_as
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.receipts.service import ReceiptSource
@@ -168,7 +169,7 @@ class ProofEndpoints:
         require_vetted_runner(config)
         support.require_supported_options(config)
         # After the version check: in another version this import may fail without advice.
-        from proofserve.engines.vllm.client import VllmEngine, served_facts  # noqa: PLC0415
+        from proofserve.engines.vllm.client import VllmEngine, served_facts, served_kernels  # noqa: PLC0415
         from proofserve.engines.vllm.ranks.client import require_equal_ranks  # noqa: PLC0415
 
         _logger.info("%s", await require_equal_ranks(engine_client))
@@ -179,6 +180,7 @@ class ProofEndpoints:
             facts=facts,
             max_seq_len=config.model_config.max_model_len,
             versions=versions(vllm=version.number),
+            kernels={"processor": processor_here(), **served_kernels(config)},
         )
         timeout_s = self._settings.rpc_timeout_ms / 1e3
         return VllmEngine(engine_client, engine_info, self._settings.defer_sec, timeout_s)

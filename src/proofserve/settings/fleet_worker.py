@@ -18,8 +18,6 @@ class FleetWorkerSettings(BaseSettings):
     """Folder of a checkpoint whose members this worker verifies. Several: repeat the option."""
     device: str = "cpu"
     """Where to recompute: cpu, or cuda."""
-    dtype: str | None = None
-    """Numbers to recompute in: float32, bfloat16, float16; unset: of the calibration or model."""
     forward_batch: int = Field(8, ge=1)
     """Nonces that are recomputed in one forward."""
     member_key: SecretStr | None = None

@@ -13,36 +13,25 @@ from proofserve.lab.calibrate.calibration_file import (
     measured_threshold,
 )
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.verify.claimed import SKETCH
 from proofserve.lab.verify.counting import CountJudge, CountRule
-from proofserve.lab.verify.direction import DirectionJudge
-from proofserve.lab.verify.judges import (
-    Chances,
-    Judge,
-    PairedJudge,
-    RankJudge,
-    ScaleJudge,
-    TwinJudge,
+from proofserve.lab.verify.direction import (
+    CalibratedYardstick,
+    DirectionJudge,
+    EmulatedYardstick,
+    Yardstick,
 )
+from proofserve.lab.verify.judges import Chances, Judge, PairedJudge, TwinJudge, default_share
 from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.rounds.records import Workload
 
 if TYPE_CHECKING:
     from proofserve.wiring.validator import CheckpointValidator
 
-COUNT, PAIRED, SCALE, RANK, DIRECTION, TWINS = TESTS = (
-    "count",
-    "paired",
-    "scale",
-    "rank",
-    "direction",
-    "twins",
-)
-# They compare with other vectors of a checkpoint, and need no honest distances.
-NEED_NO_CALIBRATION: Final = frozenset({DIRECTION, TWINS})
-OF_A_CHECKPOINT: Final = NEED_NO_CALIBRATION | {PAIRED}
-# They compare with the validator's own rounding.
-OF_OWN_ROUNDING: Final = frozenset({PAIRED, TWINS})
+COUNT, PAIRED, DIRECTION, TWINS = TESTS = ("count", "paired", "direction", "twins")
+# They can convict, so they share alpha; twins only say that no calibrated kernel explains a node.
+CONVICTING: Final = frozenset({COUNT, PAIRED, DIRECTION})
+# They need honest figures of the checkpoint.
+OF_A_CALIBRATION: Final = frozenset({PAIRED, TWINS})
 
 
 def threshold_of(
@@ -51,23 +40,23 @@ def threshold_of(
     calibration: Path | None,
     p_mismatch: float | None,
 ) -> MeasuredThreshold | None:
-    """What the options say of honest distances; None if no test needs them and none are given."""
-    if (
-        tests
-        and NEED_NO_CALIBRATION.issuperset(tests)
-        and not calibration
-        and dist_threshold is None
-    ):
+    """What the options say of honest nodes; None if no test needs it and nothing is given."""
+    if {*tests} == {DIRECTION} and not calibration and dist_threshold is None:
         return None
     return measured_threshold(dist_threshold, calibration, p_mismatch)
 
 
 @dataclass(frozen=True, slots=True)
 class JudgingOptions:
-    """``tests`` is empty for the default ones; ``chances`` are those of the whole verdict."""
+    """``tests`` is empty for the default ones; ``alpha`` and ``beta`` are of the whole verdict.
+
+    ``share`` of forged nonces is what a cleared node has not done, None for ``default_share``.
+    """
 
     tests: tuple[str, ...]
-    chances: Chances
+    alpha: float
+    beta: float
+    share: float | None
     p_fraud: float
     sequential: bool
     threshold: MeasuredThreshold | None
@@ -78,70 +67,67 @@ class JudgingOptions:
 
     @property
     def origin(self) -> str:
-        return self.threshold.origin if self.threshold else "none are needed"
+        return self.threshold.origin if self.threshold else "none; kernels were emulated instead"
 
-    def require(self, work: Workload, models: Collection[str], shape: Shape | None) -> None:
-        """Raise LabError unless the honest distances hold for these artifacts."""
-        if self.threshold is not None:
-            self.threshold.require(work, models, shape)
+    def chances(self, sample: int) -> Chances:
+        """Raises ProtocolError for a number out of range."""
+        share = default_share(sample) if self.share is None else self.share
+        return Chances(self.alpha, self.beta, share)
+
+    def require(
+        self, work: Workload, models: Collection[str], shape: Shape | None, digest: str | None
+    ) -> None:
+        """Raise LabError unless the honest figures hold for these artifacts."""
+        if self.calibration is not None:
+            self.calibration.require(work, models, shape, digest)
 
     def count_rule(self) -> CountRule | None:
         """None if the verdict does not count. Raises ProtocolError for a number out of range."""
         counts = COUNT in self.tests or (not self.tests and self.calibration is None)
         if not counts or self.threshold is None:
             return None
-        # As all tests, the count gets its share of alpha.
-        alpha = self.chances.alpha / max(1, len(self.tests))
-        honest = self.threshold.p_mismatch
-        test = SequentialTest(honest, self.p_fraud, alpha, self.chances.beta)
+        alpha = self.alpha / max(1, len(CONVICTING.intersection(self.tests)))
+        test = SequentialTest(self.threshold.p_mismatch, self.p_fraud, alpha, self.beta)
         return CountRule(test, self.threshold.dist_threshold, self.sequential)
 
 
 def judges_of(
-    options: JudgingOptions, scheme: str, sample: int, validator: "CheckpointValidator | None"
+    options: JudgingOptions, sample: int, validator: "CheckpointValidator | None"
 ) -> list[Judge]:
     """A judge for each test, which together convict an honest node with a chance of alpha at most.
 
-    By default all that a calibration and a checkpoint allow, and without a calibration the count.
-    Raises LabError for a test that is unknown or cannot be run here, and ProtocolError for a number
-    out of range.
+    By default all that a calibration allows, and without a calibration the count. Raises LabError
+    for a test that is unknown or cannot be run here, and ProtocolError for a number out of range.
     """
     tests = options.tests
     for test in tests:
         if test not in TESTS:
             raise LabError(f"--test {test}: choose from {', '.join(TESTS)}")
-        if reason := _obstacle(test, options, scheme, validator):
+        if reason := _obstacle(test, options, validator):
             raise LabError(f"--test {test}: {reason}")
-    if not tests:
-        tests = _default_tests(options, scheme, validator)
-    shared = replace(options.chances, alpha=options.chances.alpha / len(tests))
+    if not tests and options.calibration is None:
+        tests = (COUNT,)
+    elif not tests:
+        tests = tuple(
+            test for test in (PAIRED, DIRECTION, TWINS) if not _obstacle(test, options, validator)
+        )
+        if not tests:
+            raise LabError(f"--calibration: {_obstacle(PAIRED, options, validator)}")
+    chances = options.chances(sample)
+    shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
     return [_judge(test, options, shared, sample, validator) for test in tests]
 
 
-def _default_tests(
-    options: JudgingOptions, scheme: str, validator: "CheckpointValidator | None"
-) -> tuple[str, ...]:
-    if options.calibration is None:
-        return (COUNT,)
-    possible = {t for t in TESTS if not _obstacle(t, options, scheme, validator)}
-    size = PAIRED if PAIRED in possible else SCALE
-    return tuple(test for test in (size, DIRECTION, TWINS) if test in possible)
-
-
-def _obstacle(
-    test: str, options: JudgingOptions, scheme: str, validator: "CheckpointValidator | None"
-) -> str:
+def _obstacle(test: str, options: JudgingOptions, validator: "CheckpointValidator | None") -> str:
     """Why this test cannot be run; empty if it can."""
-    if test in {PAIRED, SCALE, RANK} and options.calibration is None:
+    if test == COUNT:
+        return ""
+    if validator is None:
+        return "it needs the checkpoint; give --model, or --dist-threshold for the count"
+    if test in OF_A_CALIBRATION and options.calibration is None:
         return f"it needs a calibration; {HOW_TO_CALIBRATE}"
-    if test == PAIRED and options.calibration and options.calibration.paired is None:
-        return "the ratios of this calibration tell no more than its distances; use --test scale"
-    if test in OF_A_CHECKPOINT and validator is None:
-        return "it needs the checkpoint; give --model"
-    if test == TWINS and scheme != SKETCH:
-        return f"{scheme} has no twins; {SKETCH} has"
-    if test in OF_OWN_ROUNDING and validator is not None and validator.rounds_as_deployed:
-        return "it needs a validator that rounds less than the node; give --dtype float32"
+    if test == TWINS and options.calibration and not options.calibration.honest.has_twins:
+        return "the nonces of this scheme are no twins; those of sketch-v1 are"
     return ""
 
 
@@ -155,16 +141,14 @@ def _judge(
     measured, rule = options.calibration, options.count_rule()
     if test == COUNT and rule is not None:
         return CountJudge(rule, sample)
-    if test == SCALE and measured is not None:
-        return ScaleJudge(measured.fit.scale_fit, measured.carried(chances, measured.fit))
-    if test == RANK and measured is not None:
-        return RankJudge(measured.distances, chances)
-    if validator is not None and test == TWINS:
-        return TwinJudge(validator.own_errors, chances)
-    if validator is not None and test == PAIRED and measured is not None and measured.paired:
-        carried = measured.carried(chances, measured.paired)
-        return PairedJudge(validator.own_errors, measured.paired.scale_fit, carried)
     if validator is None:
         raise AssertionError(f"{test} has no obstacle, so it has what it needs")
-    expected, honest = measured.directions() if measured else ({}, {})
-    return DirectionJudge(validator, expected, honest, chances)
+    if measured is not None and test == PAIRED:
+        return PairedJudge(validator.own_errors, measured.honest, chances)
+    if measured is not None and test == TWINS:
+        return TwinJudge(validator.own_errors, measured.honest, chances)
+    yardstick: Yardstick = EmulatedYardstick(validator)
+    # Suspects need not have been measured for the other tests.
+    if measured is not None and measured.honest.suspects:
+        yardstick = CalibratedYardstick(validator, measured.honest)
+    return DirectionJudge(validator, yardstick, chances)

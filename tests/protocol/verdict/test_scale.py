@@ -5,7 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.scale import SCALES, ScaleEvidence, ScaleFit, fitted
+from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.scale import CONVICTING, REFUTING, ScaleFit, SizeBets, fitted
 
 S, NU1, NU2 = 0.01, 20.0, 12.0
 
@@ -43,50 +44,81 @@ def test_few_distances_have_a_fit(count: int, spread: float) -> None:
         distances = S * np.exp(spread * np.random.default_rng(seed).normal(size=count))
         fit = fitted(distances)
         assert distances.min() * 0.99 <= fit.quantile(0.5) <= distances.max() * 1.01
-        assert np.isfinite(fit.log_bets(distances)).all()
+        bets = SizeBets(fit, distances, CONVICTING)
+        assert np.isfinite(bets.log_factors(distances)).all()
 
 
-def test_the_mean_of_a_bet_is_at_most_one_on_honest_distances(fit: ScaleFit) -> None:
-    """Also on ones that are 1.4 times as large: the allowance is 1.45."""
-    for times in (1.0, 1.4):
-        bets = np.exp(fit.log_bets(honest(200_000, seed=1, times=times)))
-        assert (bets.mean(axis=0) < 1.02).all()
+@pytest.fixture(scope="module")
+def bets(fit: ScaleFit) -> SizeBets:
+    return SizeBets(fit, honest(4000), CONVICTING)
 
 
-def log_after(fit: ScaleFit, distances: NDArray[np.float64]) -> float:
-    evidence = ScaleEvidence(fit)
-    for distance in distances:
-        evidence.add(float(distance))
-    return evidence.log
+@pytest.mark.parametrize("times", [1.0, 1.4, 1.9])
+def test_no_bet_wins_on_honest_errors_and_on_those_of_unknown_kernels(
+    fit: ScaleFit, bets: SizeBets, times: float
+) -> None:
+    won = np.exp(bets.log_factors(honest(200_000, seed=1, times=times))).mean(axis=0)
+    assert (won < 1.02).all()
+    # Errors of more than this say that a node is none of the calibration's kernels.
+    refuting = SizeBets(fit, honest(4000), REFUTING)
+    won = np.exp(refuting.log_factors(honest(200_000, seed=1, times=times))).mean(axis=0)
+    assert bool((won < 1.02).all()) is (times < REFUTING)
 
 
-@pytest.mark.parametrize("times", [1.0, 1.4])
-def test_honest_evidence_stays_low(fit: ScaleFit, times: float) -> None:
+def log_after(bets: SizeBets, figures: NDArray[np.float64]) -> float:
+    evidence = Evidence(SizeBets.count)
+    for factors in bets.log_factors(figures):
+        evidence.add(factors)
+    return evidence.peak
+
+
+@pytest.mark.parametrize("times", [1.0, 1.4, 1.9])
+def test_honest_evidence_stays_low(bets: SizeBets, times: float) -> None:
     for seed in range(100):
-        assert log_after(fit, honest(300, seed + 10, times)) < math.log(1e6)
+        assert log_after(bets, honest(300, seed + 10, times)) < math.log(1e6)
 
 
-@pytest.mark.parametrize(("times", "nonces"), [(3.0, 20), (10.0, 6)])
-def test_larger_errors_convict(fit: ScaleFit, times: float, nonces: int) -> None:
+@pytest.mark.parametrize(("times", "nonces"), [(4.0, 30), (20.0, 8)])
+def test_larger_errors_convict(bets: SizeBets, times: float, nonces: int) -> None:
     for seed in range(20):
-        assert log_after(fit, honest(nonces, seed, times)) > math.log(1e6)
+        assert log_after(bets, honest(nonces, seed, times)) > math.log(1e6)
 
 
-def test_a_tenth_of_gross_errors_convicts(fit: ScaleFit) -> None:
+def test_a_tenth_of_gross_errors_convicts(bets: SizeBets) -> None:
     mixed = honest(300, seed=5)
     mixed[::10] = 1.4
-    assert log_after(fit, mixed) > math.log(1e6)
+    assert log_after(bets, mixed) > math.log(1e6)
 
 
-def test_an_infinite_distance_counts_as_much_as_the_cap_allows(fit: ScaleFit) -> None:
-    bets = fit.log_bets(np.array([math.inf, 1e6]))
-    assert np.isfinite(bets).all()
-    assert bets[0] == pytest.approx(bets[1])
-    assert len(bets[0]) == len(SCALES)
-    assert bets.max() <= math.log(1000.0)
+@pytest.mark.parametrize("count", [16, 128, 1000])
+def test_a_small_calibration_bets_less_on_one_nonce_and_holds_its_alpha(count: int) -> None:
+    """Whatever lies beyond the largest of its figures, one time in ``count / 4``."""
+    known = honest(count, seed=3)
+    made = SizeBets(fitted(known), known, CONVICTING)
+    beyond = 4 * CONVICTING * known.max()
+    rare = np.append(honest(count // 4 - 1, seed=4), 0.99 * beyond)
+    assert np.exp(made.log_factors(rare)).mean(axis=0).max() < 1.6
+    assert made.log_factors(rare[-1:]).max() <= math.log(max(1.0, count / 46)) + 1e-9
+    # What is far beyond is no rounding, and neither is a claim without a vector.
+    gross = made.log_factors(np.array([1.01 * beyond, math.inf]))
+    assert np.isfinite(gross).all()
+    assert math.log(100) < gross[1].max() <= math.log(1000)
+
+
+def test_an_honest_node_is_cleared_of_small_and_gross_frauds(fit: ScaleFit) -> None:
+    shares = np.array([1.0, 0.5, 0.1])
+    cleared = fit.log_clearing(honest(100, seed=7), shares)
+    assert cleared.shape == (100, 4)
+    assert (cleared.sum(axis=0) > math.log(1e3)).all()
+    # Ten nonces exclude that half of them are forged, and not that a tenth is.
+    few = fit.log_clearing(honest(12, seed=8), shares).sum(axis=0)
+    assert few[2] > math.log(1e3) > few[3]
+    forged = honest(100, seed=9)
+    forged[::5] = 1.0
+    assert (fit.log_clearing(forged, shares).sum(axis=0)[2:] < 0).all()
 
 
 @pytest.mark.parametrize("distances", [[], [1.0], [1.0, 0.0], [1.0, math.nan], [1.0, math.inf]])
 def test_distances_that_cannot_be_fitted_are_refused(distances: list[float]) -> None:
-    with pytest.raises(ProtocolError, match="distances"):
+    with pytest.raises(ProtocolError, match="figures"):
         fitted(np.array(distances))

@@ -4,23 +4,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from proofserve.cli.model import Checkpoint, checkpoint_named
 from proofserve.cli.options import ApiKey, Device, Size, Suspects
+from proofserve.cli.recompute import kernel_facts
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession, open_session
-from proofserve.lab.calibrate.calibration_file import CalibrationFile, checkpoint_shape
+from proofserve.lab.calibrate.calibration_file import KernelFacts, checkpoint_shape
 from proofserve.lab.chat.calibration import Calibrated, calibration_lines
 from proofserve.lab.chat.collecting import ReceiptClient
 from proofserve.lab.chat.conversation import Conversation
 from proofserve.lab.chat.prompts import requests
-from proofserve.lab.client.errors import LabError
-
-if TYPE_CHECKING:
-    from proofserve.wiring.chat.checker import ChatChecker
+from proofserve.lab.client.errors import LabError, NodeError
+from proofserve.lab.client.node_client import NodeClient
 
 CHATS, TOKENS = 130, 128
 FORWARD_BATCH = 8
@@ -38,6 +37,9 @@ def chat(
     tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=16)] = TOKENS,
     concurrency: Annotated[int, typer.Option(help="Chats at a time.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Chooses the prompts.", min=0)] = 0,
+    kv_cache: Annotated[
+        str, typer.Option(help="What servers may keep keys and values in: auto, or also fp8.")
+    ] = "auto",
     suspect: Suspects = None,
     api_key: ApiKey = None,
     device: Device = "cpu",
@@ -45,13 +47,20 @@ def chat(
 ) -> None:
     """Chat with honest servers, and measure the errors of their receipts.
 
-    Without --url this starts a vLLM server of MODEL with receipts. Give one
-    server for each kind that honest operators run: eager and compiled, other
-    cards, every dtype of the KV cache that you allow. All have to serve the
-    published weights.
+    A server is honest if it is like one of the kernels measured here. Some 25
+    kernels of other machines are emulated: they read the same answers. Without
+    --url this also starts a vLLM server of MODEL with receipts. Give one server
+    for each kind that honest operators run: eager and compiled, other cards.
+    All have to serve the published weights.
 
     Half of the answers are greedy: they tell how far rounding moves a choice.
     The errors of one answer's tokens are alike; the figures allow for it.
+
+    At the end each kernel is left out in turn: the others must not convict it.
+    If they would, verdicts get wider margins, and the output says so.
+
+    A calibration of chat cannot be merged with another one: servers chat about
+    other tokens each. Name all servers in one call.
 
     \b
     proofserve calibrate chat ./model --out chat.json
@@ -64,16 +73,30 @@ def chat(
     with open_session() as session:
         deployed = checkpoint_named(model, size)
         found: list[Conversation] = []
+        servers: dict[str, KernelFacts] = {}
         for number, server in enumerate(url or [None]):
             asked = partial(requests, seed=seed + number, count=chats, max_tokens=tokens)
             with _server(server, deployed, api_key, session) as client:
-                found += client.chats(asked(client.model()), concurrency, session.line)
+                answered = client.chats(asked(client.model()), concurrency, session.line)
+                facts = _facts(client.url, server or "vllm", api_key)
+            servers |= dict.fromkeys(_sketch_keys(answered), facts)
+            found += answered
         with session.interrupts.allowed():
-            about = Calibrated(deployed.name, checkpoint_shape(deployed.folder), _named(url))
+            shape = checkpoint_shape(deployed.folder)
+            about = Calibrated(deployed.name, shape, kv_cache, servers)
             session.line.step(f"loading {deployed.folder}")
-            others = tuple(suspect or ())
-            setup = CheckerSetup(deployed.folder, None, str(seed), device, others)
-            _measured(about, ChatChecker(setup), found, session).write(out)
+            setup = CheckerSetup(
+                deployed.folder,
+                None,
+                str(seed),
+                device=device,
+                suspects=tuple(suspect or ()),
+                kv_dtype=kv_cache,
+            )
+            made = ChatChecker(setup).calibration(about, found, session.line)
+            made.write(out)
+        for line in calibration_lines(made, len(found)):
+            session.console.print(line, markup=False, soft_wrap=True)
         session.console.print(f"calibration of {deployed.name} written to {out}", soft_wrap=True)
 
 
@@ -90,19 +113,18 @@ def _server(
         yield client
 
 
-def _measured(
-    about: Calibrated,
-    checker: "ChatChecker",
-    chats: Sequence[Conversation],
-    session: CommandSession,
-) -> CalibrationFile:
+def _sketch_keys(chats: Sequence[Conversation]) -> set[str]:
+    """Those of the starts of a server, or of the nodes behind a gateway."""
     if lacking := [chat.name for chat in chats if len(chat.receipts) < len(chat.choices)]:
         raise LabError(f"{lacking[0]} has no receipt; start the server with --receipts")
-    made = checker.calibration(about, chats, session.line)
-    for line in calibration_lines(made, len(chats)):
-        session.console.print(line, markup=False, soft_wrap=True)
-    return made
+    return {each.receipt.sketch_key for chat in chats for each in chat.receipts}
 
 
-def _named(urls: Sequence[str] | None) -> str:
-    return f"{len(urls)} servers" if urls else "vllm"
+def _facts(url: str, name: str, api_key: str | None) -> KernelFacts:
+    """What a node says of its kernels; only its name if ``url`` is a gateway."""
+    try:
+        with NodeClient(url, api_key) as node:
+            said = node.kernels()
+    except NodeError:
+        said = {}
+    return KernelFacts.model_validate(kernel_facts(name, said))

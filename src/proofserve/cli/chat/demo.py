@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from proofserve.cli.model import trained_calibration
 from proofserve.cli.session import CommandSession
-from proofserve.lab.calibrate.calibration_file import measured_threshold
+from proofserve.lab.calibrate import calibration_file
 from proofserve.lab.chat.collecting import ReceiptClient
 from proofserve.lab.chat.conversation import Conversation
 from proofserve.lab.chat.prompts import requests
@@ -41,7 +41,7 @@ def receipts_are_judged_right(
     from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
 
     with trained_calibration(SCHEME) as file:
-        checker = ChatChecker(CheckerSetup(model, measured_threshold(None, file, None)))
+        checker = ChatChecker(CheckerSetup(model, calibration_file.read(file)))
     known = Known(checker.weights_digest)
     honest = checker.outcome(chats, known, CHANCES, session.line)
     forged = checker.outcome([_altered(chats[0])], known, CHANCES, session.line)

@@ -11,7 +11,7 @@ from proofserve.cli.chat.logs import seen_log
 from proofserve.cli.options import Device, Json, Suspects
 from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
 from proofserve.cli.verify import COLOURS, EXIT_CODES, GIVEN_SEED
-from proofserve.lab.calibrate.calibration_file import measured_threshold
+from proofserve.lab.calibrate import calibration_file
 from proofserve.lab.chat.conversation import Conversation, read
 from proofserve.lab.chat.report import ChatReport
 from proofserve.lab.chat.statements import Known
@@ -73,12 +73,18 @@ def command(
     prompt     the node read the prompt of the request, by the checkpoint's template
     answer     the receipt is of these tokens
     sampling   the tokens were drawn by the parameters of the request
-    paired     how large the sketches' errors are beside our own rounding
+    paired     how large the sketches' errors are beside those of honest kernels
     direction  whether they point to where suspected weights would move them
     tokens     whether the model itself wrote the answer, not a cheaper one
 
     Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
-    tokens. 3: no verdict: an option, a file or the recomputation is wrong.
+    tokens. 3: no verdict: an option, a file or the recomputation is wrong, or
+    neither an honest kernel nor a fraud that is known explains the errors.
+
+    A server is honest if it is like one of the calibration's kernels, and a
+    fraud only if it is like none of them. Without a calibration direction and
+    tokens convict only what goes further than every honest kernel that is
+    emulated on the same answers.
 
     \b
     proofserve calibrate chat ./model --out chat.json
@@ -98,7 +104,7 @@ def command(
         _require_distinct(chats)
         session.line.step(f"loading {model}")
         others = tuple(suspect or ())
-        measured = measured_threshold(None, calibration, None) if calibration else None
+        measured = calibration_file.read(calibration) if calibration else None
         chosen_by = seed or fresh_seed()
         checker = ChatChecker(CheckerSetup(model, measured, chosen_by, device, others))
         known = Known(checker.weights_digest, key, seen_log(log, chats, key) if log else None)

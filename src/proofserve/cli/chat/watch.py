@@ -15,7 +15,7 @@ from proofserve.cli.chat.verify import ChatCalibration, CheckedModel, show
 from proofserve.cli.options import ApiKey, Device, Suspects
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.verify import EXIT_CODES
-from proofserve.lab.calibrate.calibration_file import measured_threshold
+from proofserve.lab.calibrate import calibration_file
 from proofserve.lab.chat.collecting import ReceiptClient
 from proofserve.lab.chat.conversation import Conversation, read
 from proofserve.lab.chat.following import LogFollower
@@ -81,8 +81,9 @@ def command(
 
     Answers count together until they clear the node; then it begins anew. It
     ends with exit code 1 at the first verdict of fraud; else, at the end of
-    --for, with that of the last check: 0 honest, 2 undecided. A chat that the
-    provider does not answer, or a file that is none, is told and counted.
+    --for, with that of the last check: 0 honest, 2 undecided, 3 if no known
+    kernel and no known fraud explains the errors. A chat that the provider does
+    not answer, or a file that is none, is told and counted.
 
     \b
     proofserve watch-chat http://gateway:9000 --model ./model --calibration chat.json
@@ -95,7 +96,7 @@ def command(
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         chances = Chances(alpha, beta)
         session.line.step(f"loading {model}")
-        measured = measured_threshold(None, calibration, None) if calibration else None
+        measured = calibration_file.read(calibration) if calibration else None
         others = tuple(suspect or ())
         seed = seed or fresh_seed()
         checker = ChatChecker(CheckerSetup(model, measured, seed, device, others))

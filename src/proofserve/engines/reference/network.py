@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from proofserve.engines.checkpoints.facts import model_facts
+from proofserve.engines.reference.arithmetic import KernelProfile
+from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.protocol.scheme import BlockScheme, ModelFacts
 
@@ -26,6 +28,7 @@ class Network:
     ``decoder`` takes ``inputs_embeds`` [n, seq_len, hidden] or ``input_ids`` [n, seq_len], and
     gives ``last_hidden_state`` [n, seq_len, hidden], after the final norm. ``facts`` are those of
     the published checkpoint, also where the weights were changed: they decide the inputs.
+    ``declared_dtype`` is the one that the checkpoint says, in which servers compute by default.
     """
 
     decoder: nn.Module
@@ -33,7 +36,10 @@ class Network:
     facts: ModelFacts
     max_seq_len: int
     dtype: torch.dtype
+    declared_dtype: torch.dtype
     device: torch.device
+    kernels: KernelProfile | None = None
+    """The kernels to emulate; None for those of this machine."""
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -51,6 +57,12 @@ class Network:
         matrices = (each for each in self.layers.modules() if isinstance(each, nn.Linear))
         return sum(each.weight.numel() for each in matrices)
 
+    def states(self, **inputs: Tensor) -> Tensor:
+        """The last hidden states of one forward; ``inputs`` are those of ``decoder``."""
+        with emulated(self.decoder, self.kernels):
+            states: Tensor = self.decoder(**inputs, use_cache=False).last_hidden_state
+        return states
+
     @torch.inference_mode()
     def values(
         self, block: BlockScheme, public_key: str, nonces: tuple[int, ...], seq_len: int
@@ -62,7 +74,7 @@ class Network:
             for index, layer in enumerate(self.layers if block.uses_layer_transforms else ()):
                 change = partial(_transformed, block, index)
                 hooks.enter_context(layer.register_forward_hook(change))
-            states = self.decoder(**{read: inputs}, use_cache=False).last_hidden_state
+            states = self.states(**{read: inputs})
         read_states = states if block.reads_every_position else states[:, -1]
         return block.finish(public_key, nonces, read_states)
 
@@ -97,6 +109,7 @@ def load(path: Path, dtype: str | None, device: str) -> Network:
         facts=model_facts(path, config.hidden_size),
         max_seq_len=config.max_position_embeddings,
         dtype=wanted,
+        declared_dtype=config.dtype or torch.bfloat16,
         device=place,
     )
 

@@ -1,10 +1,12 @@
 """What a model computes when it reads a chat answer: the states behind its tokens, and logits."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from proofserve.engines.reference.arithmetic import Arithmetic
 from proofserve.engines.reference.network import Network
 from proofserve.rounds.errors import EngineFault
 
@@ -23,7 +25,7 @@ def states_of(network: Network, prompt: Sequence[int], output: Sequence[int]) ->
         raise EngineFault("a chat without a prompt or without an answer has no states")
     try:
         read = torch.tensor([ids], device=network.device)
-        states = network.decoder(input_ids=read, use_cache=False).last_hidden_state
+        states = network.states(input_ids=read)
     except (RuntimeError, ValueError, IndexError) as error:
         raise EngineFault(f"the reference forward failed: {error}") from error
     behind: Tensor = states[0, len(prompt) - 1 :].float()
@@ -34,7 +36,11 @@ def states_of(network: Network, prompt: Sequence[int], output: Sequence[int]) ->
 def logits_of(network: Network, states: Tensor) -> Tensor:
     """float32 [n, vocabulary] of ``states`` [n, hidden], before anything that sampling changes.
 
-    The product is taken in the network's dtype, as servers do.
+    The product is taken in the network's dtype, as servers do, or by the kernels that it emulates.
     """
+    if network.kernels is not None:
+        head: Any = network.head
+        kernels = Arithmetic(network.kernels)
+        return kernels.product(states.float(), head.weight, head.bias, split=False)
     logits: Tensor = network.head(states.to(network.dtype)).float()
     return logits

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 
 from proofserve.engines.checkpoints.facts import checkpoint_folder, model_facts
 from proofserve.engines.vllm import compat_client, core_messages
@@ -181,6 +182,26 @@ def served_facts(vllm_config: Any) -> ModelFacts:
     model, cache = vllm_config.model_config, vllm_config.load_config.download_dir
     folder = checkpoint_folder(model.model, model.revision, cache)
     return model_facts(folder, model.get_hidden_size())
+
+
+def served_kernels(vllm_config: Any) -> dict[str, str]:
+    """On what the model runs: what decides how it rounds, for calibrations of honest nodes.
+
+    The name of the card is among them; that of a CPU vLLM does not know.
+
+    Relies on: ModelConfig.dtype, CacheConfig.cache_dtype, ParallelConfig.tensor_parallel_size,
+    Platform.is_cpu and .get_device_name.
+    """
+    from vllm.platforms import current_platform  # noqa: PLC0415 - asks the drivers
+
+    card = {} if current_platform.is_cpu() else {"processor": current_platform.get_device_name()}
+    return {
+        "dtype": str(vllm_config.model_config.dtype).removeprefix("torch."),
+        "kv_dtype": str(vllm_config.cache_config.cache_dtype),
+        "ranks": str(vllm_config.parallel_config.tensor_parallel_size),
+        "torch": torch.__version__,
+        **card,
+    }
 
 
 def call_for(

@@ -1,30 +1,28 @@
 """The file that carries what honest nodes look like from ``calibrate noise`` to ``verify``.
 
-It holds for one model, scheme, ``seq_len``, ``k_dim`` and dtype of the validator, so the
-file says all of them, and a judgement of anything else is refused. No field has a default.
+It holds for one model, its weights and dtypes, one scheme, ``seq_len`` and ``k_dim``, and for the
+kernels whose figures it has, so it says all of them, and a judgement of anything else is refused.
+No field has a default. The figures are raw: every fit is made of them when the file is read.
 """
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from proofserve.lab.calibrate.direction import SuspectCosines
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.report.json_files import read_json, write_json
+from proofserve.lab.report.json_files import read_json
 from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions
-from proofserve.lab.verify.direction import Expected
-from proofserve.lab.verify.judges import Chances
-from proofserve.protocol.verdict.direction import HonestSpread
-from proofserve.protocol.verdict.scale import SCALES, ScaleFit, fitted
+from proofserve.lab.verify.populations import HonestPopulations, RunFigures, populations
 from proofserve.rounds.records import Workload
 
 FORMAT: Final = "proofserve-calibration"
+VERSION: Final = 3
 HOW_TO_CALIBRATE: Final = (
     "give --calibration FILE, which"
     " `proofserve calibrate noise MODEL --seq-len N --out FILE` writes, or --dist-threshold"
@@ -33,36 +31,76 @@ HOW_TO_CALIBRATE: Final = (
 NETWORK_P_MISMATCH: Final = 0.001
 # The fields of a checkpoint's configuration in which models differ.
 SHAPE_FIELDS: Final = ("hidden_size", "num_hidden_layers", "intermediate_size")
-
-# The chance of convicting an honest node that fewer pairs carry is one in their number.
-PAIRS_FOR_ANY_ALPHA: Final = 1000
-# The largest honest distance over the one that the fit expects; beyond, the tail is not the fit's.
-HEAVIEST_TAIL: Final = 1.5
+# Digits of a figure in the file. Honest errors are known to no more.
+DIGITS: Final = 4
 
 Shape = Mapping[str, int]
 Name = Annotated[str, Field(min_length=1)]
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
+Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Fit(_Strict):
-    """A ``ScaleFit``. ``tail`` is the largest distance over the one that the fit expects."""
+class KernelFacts(_Strict):
+    """On what a population ran. ``emulated`` by the reference engine, else a real engine.
 
-    s: Positive
-    nu1: Positive
-    nu2: Positive
-    norms: list[Annotated[float, Field(ge=1.0)]] = Field(
-        min_length=len(SCALES), max_length=len(SCALES)
-    )
-    tail: Positive
+    None is what the engine did not say. ``ranks`` counts the devices that share each layer.
+    """
+
+    name: Name
+    emulated: bool
+    engine: str | None
+    processor: str | None
+    torch: str | None
+    dtype: str | None
+    kv_dtype: str | None
+    attention: str | None
+    ranks: int | None = Field(ge=1)
+
+
+class FigureFields(_Strict):
+    """``RunFigures`` of a run: lengths of its errors (L2), and cosines.
+
+    ``rows`` are the places of its nonces among those of the validator's own run; None for the first
+    ones in their order.
+    """
+
+    lengths: list[Positive] = Field(min_length=2)
+    alike: list[Cosine] | None
+    cosines: dict[Name, list[Cosine]]
+    rows: list[Annotated[int, Field(ge=0)]] | None
 
     @property
-    def scale_fit(self) -> ScaleFit:
-        return ScaleFit(self.s, self.nu1, self.nu2, tuple(self.norms))
+    def figures(self) -> RunFigures:
+        rows = np.arange(len(self.lengths)) if self.rows is None else np.array(self.rows)
+        return RunFigures(
+            lengths=np.array(self.lengths),
+            alike=None if self.alike is None else np.array(self.alike),
+            cosines={name: np.array(values) for name, values in self.cosines.items()},
+            rows=rows,
+        )
+
+
+class PopulationFields(_Strict):
+    facts: KernelFacts
+    figures: FigureFields
+
+
+class LeftOut(_Strict):
+    """Whether the calibration holds for kernels that it lacks, tried with its own left out.
+
+    Each population of which the figures are at hand was left out in turn, and verified
+    ``verifications`` times at up to ``nonces`` nonces by the others with all margins ``room`` times
+    as wide. ``convicted`` has those that were convicted with a ``room`` of 1.
+    """
+
+    verifications: int = Field(ge=1)
+    nonces: int = Field(ge=1)
+    room: float = Field(ge=1.0)
+    convicted: dict[Name, int]
 
 
 class GreedyFields(_Strict):
@@ -72,68 +110,80 @@ class GreedyFields(_Strict):
     rate: Annotated[float, Field(gt=0.0, lt=0.5)]
 
 
-class SuspectFields(_Strict):
-    """``SuspectCosines`` of one suspect."""
-
-    honest_sd: Positive
-    margin: Positive
-    own_mean: float
-    own_sd: Positive
-
-
 class CalibrationFile(_Strict):
-    """Honest distances, and what they were measured with. Distances are L2 between vectors.
+    """Honest runs of one model, on the same nonces of one block and key.
 
-    ``dtype`` is the one in which the validator computes, None if both engines were nodes or files.
-    ``shape`` is None if there was no checkpoint. ``distances`` are those of all honest nonces,
-    ``quantiles`` some of them by the share (0 to 1) of nonces at or below. At most ``p_mismatch``
-    of the honest nonces are beyond ``dist_threshold``; ``p_mismatch_interval`` is the 95 %
-    Clopper-Pearson interval of that share. ``paired`` is the fit of the distances over those of the
-    validator's own run in the served dtype, None if that was not measured or tells no more.
-    ``suspects`` are empty if no bank was measured.
+    Errors are those of vectors less the published model's in float32. ``own`` is the validator's
+    own honest run in ``served_dtype``, beside which all others are judged. ``shape`` is None if the
+    checkpoint does not say one. ``suspects`` are cosines of nodes with suspected weights, of the
+    first nonces. At most ``p_mismatch`` of the honest nonces are beyond ``dist_threshold``.
 
     In a calibration of chat (scheme receipt-v1) a block of ``seq_len`` tokens stands for a nonce,
-    and the figures after ``distances`` are widened, because blocks of one conversation are alike
-    (``dependence``). Only there ``greedy`` is not None.
+    and ``groups`` says of each to which conversation it belongs, because blocks of one are alike
+    (``dependence``). Only there ``greedy`` may be not None.
     """
 
     format: Literal["proofserve-calibration"]
-    version: Literal[2]
+    version: Literal[3]
     model: Name
     shape: dict[str, int] | None
+    weights_digest: Name | None
+    served_dtype: Name
+    kv_dtype: Name
     scheme: Name
     stronger_rng: bool
     seq_len: int = Field(ge=1)
     k_dim: int = Field(ge=1)
-    dtype: Name | None
-    engines: tuple[Name, Name]
-    quantiles: dict[str, Annotated[float, Field(ge=0.0)]]
+    block_hash: str
+    public_key: str
+    own: FigureFields
+    populations: list[PopulationFields] = Field(min_length=1)
+    suspects: dict[Name, list[Cosine]]
     dist_threshold: float = Field(gt=0.0, le=2.0)
     p_mismatch: float = Field(gt=0.0, lt=1.0)
-    p_mismatch_interval: tuple[Probability, Probability]
-    distances: list[Positive] = Field(min_length=2)
-    fit: Fit
-    paired: Fit | None
-    suspects: dict[Name, SuspectFields]
+    left_out: LeftOut | None
+    groups: list[int] | None = None
     greedy: GreedyFields | None = None
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [each.facts.name for each in self.populations]
+        if len(set(names)) != len(names):
+            raise ValueError("populations: two have the same name")
+        known = len(self.own.lengths)
+        for each in self.populations:
+            if max(each.figures.figures.rows, default=0) >= known:
+                raise ValueError(f"populations: {each.facts.name} has nonces that our run lacks")
+        return self
+
     def write(self, path: Path) -> None:
-        write_json(path, self.model_dump())
+        """Raises OSError. On one line: the figures are many, and for programs."""
+        path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
-    def least_alpha(self, fit: Fit) -> float:
-        """The least chance of convicting an honest node that these distances and a fit carry."""
-        enough = len(self.distances) >= PAIRS_FOR_ANY_ALPHA and fit.tail <= HEAVIEST_TAIL
-        return 0.0 if enough else 1.0 / len(self.distances)
+    def null(self, room: float) -> HonestPopulations:
+        """What honest means, with all margins ``room`` times as wide."""
+        return populations(
+            self.own.figures,
+            {each.facts.name: each.figures.figures for each in self.populations},
+            {name: np.array(cosines) for name, cosines in self.suspects.items()},
+            None if self.groups is None else np.array(self.groups),
+            room,
+        )
 
-    def carried(self, chances: Chances, fit: Fit) -> Chances:
-        """``chances`` with an alpha that these distances carry for a test by ``fit``."""
-        return replace(chances, alpha=max(chances.alpha, self.least_alpha(fit)))
+    @cached_property
+    def honest(self) -> HonestPopulations:
+        """What honest means to a verdict: with the room that its own check asked for."""
+        return self.null(self.left_out.room if self.left_out else 1.0)
 
-    def directions(self) -> tuple[dict[str, Expected], dict[str, HonestSpread]]:
-        """What the direction test needs to know, by the names of the suspects."""
-        found = self.suspects.items()
-        expected = {name: Expected(each.own_mean, each.own_sd) for name, each in found}
-        return expected, {n: HonestSpread(each.honest_sd, each.margin) for n, each in found}
+    @property
+    def origin(self) -> str:
+        """Where the honest figures are from, for a reader."""
+        emulated = sum(each.facts.emulated for each in self.populations)
+        measured = len(self.populations) - emulated
+        return (
+            f"calibration of {self.model}: {measured} measured and {emulated} emulated kernels,"
+            f" {len(self.own.lengths)} {'nonces' if self.groups is None else 'blocks of tokens'}"
+        )
 
     def completed(self, given: WorkOptions, claimed: ClaimedArtifacts) -> WorkOptions:
         """``given`` with this file's lengths where neither it nor the source says them."""
@@ -142,23 +192,34 @@ class CalibrationFile(_Strict):
         scheme = given.scheme or (None if claimed.scheme else self.scheme)
         return replace(given, seq_len=seq_len, k_dim=k_dim, scheme=scheme)
 
-    def require(self, work: Workload, models: Collection[str], shape: Shape | None) -> None:
-        """Raise LabError, naming the field, unless the threshold holds for these artifacts.
+    def require(
+        self, work: Workload, models: Collection[str], shape: Shape | None, digest: str | None
+    ) -> None:
+        """Raise LabError, naming the field, unless the figures hold for these artifacts.
 
-        ``models`` are the names of the judged model, ``shape`` the shape of its checkpoint. The
-        shapes decide where both are known; a served model has other names than its folder.
+        ``models`` are the names of the judged model, ``shape`` and ``digest`` those of its
+        checkpoint. The digests decide where both are known, else the shapes, else the names: a
+        served model has other names than its folder.
         """
         theirs = {"seq_len": work.seq_len, "stronger_rng": False, **work.scheme.to_wire()}
         theirs["scheme"] = theirs.pop("name")
-        self.require_fields(theirs, models, shape)
+        self.require_fields(theirs, models, shape, digest)
 
     def require_fields(
-        self, theirs: Mapping[str, object], models: Collection[str], shape: Shape | None
+        self,
+        theirs: Mapping[str, object],
+        models: Collection[str],
+        shape: Shape | None,
+        digest: str | None,
     ) -> None:
         """As ``require``, where ``theirs`` are the fields of what is judged."""
         for field, value in theirs.items():
             if getattr(self, field) != value:
                 raise _misfit(field, getattr(self, field), f"the artifacts have {value}")
+        if None not in {self.weights_digest, digest}:
+            if self.weights_digest != digest:
+                raise _misfit("weights_digest", self.weights_digest, f"the model has {digest}")
+            return
         if self.shape is None or shape is None:
             if self.model not in models:
                 raise _misfit("model", self.model, f"the model is {' or '.join(models)}")
@@ -167,39 +228,101 @@ class CalibrationFile(_Strict):
             if self.shape.get(field) != shape.get(field):
                 raise _misfit(field, self.shape.get(field), f"the model has {shape.get(field)}")
 
-    def validator_dtype(self, given: str | None) -> str | None:
-        """The dtype to recompute in. Raises LabError if ``given`` by ``--dtype`` is another."""
-        if self.dtype is not None and given not in {None, self.dtype}:
-            raise _misfit("dtype", self.dtype, f"--dtype is {given}")
-        return given or self.dtype
+    def require_served(self, dtype: str, kv_dtype: str = "auto") -> None:
+        """Raise LabError unless nodes serve in the dtype, and keep keys in that, of this file."""
+        for field, ours, theirs in (
+            ("served_dtype", self.served_dtype, dtype),
+            ("kv_dtype", self.kv_dtype, kv_dtype),
+        ):
+            if ours != theirs:
+                raise _misfit(field, ours, f"the checkpoint is served with {theirs}")
 
 
-def fit_of(distances: NDArray[np.float64]) -> Fit:
-    """The fit of honest ``distances`` [n], for a file. Raises ProtocolError as ``fitted``."""
-    fit = fitted(distances)
-    expected = fit.quantile(1.0 - 1.0 / (len(distances) + 1))
-    fields = asdict(fit) | {"norms": list(fit.norms), "tail": float(distances.max()) / expected}
-    return Fit(**fields)
-
-
-def suspects_of(found: Mapping[str, SuspectCosines]) -> dict[str, SuspectFields]:
-    return {
-        name: SuspectFields(
-            honest_sd=each.honest.sd,
-            margin=each.honest.margin,
-            own_mean=each.own.mean,
-            own_sd=each.own.sd,
-        )
-        for name, each in found.items()
-    }
+def rounded(values: np.ndarray) -> list[float]:
+    """``values`` [n] with the digits of a file."""
+    return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]
 
 
 def read(path: Path) -> CalibrationFile:
     """The calibration in a file. Raises LabError naming the field that is wrong."""
+    _refuse_older(path)
     try:
         return read_json(path, CalibrationFile)
     except LabError as error:
         raise LabError(f"{error}; write it by `calibrate noise`") from error
+
+
+def parse(text: str) -> CalibrationFile:
+    """The calibration in ``text``. Raises pydantic's ValidationError."""
+    return CalibrationFile.model_validate_json(text)
+
+
+class _Header(BaseModel):
+    """What every version of the file has."""
+
+    format: Literal["proofserve-calibration"]
+    version: int
+    model: str = "MODEL"
+    seq_len: int | None = None
+
+
+def _refuse_older(path: Path) -> None:
+    try:
+        found = _Header.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        # Reading says what is wrong with the file.
+        return
+    if found.version < VERSION:
+        length = found.seq_len or "N"
+        raise LabError(
+            f"version: {path} is a calibration of version {found.version}, this program reads"
+            f" {VERSION}: the old one knows one kind of honest kernel and convicts others; measure"
+            f" anew by `proofserve calibrate noise {found.model} --seq-len {length} --out FILE`"
+        )
+
+
+# What two calibrations must have in common to be merged.
+_SAME: Final = (
+    *("weights_digest", "shape", "served_dtype", "kv_dtype", "scheme", "stronger_rng"),
+    *("seq_len", "k_dim", "block_hash", "public_key", "p_mismatch"),
+)
+
+
+def merged(ours: CalibrationFile, added: CalibrationFile) -> CalibrationFile:
+    """``ours`` with the populations of ``added``; one that both have is one.
+
+    The check with kernels left out has to be made anew. Raises LabError, naming the field and both
+    sides, for a calibration of another model or of other nonces.
+    """
+    for field in _SAME:
+        mine, theirs = getattr(ours, field), getattr(added, field)
+        if mine != theirs:
+            raise LabError(f"{field}: this calibration has {mine}, the added one {theirs}")
+    known = {each.facts.name: each for each in ours.populations}
+    for each in added.populations:
+        twin = known.get(each.facts.name)
+        if twin is not None and (each.facts.emulated or each.figures == twin.figures):
+            continue
+        name, count = each.facts.name, 1
+        while name in known:
+            count += 1
+            name = f"{each.facts.name} ({count})"
+        known[name] = each.model_copy(
+            update={"facts": each.facts.model_copy(update={"name": name})}
+        )
+    longer, shorter = ours.own, added.own
+    if len(longer.lengths) < len(shorter.lengths):
+        longer, shorter = shorter, longer
+    own = longer.model_copy(update={"cosines": {**shorter.cosines, **longer.cosines}})
+    return ours.model_copy(
+        update={
+            "own": own,
+            "populations": list(known.values()),
+            "suspects": {**added.suspects, **ours.suspects},
+            "dist_threshold": max(ours.dist_threshold, added.dist_threshold),
+            "left_out": None,
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +333,6 @@ class MeasuredThreshold:
     p_mismatch: float
     origin: str
     calibration: CalibrationFile | None = None
-
-    def require(self, work: Workload, models: Collection[str], shape: Shape | None) -> None:
-        """Raise LabError, as ``CalibrationFile.require``, unless it holds or was given by hand."""
-        if self.calibration is not None:
-            self.calibration.require(work, models, shape)
 
 
 def measured_threshold(
@@ -241,10 +359,9 @@ def measured_threshold(
 
 def calibrated(measured: CalibrationFile) -> MeasuredThreshold:
     """The threshold of a calibration."""
-    engines, count = " against ".join(measured.engines), len(measured.distances)
-    unit = "nonces" if measured.greedy is None else f"blocks of {measured.seq_len} tokens"
-    origin = f"calibration of {measured.model}: {engines}, {count} {unit}"
-    return MeasuredThreshold(measured.dist_threshold, measured.p_mismatch, origin, measured)
+    return MeasuredThreshold(
+        measured.dist_threshold, measured.p_mismatch, measured.origin, measured
+    )
 
 
 def checkpoint_shape(folder: Path) -> dict[str, int] | None:

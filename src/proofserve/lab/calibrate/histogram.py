@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proofserve.lab.calibrate.noise import Noise
+from proofserve.lab.calibrate.calibration_file import CalibrationFile
 from proofserve.lab.calibrate.target import THEORY_MEAN, THEORY_SD, Calibration
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def write_histograms(panels: Mapping[str, Mapping[str, Calibration]], file: Path
     _write({title: partial(_draw_methods, methods) for title, methods in panels.items()}, file)
 
 
-def write_noise(panels: Mapping[str, Noise], file: Path) -> None:
-    """Write a PNG with the distances of honest engines and the threshold. Raises OSError."""
-    _write({title: partial(_draw_noise, found) for title, found in panels.items()}, file)
+def write_noise(made: CalibrationFile, file: Path) -> None:
+    """Write a PNG with the distances of honest kernels and the threshold. Raises OSError."""
+    _write({made.model: partial(_draw_noise, made)}, file)
 
 
 def _write(panels: Mapping[str, Callable[["Axes"], None]], file: Path) -> None:
@@ -59,12 +59,12 @@ def _draw_methods(methods: Mapping[str, Calibration], axes: "Axes") -> None:
     axes.set(ylabel="density")
 
 
-def _draw_noise(found: Noise, axes: "Axes") -> None:
-    low, high = found.interval
-    axes.hist(found.distances, bins=BINS, color="tab:blue", alpha=0.5)
-    axes.axvspan(low, high, color="tab:orange", alpha=0.25, label="95 % interval")
-    label = f"beyond {found.quantile:.5f}: {100.0 * found.rate:g} %"
-    axes.axvline(found.quantile, color="tab:orange", label=label)
-    label = f"dist_threshold {found.dist_threshold:.5f}"
-    axes.axvline(found.dist_threshold, color="black", linestyle="--", label=label)
-    axes.set(ylabel="nonces")
+def _draw_noise(made: CalibrationFile, axes: "Axes") -> None:
+    pooled = np.concatenate([each.figures.lengths for each in made.populations])
+    edges = np.histogram_bin_edges(pooled, BINS).tolist()
+    for each in made.populations:
+        lengths, name = each.figures.lengths, each.facts.name
+        axes.hist(lengths, bins=edges, density=True, histtype="step", label=name)
+    label = f"dist_threshold {made.dist_threshold:.5f}"
+    axes.axvline(made.dist_threshold, color="black", linestyle="--", label=label)
+    axes.set(ylabel="density")

@@ -1,55 +1,68 @@
 """What honest chat answers look like to a validator, for the file that ``verify-chat`` reads."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Protocol
 
 import numpy as np
 
 from proofserve.lab.calibrate.calibration_file import (
     FORMAT,
+    VERSION,
     CalibrationFile,
     GreedyFields,
-    fit_of,
-    suspects_of,
+    KernelFacts,
 )
-from proofserve.lab.calibrate.checkpoint_figures import (
-    DeployingValidator,
-    HonestRun,
-    checkpoint_figures,
+from proofserve.lab.calibrate.left_out import left_out, left_out_lines
+from proofserve.lab.calibrate.measuring import (
+    CalibratingBank,
+    MeasuredRun,
+    MeasuringPlan,
+    honest_figures,
+    honest_threshold,
 )
-from proofserve.lab.calibrate.noise import noise
 from proofserve.lab.chat.answers import BLOCK_TOKENS, Answer, Blocks
-from proofserve.lab.chat.token_judge import AT_ONCE, GreedyLimit, TokenReader
-from proofserve.lab.client.errors import LabError
+from proofserve.lab.chat.token_judge import GreedyLimit, TokenReader, answer_parts
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.vectors import vectors_of
+from proofserve.lab.verify.judges import Vectors
+from proofserve.protocol.codec import to_float16
 from proofserve.protocol.receipts.record import SCHEME
-from proofserve.protocol.receipts.sampled import penalised
 from proofserve.protocol.verdict.chosen_tokens import greedy_gap
 
-# In which a validator recomputes, so that nearly all rounding is the server's.
-VALIDATOR_DTYPE = "float32"
 RATE = 0.01
-# Blocks on which the bank of suspects is measured.
-BANK_BLOCKS = 128
+# Blocks that every emulated kernel computes, and those of each server on which suspects are
+# measured. They are those of whole conversations, whose blocks are alike.
+EMULATED_BLOCKS, BANK_BLOCKS = 256, 128
 # The limit of a greedy gap: above the largest seen, and taken to be passed by as many tokens as
 # none in n tokens still leaves likely.
 GAP_ROOM, LEAST_GAP, PASSED = 1.5, 0.01, 5.0
 LEAST_GREEDY_TOKENS = 500
 
 
-class CalibratingValidator(DeployingValidator, TokenReader, Protocol):
-    """A bank whose suspects can also be deployed, and a reader of tokens."""
+class CalibratingValidator(CalibratingBank, TokenReader, Protocol):
+    """A bank of suspects and honest kernels, and a reader of tokens."""
+
+    @property
+    def weights_digest(self) -> str | None: ...
+
+    @property
+    def served_dtype(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """The model's ``name``, the ``shape`` of its checkpoint, and the ``servers`` that answered."""
+    """The model's ``name``, the ``shape`` of its checkpoint, and the ``kv_dtype`` of its servers.
+
+    ``servers`` says on what each ran, by the sketch key of its start.
+    """
 
     name: str
     shape: Mapping[str, int] | None
-    servers: str
+    kv_dtype: str
+    servers: Mapping[str, KernelFacts]
 
 
 def chat_calibration(
@@ -57,81 +70,110 @@ def chat_calibration(
 ) -> CalibrationFile:
     """The calibration by answers of honest servers; all of them have to be in ``blocks``.
 
-    Sizes are those of the noisiest server, because a node runs one kind of engine throughout;
-    directions are of all. Raises LabError for too few blocks of it, and EngineFault if a forward
-    fails.
+    Every server is a population, and so is every emulated kernel, which reads the answers that come
+    first in it. Raises LabError for too few blocks, and EngineFault if a forward fails.
     """
     progress.step(f"recomputing {len(blocks.answers)} answers")
-    honest = vectors_of(blocks.claims().claims, blocks.width)
-    truth = validator.truth(tuple(honest))
-    run = HonestRun(honest, truth, other_kernels=True, groups=blocks.conversations())
-    noisiest = max((_part(run, of) for of in blocks.by_server()), key=_typical)
-    found = noise(noisiest.distances, RATE)
-    if not found.distances.all():
-        raise LabError("some sketches are those of the reference: the server is no other engine")
-    ratios = checkpoint_figures(validator, noisiest, 0, progress).ratios
-    spread_out = list(honest)[:: max(1, len(honest) // BANK_BLOCKS)]
-    bank = checkpoint_figures(validator, _part(run, spread_out), BANK_BLOCKS, progress)
-    limit = greedy_limit(blocks.answers, validator)
-    return CalibrationFile(
+    numbers, groups = _in_turn(blocks)
+    truth = validator.truth(numbers)
+    runs = _servers(about, blocks, truth)
+    plan = MeasuringPlan(numbers, EMULATED_BLOCKS, BANK_BLOCKS * len(runs), has_twins=False)
+    found = honest_figures(validator, runs, plan, progress)
+    read = [blocks.answers[place] for place in blocks.answers_of(numbers[:EMULATED_BLOCKS])]
+    limit = greedy_limit(blocks.answers, read, validator, progress)
+    made = CalibrationFile(
         format=FORMAT,
-        version=2,
+        version=VERSION,
         model=about.name,
         shape=dict(about.shape) if about.shape else None,
+        weights_digest=validator.weights_digest,
+        served_dtype=validator.served_dtype,
+        kv_dtype=about.kv_dtype,
         scheme=SCHEME,
         stronger_rng=False,
         seq_len=BLOCK_TOKENS,
         k_dim=blocks.k_dim,
-        dtype=VALIDATOR_DTYPE,
-        engines=(f"reference:{VALIDATOR_DTYPE}", about.servers),
-        quantiles=found.quantiles,
-        dist_threshold=found.dist_threshold,
-        p_mismatch=found.rate,
-        p_mismatch_interval=found.rate_interval,
-        distances=found.distances.tolist(),
-        fit=fit_of(np.exp(noisiest.widened(np.log(found.distances), noisiest.truth))),
-        paired=None if ratios is None else fit_of(ratios),
-        suspects=suspects_of(bank.suspects),
+        # Chats are of no block of a chain, and a sketch is under the server's own key.
+        block_hash="",
+        public_key="",
+        own=found.own,
+        populations=found.populations,
+        suspects=found.suspects,
+        dist_threshold=honest_threshold(found.populations, RATE),
+        p_mismatch=RATE,
+        left_out=None,
+        groups=list(groups),
         greedy=GreedyFields(gap=limit.gap, rate=limit.rate) if limit else None,
     )
+    return made.model_copy(update={"left_out": left_out(made, progress)})
 
 
-def _part(run: HonestRun, blocks: Collection[int]) -> HonestRun:
-    vectors, truth = ({n: of[n] for n in blocks} for of in (run.vectors, run.truth))
-    return replace(run, vectors=vectors, truth=truth)
+def _in_turn(blocks: Blocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """All blocks and their conversations: one conversation of each server after the other.
+
+    So the first blocks are of all servers, and of whole conversations.
+    """
+    conversations = blocks.conversations()
+    of_servers = [dict.fromkeys(conversations[block] for block in of) for of in blocks.by_server()]
+    turns = chain.from_iterable(zip_longest(*of_servers))
+    order = {conversation: place for place, conversation in enumerate(turns)}
+    numbers = sorted(conversations, key=lambda block: order[conversations[block]])
+    return tuple(numbers), tuple(conversations[block] for block in numbers)
 
 
-def _typical(run: HonestRun) -> float:
-    return float(np.median(run.distances))
+def _servers(about: Calibrated, blocks: Blocks, truth: Vectors) -> list[MeasuredRun]:
+    """The errors of each server. Two that say the same of themselves get numbers."""
+    vectors = vectors_of(blocks.claims().claims, blocks.width)
+    runs: list[MeasuredRun] = []
+    named: Counter[str] = Counter()
+    for of in blocks.by_server():
+        facts = about.servers[blocks.answers[blocks.conversations()[of[0]]].scheme.key]
+        named[facts.name] += 1
+        if (count := named[facts.name]) > 1:
+            facts = facts.model_copy(update={"name": f"{facts.name} ({count})"})
+        sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in of}
+        runs.append(MeasuredRun(facts, sent))
+    return runs
 
 
-def greedy_limit(answers: Sequence[Answer], reader: TokenReader) -> GreedyLimit | None:
-    """From the greedy answers of honest servers; None if they have too few tokens."""
+def greedy_limit(
+    answers: Sequence[Answer], read: Sequence[Answer], reader: TokenReader, progress: Progress
+) -> GreedyLimit | None:
+    """By the greedy answers of honest servers, and what emulated kernels would choose in ``read``.
+
+    None if the servers' answers have too few tokens.
+    """
     greedy = [a for a in answers if a.sampling.temperature == 0.0 and not a.sampling.restricted]
-    gaps = [gap for answer in greedy for gap in _gaps(answer, reader)]
-    if len(gaps) < LEAST_GREEDY_TOKENS:
+    parts = (part for answer in greedy for part in answer_parts(answer, reader, ()))
+    chosen = np.array([gap for part in parts for gap in greedy_gap(part.logits, part.tokens)])
+    if len(chosen) < LEAST_GREEDY_TOKENS:
         return None
-    return GreedyLimit(max(GAP_ROOM * max(gaps), LEAST_GAP), PASSED / len(gaps))
-
-
-def _gaps(answer: Answer, reader: TokenReader) -> list[float]:
-    states, found = reader.states(answer), []
-    for first in range(0, len(answer.output), AT_ONCE):
-        logits = reader.logits(states[first : first + AT_ONCE]).astype(np.float64)
-        made = penalised(logits, answer.sampling, answer.prompt, answer.output, first)
-        tokens = np.array(answer.output[first : first + len(made)])
-        found += greedy_gap(made, tokens).tolist()
-    return found
+    progress.step(f"greedy tokens of {len(reader.kernels)} emulated kernels", len(read))
+    largest, tokens = float(chosen.max()), 0
+    for answer in read:
+        for part in answer_parts(answer, reader, reader.kernels):
+            tokens += len(part.logits)
+            for logits in part.of_kernels:
+                gaps = greedy_gap(part.logits, logits.argmax(axis=1))
+                largest = max(largest, float(gaps.max()))
+        progress.advance()
+    least = min(len(chosen), tokens) if reader.kernels else len(chosen)
+    return GreedyLimit(max(GAP_ROOM * largest, LEAST_GAP), PASSED / least)
 
 
 def calibration_lines(made: CalibrationFile, chats: int) -> Iterator[str]:
     """What was measured, for a reader."""
-    distances = np.array(made.distances)
-    yield f"{chats} chats, {len(distances)} blocks of {made.seq_len} tokens"
-    yield f"errors of a block: {np.median(distances):.4f} (median), {distances.max():.4f} (largest)"
-    widest = max(each.honest_sd for each in made.suspects.values())
-    yield f"cosines with suspects: a standard deviation of at most {widest:.3f}"
+    yield f"{chats} chats, {len(made.own.lengths)} blocks of {made.seq_len} tokens"
+    honest = made.null(1.0)
+    for member, fields in zip(honest.members, made.populations, strict=True):
+        kind = "emulated" if fields.facts.emulated else "measured"
+        lean, most = max(
+            ((lean.mean, name) for name, lean in member.leans.items()), default=(0, "")
+        )
+        leans = f", leans {lean:+.3f} to {most}" if most else ""
+        yield f"{member.name} ({kind}): errors {np.median(member.ratios):.2f} times ours{leans}"
     if made.greedy is None:
         yield f"greedy answers: fewer than {LEAST_GREEDY_TOKENS} tokens, so they are not tested"
     else:
         yield f"greedy answers: {made.greedy.gap:.3f} below the largest logit at most"
+    yield from left_out_lines(made.left_out)

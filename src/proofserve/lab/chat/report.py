@@ -2,9 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from proofserve.lab.chat.verification import ChatOutcome
 from proofserve.protocol.verdict.sequential import SequentialResult
+
+WHAT_TO_MEASURE: Final = (
+    "No verdict: no honest kernel that is known explains these errors, and no fraud that is known."
+    " If a server of this kind is trusted, measure it: proofserve calibrate chat MODEL --url URL"
+    " --out FILE"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,8 @@ class ChatReport:
             yield f"  not checked: {reason}"
         if outcome.verdict is SequentialResult.UNDECIDED:
             yield "More answers are needed: give several files."
+        if outcome.verdict is SequentialResult.UNEXPLAINED:
+            yield WHAT_TO_MEASURE
         yield f"Honest figures: {self.origin}."
 
     def record(self) -> dict[str, object]:

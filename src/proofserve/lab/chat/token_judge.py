@@ -1,7 +1,13 @@
-"""The token test over answers: who wrote them, a model that samples as stated or another one."""
+"""The token test over answers: who wrote them, a model that samples as stated or another one.
+
+An honest server rounds, near a tie between experts by much, and draws from what that leaves. So
+what convicts by the published model alone is computed again with every kernel that the validator
+emulates, and only what none of them explains counts.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -9,27 +15,38 @@ from numpy.typing import NDArray
 
 from proofserve.lab.chat.answers import Answer
 from proofserve.lab.client.progress import Progress
-from proofserve.lab.verify.judges import Chances, Finding, evidence_text, finding_of
+from proofserve.lab.verify.judges import Chances, Finding, evidence_text
 from proofserve.protocol.receipts.sampled import log_probabilities, penalised, shortfall
-from proofserve.protocol.verdict.chosen_tokens import GreedyEvidence, TokenEvidence, greedy_gap
+from proofserve.protocol.verdict.chosen_tokens import (
+    TILTS,
+    GreedyEvidence,
+    TokenEvidence,
+    greedy_gap,
+    kernel_log_means,
+    moved_apart,
+)
 from proofserve.protocol.verdict.sequential import SequentialResult
 
 NAME = "tokens"
 # Logits of so many tokens are in memory at a time, for a vocabulary that may have 200,000.
 AT_ONCE = 32
-# A server's rounding may keep a token that ours excludes, if its logit is nearly the least kept.
-EXCLUDED_ROOM = 0.5
+# A server's rounding may keep a token that ours excludes, if its logit is nearly the least kept:
+# by so much, and by so many times what any emulated kernel moves the two likeliest apart at most.
+EXCLUDED_ROOM, MOVED_ROOM = 0.5, 3.0
 
 Logits = NDArray[np.float64]
 
 
 class TokenReader(Protocol):
-    """The published model as a validator runs it."""
+    """The published model as a validator runs it, and as honest ``kernels`` do."""
 
-    def states(self, answer: Answer) -> NDArray[np.float32]:
+    @property
+    def kernels(self) -> Sequence[str]: ...
+
+    def states(self, answer: Answer, kernel: str | None = None) -> NDArray[np.float32]:
         """The states [tokens, hidden] behind the tokens. Raises EngineFault."""
 
-    def logits(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+    def logits(self, states: NDArray[np.float32], kernel: str | None = None) -> NDArray[np.float32]:
         """[n, vocabulary] of ``states`` [n, hidden]."""
 
 
@@ -39,6 +56,40 @@ class GreedyLimit:
 
     gap: float
     rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """Some tokens of an answer from ``first`` on: ``logits`` [n, vocabulary] that chose them.
+
+    ``of_kernels`` makes those of each emulated kernel, one after the other, because together they
+    would take much memory. Penalties have been taken off all of them.
+    """
+
+    answer: Answer
+    first: int
+    logits: Logits
+    of_kernels: Iterator[Logits]
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        return np.array(self.answer.output[self.first : self.first + len(self.logits)])
+
+
+def answer_parts(
+    answer: Answer, reader: TokenReader, kernels: Sequence[str]
+) -> Iterator[AnswerPart]:
+    """``AT_ONCE`` tokens after the other. Raises EngineFault."""
+    states = {name: reader.states(answer, name) for name in (None, *kernels)}
+
+    def made(first: int, kernel: str | None) -> Logits:
+        logits = reader.logits(states[kernel][first : first + AT_ONCE], kernel)
+        return penalised(
+            logits.astype(np.float64), answer.sampling, answer.prompt, answer.output, first
+        )
+
+    for first in range(0, len(answer.output), AT_ONCE):
+        yield AnswerPart(answer, first, made(first, None), map(partial(made, first), kernels))
 
 
 def judge_tokens(
@@ -58,12 +109,12 @@ def judge_tokens(
         text = "not tested: no answer whose tokens were drawn by the stated parameters alone"
         return Finding(NAME, SequentialResult.UNDECIDED, 0, text, {})
     progress.step(f"reading the tokens of {len(tested)} answers", len(tested))
-    judge = _TokenJudge(reader, greedy, chances)
-    for answer in tested:
-        if found := judge.reads(answer):
-            return found
-        progress.advance()
-    return finding_of(NAME, judge.log, False, judge.chances, judge.tokens)
+    found = _TokenJudge(reader, greedy, chances, ()).reads(tested, progress)
+    if found.result is SequentialResult.FRAUD and reader.kernels:
+        emulated = f"{len(reader.kernels)} emulated kernels"
+        progress.step(f"reading the tokens again by {emulated}", len(tested))
+        return _TokenJudge(reader, greedy, chances, reader.kernels).reads(tested, progress)
+    return found
 
 
 def _can_be_tested(answer: Answer, greedy: GreedyLimit | None) -> bool:
@@ -72,56 +123,72 @@ def _can_be_tested(answer: Answer, greedy: GreedyLimit | None) -> bool:
 
 
 class _TokenJudge:
-    """Sampled and greedy answers each have half of alpha, if both can be tested."""
+    """Sampled and greedy answers each have half of alpha, if both can be tested.
 
-    def __init__(self, reader: TokenReader, greedy: GreedyLimit | None, chances: Chances) -> None:
+    The limit of greedy tokens is one of all kernels of the calibration, so it needs no ``kernels``.
+    """
+
+    def __init__(
+        self,
+        reader: TokenReader,
+        greedy: GreedyLimit | None,
+        chances: Chances,
+        kernels: Sequence[str],
+    ) -> None:
         shares = 2.0 if greedy else 1.0
-        self.chances = Chances(chances.alpha / shares, chances.beta)
-        self.tokens = 0
+        self._limit = Chances(chances.alpha / shares, chances.beta).convicts_at
         self._reader = reader
+        self._kernels = kernels
         self._greedy = greedy
         self._sampled = TokenEvidence()
         self._chosen = GreedyEvidence(greedy.rate) if greedy else None
+        self._tokens = 0
+        self._moved = 0.0
+
+    def reads(self, answers: Sequence[Answer], progress: Progress) -> Finding:
+        """What ``answers`` say, or as many of them as convict."""
+        for answer in answers:
+            sampled = answer.sampling.temperature > 0.0
+            for part in answer_parts(answer, self._reader, self._kernels if sampled else ()):
+                if fraud := self._reads(part):
+                    return self._finding(SequentialResult.FRAUD, fraud)
+            progress.advance()
+        return self._finding(SequentialResult.UNDECIDED, evidence_text(self._log))
 
     @property
-    def log(self) -> float:
+    def _log(self) -> float:
         return max(self._sampled.log, self._chosen.log if self._chosen else 0.0)
 
-    def reads(self, answer: Answer) -> Finding | None:
-        """The finding as soon as the tokens up to there convict."""
-        for first, logits in self._parts(answer):
-            tokens = np.array(answer.output[first : first + len(logits)])
-            self.tokens += len(tokens)
-            last = f"token {first + len(tokens)} of {answer.name}"
-            if answer.sampling.temperature > 0.0:
-                if refused := self._refused(answer, logits, tokens, first):
-                    return refused
-            elif self._chosen and self._greedy:
-                self._chosen.add(greedy_gap(logits, tokens) > self._greedy.gap)
-            if self.log >= self.chances.convicts_at:
-                text = f"another model wrote the answers, {evidence_text(self.log)} by {last}"
-                return self._fraud(text)
-        return None
+    def _reads(self, part: AnswerPart) -> str | None:
+        """Why the tokens up to there convict, if they do."""
+        answer, tokens = part.answer, part.tokens
+        self._tokens += len(tokens)
+        if answer.sampling.temperature > 0.0:
+            if refused := self._refused(part):
+                return refused
+        elif self._chosen and self._greedy:
+            self._chosen.add(greedy_gap(part.logits, tokens) > self._greedy.gap)
+        if self._log < self._limit:
+            return None
+        last = f"token {part.first + len(tokens)} of {answer.name}"
+        return f"another model wrote the answers, {evidence_text(self._log)} by {last}"
 
-    def _refused(
-        self, answer: Answer, logits: Logits, tokens: NDArray[np.int64], first: int
-    ) -> Finding | None:
-        log_p = log_probabilities(logits, answer.sampling)
-        short = shortfall(logits, log_p, tokens)
-        for place in np.flatnonzero(short > EXCLUDED_ROOM):
-            where = f"token {first + place} of {answer.name}"
+    def _refused(self, part: AnswerPart) -> str | None:
+        """Weighs sampled tokens; says which of them cannot have been drawn, if one cannot."""
+        answer, tokens = part.answer, part.tokens
+        log_p = log_probabilities(part.logits, answer.sampling)
+        most = np.zeros(len(TILTS))
+        for logits in part.of_kernels:
+            self._moved = max(self._moved, float(moved_apart(part.logits, logits).max()))
+            means = kernel_log_means(log_p, log_probabilities(logits, answer.sampling))
+            most = np.maximum(most, means.sum(axis=0))
+        short = shortfall(part.logits, log_p, tokens)
+        for place in np.flatnonzero(short > EXCLUDED_ROOM + MOVED_ROOM * self._moved):
+            where = f"token {part.first + place} of {answer.name}"
             far = f"its logit is {short[place]:.2f} below the least one kept"
-            return self._fraud(f"{where} cannot have been drawn as stated: {far}")
-        self._sampled.add(log_p, tokens)
+            return f"{where} cannot have been drawn as stated: {far}"
+        self._sampled.add(log_p, tokens, most)
         return None
 
-    def _parts(self, answer: Answer) -> Iterator[tuple[int, Logits]]:
-        states = self._reader.states(answer)
-        for first in range(0, len(answer.output), AT_ONCE):
-            logits = self._reader.logits(states[first : first + AT_ONCE]).astype(np.float64)
-            made = penalised(logits, answer.sampling, answer.prompt, answer.output, first)
-            yield first, made
-
-    def _fraud(self, text: str) -> Finding:
-        figures = {"log_evidence": self.log}
-        return Finding(NAME, SequentialResult.FRAUD, self.tokens, text, figures)
+    def _finding(self, result: SequentialResult, text: str) -> Finding:
+        return Finding(NAME, result, self._tokens, text, {"log_evidence": self._log})

@@ -69,6 +69,11 @@ class NodeClient:
     def versions(self) -> dict[str, str]:
         return dict(self._call("GET", f"{PROOFS}/versions")["versions"])
 
+    def kernels(self) -> dict[str, str]:
+        """What the node says of its kernels: dtypes, ranks, processor, versions."""
+        said = self._call("GET", f"{PROOFS}/versions")
+        return {**said["versions"], **(said.get("kernels") or {})}
+
     def weights_digest(self) -> str | None:
         """Of the served checkpoint; None if the node does not know it, or is not ours."""
         digest = self._call("GET", f"{PROOFS}/versions").get("weights_digest")

@@ -12,7 +12,7 @@ def machine() -> dict[str, str | int]:
     """The cores that we may use, the processor, and the versions of Python and our packages."""
     return {
         "cores": len(os.sched_getaffinity(0)),
-        "processor": _processor(),
+        "processor": processor_here(),
         "python": platform.python_version(),
         **{name: found for name in PACKAGES if (found := _version(name))},
     }
@@ -25,7 +25,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor_here() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
@@ -35,7 +35,8 @@ class ClaimedArtifacts:
     ``nonces`` are those that it has to prove, each once; a nonce without a claim is missing.
     ``width`` is the number of values per vector. It and what follows are None where the source does
     not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal. ``faults`` has the nonces
-    whose vectors the prover committed to and did not open.
+    whose vectors the prover committed to and did not open. ``ran_on`` are the facts of the engine,
+    where a file has them.
     """
 
     block_hash: str
@@ -48,6 +49,7 @@ class ClaimedArtifacts:
     block_height: int | None = None
     weights_digest: str | None = None
     faults: Mapping[int, Mismatch] = field(default_factory=dict)
+    ran_on: Mapping[str, object] | None = None
 
     def require_digest(self, ours: str | None) -> None:
         """Raise LabError if the prover's checkpoint is known to be another one than ours."""
@@ -77,7 +79,7 @@ class _Artifact(ArtifactRecord):
 
 
 class _Document(BaseModel):
-    """The body of ``/generated`` (protocol B.7); the last four fields may be added to it."""
+    """The body of ``/generated`` (protocol B.7); the last five fields may be added to it."""
 
     block_hash: str
     block_height: int | None = Field(default=None, ge=0)
@@ -88,6 +90,7 @@ class _Document(BaseModel):
     params: _Params = _Params()
     scheme: str | None = None
     weights_digest: str | None = None
+    ran_on: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,7 @@ def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         scheme=read.scheme,
         block_height=read.block_height,
         weights_digest=read.weights_digest,
+        ran_on=read.ran_on,
     )
 
 
@@ -220,7 +224,9 @@ def only_source(
     raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
 
 
-def to_file(path: Path, work: Workload, claims: Sequence[Claim]) -> None:
+def to_file(
+    path: Path, work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
+) -> None:
     """Write ``claims`` about ``work``, for ``from_file``. Raises OSError."""
     document = {
         "block_hash": work.block.hash,
@@ -231,6 +237,7 @@ def to_file(path: Path, work: Workload, claims: Sequence[Claim]) -> None:
         "encoding": encoding_of(work.scheme.width),
         "params": {"seq_len": work.seq_len},
         "scheme": work.scheme.name,
+        "ran_on": ran_on,
     }
     write_json(path, document)
 

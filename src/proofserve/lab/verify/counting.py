@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from proofserve.lab.verify.judges import Finding
+from proofserve.lab.verify.judges import Finding, Standing
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import judge, power
@@ -66,11 +66,19 @@ class CountJudge:
         far = np.float32(error.distance) > np.float32(self._rule.dist_threshold)
         self._mismatches += bool(far)
 
-    def finding(self) -> Finding:
-        result, name, figure = self._sequential() if self._rule.sequential else self._fixed()
+    def standings(self) -> list[Standing]:
+        result = self._result()[0]
+        convicts = result is SequentialResult.FRAUD
+        return [Standing(0.0, convicts, convicts, result is SequentialResult.HONEST)]
+
+    def finding(self, population: int) -> Finding:  # noqa: ARG002 - the count knows none
+        result, name, figure = self._result()
         text = f"{self._mismatches} mismatches, {name} {figure:.3g}"
         figures = {name.replace(" ", "_").replace("-", "_"): figure, **self._chosen}
         return Finding("count", result, self._nonces, text, figures)
+
+    def _result(self) -> tuple[SequentialResult, str, float]:
+        return self._sequential() if self._rule.sequential else self._fixed()
 
     def _sequential(self) -> tuple[SequentialResult, str, float]:
         test = self._rule.test

@@ -1,24 +1,40 @@
-"""The tests that reach a verdict, each from the errors of one nonce after the other."""
+"""The tests that reach a verdict, each from the errors of one nonce after the other.
+
+A test has a standing with every honest population, because a node is honest if it is one of them.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.lab.verify.populations import TWINS, HonestPopulations
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import check_inside
-from proofserve.protocol.verdict.rank import RankEvidence
-from proofserve.protocol.verdict.scale import ScaleClearing, ScaleEvidence, ScaleFit
+from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.leaning import LEANING_BETS
+from proofserve.protocol.verdict.scale import SizeBets
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.protocol.verdict.twins import TwinEvidence
+from proofserve.protocol.verdict.twins import alikeness, twin_log_clearing
 
 # Vectors by nonce, float32 [width] each, and a function that computes them.
 Vectors = Mapping[int, NDArray[np.float32]]
 Recompute = Callable[[Sequence[int]], Vectors]
+
+# The shares of forged nonces of which a verdict says whether it excludes them.
+SHARES_EXCLUDED: Final = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
+# By default a cleared node has not forged half of its nonces, nor a tenth if the sample is large
+# enough to tell: 0.9^66 is 1e-3, and an honest nonce says a little less than that.
+COARSE_SHARE, FINE_SHARE, FINE_SAMPLE = 0.5, 0.1, 80
+
+
+def default_share(sample: int) -> float:
+    """The share of forged nonces that a verdict from a ``sample`` of nonces excludes by default."""
+    return FINE_SHARE if sample >= FINE_SAMPLE else COARSE_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +47,7 @@ class Chances:
 
     alpha: float
     beta: float
-    share: float = 1.0
+    share: float = COARSE_SHARE
 
     def __post_init__(self) -> None:
         """Raise ProtocolError for a chance outside 0..1, and for a share that is none."""
@@ -48,6 +64,20 @@ class Chances:
     @property
     def clears_at(self) -> float:
         return -math.log(self.beta)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one test says of one honest population.
+
+    ``excess`` is the logarithm of the most evidence against it, less what refutes it. A population
+    that is refuted is not the node's; only one that ``convicts`` speaks of fraud.
+    """
+
+    excess: float
+    refutes: bool
+    convicts: bool
+    clears: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,94 +104,89 @@ class Judge(Protocol):
     def add(self, error: ClaimError) -> None:
         """Take one of the nonces that were prepared."""
 
-    def finding(self) -> Finding: ...
+    def standings(self) -> Sequence[Standing]:
+        """By population, in their order; one alone where the test knows no populations."""
+
+    def finding(self, population: int) -> Finding:
+        """What the test says of this one of its populations."""
 
 
-class ScaleJudge:
-    """Bets on distances larger than the calibration's."""
+class PairedJudge:
+    """Bets on errors that are larger than honest ones, beside the validator's own of the nonce.
 
-    name = "scale"
-    clears = True
-
-    def __init__(self, fit: ScaleFit, chances: Chances) -> None:
-        self._evidence = ScaleEvidence(fit)
-        self._clearing = ScaleClearing(fit, chances.share)
-        self._chances = chances
-        self._nonces = 0
-
-    def prepare(self, errors: Sequence[ClaimError]) -> None:
-        pass
-
-    def add(self, error: ClaimError) -> None:
-        self._nonces += 1
-        size = self._size(error)
-        self._evidence.add(size)
-        self._clearing.add(size)
-
-    def finding(self) -> Finding:
-        log_clearing = self._clearing.log
-        cleared = log_clearing >= self._chances.clears_at
-        found = finding_of(self.name, self._evidence.log, cleared, self._chances, self._nonces)
-        return replace(found, figures={**found.figures, "log_clearing": log_clearing})
-
-    def _size(self, error: ClaimError) -> float:
-        return error.distance
-
-
-class PairedJudge(ScaleJudge):
-    """As ScaleJudge, of each distance over the length of the validator's own error.
-
-    ``own`` are the errors of the validator's model in the dtype that the node serves. A nonce in
-    which rounding weighs more than in others makes both long, so ratios spread less than distances.
-    ``fit`` is of ratios.
+    ``own`` computes the errors of the validator's own honest run: a nonce in which rounding weighs
+    more than in others makes both long.
     """
 
     name = "paired"
+    clears = True
 
-    def __init__(self, own: Recompute, fit: ScaleFit, chances: Chances) -> None:
-        super().__init__(fit, chances)
+    def __init__(self, own: Recompute, honest: HonestPopulations, chances: Chances) -> None:
         self._own = own
+        self._honest = honest
+        self._chances = chances
+        self._shares = np.array(sorted({chances.share, *SHARES_EXCLUDED}, reverse=True))
+        members = honest.members
+        self._convicting = [Evidence(SizeBets.count) for _ in members]
+        self._refuting = [Evidence(SizeBets.count) for _ in members]
+        self._clearing = np.zeros((len(members), 1 + len(self._shares)))
         self._lengths: dict[int, float] = {}
+        self._ratios: list[float] = []
 
     def prepare(self, errors: Sequence[ClaimError]) -> None:
         own = self._own([error.nonce for error in errors if error.error is not None])
         self._lengths = {nonce: float(np.linalg.norm(error)) for nonce, error in own.items()}
 
-    def _size(self, error: ClaimError) -> float:
-        # A claim without a vector is infinitely far.
-        return error.distance / self._lengths.get(error.nonce, 1.0)
-
-
-class RankJudge:
-    """Bets on distances that rank high among the calibration's."""
-
-    clears = False
-
-    def __init__(self, honest: Sequence[float], chances: Chances) -> None:
-        self._evidence = RankEvidence(honest)
-        self._chances = chances
-        self._nonces = 0
-
-    def prepare(self, errors: Sequence[ClaimError]) -> None:
-        pass
-
     def add(self, error: ClaimError) -> None:
-        self._nonces += 1
-        self._evidence.add(error.distance)
+        # A claim without a vector is infinitely far.
+        ratio = np.array([error.distance / self._lengths.get(error.nonce, 1.0)])
+        self._ratios.append(float(ratio[0]))
+        for index, member in enumerate(self._honest.members):
+            self._convicting[index].add(member.convicting.log_factors(ratio)[0])
+            self._refuting[index].add(member.refuting.log_factors(ratio)[0])
+            self._clearing[index] += member.fit.log_clearing(ratio, self._shares)[0]
 
-    def finding(self) -> Finding:
-        return finding_of("rank", self._evidence.log, False, self._chances, self._nonces)
+    def standings(self) -> list[Standing]:
+        limit = self._chances.convicts_at
+        needed = 1 + int(np.flatnonzero(self._shares == self._chances.share)[0])
+        cleared = self._clearing[:, [0, needed]].min(axis=1) >= self._chances.clears_at
+        return [
+            Standing(refuting.peak - limit, refuting.peak >= limit, convicting.peak >= limit, clear)
+            for convicting, refuting, clear in zip(
+                self._convicting, self._refuting, cleared.tolist(), strict=True
+            )
+        ]
+
+    def finding(self, population: int) -> Finding:
+        standing = self.standings()[population]
+        convicts = self._convicting[population].peak
+        shown = convicts if standing.convicts else self._refuting[population].peak
+        figures: dict[str, float | str] = {"log_evidence": shown}
+        text = f"errors are {np.median(self._ratios):.2g} times ours (median)"
+        cleared = self._clearing[population] >= self._chances.clears_at
+        if standing.clears and (excluded := self._shares[cleared[1:]]).size:
+            figures["excluded_share"] = float(excluded[-1])
+        elif shown > 0.0:
+            text = f"{text}, {evidence_text(shown)}"
+        return Finding(self.name, result_of(standing), len(self._ratios), text, figures)
 
 
 class TwinJudge:
-    """Bets on twins whose errors are more alike than the validator's own, as in PairedJudge."""
+    """Asks whether the errors of twins are more alike than those of honest kernels.
 
+    It refutes populations and does not convict: kernels that nobody measured differ in this.
+    """
+
+    name = TWINS
     clears = True
 
-    def __init__(self, own: Recompute, chances: Chances) -> None:
+    def __init__(self, own: Recompute, honest: HonestPopulations, chances: Chances) -> None:
         self._own = own
+        self._leans = [member.leans[TWINS] for member in honest.members]
+        self._share = honest.shares[TWINS]
         self._chances = chances
-        self._evidence = TwinEvidence()
+        self._evidence = [Evidence(LEANING_BETS) for _ in self._leans]
+        self._clearing = np.zeros(len(self._leans))
         self._known: Vectors = {}
         self._nonces = 0
 
@@ -169,25 +194,39 @@ class TwinJudge:
         self._known = self._own([error.nonce for error in errors if error.error is not None])
 
     def add(self, error: ClaimError) -> None:
-        # A claim without a vector has no direction; the other tests count it.
-        if error.error is not None:
-            self._nonces += 1
-            self._evidence.add(error.error, self._known[error.nonce])
+        # A claim without a vector has no direction; the test of sizes counts it.
+        if error.error is None:
+            return
+        self._nonces += 1
+        ours = alikeness(self._known[error.nonce])
+        figure = np.array([alikeness(error.error) - self._share * ours])
+        for index, lean in enumerate(self._leans):
+            self._evidence[index].add(lean.log_factors(figure)[0])
+            self._clearing[index] += twin_log_clearing(figure, lean.mean)[0]
 
-    def finding(self) -> Finding:
-        cleared = self._evidence.log_clearing >= self._chances.clears_at
-        return finding_of("twins", self._evidence.log, cleared, self._chances, self._nonces)
+    def standings(self) -> list[Standing]:
+        limit = self._chances.convicts_at
+        return [
+            Standing(each.peak - limit, each.peak >= limit, convicts=False, clears=clear)
+            for each, clear in zip(
+                self._evidence, (self._clearing >= self._chances.clears_at).tolist(), strict=True
+            )
+        ]
+
+    def finding(self, population: int) -> Finding:
+        standing = self.standings()[population]
+        log_evidence = self._evidence[population].peak
+        text = evidence_text(log_evidence)
+        figures = {"log_evidence": log_evidence}
+        return Finding(self.name, result_of(standing), self._nonces, text, figures)
 
 
-def finding_of(
-    test: str, log_evidence: float, cleared: bool, chances: Chances, nonces: int
-) -> Finding:
-    """Fraud by the evidence, else honest if the test ``cleared`` the node, else undecided."""
-    result = SequentialResult.HONEST if cleared else SequentialResult.UNDECIDED
-    if log_evidence >= chances.convicts_at:
-        result = SequentialResult.FRAUD
-    text, figures = evidence_text(log_evidence), {"log_evidence": log_evidence}
-    return Finding(test, result, nonces, text, figures)
+def result_of(standing: Standing) -> SequentialResult:
+    if standing.convicts:
+        return SequentialResult.FRAUD
+    if standing.refutes:
+        return SequentialResult.UNEXPLAINED
+    return SequentialResult.HONEST if standing.clears else SequentialResult.UNDECIDED
 
 
 def evidence_text(log_evidence: float) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.counting import CountRule
-from proofserve.lab.verify.judges import PairedJudge, ScaleJudge
+from proofserve.lab.verify.judges import PairedJudge
 from proofserve.lab.verify.verification import Verification
 from proofserve.protocol.verdict.comparison import Mismatch
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -17,9 +17,10 @@ SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class VerdictReport:
-    """``rule`` is that of the count, None if it was not run; ``origin`` that of the threshold.
+    """``rule`` is that of the count, None if it was not run; ``origin`` that of the honest figures.
 
-    ``share`` is the least share of forged nonces that a cleared node would have shown.
+    ``kernels`` are the honest populations in their order, empty without a calibration. A node that
+    forges is cleared with a chance of ``beta`` at most, an honest one is convicted with ``alpha``.
     """
 
     outcome: Verification
@@ -27,12 +28,15 @@ class VerdictReport:
     seed: str
     rule: CountRule | None
     origin: str
-    share: float
+    kernels: tuple[str, ...]
+    alpha: float
+    beta: float
 
     def lines(self) -> Iterator[str]:
         outcome = self.outcome
         total = len(self.claimed.nonces)
-        yield f"{outcome.nonces_used} of {total} nonces recomputed (seed {self.seed})"
+        used = f"{outcome.nonces_used} of {total} nonces recomputed"
+        yield f"{used} (to reproduce this sample: --seed {self.seed})"
         for finding in outcome.findings:
             yield f"  {finding.test:9} {finding.result}: {finding.text}"
         mismatches = self._mismatches()
@@ -44,9 +48,21 @@ class VerdictReport:
             yield f"  and {more} more"
         if self.rule is not None:
             yield self.rule.description
-        elif outcome.verdict is SequentialResult.HONEST and self._sizes_are_judged:
-            yield self._excluded()
-        yield f"Honest distances: {self.origin}."
+        if self.kernels:
+            yield f"Closest honest kernel: {self.closest}."
+        if outcome.verdict is SequentialResult.UNEXPLAINED:
+            yield self.what_to_measure
+        if (share := self._excluded_share()) is not None:
+            yield (
+                f"A node that forges {share:.0%} of its nonces or more would have been cleared with"
+                f" a chance of {self.beta:g} at most."
+            )
+        yield f"Honest nodes: {self.origin}."
+
+    @property
+    def closest(self) -> str | None:
+        """The honest population that explains the node best; None without a calibration."""
+        return self.kernels[self.outcome.closest] if self.kernels else None
 
     def record(self) -> dict[str, object]:
         outcome, rule = self.outcome, self.rule
@@ -62,19 +78,34 @@ class VerdictReport:
             "block_hash": self.claimed.block_hash,
             "public_key": self.claimed.public_key,
             "threshold_from": self.origin,
+            "closest": self.closest,
+            "excluded_share": self._excluded_share(),
+            "alpha": self.alpha,
+            "beta": self.beta,
             **counted,
         }
 
     @property
-    def _sizes_are_judged(self) -> bool:
-        return not {ScaleJudge.name, PairedJudge.name}.isdisjoint(
-            finding.test for finding in self.outcome.findings
+    def what_to_measure(self) -> str:
+        """Why there is no verdict, and which command ends that."""
+        if not self.kernels:
+            return (
+                "No verdict: what points to suspected weights may be honest rounding of this model."
+                " Measure honest kernels: proofserve calibrate noise MODEL --out FILE"
+            )
+        return (
+            "No verdict: no kernel of the calibration explains these errors, and no fraud that is"
+            " known. If a node of this kind is trusted, measure it: proofserve calibrate noise"
+            " MODEL --other URL --add FILE --out FILE"
         )
 
-    def _excluded(self) -> str:
-        if self.share < 1.0:
-            return f"A node that forges {self.share:.1%} of its nonces or more would have shown."
-        return "A node that forges all nonces would have shown; for a tenth give --share 0.1."
+    def _excluded_share(self) -> float | None:
+        """The least share of forged nonces that the verdict excludes, if it clears."""
+        if self.outcome.verdict is not SequentialResult.HONEST:
+            return None
+        found = (f.figures for f in self.outcome.findings if f.test == PairedJudge.name)
+        shares = [float(each["excluded_share"]) for each in found if "excluded_share" in each]
+        return min(shares, default=None)
 
     def _mismatches(self) -> tuple[Mismatch, ...]:
         return self.outcome.mismatches(self.rule.dist_threshold if self.rule else None)

@@ -33,11 +33,16 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The verdict, what each test found, and the error of each nonce that was used."""
+    """The verdict, what each test found, and the error of each nonce that was used.
+
+    ``closest`` is the place of the honest population, in the calibration's order, that explains the
+    node best; the findings are about that one.
+    """
 
     verdict: SequentialResult
     findings: tuple[Finding, ...]
     errors: tuple[ClaimError, ...]
+    closest: int = 0
 
     @property
     def nonces_used(self) -> int:
@@ -64,9 +69,10 @@ def verify(
 ) -> Verification:
     """Judge the claims about ``sample``, recomputed in its order.
 
-    One test is enough to convict; to clear, all tests that can clear must do so. A vector that does
-    not fit its root convicts without a test. Raises LabError if there is nothing to judge, or our
-    own recomputation is not complete.
+    A node is honest if it is one of the honest populations. One test is enough to convict one of
+    them, and a fraud is what convicts all; to clear, all tests that can clear must do so for one. A
+    vector that does not fit its root convicts without a test. Raises LabError if there is nothing
+    to judge, or our own recomputation is not complete.
     """
     if not sample:
         raise LabError("there is no artifact to verify")
@@ -96,8 +102,8 @@ def decide(
     Ends with the first nonce after which there is a verdict.
     """
     judged: list[ClaimError] = []
-    findings: tuple[Finding, ...] = ()
     size = min(FIRST_CHUNK, at_once)
+    verdict, closest = SequentialResult.UNDECIDED, 0
     while len(judged) < len(sample):
         errors = errors_of(sample[len(judged) : len(judged) + size])
         for judge in judges:
@@ -107,12 +113,18 @@ def decide(
             progress.advance()
             for judge in judges:
                 judge.add(error)
-            findings = tuple(judge.finding() for judge in judges)
-            verdict = _verdict(judges, findings)
-            if verdict is not SequentialResult.UNDECIDED:
-                return Verification(verdict, findings, tuple(judged))
+            verdict, closest = _verdict(judges)
+            if verdict in {SequentialResult.HONEST, SequentialResult.FRAUD}:
+                return _verification(verdict, closest, judges, judged)
         size = min(2 * size, at_once)
-    return Verification(SequentialResult.UNDECIDED, findings, tuple(judged))
+    return _verification(verdict, closest, judges, judged)
+
+
+def _verification(
+    verdict: SequentialResult, closest: int, judges: Sequence[Judge], judged: Sequence[ClaimError]
+) -> Verification:
+    findings = tuple(judge.finding(closest) for judge in judges)
+    return Verification(verdict, findings, tuple(judged), closest)
 
 
 def _errors(
@@ -140,10 +152,22 @@ def _convicted_by_roots(forged: Sequence[Mismatch], opened: int) -> Verification
     return Verification(SequentialResult.FRAUD, (finding,), errors)
 
 
-def _verdict(judges: Sequence[Judge], findings: Sequence[Finding]) -> SequentialResult:
-    if any(finding.result is SequentialResult.FRAUD for finding in findings):
-        return SequentialResult.FRAUD
-    clearing = {f.result for judge, f in zip(judges, findings, strict=True) if judge.clears}
-    if clearing == {SequentialResult.HONEST}:
-        return SequentialResult.HONEST
-    return SequentialResult.UNDECIDED
+def _verdict(judges: Sequence[Judge]) -> tuple[SequentialResult, int]:
+    """The verdict so far, and the place of the population that explains the node best."""
+    standings = [judge.standings() for judge in judges]
+    count = max(map(len, standings))
+    # A test that knows no populations says the same of each.
+    by_population = list(
+        zip(*([*of] * count if len(of) == 1 else of for of in standings), strict=True)
+    )
+    closest = min(range(count), key=lambda place: max(each.excess for each in by_population[place]))
+    if all(any(each.convicts for each in of) for of in by_population):
+        return SequentialResult.FRAUD, closest
+    clearing = [judge.clears for judge in judges]
+    for place, of in enumerate(by_population):
+        cleared = [each.clears for each, can in zip(of, clearing, strict=True) if can]
+        if cleared and all(cleared) and not any(each.refutes for each in of):
+            return SequentialResult.HONEST, place
+    if all(any(each.refutes for each in of) for of in by_population):
+        return SequentialResult.UNEXPLAINED, closest
+    return SequentialResult.UNDECIDED, closest

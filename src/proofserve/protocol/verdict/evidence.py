@@ -1,9 +1,10 @@
 """Evidence that grows with every nonce and may be looked at after each of them.
 
 An e-process is a number E that starts at 1 and, for an honest node, stays below 1/alpha for ever
-with a chance of at least 1 - alpha (J. Ville, 1939). So a validator convicts at 1/alpha and may
-stop whenever it knows enough. Here E is a mean of products, one product for each bet: a guess of
-how a fraud would look. The mean of e-processes is one, whichever bet comes true.
+with a chance of at least 1 - alpha (J. Ville, 1939). So a validator may stop whenever it knows
+enough, and a null that was refuted once stays refuted. Here E is a mean of products, one product
+for each bet: a guess of how a fraud would look. The mean of e-processes is one, whichever bet
+comes true.
 """
 
 import math
@@ -18,11 +19,14 @@ class Evidence:
     def __init__(self, bets: int) -> None:
         self._logs = np.zeros(bets)
         self.nonces = 0
+        # The largest natural logarithm of E so far, from 0 on.
+        self.peak = 0.0
 
     def add(self, log_factors: NDArray[np.float64]) -> None:
         """Multiply every product [bets] by its factor for one more nonce."""
         self._logs += log_factors
         self.nonces += 1
+        self.peak = max(self.peak, self.log)
 
     @property
     def log(self) -> float:

@@ -1,164 +1,144 @@
-"""The scale test: how large distances are against honest ones (``docs/native.md``).
+"""How large errors are against honest ones (``docs/native.md``).
 
-Honest ``u = (d / (g s))^2`` is fitted by the density (1 + u)^(-(nu1 + nu2)/2) u^(nu1/2 - 1), an F
+The figure of a nonce is the length of its error over that of the validator's own. Honest
+``u = (r / (g s))^2`` is fitted by the density (1 + u)^(-(nu1 + nu2)/2) u^(nu1/2 - 1), an F
 distribution with its ratio taken into ``s``. A prover whose errors are rho times as large has the
 same shape, stretched; the ratio of the two densities is the bet on rho.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.verdict.evidence import Evidence
 
 SCALES = (1.4, 2.0, 4.0, 12.0)
-# A cleared node is none whose errors are all this many times too large, nor one that forges some
-# nonces without the model.
-CLEARED_OF = (2.0, 12.0)
+# A cleared node is none whose errors are all twice too large, nor one that forges a share of its
+# nonces without the model: those errors are at least twelve times too large.
+SMALL_FRAUD, GROSS_FRAUD = 2.0, 12.0
 # A prover may compute some nonces honestly: the shares that it forges.
 SHARES = (1.0, 0.4, 0.1)
-# Room for two engines' rounding, and for a deployment noisier than the calibrated one.
-ALLOWANCE = 1.45
-# Standard errors by which the mean of a bet on the calibration's own pairs may be too low.
+# Kernels that nobody measured may round up to this many times as much as those of a calibration:
+# errors that are larger convict, and smaller ones only say that the node is not of these kernels.
+CONVICTING: Final = 2.0
+REFUTING: Final = 1.45
+# Standard errors by which the mean of a bet on the calibration's own figures may be too low.
 _MEAN_ERRORS = 2.33
-# Bounds of the logarithms of nu1 and nu2. Without the upper one a fit of distances with light
+# Of n honest figures none shows what happens more rarely than 4.6 times in n, 99 % confident
+# (exp(-4.6) is 0.01). The largest factor of one nonce is capped so that such figures add at most
+# ``_UNSEEN`` to the mean of a bet. So a small calibration convicts more slowly, at any alpha.
+_RARE, _UNSEEN = 4.6, 0.1
+# An error so many times the largest honest one is no rounding: it is capped by ``_CAP_LARGE``
+# alone. That adds less than ``_UNSEEN`` from 256 figures on, if their tail falls faster than the
+# power -2.7 of the size; where experts of a mixture flip, the power of the fit is about -6.
+_GROSS = 4.0
+# The largest factor of a bet below a scale of 3, and from there on.
+_CAP_SMALL, _CAP_LARGE, _LARGE = 25.0, 1000.0, 3.0
+# Bounds of the logarithms of nu1 and nu2. Without the upper one a fit of figures with light
 # tails runs to infinity, and its scale with it.
 _SHAPES = (math.log(0.5), math.log(1000.0))
-# The largest factor that one nonce may contribute: below a scale of 3, and from there on.
-_CAP_SMALL, _CAP_LARGE, _LARGE = 25.0, 1000.0, 3.0
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleFit:
-    """``s`` in the unit of the distances; ``nu1`` and ``nu2`` shape the fit's two ends.
-
-    Ratios of two distances are fitted alike; then ``s`` is a plain number.
-
-    ``norms`` are the divisors of the bets, by ``SCALES``: each is at least the bet's mean over the
-    honest distances of the calibration.
-    """
+    """``s`` in the unit of the figures; ``nu1`` and ``nu2`` shape the fit's two ends."""
 
     s: float
     nu1: float
     nu2: float
-    norms: tuple[float, ...]
 
     def quantile(self, share: float) -> float:
-        """The distance below which ``share`` (0 to 1) of the honest distances lie, by the fit."""
+        """The figure below which ``share`` (0 to 1) of the honest ones lie, by the fit."""
         # u is a beta prime number, u / (1 + u) a beta one.
         return self.s * math.sqrt(float(stats.betaprime.ppf(share, self.nu1 / 2, self.nu2 / 2)))
 
-    def log_bets(self, distances: Floats) -> Floats:
-        """log L_rho of ``distances`` [n], infinite ones included: float64 [n, len(SCALES)]."""
-        scaled = (distances / (ALLOWANCE * self.s)) ** 2
-        norms: Floats = np.log(self.norms)
-        return _log_bets(scaled, self.nu1, self.nu2) - norms
+    def log_clearing(self, figures: Floats, shares: Floats) -> Floats:
+        """What each of ``figures`` [n] gives against frauds: float64 [n, 1 + len(shares)].
 
-    def log_factors(self, distances: Floats) -> Floats:
-        """What each of ``distances`` [n] gives to every bet: float64 [n, len(SCALES * SHARES)]."""
-        bets = self.log_bets(distances)
-        return np.concatenate([_mixed(bets, share) for share in SHARES], axis=1)
-
-    def log_clearing(self, distances: Floats, share: float = 1.0) -> Floats:
-        """What each of ``distances`` [n] gives against the frauds of ``ScaleClearing``: [n, 2]."""
-        u = (distances / self.s) ** 2
-        ratios = _log_ratios(u, self.nu1, self.nu2, np.array(CLEARED_OF))
-        return -np.stack([ratios[:, 0], _mixed(ratios[:, 1], share)], axis=1)
+        The errors of the first are ``SMALL_FRAUD`` times as large as honest ones, in all nonces;
+        those of the others ``GROSS_FRAUD`` times, in one of ``shares`` each. A factor is the ratio
+        of the honest density to the fraud's: its mean is 1 for such a fraud, and lower for a larger
+        one.
+        """
+        u = (figures / self.s) ** 2
+        ratios = _log_ratios(u, self.nu1, self.nu2, np.array([SMALL_FRAUD, GROSS_FRAUD]))
+        gross = [_mixed(ratios[:, 1], share) for share in shares.tolist()]
+        return -np.stack([ratios[:, 0], *gross], axis=1)
 
 
-def fitted(distances: Floats) -> ScaleFit:
-    """The fit of honest ``distances`` [n], all above 0, by maximum likelihood.
+def fitted(figures: Floats) -> ScaleFit:
+    """The fit of honest ``figures`` [n], all above 0, by maximum likelihood.
 
-    Raises ProtocolError for less than two distances, or one that is not finite and above 0.
+    Raises ProtocolError for less than two figures, or one that is not finite and above 0.
     """
-    if len(distances) < 2 or not (np.isfinite(distances) & (distances > 0)).all():
-        raise ProtocolError("distances", "at least two are needed, finite and above 0")
-    squares = distances**2
+    if len(figures) < 2 or not (np.isfinite(figures) & (figures > 0)).all():
+        raise ProtocolError("figures", "at least two are needed, finite and above 0")
+    squares = figures**2
     start = np.array([math.log(float(np.median(squares))), math.log(10.0), math.log(10.0)])
     bounds = ((None, None), _SHAPES, _SHAPES)
     found = optimize.minimize(_misfit, start, args=(squares,), method="Nelder-Mead", bounds=bounds)
     scale, nu1, nu2 = np.exp(found.x).tolist()
-    bets = np.exp(_log_bets(squares / (scale * ALLOWANCE**2), nu1, nu2))
-    error = bets.std(axis=0, ddof=1) / math.sqrt(len(bets))
-    norms = np.maximum(1.0, bets.mean(axis=0) + _MEAN_ERRORS * error)
-    return ScaleFit(math.sqrt(scale), nu1, nu2, tuple(norms.tolist()))
+    return ScaleFit(math.sqrt(scale), nu1, nu2)
 
 
-def ratios_tell_more(distances: Floats, ratios: Floats) -> bool:
-    """Whether honest ``ratios`` to our own errors spread at most half as much as ``distances``.
+class SizeBets:
+    """Bets that errors are more than ``allowance`` times as large as honest ones.
 
-    Both float64 [n], above 0. Otherwise a ratio only adds the noise of our own error, as with the
-    12 values of artifact-v1.
-    """
-    return bool(np.log(ratios).std() <= np.log(distances).std() / 2)
-
-
-class ScaleEvidence:
-    """Evidence that a prover's distances are larger than an honest node's."""
-
-    def __init__(self, fit: ScaleFit) -> None:
-        self._fit = fit
-        self._evidence = Evidence(len(SCALES) * len(SHARES))
-
-    def add(self, distance: float) -> None:
-        """One more nonce; a missing or malformed claim is infinitely far."""
-        self._evidence.add(self._fit.log_factors(np.array([distance]))[0])
-
-    @property
-    def log(self) -> float:
-        return self._evidence.log
-
-
-class ScaleClearing:
-    """Evidence against two frauds, one of small and one of gross errors.
-
-    The errors of the first are ``CLEARED_OF[0]`` times as large as calibrated, in all nonces; those
-    of the second ``CLEARED_OF[1]`` times, in ``share`` of them. Each factor is the ratio of the
-    honest density to the fraud's, so that its mean is 1 for such a fraud, and lower for a larger
-    one. ``log`` is the lower of the two.
+    ``honest`` float64 [n] are the figures that ``fit`` is of. On them no bet wins on average, with
+    room for what n figures cannot show.
     """
 
-    def __init__(self, fit: ScaleFit, share: float = 1.0) -> None:
+    count: Final = len(SCALES) * len(SHARES)
+
+    def __init__(self, fit: ScaleFit, honest: Floats, allowance: float) -> None:
         self._fit = fit
-        self._share = share
-        self._logs = np.zeros(len(CLEARED_OF))
+        self._unit = allowance * fit.s
+        scales = np.array(SCALES)
+        most = np.where(scales < _LARGE, _CAP_SMALL, _CAP_LARGE)
+        self._caps = np.log(np.clip(_UNSEEN * len(honest) / _RARE, 1.0, most))
+        self._gross_caps = np.log(most)
+        self._gross = _GROSS * allowance * float(honest.max())
+        self._norms = np.zeros(len(SCALES))
+        bets = np.exp(self._log_bets(honest))
+        error = bets.std(axis=0, ddof=1) / math.sqrt(len(bets))
+        self._norms = np.log(np.maximum(1.0, bets.mean(axis=0) + _MEAN_ERRORS * error + _UNSEEN))
 
-    def add(self, distance: float) -> None:
-        self._logs += self._fit.log_clearing(np.array([distance]), self._share)[0]
+    def log_factors(self, figures: Floats) -> Floats:
+        """What each of ``figures`` [n], infinite ones included, gives to every bet: [n, count]."""
+        bets = self._log_bets(figures)
+        return np.concatenate([_mixed(bets, share) for share in SHARES], axis=1)
 
-    @property
-    def log(self) -> float:
-        return float(self._logs.min())
+    def _log_bets(self, figures: Floats) -> Floats:
+        ratios = _log_ratios((figures / self._unit) ** 2, self._fit.nu1, self._fit.nu2, SCALES)
+        is_gross = (figures > self._gross)[:, np.newaxis]
+        caps = np.where(is_gross, self._gross_caps, self._caps)
+        capped: Floats = np.minimum(caps, ratios) - self._norms
+        return capped
 
 
 def _mixed(log_ratios: Floats, share: float) -> Floats:
     """log of 1 - share + share * ratio: what a prover gives that forges this share."""
-    # log1p would be inexact where the share is 1 and the ratio nearly 0.
-    mixed: Floats = log_ratios if share == 1.0 else np.log1p(share * np.expm1(log_ratios))
+    if share == 1.0:
+        return log_ratios
+    mixed: Floats = np.logaddexp(math.log1p(-share), math.log(share) + log_ratios)
     return mixed
 
 
-def _log_bets(u: Floats, nu1: float, nu2: float) -> Floats:
-    """The logarithms of the capped bets, before their norms: float64 [len(u), len(SCALES)]."""
-    scales = np.array(SCALES)
-    caps = np.where(scales < _LARGE, _CAP_SMALL, _CAP_LARGE)
-    capped: Floats = np.minimum(np.log(caps), _log_ratios(u, nu1, nu2, scales))
-    return capped
-
-
-def _log_ratios(u: Floats, nu1: float, nu2: float, scales: Floats) -> Floats:
-    """log of rho^-nu1 ((1 + u) / (1 + u/rho^2))^((nu1 + nu2)/2): float64 [len(u), len(scales)]."""
+def _log_ratios(u: Floats, nu1: float, nu2: float, of: Floats | tuple[float, ...]) -> Floats:
+    """log of rho^-nu1 ((1 + u) / (1 + u/rho^2))^((nu1 + nu2)/2) for each rho: [len(u), len(of)]."""
+    scales = np.asarray(of)
     with np.errstate(invalid="ignore"):
         ratio = np.log1p(u)[:, np.newaxis] - np.log1p(u[:, np.newaxis] / scales**2)
     # Both logarithms are infinite for an infinite u; their difference is then log rho^2.
     ratio = np.where(np.isnan(ratio), 2 * np.log(scales), ratio)
-    return (nu1 + nu2) / 2 * ratio - nu1 * np.log(scales)
+    logs: Floats = (nu1 + nu2) / 2 * ratio - nu1 * np.log(scales)
+    return logs
 
 
 def _misfit(logs: Floats, squares: Floats) -> float:

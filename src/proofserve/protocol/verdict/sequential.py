@@ -29,7 +29,10 @@ _SLACK = 1e-9
 class SequentialResult(StrEnum):
     HONEST = "honest"
     FRAUD = "fraud"
+    # There were too few nonces.
     UNDECIDED = "undecided"
+    # The errors are like those of no known honest kernel, and like no known fraud either.
+    UNEXPLAINED = "no verdict"
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from proofserve.lab.calibrate.calibration_file import (
-    CalibrationFile,
-    MeasuredThreshold,
-    checkpoint_shape,
-)
+from proofserve.lab.calibrate.calibration_file import CalibrationFile, calibrated, checkpoint_shape
 from proofserve.lab.chat.answers import BLOCK_TOKENS, Answer, Blocks
-from proofserve.lab.chat.calibration import VALIDATOR_DTYPE, Calibrated, chat_calibration
+from proofserve.lab.chat.calibration import Calibrated, chat_calibration
 from proofserve.lab.chat.chat_tokens import FailedCheck
 from proofserve.lab.chat.conversation import Conversation
 from proofserve.lab.chat.statements import Known, Readable, checked_answers
@@ -31,11 +27,13 @@ from proofserve.protocol.receipts.record import SCHEME
 from proofserve.wiring.chat.tokenizer import CheckpointTokenizer
 from proofserve.wiring.chat.validator import ChatValidator
 from proofserve.wiring.judges import DIRECTION, JudgingOptions, judges_of
-from proofserve.wiring.validator import ValidatorSetup
+from proofserve.wiring.validator import KV_AUTO, ValidatorSetup
 
+# Of the count, which does not judge chats.
+_P_FRAUD = 0.5
 NO_CALIBRATION = (
-    "none; without a calibration it takes some 40 conversations to convict, and greedy answers'"
-    " tokens are not tested; write one by `calibrate chat`"
+    "none; kernels were emulated on the same answers. So it takes some 40 blocks to convict, and"
+    " greedy answers' tokens are not tested; write a calibration by `calibrate chat`"
 )
 
 
@@ -43,14 +41,16 @@ NO_CALIBRATION = (
 class CheckerSetup:
     """``seed`` chooses the compared parts of long answers: a node must not know it beforehand.
 
-    ``suspects`` are checkpoints.
+    ``suspects`` are checkpoints. ``kv_dtype`` is what honest servers may keep keys and values in,
+    unless ``measured`` says it.
     """
 
     model: Path
-    threshold: MeasuredThreshold | None
+    measured: CalibrationFile | None
     seed: str = field(default_factory=fresh_seed)
     device: str = "cpu"
     suspects: tuple[Path, ...] = ()
+    kv_dtype: str = KV_AUTO
 
 
 class ChatChecker:
@@ -59,7 +59,10 @@ class ChatChecker:
     def __init__(self, setup: CheckerSetup) -> None:
         self._setup = setup
         self._tokenizer = CheckpointTokenizer(setup.model)
-        made = ValidatorSetup(setup.model, VALIDATOR_DTYPE, setup.device, setup.suspects)
+        made = ValidatorSetup(setup.model, setup.device, setup.suspects, kv_dtype=setup.kv_dtype)
+        if setup.measured is not None:
+            served, kept = setup.measured.served_dtype, setup.measured.kv_dtype
+            made = replace(made, served_dtype=served, kv_dtype=kept)
         self.validator = ChatValidator(made)
         if (digest := self.validator.weights_digest) is None:
             raise LabError(f"{setup.model}: its weights have no digest: no safetensors files")
@@ -67,8 +70,8 @@ class ChatChecker:
 
     @property
     def origin(self) -> str:
-        threshold = self._setup.threshold
-        return threshold.origin if threshold else NO_CALIBRATION
+        measured = self._setup.measured
+        return measured.origin if measured else NO_CALIBRATION
 
     def outcome(
         self, chats: Sequence[Conversation], known: Known, chances: Chances, progress: Progress
@@ -122,23 +125,26 @@ class ChatChecker:
             raise LabError(
                 f"k_dim: the receipts have several: {sorted(lengths)}; give one at a time"
             )
-        if self._measured is not None:
+        if (measured := self._setup.measured) is not None:
             theirs = {"scheme": SCHEME, "seq_len": BLOCK_TOKENS, "k_dim": lengths.pop()}
             model = self._setup.model
-            self._measured.require_fields(theirs, [model.name], checkpoint_shape(model))
+            shape, digest = checkpoint_shape(model), self.weights_digest
+            measured.require_fields(theirs, [model.name], shape, digest)
 
     def _judges(self, validator: ChatValidator, chances: Chances, blocks: int) -> list[Judge]:
-        tests = () if self._measured else (DIRECTION,)
-        threshold = self._setup.threshold
-        options = JudgingOptions(tests, chances, 0.5, sequential=True, threshold=threshold)
-        return judges_of(options, SCHEME, blocks, validator)
-
-    @property
-    def _measured(self) -> CalibrationFile | None:
-        threshold = self._setup.threshold
-        return threshold.calibration if threshold else None
+        measured = self._setup.measured
+        options = JudgingOptions(
+            tests=() if measured else (DIRECTION,),
+            alpha=chances.alpha,
+            beta=chances.beta,
+            share=chances.share,
+            p_fraud=_P_FRAUD,
+            sequential=True,
+            threshold=calibrated(measured) if measured else None,
+        )
+        return judges_of(options, blocks, validator)
 
     @property
     def _greedy(self) -> GreedyLimit | None:
-        found = self._measured.greedy if self._measured else None
+        found = self._setup.measured.greedy if self._setup.measured else None
         return GreedyLimit(found.gap, found.rate) if found else None

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from proofserve.engines.reference.kernels import with_kernels
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.reading import logits_of, states_of
 from proofserve.lab.chat.answers import Answer, Blocks
@@ -59,13 +60,18 @@ class ChatValidator(CheckpointValidator):
     def reading(self, blocks: Blocks) -> Self:
         return self.with_other(AnswerForwards(blocks))
 
-    def states(self, answer: Answer) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = (
-            states_of(self.published, answer.prompt, answer.output).cpu().numpy()
-        )
+    def states(self, answer: Answer, kernel: str | None = None) -> NDArray[np.float32]:
+        network = self._emulating(kernel)
+        found: NDArray[np.float32] = states_of(network, answer.prompt, answer.output).cpu().numpy()
         return found
 
-    def logits(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+    def logits(self, states: NDArray[np.float32], kernel: str | None = None) -> NDArray[np.float32]:
         on_device = torch.from_numpy(states).to(self.published.device)
-        found: NDArray[np.float32] = logits_of(self.published, on_device).cpu().numpy()
+        made = logits_of(self._emulating(kernel), on_device)
+        found: NDArray[np.float32] = made.cpu().numpy()
         return found
+
+    def _emulating(self, kernel: str | None) -> Network:
+        if kernel is None:
+            return self.published
+        return with_kernels(self.published, self._kernels[kernel])

@@ -12,15 +12,16 @@ from proofserve.fleet.records import BatchKind
 from proofserve.fleet.verification_records import (
     JobFinding,
     VerdictOutcome,
+    VerificationJob,
     VerificationRule,
     VerificationTask,
 )
-from proofserve.lab.calibrate.calibration_file import CalibrationFile, MeasuredThreshold, calibrated
+from proofserve.lab.calibrate.calibration_file import MeasuredThreshold, calibrated, parse
 from proofserve.lab.client.errors import LabError, NodeError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.judges import Chances, Finding
+from proofserve.lab.verify.judges import Finding
 from proofserve.lab.verify.opening import CommittedSource, open_sample
 from proofserve.lab.verify.verdict_report import VerdictReport
 from proofserve.protocol.errors import ProtocolError
@@ -74,7 +75,7 @@ class SampleChecker:
 
     def _report(self, task: VerificationTask) -> VerdictReport:
         job, work = task.job, task.round.spec.work
-        options = _options(job.rule, task.calibration)
+        options = _options(job, task.calibration)
         truth = self._source.truth(task, options)
         sampling = SampleOptions(job.seed, job.rule.nonces, self._at_once)
         return judged(self._claimed(task), work, truth, options, sampling, NoProgress())
@@ -124,15 +125,14 @@ def _of_one_round(task: VerificationTask) -> list[CommittedWork]:
     return [body for body in bodies if body.round_id == drawn.round_id]
 
 
-def _options(rule: VerificationRule, calibration: str | None) -> JudgingOptions:
-    chances = Chances(rule.alpha, rule.beta, rule.share)
-    threshold = _threshold(rule, calibration)
-    return JudgingOptions(rule.tests, chances, P_FRAUD, True, threshold)
+def _options(job: VerificationJob, calibration: str | None) -> JudgingOptions:
+    rule, threshold = job.rule, _threshold(job.rule, calibration)
+    return JudgingOptions(rule.tests, job.alpha, rule.beta, rule.share, P_FRAUD, True, threshold)
 
 
 def _threshold(rule: VerificationRule, calibration: str | None) -> MeasuredThreshold | None:
     if calibration is not None:
-        return calibrated(CalibrationFile.model_validate_json(calibration))
+        return calibrated(parse(calibration))
     return threshold_of(rule.tests, rule.dist_threshold, None, rule.p_mismatch)
 
 
@@ -144,16 +144,21 @@ def _judgement(report: VerdictReport, task: VerificationTask, seconds: float) ->
     outcome = report.outcome
     distances = tuple(e.distance for e in outcome.errors if e.broken is None)
     decisive = _decisive(outcome.verdict, outcome.findings)
-    threshold = _options(task.job.rule, task.calibration).threshold
+    threshold = _threshold(task.job.rule, task.calibration)
     figures = decisive.figures
     ratio = figures.get("likelihood_ratio")
     log_ratio = None if ratio is None else math.log(max(float(ratio), 1e-300))
     log_evidence = figures.get("log_evidence", log_ratio)
     p_value = figures.get("p_value")
+    reason, said = decisive.text, VerdictOutcome.ABSTAINED
+    if outcome.verdict is SequentialResult.UNEXPLAINED:
+        reason = report.what_to_measure
+    else:
+        said = VerdictOutcome(outcome.verdict.value)
     return JobFinding(
-        outcome=VerdictOutcome(outcome.verdict.value),
+        outcome=said,
         seconds=seconds,
-        reason=decisive.text,
+        reason=reason,
         test=decisive.test,
         nonces=outcome.nonces_used,
         distance=float(np.median(distances)) if distances else None,

@@ -1,7 +1,7 @@
 """The checkpoints of a worker: they compute what members should have sent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +24,6 @@ class WorkerCheckpoints:
 
     folders: Mapping[str, Path]
     device: str = "cpu"
-    dtype: str | None = None
     forward_batch: int = 8
 
 
@@ -33,26 +32,24 @@ class CheckpointTruths:
 
     def __init__(self, checkpoints: WorkerCheckpoints) -> None:
         self._checkpoints = checkpoints
-        self._loaded: dict[tuple[Path, str | None], CheckpointValidator] = {}
+        self._loaded: dict[ValidatorSetup, CheckpointValidator] = {}
 
     def truth(self, task: VerificationTask, options: JudgingOptions) -> Truth:
         job, work = task.job, task.round.spec.work
         folder = self._checkpoints.folders.get(job.queue)
         if folder is None:
             raise LabError(f"this worker has no checkpoint for {job.queue}; give it --model")
-        measured = options.calibration
-        dtype = self._checkpoints.dtype
-        dtype = measured.validator_dtype(dtype) if measured else dtype
-        options.require(work, [job.model or folder.name, folder.name], checkpoint_shape(folder))
-        known = self._validator(folder, dtype)
+        setup = ValidatorSetup(folder, self._checkpoints.device)
+        if measured := options.calibration:
+            served, kv_dtype = measured.served_dtype, measured.kv_dtype
+            setup = replace(setup, served_dtype=served, kv_dtype=kv_dtype)
+        if setup not in self._loaded:
+            self._loaded[setup] = CheckpointValidator(setup, _no_work)
+        known = self._loaded[setup]
+        models, shape = [job.model or folder.name, folder.name], checkpoint_shape(folder)
+        options.require(work, models, shape, known.weights_digest)
         validator = known.with_other(proofs_of(work, self._checkpoints.forward_batch))
         return Truth(validator.truth, validator.weights_digest, validator)
-
-    def _validator(self, folder: Path, dtype: str | None) -> CheckpointValidator:
-        if (folder, dtype) not in self._loaded:
-            setup = ValidatorSetup(folder, dtype, self._checkpoints.device)
-            self._loaded[folder, dtype] = CheckpointValidator(setup, _no_work)
-        return self._loaded[folder, dtype]
 
 
 def worker_checkpoints(settings: FleetWorkerSettings) -> WorkerCheckpoints:
@@ -71,7 +68,7 @@ def worker_checkpoints(settings: FleetWorkerSettings) -> WorkerCheckpoints:
         except (ProtocolError, OSError) as error:
             raise ValueError(f"--model {text}: {error}") from error
         found |= {queue_name(digest, None): folder, queue_name(None, folder.name): folder}
-    return WorkerCheckpoints(found, settings.device, settings.dtype, settings.forward_batch)
+    return WorkerCheckpoints(found, settings.device, settings.forward_batch)
 
 
 def checker_of(settings: FleetWorkerSettings, checkpoints: WorkerCheckpoints) -> SampleChecker:

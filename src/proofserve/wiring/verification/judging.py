@@ -52,8 +52,17 @@ def judged(
     """
     claimed.require_digest(truth.weights_digest)
     sample = draw(claimed.nonces, sampling.seed, sampling.most)
-    judges = judges_of(options, work.scheme.name, len(sample), truth.validator)
+    judges = judges_of(options, len(sample), truth.validator)
     ours = Recomputation(truth.vectors, work.scheme.width, sampling.at_once)
     outcome = verify(claimed, sample, ours, judges, progress)
-    rule, share = options.count_rule(), options.chances.share
-    return VerdictReport(outcome, claimed, sampling.seed, rule, options.origin, share)
+    measured = options.calibration
+    return VerdictReport(
+        outcome=outcome,
+        claimed=claimed,
+        seed=sampling.seed,
+        rule=options.count_rule(),
+        origin=options.origin,
+        kernels=measured.honest.names if measured else (),
+        alpha=options.alpha,
+        beta=options.beta,
+    )

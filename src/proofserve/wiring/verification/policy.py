@@ -10,7 +10,7 @@ from proofserve.fleet.verification_records import AfterConviction, VerificationR
 from proofserve.lab.client.errors import LabError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.settings.fleet_policy import read_policy
-from proofserve.wiring.judges import COUNT, NEED_NO_CALIBRATION, TESTS, threshold_of
+from proofserve.wiring.judges import OF_A_CALIBRATION, TESTS, threshold_of
 
 # What the file calls otherwise, because it says the unit.
 _RENAMED = {"every_sec": "every_s", "timeout_sec": "timeout_s"}
@@ -74,7 +74,7 @@ class _Rules:
 
     def _problem_of_threshold(self, fields: Mapping[str, Any]) -> str | None:
         tests, path = fields.get("tests", ()), fields.get("calibration")
-        needing = sorted({*tests} - NEED_NO_CALIBRATION - {COUNT})
+        needing = sorted(OF_A_CALIBRATION.intersection(tests))
         if needing and path is None:
             return f"calibration: the test {needing[0]} needs the file of `calibrate noise`"
         given = fields.get("dist_threshold"), path and self._path(path), fields.get("p_mismatch")

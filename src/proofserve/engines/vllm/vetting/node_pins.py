@@ -28,6 +28,16 @@ PROOFS = Feature(
         Pin("client.served_facts", "vllm.config.model", "ModelConfig.get_hidden_size"),
         Pin("client.served_facts", "vllm.config.model", "ModelConfig", ("model", "revision")),
         Pin("client.served_facts", "vllm.config.load", "LoadConfig", ("download_dir",)),
+        Pin("client.served_kernels", "vllm.config.model", "ModelConfig", ("dtype",)),
+        Pin("client.served_kernels", "vllm.config.cache", "CacheConfig", ("cache_dtype",)),
+        Pin(
+            "client.served_kernels",
+            "vllm.config.parallel",
+            "ParallelConfig",
+            ("tensor_parallel_size",),
+        ),
+        Pin("client.served_kernels", "vllm.platforms.interface", "Platform.is_cpu"),
+        Pin("client.served_kernels", "vllm.platforms.interface", "Platform.get_device_name"),
         Pin("compat_client.call_engine", "vllm.v1.engine.async_llm", "AsyncLLM", ("engine_core",)),
         Pin(
             "compat_client.call_engine",

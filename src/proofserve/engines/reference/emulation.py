@@ -1,0 +1,295 @@
+"""A forward of a float32 decoder as other kernels would compute it.
+
+It finds the points where a ``KernelProfile`` rounds: by module (norms, attention, MLP) and by the
+torch functions that transformers calls in them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from proofserve.engines.reference.arithmetic import Arithmetic, KernelProfile, Point
+
+# The matrices whose inputs tensor parallelism splits, in the usual names of transformers.
+_SPLIT_BY_RANKS: Final = frozenset({"o_proj", "down_proj"})
+
+
+class _Place(StrEnum):
+    NOWHERE = "outside the layers"
+    LAYER = "in a layer, beside its parts"
+    ATTENTION = "in attention"
+    MLP = "in an MLP or a mixture of experts"
+    EXPERTS = "in the experts of a mixture"
+    ROUTER = "in the router of a mixture"
+    NORM = "in a norm"
+    TABLE = "where cosines and sines are made"
+    EMBEDDING = "where tokens become vectors"
+
+
+# Parts of the names of classes in transformers; the later wins.
+_CLASSES: Final[Mapping[str, _Place]] = {
+    "Norm": _Place.NORM,
+    "Embedding": _Place.EMBEDDING,
+    "RotaryEmbedding": _Place.TABLE,
+    "Router": _Place.ROUTER,
+    "Experts": _Place.EXPERTS,
+}
+
+# Within experts, other points stand for those of an MLP.
+_IN_EXPERTS: Final[Mapping[Point, Point]] = {
+    Point.OUTPUTS: Point.EXPERT_STEPS,
+    Point.ACTIVATION: Point.EXPERT_STEPS,
+    Point.PRODUCT: Point.EXPERT_PRODUCT,
+}
+
+
+@contextmanager
+def emulated(decoder: nn.Module, profile: KernelProfile | None) -> Iterator[None]:
+    """Forwards of ``decoder`` in this context round as ``profile`` says; None changes nothing.
+
+    The hooks are on the modules: no other thread may use ``decoder`` meanwhile.
+    """
+    if profile is None:
+        yield
+        return
+    kernels = _Kernels(Arithmetic(profile), decoder)
+    with ExitStack() as stack:
+        begin = decoder.register_forward_pre_hook(kernels.begin, with_kwargs=True)
+        stack.enter_context(begin)
+        for module, place in _places(decoder).items():
+            enter, leave = partial(kernels.enter, place), partial(kernels.leave, place)
+            stack.enter_context(module.register_forward_pre_hook(enter))
+            # First of all hooks: what a scheme does to a layer's output is no kernel's work.
+            stack.enter_context(module.register_forward_hook(leave, prepend=True))
+        stack.enter_context(kernels)
+        yield
+
+
+def _places(decoder: nn.Module) -> dict[nn.Module, _Place]:
+    found: dict[nn.Module, _Place] = {}
+    for layer in cast("nn.ModuleList", decoder.layers):
+        found[layer] = _Place.LAYER
+        for part in layer.children():
+            attends = "Attention" in type(part).__name__
+            found[part] = _Place.ATTENTION if attends else _Place.MLP
+    for module in decoder.modules():
+        for name, place in _CLASSES.items():
+            if name in type(module).__name__:
+                found[module] = place
+    return found
+
+
+class _Kernels(TorchFunctionMode):
+    """Sees every call of a torch function, and knows in which modules it happens."""
+
+    def __init__(self, arithmetic: Arithmetic, decoder: nn.Module) -> None:
+        super().__init__()
+        self._does = arithmetic
+        self._stack: list[_Place] = []
+        self._casts = 0
+        # The next product of attention is of its weights and the values.
+        self._weighing = False
+        # The last sigmoid of an activation, and the last weight that a router cast to float32.
+        self._sigmoid: Tensor | None = None
+        self._exact: Tensor | None = None
+        self._split_weights, self._split_shapes = _split_matrices(decoder)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = _HANDLERS.get(self._place, {}).get(func)
+        if handler is None:
+            return func(*args, **(kwargs or {}))
+        return handler(self, func, *args, **(kwargs or {}))
+
+    # -- hooks: where the forward is ---------------------------------------------------------------
+
+    @property
+    def _place(self) -> _Place:
+        return self._stack[-1] if self._stack else _Place.NOWHERE
+
+    def begin(self, _: nn.Module, args: Any, options: dict[str, Any]) -> Any:
+        """Embeddings that a scheme draws are given to a node in the format that it serves."""
+        drawn = options.get("inputs_embeds")
+        if drawn is not None:
+            options = {**options, "inputs_embeds": self._does.as_served(drawn)}
+        return args, options
+
+    def enter(self, place: _Place, _: nn.Module, args: Any) -> Any:
+        if place is _Place.LAYER:
+            # A scheme may have changed what the layer before gave.
+            args = (self._at(Point.RESIDUAL, args[0]), *args[1:])
+        self._stack.append(place)
+        self._casts = 0
+        return args
+
+    def leave(self, place: _Place, _module: nn.Module, _args: Any, out: Any) -> Any:
+        self._stack.pop()
+        if place is _Place.NORM:
+            return self._at(self._norm, out)
+        if place is _Place.TABLE:
+            return tuple(self._at(Point.TABLE, each) for each in out)
+        return out
+
+    @property
+    def _norm(self) -> Point:
+        return Point.HEAD_NORM if _Place.ATTENTION in self._stack else Point.NORM
+
+    def _at(self, point: Point, values: Tensor) -> Tensor:
+        in_experts = self._place is _Place.EXPERTS
+        return self._does.at(_IN_EXPERTS.get(point, point) if in_experts else point, values)
+
+    # -- handlers of torch functions ---------------------------------------------------------------
+
+    def residual(self, func: Any, one: Tensor, other: Tensor) -> Tensor:
+        read = (self._at(Point.STORED_RESIDUAL, each) for each in (one, other))
+        return self._at(Point.RESIDUAL, func(*read))
+
+    def scaled(self, func: Any, one: Tensor, factor: Tensor) -> Tensor:
+        """Gemma multiplies embeddings by a factor that it keeps in the served format."""
+        made: Tensor = func(one, self._does.as_served(factor))
+        return self._does.as_served(made)
+
+    def cast(self, func: Any, values: Tensor, *args: Any, **options: Any) -> Tensor:
+        """A norm casts its input to float32 first, and its values back before or after the gain."""
+        self._casts += 1
+        made: Tensor = func(values, *args, **options)
+        back = self._casts > 1 and Point.GAIN in self._does.points
+        return self._at(self._norm, made) if back else made
+
+    def exact(self, func: Any, *args: Any, **options: Any) -> Tensor:
+        """DeepSeek's router multiplies in float32, whatever the served format is."""
+        self._exact = func(*args, **options)
+        return self._exact
+
+    def linear(self, func: Any, inputs: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
+        if weight is self._exact:
+            made: Tensor = func(inputs, weight, bias)
+            return made
+        return self._product(inputs, weight, bias)
+
+    def stacked(self, _: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        return self._product(inputs, weight.mT)
+
+    def grouped(self, _: Any, inputs: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
+        """Rows [rows, in], sorted by expert, times [experts, in, out]; ``offs`` are their ends."""
+        ends = offs.tolist()
+        rows = zip([0, *ends], ends, weight.mT, strict=False)
+        return torch.cat([self._product(inputs[a:b], each) for a, b, each in rows])
+
+    def _product(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        single = isinstance(weight, nn.Parameter)
+        known = id(weight) in self._split_weights if single else weight.shape in self._split_shapes
+        made = self._does.product(inputs, weight, split=known)
+        return self._at(Point.OUTPUTS, made if bias is None else made + bias)
+
+    def attention(self, func: Any, *args: Any, **options: Any) -> Tensor:
+        return self._does.attention(func, *args, **options)
+
+    def weights(self, func: Any, *args: Any, **options: Any) -> Tensor:
+        self._weighing = True
+        return self._at(Point.WEIGHTS, func(*args, **options))
+
+    def attend(self, func: Any, one: Tensor, other: Tensor) -> Tensor:
+        """Queries times keys, or weights times values: attention as plain products."""
+        weighing, self._weighing = self._weighing, False
+        read = self._does.cached(other)
+        if weighing:
+            return self._at(Point.ATTENTION, func(one, read))
+        return self._at(Point.SCORES, func(self._at(Point.OPERANDS, one), read))
+
+    def turn(self, func: Any, one: Tensor, other: Any) -> Tensor:
+        """A product in attention: of the rotary embedding, or scores times their scale."""
+        point = Point.ROTATION if isinstance(other, Tensor) else Point.SCORES
+        return self._at(point, func(one, other))
+
+    def turned(self, func: Any, one: Tensor, other: Tensor) -> Tensor:
+        """A sum in attention: of the rotary embedding, or scores and their mask or maximum."""
+        point = Point.ROTATED if one.shape == other.shape else Point.SCORES
+        return self._at(point, func(one, other))
+
+    def activation(self, func: Any, *args: Any, **options: Any) -> Tensor:
+        return self._at(Point.ACTIVATION, func(*args, **options))
+
+    def sigmoid(self, func: Any, values: Tensor) -> Tensor:
+        """GPT-OSS writes its SiLU as a product with a sigmoid."""
+        self._sigmoid = self._at(Point.ACTIVATION, func(values))
+        return self._sigmoid
+
+    def multiply(self, func: Any, one: Tensor, other: Any) -> Tensor:
+        """A product in an MLP: with a number, with experts' weights, or of the two halves."""
+        if not isinstance(other, Tensor) or other is self._sigmoid:
+            return self._at(Point.ACTIVATION, func(one, other))
+        if one.shape == other.shape:
+            return self._at(Point.PRODUCT, func(one, other))
+        weighted = func(one, self._at(Point.EXPERT_STEPS, other))
+        return self._at(Point.EXPERT_STEPS, weighted)
+
+    def add(self, func: Any, one: Tensor, other: Any) -> Tensor:
+        """A sum in an MLP: with a number, with a bias, or of experts' outputs."""
+        if not isinstance(other, Tensor):
+            return self._at(Point.ACTIVATION, func(one, other))
+        return self._at(
+            Point.MIXTURE if one.shape == other.shape else Point.OUTPUTS, func(one, other)
+        )
+
+    def add_bias(self, func: Any, one: Tensor, bias: Tensor) -> Tensor:
+        return one.copy_(self._at(Point.OUTPUTS, func(one, bias)))
+
+    def add_experts(self, func: Any, total: Tensor, *args: Any) -> Tensor:
+        return total.copy_(self._at(Point.MIXTURE, func(total, *args)))
+
+    def mixed(self, func: Any, *args: Any, **options: Any) -> Tensor:
+        return self._at(Point.MIXTURE, func(*args, **options))
+
+
+_MLP: Final[Mapping[Any, Callable[..., Tensor]]] = {
+    functional.linear: _Kernels.linear,
+    functional.grouped_mm: _Kernels.grouped,
+    functional.silu: _Kernels.activation,
+    functional.gelu: _Kernels.activation,
+    torch.sigmoid: _Kernels.sigmoid,
+    Tensor.matmul: _Kernels.stacked,
+    Tensor.mul: _Kernels.multiply,
+    Tensor.add: _Kernels.add,
+    Tensor.add_: _Kernels.add_bias,
+    Tensor.index_add_: _Kernels.add_experts,
+    Tensor.sum: _Kernels.mixed,
+}
+_HANDLERS: Final[Mapping[_Place, Mapping[Any, Callable[..., Tensor]]]] = {
+    _Place.LAYER: {Tensor.add: _Kernels.residual},
+    _Place.ATTENTION: {
+        functional.linear: _Kernels.linear,
+        functional.scaled_dot_product_attention: _Kernels.attention,
+        functional.softmax: _Kernels.weights,
+        torch.matmul: _Kernels.attend,
+        Tensor.mul: _Kernels.turn,
+        Tensor.add: _Kernels.turned,
+        Tensor.sub: _Kernels.turned,
+    },
+    _Place.MLP: _MLP,
+    _Place.EXPERTS: _MLP,
+    _Place.ROUTER: {Tensor.type: _Kernels.exact, functional.linear: _Kernels.linear},
+    _Place.NORM: {Tensor.to: _Kernels.cast, Tensor.type_as: _Kernels.cast},
+    _Place.EMBEDDING: {Tensor.mul: _Kernels.scaled},
+}
+
+
+def _split_matrices(decoder: nn.Module) -> tuple[set[int], set[torch.Size]]:
+    """The matrices that ranks split by inputs: ids of single ones, shapes [out, in] of experts'."""
+    single, experts = set(), set()
+    for name, module in decoder.named_modules():
+        stacked = getattr(module, "down_proj", None)
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in _SPLIT_BY_RANKS:
+            single.add(id(module.weight))
+        elif isinstance(stacked, nn.Parameter):
+            one = stacked[0].mT if getattr(module, "is_transposed", False) else stacked[0]
+            experts.add(one.shape)
+    return single, experts

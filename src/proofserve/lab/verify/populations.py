@@ -1,0 +1,192 @@
+"""What honest means: a list of kernels that may serve the model, each with its own figures.
+
+No verdict rests on one idea of honest rounding. The null is "one of these kernels", so a node is
+convicted only if every one of them is, and cleared if one of them explains it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.lab.verify.dependence import widened
+from proofserve.protocol.verdict.leaning import HonestLean, honest_lean, own_share
+from proofserve.protocol.verdict.scale import CONVICTING, REFUTING, ScaleFit, SizeBets, fitted
+
+Floats = NDArray[np.float64]
+# The name under which the shares of our own figures have that of the alikeness of twins.
+TWINS: Final = "twins"
+# Fewer honest nonces bound no spread.
+LEAST_LEANING: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The figures of a prover with a suspect's weights, against that suspect, as calibrated."""
+
+    mean: float
+    sd: float
+
+
+# A suspect that was not calibrated: as int8 in groups of 32 shows on a trained model in the vectors
+# of sketch-v1, with the wider spread of those of artifact-v1.
+UNKNOWN: Final = Expected(0.4, 0.4)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What one run of the model showed on the nonces of a calibration.
+
+    ``lengths`` float64 [n] are those of its errors, ``alike`` float64 [n] the cosines of twins'
+    errors, None where nonces have no twins. ``cosines`` are by suspect, float64 [m] with the first
+    m of these nonces. ``rows`` int64 [n] are the places of its nonces among those of the
+    validator's own run.
+    """
+
+    lengths: Floats
+    alike: Floats | None
+    cosines: Mapping[str, Floats]
+    rows: NDArray[np.int64]
+
+
+class Population:
+    """The honest figures of one kernel, beside the validator's ``own`` ones of the same nonces.
+
+    ``groups`` int64 number the nonces that are alike, by their rows; None if none are. ``room``
+    widens all bounds. Raises ProtocolError for too few figures.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: RunFigures,
+        own: RunFigures,
+        shares: Mapping[str, float],
+        groups: NDArray[np.int64] | None = None,
+        room: float = 1.0,
+    ) -> None:
+        self.name = name
+        self._groups = None if groups is None else groups[run.rows]
+        logs = np.log(run.lengths / own.lengths[run.rows])
+        self.ratios = np.exp(self._widened(logs))
+        self.room = room
+        self.fit: ScaleFit = fitted(self.ratios)
+        self.convicting = SizeBets(self.fit, self.ratios, CONVICTING * room)
+        self.refuting = SizeBets(self.fit, self.ratios, REFUTING * room)
+        self.leans: dict[str, HonestLean] = {}
+        if run.alike is not None and own.alike is not None:
+            figures = run.alike - shares[TWINS] * own.alike[run.rows]
+            self.leans[TWINS] = self._lean(figures, shares[TWINS])
+        for suspect, cosines in run.cosines.items():
+            if len(cosines) >= LEAST_LEANING:
+                ours = own.cosines[suspect][run.rows[: len(cosines)]]
+                figures = cosines - shares[suspect] * ours
+                self.leans[suspect] = self._lean(figures, shares[suspect])
+
+    @cached_property
+    def widest(self) -> HonestLean | None:
+        """For a suspect that was not measured; None if none was."""
+        leans = [lean for name, lean in self.leans.items() if name != TWINS]
+        return max(leans, key=lambda lean: lean.sd, default=None)
+
+    def lean(self, suspect: str) -> HonestLean | None:
+        return self.leans.get(suspect, self.widest)
+
+    def _lean(self, figures: Floats, share: float) -> HonestLean:
+        return honest_lean(self._widened(figures), share).wider(self.room)
+
+    def _widened(self, figures: Floats) -> Floats:
+        if self._groups is None:
+            return figures
+        return widened(figures, self._groups[: len(figures)].tolist())
+
+
+class HonestPopulations:
+    """All kernels of a calibration; ``members`` are never empty.
+
+    ``shares`` say how much of our own figure each test takes off, by suspect and ``TWINS``.
+    ``expected`` are the figures of provers with each suspect's weights. ``without`` gives the same
+    with a member left out.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Population],
+        shares: Mapping[str, float],
+        expected: Mapping[str, Expected],
+    ) -> None:
+        self.members = tuple(members)
+        self.shares = shares
+        self.expected = expected
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(member.name for member in self.members)
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Those whose leaning was measured."""
+        return tuple(name for name in self.shares if name != TWINS)
+
+    @property
+    def has_twins(self) -> bool:
+        return all(TWINS in member.leans for member in self.members)
+
+    def share(self, suspect: str) -> float:
+        """For a suspect that was not measured the share in the middle of the others."""
+        others = [share for name, share in self.shares.items() if name != TWINS]
+        middle = float(np.median(others)) if others else 1.0
+        return self.shares.get(suspect, middle)
+
+    def widest_sd(self, suspect: str) -> float:
+        leans = (member.lean(suspect) for member in self.members)
+        return max((lean.sd for lean in leans if lean is not None), default=0.0)
+
+    def without(self, name: str) -> "HonestPopulations":
+        kept = [member for member in self.members if member.name != name]
+        return HonestPopulations(kept, self.shares, self.expected)
+
+
+def populations(
+    own: RunFigures,
+    honest: Mapping[str, RunFigures],
+    cheats: Mapping[str, Floats],
+    groups: NDArray[np.int64] | None = None,
+    room: float = 1.0,
+) -> HonestPopulations:
+    """The null of a calibration: ``honest`` runs by name, and what each suspect's prover showed.
+
+    ``cheats`` are cosines float64 [m] with the suspect, of our own first m nonces. Raises
+    ProtocolError for too few figures.
+    """
+    shares = {}
+    for suspect in own.cosines:
+        pairs = [
+            (run.cosines[suspect], own.cosines[suspect][run.rows[: len(run.cosines[suspect])]])
+            for run in honest.values()
+            if suspect in run.cosines
+        ]
+        shares[suspect] = own_share(pairs)
+    if own.alike is not None:
+        alike = own.alike
+        pairs = [(r.alike, alike[r.rows]) for r in honest.values() if r.alike is not None]
+        shares[TWINS] = own_share(pairs)
+    members = [Population(name, run, own, shares, groups, room) for name, run in honest.items()]
+    expected = {
+        name: _expected(cosines - shares[name] * own.cosines[name][: len(cosines)])
+        for name, cosines in cheats.items()
+    }
+    return HonestPopulations(members, shares, expected)
+
+
+# The normal quantile of 0.99.
+_Z = 2.33
+
+
+def _expected(figures: Floats) -> Expected:
+    """With a lower bound of the mean: what is expected too high would clear a fraud too soon."""
+    sd = float(figures.std(ddof=1))
+    return Expected(float(figures.mean()) - _Z * sd / len(figures) ** 0.5, sd)

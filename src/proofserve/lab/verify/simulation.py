@@ -1,0 +1,270 @@
+"""Verifications of resampled nonces: how many end in which verdict, and after how many nonces.
+
+The factors of a test are independent from nonce to nonce, so its evidence along a verification is
+the sum of the increments of the nonces drawn. Every suspect is computed for every nonce here, which
+only gives a verdict more chances to convict than ``verify`` has.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.lab.verify.judges import Chances
+from proofserve.lab.verify.populations import (
+    TWINS,
+    UNKNOWN,
+    HonestPopulations,
+    Population,
+    RunFigures,
+)
+from proofserve.protocol.verdict.twins import twin_log_clearing
+
+# Tests that can convict share alpha: sizes and directions.
+CONVICTING_TESTS = 2
+# Nonces that are simulated in one go; fewer at first, since most frauds are convicted early.
+FIRST_STEP, STEP = 8, 64
+# Expected runs, of all, below which none is simulated to reach a limit.
+NEGLIGIBLE = 0.01
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFigures:
+    """What a node shows beside the validator's own run, on the same n nonces.
+
+    ``ratios`` float64 [n] of lengths, infinite for a claim without a vector. ``twins`` float64 [n],
+    None without twins, and ``leans`` float64 [n] by suspect have our own share taken off; NaN where
+    there is no vector.
+    """
+
+    ratios: Floats
+    twins: Floats | None
+    leans: Mapping[str, Floats]
+
+    def __len__(self) -> int:
+        return len(self.ratios)
+
+
+def node_figures(node: RunFigures, own: RunFigures, honest: HonestPopulations) -> NodeFigures:
+    """Of the nonces of ``node`` on which the suspects were measured, all if none were."""
+    measured = min((len(values) for values in node.cosines.values()), default=len(node.lengths))
+    rows = node.rows[:measured]
+    twins = None
+    if node.alike is not None and own.alike is not None and honest.has_twins:
+        twins = node.alike[:measured] - honest.shares[TWINS] * own.alike[rows]
+    leans = {
+        name: values[:measured] - honest.share(name) * own.cosines[name][rows]
+        for name, values in node.cosines.items()
+    }
+    return NodeFigures(node.lengths[:measured] / own.lengths[rows], twins, leans)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The nonces of each run, int64 [runs, most], and the chance of each nonce [n]."""
+
+    rows: Counts
+    chances: Floats
+
+    @property
+    def never(self) -> int:
+        return int(self.rows.shape[1]) + 1
+
+
+def draws(count: int, runs: int, most: int, chances: Floats | None = None, seed: int = 0) -> Draws:
+    """``most`` of ``count`` nonces for each of ``runs``, with replacement."""
+    random, shape = np.random.default_rng(seed), (runs, most)
+    if chances is None:
+        return Draws(random.integers(0, count, shape), np.full(count, 1.0 / count))
+    return Draws(random.choice(count, shape, p=chances), chances)
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """When each run was convicted or cleared, int64 [runs], beyond ``most`` if it was not.
+
+    ``refuted`` bool [runs]: no population explains the node. ``by_test`` is when each test alone
+    would have convicted.
+    """
+
+    most: int
+    convicted_at: Counts
+    cleared_at: Counts
+    refuted: NDArray[np.bool_]
+    by_test: Mapping[str, Counts]
+
+    @property
+    def convicted(self) -> int:
+        return int(np.count_nonzero(self._is_convicted))
+
+    @property
+    def cleared(self) -> int:
+        return int(np.count_nonzero((self.cleared_at <= self.most) & ~self._is_convicted))
+
+    @property
+    def unexplained(self) -> int:
+        """No verdict, exit code 3: neither honest nor fraud explains the errors."""
+        return int(np.count_nonzero(self.refuted & self._is_open))
+
+    @property
+    def undecided(self) -> int:
+        return int(np.count_nonzero(~self.refuted & self._is_open))
+
+    def nonces_to(self, ended: Counts, share: float) -> int | None:
+        """The nonces after which ``share`` of the runs have ended so; None if more than most."""
+        nonces = int(np.sort(ended)[math.ceil(share * len(ended)) - 1])
+        return nonces if nonces <= self.most else None
+
+    @property
+    def _is_convicted(self) -> NDArray[np.bool_]:
+        return (self.convicted_at <= self.most) & (self.convicted_at <= self.cleared_at)
+
+    @property
+    def _is_open(self) -> NDArray[np.bool_]:
+        return (self.convicted_at > self.most) & (self.cleared_at > self.most)
+
+
+def simulated(
+    node: NodeFigures, honest: HonestPopulations, chances: Chances, drawn: Draws
+) -> Endings:
+    """Verifications of ``node`` by a calibration, as ``verify`` runs them by default.
+
+    ``chances`` are those of the whole verdict.
+    """
+    ruled_out = _ruled_out(node, honest, chances, drawn)
+    of_members = [_Member(member, node, chances, drawn) for member in honest.members]
+    convicted = np.maximum.reduce([member.convicted for member in of_members])
+    refuted = np.maximum.reduce([member.refuted for member in of_members])
+    cleared = np.minimum.reduce([member.cleared(ruled_out) for member in of_members])
+    by_test = {
+        name: np.maximum.reduce([member.by_test[name] for member in of_members])
+        for name in of_members[0].by_test
+    }
+    most = drawn.rows.shape[1]
+    return Endings(most, convicted, cleared, refuted <= most, by_test)
+
+
+def convictions(
+    node: NodeFigures, honest: HonestPopulations, chances: Chances, drawn: Draws
+) -> Counts:
+    """When each run is convicted, int64 [runs], if clearing did not end it before."""
+    stops = np.zeros(len(drawn.rows), dtype=np.int64)
+    for of in honest.members:
+        stops = np.maximum(stops, _Member(of, node, chances, drawn).convicted)
+        if (stops == drawn.never).all():
+            break
+    return stops
+
+
+class _Member:
+    """The runs of a simulation beside one population."""
+
+    def __init__(self, of: Population, node: NodeFigures, chances: Chances, drawn: Draws) -> None:
+        self._of = of
+        self._node = node
+        self._chances = chances
+        self._drawn = drawn
+        limit = math.log(CONVICTING_TESTS / chances.alpha)
+        self._limit = limit
+        sizes = first_passages(of.convicting.log_factors(node.ratios), drawn, limit)
+        direction = np.full(len(drawn.rows), drawn.never)
+        for name, figures in node.leans.items():
+            if (lean := of.lean(name)) is not None:
+                factors = _without_vector(lean.log_factors(figures))
+                reached = first_passages(factors, drawn, limit + math.log(len(node.leans)))
+                direction = np.minimum(direction, reached)
+        self.by_test = {"paired": sizes, "direction": direction}
+        self.convicted = np.minimum(sizes, direction)
+
+    @cached_property
+    def refuted(self) -> Counts:
+        """When the population is refuted, by what convicts or by less."""
+        of, node = self._of, self._node
+        reached = [of.refuting.log_factors(node.ratios)]
+        if node.twins is not None:
+            reached.append(_without_vector(of.leans[TWINS].log_factors(node.twins)))
+        stops = [first_passages(factors, self._drawn, self._limit) for factors in reached]
+        earliest: Counts = np.minimum.reduce([self.convicted, *stops])
+        return earliest
+
+    def cleared(self, ruled_out: Counts) -> Counts:
+        """When all tests clear at once, before any refutes this population."""
+        drawn, needed = self._drawn, self._chances.clears_at
+        numbers = np.arange(1, drawn.never)
+        clear = (numbers >= ruled_out[:, np.newaxis]) & (numbers < self.refuted[:, np.newaxis])
+        shares = np.array([self._chances.share])
+        columns = list(self._of.fit.log_clearing(self._node.ratios, shares).T)
+        if self._node.twins is not None:
+            by_twins = twin_log_clearing(self._node.twins, self._of.leans[TWINS].mean)
+            columns.append(np.nan_to_num(by_twins))
+        for column in columns:
+            clear &= np.cumsum(column[drawn.rows], axis=1) >= needed
+        return np.where(clear.any(axis=1), clear.argmax(axis=1) + 1, drawn.never)
+
+
+def _ruled_out(
+    node: NodeFigures, honest: HonestPopulations, chances: Chances, drawn: Draws
+) -> Counts:
+    """When every suspect is ruled out."""
+    last = np.zeros(len(drawn.rows), dtype=np.int64)
+    for name, figures in node.leans.items():
+        expected = honest.expected.get(name, UNKNOWN)
+        sd = max(expected.sd, honest.widest_sd(name))
+        innocence = (expected.mean**2 / 2 - expected.mean * figures) / sd**2
+        column = np.nan_to_num(innocence)[:, np.newaxis]
+        last = np.maximum(last, first_passages(column, drawn, chances.clears_at))
+    return last
+
+
+def first_passages(factors: Floats, drawn: Draws, limit: float) -> Counts:
+    """The nonces after which each run's evidence is at least ``limit``: int64 [runs].
+
+    ``factors`` [n, bets] are logarithms. Where no nonces of the run are enough it is
+    ``drawn.never``.
+    """
+    runs, most = drawn.rows.shape
+    stops = np.full(runs, drawn.never)
+    if runs * math.exp(-limit) < NEGLIGIBLE and _hopeless(factors, drawn.chances):
+        return stops
+    running, logs, start = np.arange(runs), np.zeros((runs, factors.shape[1])), 0
+    while start < most and len(running):
+        step = FIRST_STEP if start == 0 else STEP
+        taken = factors[drawn.rows[running, start : start + step]]
+        paths = logs[:, np.newaxis] + np.cumsum(taken, axis=1)
+        over = _reached(paths, limit)
+        ended = over.any(axis=1)
+        stops[running[ended]] = start + 1 + over[ended].argmax(axis=1)
+        start += step
+        running, logs = running[~ended], paths[~ended, -1]
+    return stops
+
+
+def log_mean(logs: Floats) -> Floats:
+    """The logarithm of the mean of exp(``logs``) along the last axis."""
+    highest = logs.max(axis=-1, keepdims=True)
+    found: Floats = highest[..., 0] + np.log(np.exp(logs - highest).mean(axis=-1))
+    return found
+
+
+def _without_vector(factors: Floats) -> Floats:
+    """A claim without a vector gives nothing to the tests of directions."""
+    return np.nan_to_num(factors)
+
+
+def _hopeless(factors: Floats, chances: Floats) -> bool:
+    """Whether no bet grows on average: by Ville's inequality hardly a run is then convicted."""
+    with np.errstate(over="ignore"):
+        return bool((chances @ np.exp(factors) <= 1.0).all())
+
+
+def _reached(logs: Floats, limit: float) -> NDArray[np.bool_]:
+    # The mean is at most the largest, which is quicker to compute.
+    over: NDArray[np.bool_] = logs.max(axis=-1) >= limit
+    over[over] = log_mean(logs[over]) >= limit
+    return over
