@@ -13,6 +13,7 @@ import psutil
 
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.servers import ServerOptions, small_server
+from proofserve.lab.host.processor import quick_dtype
 from proofserve.settings.process import environment
 from proofserve.wiring.launch import Server, ServerCommand, ServerFailed, free_port, running_server
 
@@ -111,7 +112,9 @@ class Node(Killable):
         super().__init__(folder, "api")
         self.outbox = folder / "outbox.sqlite"
         self.model = MODEL.name
-        deployment = ServerOptions(checkpoint(MODEL), self.model, FORWARD_BATCH)
+        deployment = ServerOptions(
+            checkpoint(MODEL), self.model, FORWARD_BATCH, dtype=quick_dtype()
+        )
         served = small_server(deployment, folder)
         self._command = ServerCommand(served.argv, {**served.env, **poc})
 

@@ -39,8 +39,8 @@ _DUE = """
 """
 _SAMPLED_FOR_S = 540.0
 _JOBS = """
-    SELECT j.id, m.url, r.spec, j.round, j.lane, j.rule, j.seed, j.after_batch, j.through_batch,
-           j.state, j.attempts
+    SELECT j.id, m.url, r.spec, j.round, j.lane, j.rule, j.alpha_share, j.seed, j.after_batch,
+           j.through_batch, j.state, j.attempts
     FROM fleet_jobs j JOIN fleet_members m ON m.id = j.member
     JOIN fleet_rounds r ON r.number = j.round ORDER BY j.number
 """
@@ -66,6 +66,7 @@ class StoredJob:
     member: str
     work: Workload
     rule: Mapping[str, Any]
+    alpha: float
     seed: str
     state: str
     attempts: int
@@ -204,7 +205,7 @@ def _judged(job: StoredJob) -> tuple[str, dict[int, float]]:
     theirs = {int(job.nonces[place]): job.vectors[place] for place in places}
     order = draw(theirs, job.seed)
     ours = toy_vectors(job.work, order)
-    test = SequentialTest(rule["p_mismatch"], _P_FRAUD, rule["alpha"], rule["beta"])
+    test = SequentialTest(rule["p_mismatch"], _P_FRAUD, job.alpha, rule["beta"])
     distances: dict[int, float] = {}
     for nonce in order:
         error = theirs[nonce].astype("f4") - ours[nonce].astype("f2").astype("f4")
@@ -224,13 +225,15 @@ def _job(connection: Connection, row: Row[Any]) -> StoredJob:
     of = {"round": row.round, "lane": row.lane, "after": row.after_batch}
     batches = connection.execute(text(_BATCHES), of | {"through": row.through_batch}).all()
     work = loads(row.spec).work
+    rule = json.loads(row.rule)
     nonces = b"".join(batch.nonces for batch in batches)
     found = b"".join(batch.found for batch in batches)
     return StoredJob(
         id=row.id,
         member=row.url,
         work=work,
-        rule=json.loads(row.rule),
+        rule=rule,
+        alpha=row.alpha_share * rule["alpha_per_day"],
         seed=row.seed,
         state=row.state,
         attempts=row.attempts,

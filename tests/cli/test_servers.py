@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from proofserve.cli import servers
-from proofserve.cli.servers import ServerOptions, serving, small_server
+from proofserve.cli.servers import ServerOptions, served_in, serving, small_server
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
+from proofserve.lab.host.processor import ServedDtype
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.wiring.launch import ServerCommand, ServerFailed
 
@@ -141,3 +142,19 @@ def test_a_long_temporary_folder_leaves_room_for_sockets(
         raise AssertionError("there is no such server")
     assert len(f"{folders[0]}/{uuid.uuid4()}") <= 107
     assert not folders[0].exists()
+
+
+def test_the_dtype_is_the_servers(tmp_path: Path) -> None:
+    for wanted in (DEPLOYMENT, replace(DEPLOYMENT, dtype=ServedDtype.FLOAT32)):
+        argv = small_server(wanted, tmp_path).argv
+        assert argv[argv.index("--dtype") + 1] == wanted.dtype
+
+
+def test_an_unusual_dtype_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "quick_dtype", lambda: ServedDtype.BFLOAT16)
+    assert served_in(ServedDtype.FLOAT32) == "in float32"
+    monkeypatch.setattr(servers, "quick_dtype", lambda: ServedDtype.FLOAT32)
+    assert served_in(ServedDtype.BFLOAT16) == "in bfloat16"
+    assert served_in(ServedDtype.FLOAT32).endswith(
+        "this processor has no instructions for bfloat16"
+    )

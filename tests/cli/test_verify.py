@@ -16,6 +16,7 @@ from proofserve.lab.client.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import draw
 from proofserve.receiver.messages import Generated, Stamp
 from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
@@ -79,6 +80,7 @@ def test_an_honest_node_is_honest(
     assert result.exit_code == 0, result.output
     assert "honest" in result.output
     assert "10 of 96 nonces recomputed (seed 42)" in result.output
+    assert "The seed was given: this holds only if the node did not know it" in result.output
     assert "count     honest: 0 mismatches, likelihood ratio 0.000986" in result.output
     outcome = json.loads(record.read_text())
     assert outcome["verdict"] == "honest"
@@ -88,6 +90,39 @@ def test_an_honest_node_is_honest(
     assert 0 < finding["figures"]["likelihood_ratio"] < 1e-3
     test = {"p_honest": 0.001, "p_fraud": 0.5, "alpha": 1e-6, "beta": 1e-3}
     assert outcome["count"]["test"] == test
+
+
+class Drawn:
+    """Claims none of which is right, and the nonces that a run of ``verify`` asked for."""
+
+    def __init__(self, source: Path, node: str, folder: Path) -> None:
+        self._source, self._node, self._record = source, node, folder / "outcome.json"
+
+    def nonces(self, *options: str) -> tuple[list[int], str]:
+        """The nonces of a sample in its order, and its seed."""
+        every = (*CLOSE, "--fixed", "--nonces", "12", "--seq-len", "32")
+        run(self._source, "--recompute-url", self._node, *every, "--json", self._record, *options)
+        outcome = json.loads(self._record.read_text())
+        return [each["nonce"] for each in outcome["mismatches"]], outcome["seed"]
+
+
+def test_a_forger_cannot_know_the_sample(write: Callable[[Body], Path], tmp_path: Path) -> None:
+    """It computed the 40 of 128 nonces that seed 0 draws first, and invented the others."""
+    computed = draw(range(128), "0", 40)
+    body = {
+        **{"public_key": "lab-key", "block_hash": "lab-block", "nonces": list(range(128))},
+        **{"artifacts": [], "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"}},
+    }
+    with stub_node() as (_, url):
+        drawn = Drawn(write(body), url, tmp_path)
+        (first, seed), (other, _) = drawn.nonces(), drawn.nonces()
+        again, recorded = drawn.nonces("--seed", seed)
+        assert set(drawn.nonces("--seed", "0")[0]) <= set(computed)
+    # By chance, all 12 are among the 40 in one of a million runs.
+    assert not set(first) <= set(computed)
+    assert not set(other) <= set(computed)
+    assert first != other
+    assert (again, recorded) == (first, seed)
 
 
 def test_without_a_threshold_one_line_says_how_to_measure_it(tiny: Path) -> None:

@@ -78,6 +78,15 @@ def snapshot(url: str) -> Any:
     return httpx.get(f"{url}/api/v1/fleet/snapshot", timeout=30).json()
 
 
+def processed_of(url: str) -> list[int]:
+    return [each["processed"] for each in snapshot(url)["members"]]
+
+
+def steps_of(url: str) -> list[int | None]:
+    """What their engines have computed."""
+    return [each["steps"] for each in snapshot(url)["members"]]
+
+
 def check(*args: str) -> str:
     result = CliRunner().invoke(app, ["check", *args, *SHORT])
     assert result.exit_code == 0, result.output
@@ -90,8 +99,10 @@ def test_smoke_of_a_fleet(fleet: str) -> None:
     assert "16 checks, 0 failed" in output
     assert "SKIP  chat answers" in output
     # Both servers prove: a round has nonces of two lanes.
-    with NodeClient(fleet) as node, node.round(Work(NAME)):
-        until(lambda: all(each["processed"] > 0 for each in snapshot(fleet)["members"]))
+    with NodeClient(fleet) as node, node.round(Work(NAME, seq_len=32)):
+        until(
+            lambda: all(processed_of(fleet)), reached=lambda: (steps_of(fleet), processed_of(fleet))
+        )
 
 
 def test_e2e_of_a_fleet(second_controller: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from proofserve.wiring.launch import ServerFailed
 from proofserve.wiring.owner import address
-from support.node import NAME, ServedNode, serve
+from support.node import NAME, ServedNode, engine_of, serve
 from support.node import until as wait_until
 
 pytestmark = pytest.mark.engine
@@ -143,7 +143,7 @@ def test_two_cores_and_two_processes_and_the_owner_ends(tiny: Path, tmp_path: Pa
             http.start_round()
         until(lambda: all(core["proved"] >= 32 for core in status(node)["cores"]))
         assert [core["stopped"] for core in status(node)["cores"]] == [False, False]
-        assert len(status(node)["engine"]["cores"]) == 2
+        assert len(engine_of(lambda: status(node))["cores"]) == 2
         until(lambda: both_processes_answer(node))
         assert chats(node) == alone
         round_id, reported = status(node)["round_id"], processed(node)
@@ -165,7 +165,7 @@ def test_two_cores_and_two_processes_and_the_owner_ends(tiny: Path, tmp_path: Pa
             assert len(rows) > reported + 64
             proves_the_same(last, rows)
         # The leases of both owners are back.
-        until(lambda: status(node)["engine"]["leased_blocks"] == 0)
+        until(lambda: engine_of(lambda: status(node))["leased_blocks"] == 0)
         scrape = httpx.get(f"{node.server.url}/api/v1/pow/metrics", timeout=60)
         assert 'proofserve_core_busy_seconds_total{core="1"}' in scrape.text
         node.server.process.terminate()

@@ -22,14 +22,14 @@ import pytest
 from proofserve.engines.vllm.embedded_app import vllm_app
 from proofserve.wiring.unix_server import on_unix_socket
 from support.gateway import ROOM
-from support.node import IN_ONE_PROCESS, NAME, ROUND
+from support.node import DTYPE, IN_ONE_PROCESS, NAME, ROUND
 
 pytestmark = pytest.mark.engine
 
 OPTIONS = [
     *("--served-model-name", NAME),
     *ROOM,
-    *("--dtype", "bfloat16"),
+    *("--dtype", DTYPE),
     "--enforce-eager",
     *IN_ONE_PROCESS,
     # No socket listens there; without a key the proof endpoints refuse other machines' addresses.

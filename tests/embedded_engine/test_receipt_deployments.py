@@ -1,4 +1,4 @@
-"""The tap of receipts in rare deployments, each with an engine of its own in bfloat16."""
+"""The tap of receipts in rare deployments, each with an engine of its own."""
 
 import asyncio
 from pathlib import Path

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from proofserve.protocol.verdict.direction import HonestSpread
 
 from proofserve.lab.audit.bootstrap import Bootstrap, Draws, first_passages
 from proofserve.lab.audit.conviction import ConvictionRule
@@ -25,7 +26,6 @@ from proofserve.lab.verify.judges import (
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.protocol.verdict.direction import HonestSpread
 from proofserve.protocol.verdict.evidence import Evidence
 from proofserve.protocol.verdict.scale import fitted
 from proofserve.protocol.verdict.sequential import SequentialResult

@@ -1,4 +1,4 @@
-"""A threshold in a file: what was measured is read back, and nothing else is taken for it."""
+"""A calibration in a file: what was measured is read back, and nothing else is taken for it."""
 
 import json
 from collections.abc import Callable
@@ -12,37 +12,65 @@ import pytest
 from proofserve.lab.calibrate.calibration_file import (
     CalibrationFile,
     checkpoint_shape,
-    fit_of,
+    merged,
     read,
 )
+from proofserve.lab.calibrate.left_out import left_out, left_out_lines
 from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions
-from proofserve.lab.verify.judges import Chances
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 
 SHAPE = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 512}
 WORK = Workload(ArtifactScheme(k_dim=12), Block("block", 7), "key", 64)
+DIGEST = "d5644de1"
+NONCES = 64
+
+
+def run_of(seed: int, size: float = 1.0, lean: float = 0.0) -> dict[str, Any]:
+    """The figures of an honest run whose errors are ``size`` times as long as ours."""
+    drawn = np.random.default_rng(seed)
+    lengths = 0.01 * size * np.exp(drawn.normal(0.0, 0.2, NONCES))
+    cosines = np.clip(drawn.normal(lean, 0.2, NONCES), -1, 1)
+    return {
+        "lengths": lengths.round(6).tolist(),
+        "alike": None,
+        "cosines": {"int8 g32": cosines.round(4).tolist()},
+        "rows": None,
+    }
+
+
+def facts(name: str, *, emulated: bool = False) -> dict[str, Any]:
+    said = ("engine", "processor", "torch", "dtype", "kv_dtype", "attention")
+    return {"name": name, "emulated": emulated, **dict.fromkeys(said), "ranks": 1}
+
+
+def population(name: str, seed: int, *, emulated: bool = False, **run: float) -> dict[str, Any]:
+    return {"facts": facts(name, emulated=emulated), "figures": run_of(seed, **run)}
+
+
 FIELDS: dict[str, Any] = {
     "format": "proofserve-calibration",
-    "version": 2,
+    "version": 3,
     "model": "tiny-qwen3",
     "shape": SHAPE,
+    "weights_digest": DIGEST,
+    "served_dtype": "bfloat16",
+    "kv_dtype": "auto",
     "scheme": "artifact-v1",
     "stronger_rng": False,
     "seq_len": 64,
     "k_dim": 12,
-    "dtype": "float32",
-    "engines": ["reference:float32", "vllm"],
-    "quantiles": {"0.5": 0.011, "0.9": 0.016, "0.99": 0.022, "1": 0.026},
+    "block_hash": "block",
+    "public_key": "key",
+    "own": run_of(0),
+    "populations": [population("vLLM here", 1), population("ranks", 2, emulated=True)],
+    "suspects": {"int8 g32": [0.44, 0.5, 0.41]},
     "dist_threshold": 0.0261,
     "p_mismatch": 0.01,
-    "p_mismatch_interval": [0.0, 0.0092],
-    "distances": [0.01, 0.012, 0.026],
-    "fit": {"s": 0.011, "nu1": 20.0, "nu2": 12.0, "norms": [1.0, 1.0, 1.02, 1.0], "tail": 1.1},
-    "paired": None,
-    "suspects": {"int8 g32": {"honest_sd": 0.12, "margin": 0.05, "own_mean": 0.44, "own_sd": 0.14}},
+    "left_out": None,
 }
 
 
@@ -59,8 +87,8 @@ def test_what_was_written_is_read(path: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.json"
     calibration.write(again)
     assert read(again) == calibration
-    # A file of proofs has no figures of greedy answers.
-    assert json.loads(again.read_text()) == {**FIELDS, "greedy": None}
+    # A file of proofs has no figures of greedy answers, and no conversations.
+    assert json.loads(again.read_text()) == {**FIELDS, "greedy": None, "groups": None}
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -74,24 +102,22 @@ def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: 
     ("change", "named"),
     [
         ({"format": "something"}, "format: "),
-        ({"version": 1}, "version: "),
+        ({"version": 4}, "version: "),
         ({"model": ""}, "model: "),
         ({"shape": {"hidden_size": "256"}}, r"shape\.hidden_size: "),
         ({"seq_len": 64.5}, "seq_len: "),
-        ({"engines": ["vllm"]}, r"engines\.1: "),
         ({"dist_threshold": "0.02"}, "dist_threshold: "),
         ({"dist_threshold": 0.0}, "dist_threshold: "),
         ({"dist_threshold": 2.5}, "dist_threshold: "),
         ({"dist_threshold": float("nan")}, "dist_threshold: "),
         ({"p_mismatch": 1.0}, "p_mismatch: "),
-        ({"p_mismatch_interval": [0.0, 2.0]}, r"p_mismatch_interval\.1: "),
-        ({"quantiles": {"0.5": None}}, r"quantiles\.0\.5: "),
         ({"treshold": 0.1}, "treshold: "),
-        ({"distances": [0.01]}, "distances: "),
-        ({"distances": [0.01, 0.0]}, r"distances\.1: "),
-        ({"fit": FIELDS["fit"] | {"norms": [1.0]}}, r"fit\.norms: "),
-        ({"fit": FIELDS["fit"] | {"norms": [1.0, 0.5, 1.0, 1.0]}}, r"fit\.norms\.1: "),
-        ({"suspects": {"int4": {}}}, r"suspects\.int4\.honest_sd: "),
+        ({"populations": []}, "populations: "),
+        ({"populations": [population("a", 1), population("a", 2)]}, ".*two have the same name"),
+        ({"own": {**run_of(0), "lengths": [0.01]}}, r"own\.lengths: "),
+        ({"own": {**run_of(0), "lengths": [0.01, 0.0]}}, r"own\.lengths\.1: "),
+        ({"suspects": {"int4": [1.5]}}, r"suspects\.int4\.0: "),
+        ({"own": {**run_of(0), "lengths": [0.01, 0.01]}}, ".*vLLM here has nonces that our run"),
     ],
 )
 def test_a_broken_field_is_named(path: Path, change: dict[str, Any], named: str) -> None:
@@ -114,9 +140,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_what_fits_is_accepted(path: Path) -> None:
     calibration = read(path)
-    calibration.require(WORK, ["./model"], SHAPE)
-    # Where the shape of the judged model is not known, its name decides.
-    calibration.require(WORK, ["alias", "tiny-qwen3"], None)
+    calibration.require(WORK, ["./model"], SHAPE, DIGEST)
+    # Where the digest is not known the shape decides, and without a shape the name.
+    calibration.require(WORK, ["./model"], SHAPE, None)
+    calibration.require(WORK, ["alias", "tiny-qwen3"], None, None)
+    calibration.require_served("bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -139,23 +167,91 @@ def test_other_artifacts_are_refused_by_the_name_of_the_field(
     values = {"scheme": WORK.scheme, "seq_len": WORK.seq_len} | change
     work = Workload(values["scheme"], Block("block", 7), "key", values["seq_len"])
     with pytest.raises(LabError, match=message):
-        read(path).require(work, ["tiny-qwen3"], SHAPE)
+        read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST)
 
 
 def test_another_model_is_refused(path: Path) -> None:
     calibration = read(path)
+    # Base and instruct have one shape, and other weights.
+    with pytest.raises(LabError, match="weights_digest: the calibration has d5644de1, the model"):
+        calibration.require(WORK, ["tiny-qwen3"], SHAPE, "0badc0de")
     with pytest.raises(LabError, match="hidden_size: the calibration has 256, the model has 64"):
-        calibration.require(WORK, ["tiny-qwen3"], SHAPE | {"hidden_size": 64})
+        calibration.require(WORK, ["tiny-qwen3"], SHAPE | {"hidden_size": 64}, None)
     with pytest.raises(LabError, match="model: the calibration has tiny-qwen3, the model is other"):
-        calibration.require(WORK, ["other"], None)
+        calibration.require(WORK, ["other"], None, None)
 
 
-def test_the_validators_dtype_is_the_calibrations(path: Path) -> None:
+def test_other_dtypes_are_refused(path: Path) -> None:
     calibration = read(path)
-    assert calibration.validator_dtype(None) == "float32"
-    assert calibration.validator_dtype("float32") == "float32"
-    with pytest.raises(LabError, match="dtype: the calibration has float32, --dtype is bfloat16"):
-        calibration.validator_dtype("bfloat16")
+    message = "served_dtype: the calibration has bfloat16, the checkpoint is served with float16"
+    with pytest.raises(LabError, match=message):
+        calibration.require_served("float16")
+    message = "kv_dtype: the calibration has auto, the checkpoint is served with fp8"
+    with pytest.raises(LabError, match=message):
+        calibration.require_served("bfloat16", "fp8")
+
+
+def test_a_calibration_of_version_2_is_refused_by_name_and_says_how_to_measure_anew(
+    path: Path,
+) -> None:
+    old = {"format": "proofserve-calibration", "version": 2, "model": "mine", "seq_len": 256}
+    path.write_text(json.dumps(old))
+    with pytest.raises(LabError, match="is a calibration of version 2, this program reads 3"):
+        read(path)
+    with pytest.raises(LabError, match=r"calibrate noise mine --seq-len 256 --out FILE"):
+        read(path)
+
+
+def made(**changes: Any) -> CalibrationFile:
+    return CalibrationFile.model_validate(FIELDS | changes)
+
+
+def test_a_population_added_twice_is_one() -> None:
+    ours = made()
+    assert merged(ours, ours) == ours
+    # A kernel is emulated alike on every machine, up to the noise of float32.
+    theirs = made(populations=[population("vLLM there", 3), population("ranks", 4, emulated=True)])
+    both = merged(ours, theirs)
+    assert both.honest.names == ("vLLM here", "ranks", "vLLM there")
+    # Two machines of one kind are two populations.
+    again = merged(ours, made(populations=[population("vLLM here", 5)]))
+    assert again.honest.names == ("vLLM here", "ranks", "vLLM here (2)")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights_digest": "0bad"}, "weights_digest: this calibration has d5644de1, the added"),
+        ({"scheme": "artifact-v1-layers"}, "scheme: this calibration has artifact-v1, the added"),
+        ({"seq_len": 256}, "seq_len: this calibration has 64, the added one 256"),
+        ({"served_dtype": "float16"}, "served_dtype: this calibration has bfloat16"),
+        ({"kv_dtype": "fp8"}, "kv_dtype: this calibration has auto, the added one fp8"),
+        ({"block_hash": "other"}, "block_hash: this calibration has block, the added one other"),
+    ],
+)
+def test_a_calibration_of_something_else_is_not_added(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(LabError, match=message):
+        merged(made(), made(**change))
+
+
+def test_kernels_that_are_alike_hold_when_one_is_left_out() -> None:
+    found = left_out(made(), NoProgress())
+    assert found is not None
+    assert (found.room, found.convicted) == (1.0, {})
+    assert "in 0 of 10000 verifications of 1000 nonces each" in left_out_lines(found)[0]
+    assert left_out(made(populations=[population("alone", 1)]), NoProgress()) is None
+
+
+def test_a_kernel_that_the_others_would_convict_widens_the_margins_and_is_named() -> None:
+    populations = [population("a", 1), population("b", 2), population("noisy", 3, size=3.0)]
+    file = made(populations=populations)
+    found = left_out(file, NoProgress())
+    assert found is not None
+    assert list(found.convicted) == ["noisy"]
+    assert found.room > 1.0
+    wide = file.model_copy(update={"left_out": found})
+    assert wide.honest.members[0].room == found.room
+    assert "noisy in 10000" in left_out_lines(found)[0]
 
 
 @pytest.mark.parametrize("nest", [lambda config: config, lambda config: {"text_config": config}])
@@ -166,32 +262,6 @@ def test_the_shape_of_a_checkpoint_is_read_from_its_configuration(
     assert checkpoint_shape(tmp_path) == SHAPE
 
 
-def with_distances(path: Path, count: int, largest: float, tail: float) -> CalibrationFile:
-    distances = [0.01] * (count - 1) + [largest]
-    fields = FIELDS | {"distances": distances, "fit": FIELDS["fit"] | {"tail": tail}}
-    path.write_text(json.dumps(fields))
-    return read(path)
-
-
-def test_few_distances_or_a_heavy_tail_carry_no_small_alpha(path: Path) -> None:
-    def carried(count: int, largest: float, tail: float, wanted: Chances) -> Chances:
-        made = with_distances(path, count, largest, tail)
-        return made.carried(wanted, made.fit)
-
-    wanted = Chances(1e-6, 1e-3)
-    assert carried(1000, 0.02, 1.2, wanted) == wanted
-    assert carried(999, 0.02, 1.2, wanted).alpha == pytest.approx(1 / 999)
-    assert carried(1000, 0.2, 1.8, wanted).alpha == pytest.approx(1e-3)
-    assert carried(20, 0.02, 1.2, Chances(0.1, 0.1)).alpha == 0.1
-
-
-def test_the_tail_of_a_fit_is_the_largest_distance_over_the_expected_one() -> None:
-    drawn = np.random.default_rng(0)
-    honest = 0.01 * np.sqrt(drawn.chisquare(20, 2000) / drawn.chisquare(20, 2000))
-    assert 0.7 < fit_of(honest).tail < 1.3
-    assert fit_of(np.append(honest, 0.2)).tail > 3
-
-
 def test_what_a_source_says_is_not_completed(path: Path) -> None:
     calibration = read(path)
     nothing = ClaimedArtifacts("block", "key", (), ())
@@ -200,8 +270,3 @@ def test_what_a_source_says_is_not_completed(path: Path) -> None:
     assert calibration.completed(WorkOptions(), all_said) == WorkOptions()
     given = WorkOptions("sketch-v1", 64, 128)
     assert calibration.completed(given, nothing) == given
-
-
-def test_a_calibration_of_no_noise_is_never_written() -> None:
-    with pytest.raises(ValueError, match="dist_threshold"):
-        CalibrationFile(**(FIELDS | {"engines": ("vllm", "vllm"), "dist_threshold": 0.0}))

@@ -27,12 +27,11 @@ from proofserve.lab.verify.opening import (
     CommittedSource,
     Patience,
     committed_from_file,
-    fresh_seed,
     open_sample,
 )
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.commitments import leaf, root
-from proofserve.protocol.nonces import NonceLane, draw
+from proofserve.protocol.nonces import NonceLane, draw, fresh_seed
 from proofserve.protocol.verdict.comparison import Reason
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.wire.commitments import root_record

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.nonces import MAX_NONCE, NonceLane, check_nonces, pad
+from proofserve.protocol.nonces import MAX_NONCE, NonceLane, check_nonces, draw, fresh_seed, pad
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 12))
@@ -93,3 +93,11 @@ def test_padding_adds_distinct_dummies_at_the_end(nonces: list[int], size: int) 
     assert len(padded) == max(size, len(nonces))
     assert list(padded[: len(nonces)]) == nonces
     assert padded[len(nonces) :] == tuple(-1 - i for i in range(len(padded) - len(nonces)))
+
+
+def test_a_seed_draws_the_same_sample_again_and_another_seed_another() -> None:
+    seeds = [fresh_seed() for _ in range(3)]
+    assert len(set(seeds)) == 3
+    first, other, third = (draw(range(1000), seed, 50) for seed in seeds)
+    assert draw(range(1000), seeds[0], 50) == first
+    assert len({first, other, third}) == 3

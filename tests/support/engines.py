@@ -15,7 +15,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
-from support.node import ONE_PROCESS, SECOND_PROCESS
+from support.node import DTYPE, ONE_PROCESS, SECOND_PROCESS
 
 SEQ_LEN = 64
 SKETCH = scheme("sketch-v1")
@@ -35,7 +35,7 @@ class EmbeddedEngine:
         several = SEVERAL_RANKS & options.keys()
         args = {
             "model": str(model),
-            "dtype": "bfloat16",
+            "dtype": DTYPE,
             "max_model_len": 1024,
             "enforce_eager": True,
             "distributed_executor_backend": SECOND_PROCESS if several else ONE_PROCESS,

@@ -22,7 +22,7 @@ from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.settings.process import environment
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server
 from support.gateway_requests import CHAT, chat
-from support.node import IN_ONE_PROCESS, NAME
+from support.node import DTYPE, IN_ONE_PROCESS, NAME
 
 # The backend takes as many requests as the gateway sends: all waiting happens in the gateway.
 SEATS = ("--max-num-seqs", "256")
@@ -129,7 +129,7 @@ def embedded(model: Path, folder: Path) -> Iterator[ServedGateway]:
 
 @contextmanager
 def _server_of(model: Path, folder: Path) -> Iterator[ServerCommand]:
-    command = small_server(ServerOptions(model, NAME, forward_batch=8), folder)
+    command = small_server(ServerOptions(model, NAME, forward_batch=8, dtype=DTYPE), folder)
     argv = (*command.argv, *IN_ONE_PROCESS, *SEATS, *ROOM, *TOOLS, *DENSE_JSON)
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:

@@ -12,6 +12,7 @@ import httpx
 import psutil
 
 from proofserve.cli.servers import ServerOptions, small_server
+from proofserve.lab.host.processor import quick_dtype
 from proofserve.wiring.launch import Server, free_port, running_server
 
 NAME = "tiny"
@@ -30,6 +31,9 @@ ROUND = {
 # test_restarts.py, and engines of several ranks have it.
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 SECOND_PROCESS = "mp"
+# Engines of tests compute in this. Without instructions for bfloat16 each forward of theirs would
+# take ten times as long, and the waits of nodes and gateways would be about the processor.
+DTYPE = quick_dtype()
 IN_ONE_PROCESS = ("--distributed-executor-backend", ONE_PROCESS)
 
 
@@ -100,7 +104,7 @@ class ServedNode:
         return int(self.status()["stats"]["total_processed"])
 
     def free_blocks(self) -> int:
-        return int(self.status()["engine"]["free_blocks"])
+        return int(engine_of(self.status)["free_blocks"])
 
     def chat(self, text: str, tokens: int = 16) -> str:
         response = self._http.post(
@@ -146,7 +150,7 @@ def serve(
     ``options`` are vLLM's own, and so is ``executor``; ``poc`` holds POC_ variables.
     """
     options = ("--distributed-executor-backend", executor, *options)
-    wanted = ServerOptions(model, NAME, forward_batch=8, vllm_options=options)
+    wanted = ServerOptions(model, NAME, forward_batch=8, dtype=DTYPE, vllm_options=options)
     command = small_server(wanted, folder)
     command = replace(command, env={**command.env, **poc})
     # vLLM's sockets live there, and the path of a socket must be short; a test's folder is long.
@@ -160,8 +164,27 @@ def serve(
                 node.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
+def until(
+    condition: Callable[[], bool],
+    seconds: float = 120.0,
+    reached: Callable[[], object] = lambda: None,
+) -> None:
+    """Wait for ``condition``, for ``seconds`` since ``reached`` last had another value."""
+    last, deadline = reached(), time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
+        if (now := reached()) != last:
+            last, deadline = now, time.monotonic() + seconds
+        assert time.monotonic() < deadline, f"the condition did not come true, at {last}"
         time.sleep(0.05)
+
+
+def engine_of(status: Callable[[], Any]) -> Any:
+    """The counters in ``status``, which has none as long as the engine is late with its answer."""
+    found: list[Any] = []
+
+    def answered() -> bool:
+        found[:] = [status()["engine"]]
+        return found[0] is not None
+
+    until(answered)
+    return found[0]

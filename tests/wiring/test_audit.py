@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from proofserve.protocol.verdict.direction import cosine
 from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
@@ -16,7 +17,6 @@ from proofserve.lab.verify.judges import Vectors
 from proofserve.models.architectures import architecture, shape
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.sketch import SketchScheme
-from proofserve.protocol.verdict.direction import cosine
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment, shape_of
 from support.models import SmallModels
 

@@ -1,12 +1,23 @@
 """The environment of a server that we start: which of vLLM's model runners it uses."""
 
+import os
 import socket
+import sys
+import time
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
 from proofserve.wiring import launch
-from proofserve.wiring.launch import free_port, runner_choice, server_command
+from proofserve.wiring.launch import (
+    ServerCommand,
+    ServerFailed,
+    free_port,
+    runner_choice,
+    running_server,
+    server_command,
+)
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
@@ -66,3 +77,18 @@ def test_a_port_is_for_one_caller_and_its_server_can_bind_it(
         free_port()
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+def test_a_server_that_starts_has_time_as_long_as_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "MOVES_S", 0.1)
+    script = "import time\nend = time.time() + 8\nwhile time.time() < end: pass\ntime.sleep(99)"
+    command = ServerCommand((sys.executable, "-c", script), dict(os.environ))
+    began = time.monotonic()
+    with (
+        pytest.raises(ServerFailed, match="neither answered nor computed anything for 3 s"),
+        running_server(command, free_port(), tmp_path / "server.log", still_s=3.0),
+    ):
+        raise AssertionError("there is no such server")
+    assert time.monotonic() - began > 8

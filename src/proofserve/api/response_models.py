@@ -149,7 +149,7 @@ class EncodingModel(ResponseModel, VectorEncoding):
 class JobAnswer(ResponseModel):
     """A job: artifacts or a verdict once it is completed, ``error`` once it has failed.
 
-    ``p_value`` is that of the binomial test, or of the scale test min(1, 1/E) with E its evidence.
+    ``p_value`` is that of the binomial test.
     """
 
     status: Literal["queued", "running", "completed", "failed", "cancelled"]

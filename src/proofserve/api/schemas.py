@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, FailFast, Field, FiniteFloat, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from proofserve.protocol.verdict.scale import SCALES
 from proofserve.rounds.records import FRAUD_THRESHOLD, StatTest
 from proofserve.wire.examples import (
     ARTIFACT_EXAMPLE,
@@ -138,37 +137,15 @@ class Claims(Body):
     artifacts: Annotated[list[ClaimModel], FailFast()]
 
 
-class ScaleCalibration(Body):
-    """A fit of the honest distances of this model, by `proofserve calibrate noise`."""
-
-    # The limits are far beyond every calibration, and within them no evidence overflows.
-    s: Annotated[FiniteFloat, Field(ge=1e-9, le=1e4)]
-    nu1: Annotated[FiniteFloat, Field(gt=0, le=1e4)]
-    nu2: Annotated[FiniteFloat, Field(gt=0, le=1e4)]
-    norms: Annotated[
-        list[Annotated[FiniteFloat, Field(ge=1, le=1e4)]],
-        Field(min_length=len(SCALES), max_length=len(SCALES)),
-    ]
-    tail: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
-        None, description="As in the calibration file; it does not change the verdict."
-    )
-
-
 class Thresholds(Body):
     """When a comparison counts as fraud."""
 
-    test: Literal["count", "scale"] = Field(
-        "count", description="Whether too many vectors are too far, or distances are too large."
-    )
-    calibration: ScaleCalibration | None = Field(None, description="Of the scale test only.")
     # Vectors have length 1: no two are further apart than 2.
     dist_threshold: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
-        _DEFAULT_TEST.dist_threshold,
-        description="A vector further than this is a mismatch. The scale test has no default: then"
-        " only claims without a vector are listed. It does not change that test's verdict.",
+        _DEFAULT_TEST.dist_threshold, description="A vector further than this is a mismatch."
     )
     p_mismatch: Probability = Field(
-        _DEFAULT_TEST.p_mismatch, description="Of the count test only: share of honest mismatches."
+        _DEFAULT_TEST.p_mismatch, description="Share of honest mismatches."
     )
     fraud_threshold: Probability | None = Field(
         None, description=f"Fraud below this p-value; {_DEFAULT_TEST.fraud_threshold} if left out."
@@ -184,16 +161,6 @@ class Thresholds(Body):
             raise PydanticCustomError(
                 "threshold", "fraud_threshold and p_value_threshold name one value and differ"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fields_of_its_test(self) -> "Thresholds":
-        scale = self.test == "scale"
-        if scale is (self.calibration is None):
-            text = "calibration is needed for the test scale, and for no other"
-            raise PydanticCustomError("calibration", text)
-        if scale and "p_mismatch" in self.model_fields_set:
-            raise PydanticCustomError("p_mismatch", "p_mismatch belongs to the test count")
         return self
 
 

@@ -26,13 +26,11 @@ from proofserve.protocol.nonces import NonceLane, check_nonces
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict import comparison
-from proofserve.protocol.verdict.scale import ScaleFit
 from proofserve.rounds.records import (
     FRAUD_THRESHOLD,
     DistanceClaims,
     Job,
     RoundSpec,
-    ScaleTest,
     StatTest,
     Target,
     Validation,
@@ -193,19 +191,11 @@ def _validation(body: JobRequest, deployment: Deployment) -> Validation | None:
     return Validation(claims, _stat_test(body.stat_test))
 
 
-def _stat_test(thresholds: Thresholds | None) -> StatTest | ScaleTest:
+def _stat_test(thresholds: Thresholds | None) -> StatTest:
     if thresholds is None:
         return StatTest()
     fraud = thresholds.fraud_threshold or thresholds.p_value_threshold or FRAUD_THRESHOLD
-    if thresholds.calibration is None:
-        return StatTest(thresholds.dist_threshold, thresholds.p_mismatch, fraud)
-    fit = thresholds.calibration
-    listed = "dist_threshold" in thresholds.model_fields_set
-    return ScaleTest(
-        fit=ScaleFit(fit.s, fit.nu1, fit.nu2, tuple(fit.norms)),
-        fraud_threshold=fraud,
-        dist_threshold=thresholds.dist_threshold if listed else None,
-    )
+    return StatTest(thresholds.dist_threshold, thresholds.p_mismatch, fraud)
 
 
 def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:

@@ -12,15 +12,17 @@ from rich.table import Column, Table
 
 from proofserve.cli.chat.demo import answers_with_receipts, receipts_are_judged_right
 from proofserve.cli.model import TRAINED, SmallModel, checkpoint, trained_calibration
-from proofserve.cli.servers import ServerOptions, serving
+from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
+from proofserve.cli.waiting import LOG_EVERY_S, wait_while_moving
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
 from proofserve.lab.client.chats import chats, question
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.load import Call, Reply, ask_all
-from proofserve.lab.client.node_client import NodeClient, computing_round, wait_until
+from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
+from proofserve.lab.host.processor import ServedDtype, quick_dtype
 from proofserve.lab.verify.claimed import SKETCH, ClaimedArtifacts
 from proofserve.lab.verify.judges import Chances
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
@@ -46,7 +48,6 @@ SHOWN_VALUES = 10
 TAMPER_EVERY = 2
 # A cheating node is judged after fewer.
 CHEATED_NONCES = 32
-ROUND_S = 60.0
 MODEL = SmallModel(TRAINED)
 SCHEME = SketchScheme(k_dim=64)
 # Values per nonce: those of two twins.
@@ -83,17 +84,18 @@ app = typer.Typer()
 
 
 @app.command()
-def demo() -> None:
+def demo(dtype: DemoDtype = None) -> None:
     """Serve a small trained model, chat, prove, and tell honest proofs and receipts from forged.
 
     Needs no network, no GPU and no settings, and leaves no process running.
     """
-    with open_session() as session:
+    served = dtype or quick_dtype()
+    with open_session(log_every_s=LOG_EVERY_S) as session:
         session.line.step("writing two small models, unless they are in the cache")
         mine, other = checkpoint(MODEL), checkpoint(OTHER_MODEL)
-        deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH, receipts=True)
+        deployment = ServerOptions(mine, MODEL.name, FORWARD_BATCH, receipts=True, dtype=served)
         with serving(deployment, session) as node:
-            steps = DemoServer(node, session)
+            steps = DemoServer(node, session, served)
             steps.introduce()
             claims = steps.prove()
             answers = answers_with_receipts(node.url, MODEL.name, session)
@@ -108,8 +110,10 @@ def demo() -> None:
 
 
 class DemoServer:
-    def __init__(self, node: NodeClient, session: CommandSession) -> None:
+    def __init__(self, node: NodeClient, session: CommandSession, dtype: ServedDtype) -> None:
         self._node = node
+        self._session = session
+        self._dtype = dtype
         self._console = session.console
         self._line = session.line
 
@@ -117,6 +121,7 @@ class DemoServer:
         version = self._node.versions().get("vllm", "")
         what = f"{MODEL.name}, a model of 3.5M parameters,"
         self._say("Server", f"vLLM {version}, unmodified, serves {what} at {self._node.url}")
+        self._say("", served_in(self._dtype))
         call = question(MODEL.name, QUESTION, ANSWER_TOKENS)
         (reply,) = self._answers("asking a question", [call])
         self._say("Chat", f"{QUESTION} - {' '.join(reply.texts[0].split())}")
@@ -125,10 +130,12 @@ class DemoServer:
         after = self._node.last_seq()
         alone = self._chat("chatting without proofs")
         self._say("Chat", f"without proofs: {_latency(alone)} a chat")
-        with computing_round(self._node, WORK):
+        with self._node.round(WORK):
+            self._line.step("starting a round")
+            self._proved(1)
             beside = self._chat("chatting while a round runs")
             self._line.step("proving")
-            wait_until(lambda: self._node.status().processed >= NONCES, "proofs", ROUND_S)
+            self._proved(NONCES)
             status = self._node.status()
         same = sum(a.texts == b.texts for a, b in zip(alone, beside, strict=True))
         self._say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
@@ -139,6 +146,19 @@ class DemoServer:
             numbers = " ".join(f"{value:+.2f}" for value in vector[:SHOWN_VALUES])
             self._say("", f"nonce {nonce}: {numbers} ...")
         return claims
+
+    def _proved(self, nonces: int) -> None:
+        """Wait until so many were proved."""
+
+        def processed() -> int:
+            return self._node.status().processed
+
+        wait_while_moving(
+            self._session,
+            "proofs",
+            lambda: processed() >= nonces,
+            lambda: f"{processed()} of {nonces} nonces",
+        )
 
     def _chat(self, text: str) -> list[Reply]:
         return self._answers(text, chats(MODEL.name, range(CHATS), CHAT_TOKENS, salt=text))

@@ -64,48 +64,6 @@ def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         raise LabError(str(error)) from error
 
 
-def by_checkpoint(
-    work: Workload,
-    model: Path,
-    dtype: str | None,
-    device: str,
-    forward_batch: int,
-    *,
-    redrawn: bool = False,
-) -> Compute:
-    """Load ``model`` to compute ``work`` with the reference engine.
-
-    With ``redrawn`` the matrices of all layers are random, with the mean and deviation of the
-    checkpoint's, like those of another model of this shape. Raises LabError if the checkpoint
-    cannot be loaded or the extra ``reference`` is not installed. The returned function raises
-    EngineFault, and LabError for a nonce whose vector is not finite.
-    """
-    # These imports take two seconds, and a recomputation by a node does not need them.
-    try:
-        from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
-        from proofserve.engines.reference.errors import CheckpointError  # noqa: PLC0415
-        from proofserve.engines.reference.network import load  # noqa: PLC0415
-        from proofserve.engines.reference.variants import with_redrawn_matrices  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
-
-    try:
-        network = load(model, dtype, device)
-    except CheckpointError as error:
-        raise LabError(str(error)) from error
-    if redrawn:
-        network = with_redrawn_matrices(network)
-    engine = ReferenceEngine(network, forward_batch)
-
-    def compute(nonces: Sequence[int]) -> list[Claim]:
-        batch = engine.compute(work, nonces)
-        for nonce in batch.failed:
-            raise LabError(f"nonce {nonce}: {NOT_FINITE}")
-        return claims_of(artifacts_of(batch))
-
-    return compute
-
-
 def claims_of_model(
     directory: Path,
     work: Work,
@@ -114,16 +72,41 @@ def claims_of_model(
     forward_batch: int = 8,
     redrawn: bool = False,
 ) -> list[Claim]:
-    """The artifacts that a checkpoint gives for ``work``, in bfloat16 on the CPU.
+    """The artifacts that a node in bfloat16 gives for ``work``, whose kernels are emulated here.
 
-    With another checkpoint than the server's, or with ``redrawn`` matrices, these are the artifacts
-    of a node that does not run the model it claims. Raises as ``by_checkpoint``.
+    With another checkpoint than the server's these are the artifacts of a node that does not run
+    the model it claims. With ``redrawn`` the matrices of all layers are random, with the mean and
+    deviation of the checkpoint's, like those of another model of this shape.
+
+    Raises LabError if the checkpoint cannot be loaded, the extra ``reference`` is not installed, or
+    a vector is not finite, and EngineFault.
     """
+    # These imports take two seconds, and a recomputation by a node does not need them.
+    try:
+        import torch  # noqa: PLC0415
+
+        from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
+        from proofserve.engines.reference.errors import CheckpointError  # noqa: PLC0415
+        from proofserve.engines.reference.kernels import own_profile, with_kernels  # noqa: PLC0415
+        from proofserve.engines.reference.network import load  # noqa: PLC0415
+        from proofserve.engines.reference.variants import with_redrawn_matrices  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
+    try:
+        network = load(directory, "float32", "cpu")
+    except CheckpointError as error:
+        raise LabError(str(error)) from error
+    network = with_redrawn_matrices(network) if redrawn else network
+    if (kernels := own_profile(torch.bfloat16)) is not None:
+        network = with_kernels(network, kernels)
     scheme = vector_scheme(work.scheme or DEFAULT_SCHEME, work.k_dim, work.stronger_rng)
     block = Block(work.block_hash, work.block_height)
-    workload = Workload(scheme, block, work.public_key, work.seq_len)
-    compute = by_checkpoint(workload, directory, "bfloat16", "cpu", forward_batch, redrawn=redrawn)
-    return compute(nonces)
+    batch = ReferenceEngine(network, forward_batch).compute(
+        Workload(scheme, block, work.public_key, work.seq_len), nonces
+    )
+    for nonce in batch.failed:
+        raise LabError(f"nonce {nonce}: {NOT_FINITE}")
+    return claims_of(artifacts_of(batch))
 
 
 def truth_of_checkpoint(
@@ -134,7 +117,9 @@ def truth_of_checkpoint(
     suspects: tuple[Path, ...],
     measured: CalibrationFile | None = None,
 ) -> Truth:
-    """Load ``model``, and ``suspects`` when they are needed. Raises as ``by_checkpoint``.
+    """Load ``model``, and ``suspects`` when they are needed.
+
+    Raises LabError as ``claims_of_model``.
 
     Honest nodes serve as in the calibration ``measured``, or as the checkpoint says.
     """
@@ -152,7 +137,7 @@ def truth_of_checkpoint(
 def calibrating_validator(
     task: "ComparisonTask", suspects: tuple[Path, ...], kv_dtype: str
 ) -> "CheckpointValidator":
-    """The validator whose honest figures are measured. Raises as ``by_checkpoint``."""
+    """The validator whose honest figures are measured. Raises LabError as ``claims_of_model``."""
     try:
         from proofserve.wiring.validator import (  # noqa: PLC0415 - as above
             KV_DTYPES,

@@ -8,9 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from proofserve.cli.session import CommandSession
 from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.host.processor import ServedDtype, quick_dtype
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.settings.process import has_variable
 from proofserve.wiring.launch import (
@@ -26,6 +30,12 @@ MAX_MODEL_LEN = 2048
 # Defaults: the user's own values of these variables take precedence.
 SMALL_MACHINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
+# An option of the demos.
+DemoDtype = Annotated[
+    ServedDtype | None,
+    typer.Option("--dtype", help="Of the servers. Unset: what this processor multiplies quickly."),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -34,7 +44,8 @@ class ServerOptions:
     ``scheme`` is the only one that the server proves, None for any that a request names. ``share``
     of the engine's time (0 to 1) goes to proofs while chat never pauses; with ``receipts`` the
     server keeps one of every chat answer. Without ``eager`` vLLM compiles the model and captures
-    CUDA graphs for chat, which takes a minute more. ``vllm_options`` go to vLLM as they are.
+    CUDA graphs for chat, which takes a minute more. ``dtype`` is that of weights and values.
+    ``vllm_options`` go to vLLM as they are.
     """
 
     checkpoint: Path
@@ -46,6 +57,7 @@ class ServerOptions:
     share: float = 0.0
     receipts: bool = False
     eager: bool = True
+    dtype: str = ServedDtype.BFLOAT16
     vllm_options: tuple[str, ...] = ()
 
 
@@ -59,6 +71,13 @@ class ServedModel:
     name: str
     start: Callable[[], AbstractContextManager[NodeClient]]
     folder: Path | None
+
+
+def served_in(dtype: ServedDtype) -> str:
+    """The dtype in words, with the reason for one that is not the usual one."""
+    if dtype is ServedDtype.BFLOAT16 or quick_dtype() is ServedDtype.BFLOAT16:
+        return f"in {dtype}"
+    return f"in {dtype}, because this processor has no instructions for bfloat16"
 
 
 def own_model(deployment: ServerOptions, session: CommandSession) -> ServedModel:
@@ -79,7 +98,7 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
     options = (
         *("--served-model-name", deployment.name),
         *("--max-model-len", str(MAX_MODEL_LEN)),
-        *("--dtype", "bfloat16"),
+        *("--dtype", deployment.dtype),
         *("--tensor-parallel-size", str(deployment.ranks)),
         *(("--enforce-eager",) if deployment.eager else ()),
         *deployment.vllm_options,

@@ -1,6 +1,8 @@
 """Console, progress line, signals and errors of a command that measures or checks."""
 
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,36 +77,63 @@ class Interrupts:
 class ProgressLine:
     """Shows the current step: one changing line on a terminal, one line per step in a log file.
 
+    With ``log_every_s`` a log file gets a line about a longer step each so many seconds.
     Implements ``lab.client.progress.Progress``.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, log_every_s: float | None = None) -> None:
         self._console = console
         self._status = console.status("")
-        self._text = ""
+        self._text = self._reached = ""
         self._total: int | None = None
         self._done = 0
+        self._began = time.monotonic()
+        self._log_every_s = None if console.is_terminal else log_every_s
+        self._ended = threading.Event()
+        self._logging = threading.Thread(target=self._log, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
         self._status.start()
+        if self._log_every_s is not None:
+            self._logging.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self._ended.set()
         self._status.stop()
 
     def step(self, text: str, total: int | None = None) -> None:
-        self._text, self._total, self._done = text, total, 0
+        self._text, self._reached, self._began = text, "", time.monotonic()
+        self._total, self._done = total, 0
         self._status.update(f"{text} ...")
         if not self._console.is_terminal:
             self._console.print(f"{text} ...")
 
+    def rest(self, text: str) -> None:
+        """Begin a step about which there is nothing more to say in a log file."""
+        self.step(text)
+        self._ended.set()
+
     def advance(self) -> None:
         self._done += 1
         of = f" of {self._total}" if self._total is not None else ""
-        self._status.update(f"{self._text} ({self._done}{of}) ...")
+        self.reached(f"{self._done}{of}")
+
+    def reached(self, text: str) -> None:
+        """Show how far the step is."""
+        self._reached = text
+        self._status.update(f"{self._text} ({text}) ...")
 
     def seconds(self, elapsed: float) -> None:
         self._status.update(f"{self._text} ({elapsed:.0f} s) ...")
+
+    def _log(self) -> None:
+        while not self._ended.wait(self._log_every_s):
+            seconds = time.monotonic() - self._began
+            if self._text and seconds >= (self._log_every_s or 0.0):
+                reached = f"{self._reached}, " if self._reached else ""
+                line = f"{self._text} ({reached}{seconds:.0f} s) ..."
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +146,13 @@ class CommandSession:
 
 
 @contextmanager
-def open_session(exit_code: int = EXIT_ERROR) -> Iterator[CommandSession]:
+def open_session(
+    exit_code: int = EXIT_ERROR, log_every_s: float | None = None
+) -> Iterator[CommandSession]:
     """The session of one command. Prints expected errors and ends with ``exit_code``."""
     console = Console()
     try:
-        with Interrupts() as interrupts, ProgressLine(console) as line:
+        with Interrupts() as interrupts, ProgressLine(console, log_every_s) as line:
             yield CommandSession(console, interrupts, line)
     except (LabError, ServerFailed, CheckpointError, RoundsError, ValueError, OSError) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)

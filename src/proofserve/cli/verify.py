@@ -33,8 +33,8 @@ from proofserve.lab.verify.claimed import (
     from_node,
     workload,
 )
-from proofserve.lab.verify.opening import fresh_seed
 from proofserve.lab.verify.verdict_report import VerdictReport
+from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.wiring.judges import TESTS, JudgingOptions, threshold_of
 from proofserve.wiring.openings import OpeningOptions, opened_claims
@@ -54,6 +54,7 @@ COLOURS = {
     SequentialResult.UNDECIDED: "yellow",
     SequentialResult.UNEXPLAINED: "yellow",
 }
+GIVEN_SEED = "The seed was given: this holds only if the node did not know it before it published."
 
 
 @app.command("verify", cls=VerdictCommand)
@@ -104,8 +105,8 @@ def command(
     seed: Annotated[
         str | None,
         typer.Option(
-            help="Selects the sample; keep it secret until the artifacts are public. If unset: 0,"
-            " or with --open a new one."
+            help="Draw the sample that this seed drew before, to reproduce a verdict. If unset, a"
+            " new one: a node that knows the seed invents the nonces that it does not draw."
         ),
     ] = None,
     nonces: Annotated[
@@ -175,8 +176,8 @@ def command(
         session.line.step(f"reading {source}")
         wanted = Selection(block_hash, public_key)
         opening = OpeningOptions(open_url, api_key, round_id, nonces) if open_url else None
-        seed = seed or (fresh_seed() if opening else "0")
-        claimed = _read(source, api_key, wanted, opening, seed, session.line)
+        drawn_by = seed or fresh_seed()
+        claimed = _read(source, api_key, wanted, opening, drawn_by, session.line)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         if measured := options.calibration:
             given = measured.completed(given, claimed)
@@ -193,9 +194,11 @@ def command(
                 node = stack.enter_context(NodeClient(str(recompute_url), recompute_api_key))
                 truth = truth_of_node(node, work)
                 options.require(work, node.models(), None, truth.weights_digest)
-            sampling = SampleOptions(seed, nonces, forward_batch)
+            sampling = SampleOptions(drawn_by, nonces, forward_batch)
             report = judged(claimed, work, truth, options, sampling, session.line)
         _show(session.console, report)
+        if seed:
+            session.console.print(GIVEN_SEED, markup=False, soft_wrap=True)
         if json is not None:
             write_json(json, report.record())
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])

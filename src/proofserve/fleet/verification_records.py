@@ -3,6 +3,7 @@
 Times are wall-clock seconds since the epoch, durations seconds.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.fleet.alpha_spending import DAY_S
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, Member
 
 
@@ -50,17 +52,18 @@ class VerdictOutcome(StrEnum):
 class VerificationRule:
     """How one member is judged. A job keeps the rule of its time.
 
-    The options of ``proofserve verify`` of these names: ``tests``, ``alpha``, ``beta``, ``share``,
-    ``dist_threshold``, ``p_mismatch``. ``calibration`` is the digest of its content in the store.
-    A job is tried again after a fault up to ``attempts`` times in all, and ends after
-    ``timeout_s``. Jobs of a smaller ``priority`` go first.
+    The options of ``proofserve verify`` of these names: ``tests``, ``beta``, ``share``,
+    ``dist_threshold``, ``p_mismatch``. All verdicts of 24 hours together convict an honest member
+    with a chance of ``alpha_per_day`` at most (``alpha_spending``). ``calibration`` is the digest
+    of its content in the store. A job is tried again after a fault up to ``attempts`` times in
+    all, and ends after ``timeout_s``. Jobs of a smaller ``priority`` go first.
     """
 
     nonces: int
     every_s: float | None = None
     every_nonces: int | None = None
     tests: tuple[str, ...] = ()
-    alpha: float = 1e-6
+    alpha_per_day: float = 1e-6
     beta: float = 1e-3
     share: float | None = None
     dist_threshold: float | None = None
@@ -72,13 +75,19 @@ class VerificationRule:
     timeout_s: float = 3600.0
     priority: int = 10
 
+    @property
+    def planned_per_day(self) -> int:
+        """How many samples of a lane its times allow in a day; 0 if only nonces decide."""
+        return math.ceil(DAY_S / self.every_s) if self.every_s else 0
+
 
 @dataclass(frozen=True, slots=True)
 class VerificationJob:
     """A sample of a lane to recompute, from the batches ``after_batch`` < n <= ``through_batch``.
 
     ``seed`` draws the nonces; it does not exist before the artifacts are stored. Only workers that
-    have the checkpoint of ``weights_digest``, or without one ``model``, read ``queue``.
+    have the checkpoint of ``weights_digest``, or without one ``model``, read ``queue``. The store
+    sets ``alpha_share``, of the rule's alpha of a day, when it stores the job.
     """
 
     id: str
@@ -96,6 +105,12 @@ class VerificationJob:
     asked_at: float
     state: JobPhase = JobPhase.QUEUED
     attempts: int = 0
+    alpha_share: float = 0.0
+
+    @property
+    def alpha(self) -> float:
+        """The chance that the verdict convicts an honest member."""
+        return self.alpha_share * self.rule.alpha_per_day
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +163,10 @@ class JobFinding:
 
 @dataclass(frozen=True, slots=True)
 class MemberVerdict:
-    """A stored verdict, without its report. ``id`` is that of its job."""
+    """A stored verdict, without its report. ``id`` is that of its job.
+
+    ``alpha`` was its chance to convict an honest member; None in rows of older versions.
+    """
 
     number: int
     id: str
@@ -168,6 +186,7 @@ class MemberVerdict:
     at: float
     seconds: float
     worker: str | None
+    alpha: float | None
 
 
 @dataclass(frozen=True, slots=True)

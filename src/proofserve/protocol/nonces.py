@@ -2,6 +2,7 @@
 
 import hashlib
 import heapq
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -101,6 +102,15 @@ def draw(nonces: Iterable[int], seed: str, most: int | None = None) -> tuple[int
         return hashlib.sha256(f"{seed}|{nonce}".encode()).digest()
 
     return tuple(sorted(nonces, key=rank) if most is None else heapq.nsmallest(most, nonces, rank))
+
+
+def fresh_seed() -> str:
+    """A seed for ``draw`` that did not exist before this call, and that nobody can guess.
+
+    Called after the artifacts or their roots are published, it leaves a prover no nonce of which it
+    knows that it will not be asked.
+    """
+    return secrets.token_hex(16)
 
 
 def pad(nonces: Sequence[int], size: int) -> tuple[int, ...]:

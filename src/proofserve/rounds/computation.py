@@ -1,7 +1,6 @@
 """Computes one job chunk by chunk while no round runs, and judges its claims."""
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.protocol.errors import IncompleteRecomputation
-from proofserve.protocol.verdict.comparison import Claim, claim_errors, compare
+from proofserve.protocol.verdict.comparison import Claim, compare
 from proofserve.protocol.verdict.counting import judge
-from proofserve.protocol.verdict.scale import ScaleEvidence
 from proofserve.rounds.calls import NOT_FINITE, ChunkDeadline, artifacts_of, chunks, failures_of
 from proofserve.rounds.counters import NodeTotals, Work
 from proofserve.rounds.errors import EngineFault
@@ -22,7 +20,6 @@ from proofserve.rounds.records import (
     Outcome,
     ProofBatch,
     Proofs,
-    ScaleTest,
     StatTest,
     Validation,
     Verdict,
@@ -92,7 +89,7 @@ def validate(
     nonces: Sequence[int],
     claims: Sequence[Claim],
     recomputed: Sequence[ProofBatch],
-    test: StatTest | ScaleTest,
+    test: StatTest,
 ) -> Verdict:
     """Judge ``claims`` about ``nonces`` by the batches in ``recomputed``.
 
@@ -108,8 +105,6 @@ def validate(
         for nonce, row in zip(batch.nonces, batch.values, strict=True)
     }
     try:
-        if isinstance(test, ScaleTest):
-            return _by_sizes(nonces, ours, claims, test, work.scheme.width)
         return _by_count(nonces, ours, claims, test, work.scheme.width)
     except IncompleteRecomputation as error:
         raise EngineFault(f"no verdict is possible: {error}") from error
@@ -122,20 +117,3 @@ def _by_count(
     verdict = judge(found.n_mismatch, found.n_total, test.p_mismatch, test.fraud_threshold)
     nonces = found.mismatch_nonces
     return Verdict(found.n_total, found.n_mismatch, nonces, verdict.p_value, verdict.fraud_detected)
-
-
-def _by_sizes(
-    nonces: Sequence[int], ours: Vectors, claims: Sequence[Claim], test: ScaleTest, width: int
-) -> Verdict:
-    errors = claim_errors(nonces, ours, claims, width)
-    evidence = ScaleEvidence(test.fit)
-    for error in errors:
-        evidence.add(error.distance)
-    if not math.isfinite(evidence.log):
-        raise EngineFault(f"no verdict is possible: the evidence is {evidence.log}")
-    limit = np.float32(math.inf if test.dist_threshold is None else test.dist_threshold)
-    # A claim without a vector is infinitely far, and listed whatever the limit.
-    far = tuple(e.nonce for e in errors if e.error is None or e.distance > limit)
-    fraud = evidence.log >= -math.log(test.fraud_threshold)
-    p_value = math.exp(-max(0.0, evidence.log))
-    return Verdict(len(errors), len(far), far, p_value, fraud)

@@ -15,7 +15,6 @@ from proofserve.protocol.verdict.comparison import Claim
 if TYPE_CHECKING:
     # The receiver reads these records, and must not wait for torch and scipy.
     from proofserve.protocol.scheme import ModelFacts, Scheme
-    from proofserve.protocol.verdict.scale import ScaleFit
 
 # A p-value below this is fraud; the default of both protocols.
 FRAUD_THRESHOLD = 0.01
@@ -155,22 +154,9 @@ class StatTest:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleTest:
-    """When distances count as fraud: they are too large against the honest ones of ``fit``.
-
-    ``dist_threshold`` decides only which nonces are listed as mismatches; without one these are
-    the claims without a vector.
-    """
-
-    fit: "ScaleFit"
-    fraud_threshold: float = FRAUD_THRESHOLD
-    dist_threshold: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Validation:
     claims: tuple[Claim, ...]
-    test: StatTest | ScaleTest
+    test: StatTest
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +187,7 @@ class Proofs:
 class Verdict:
     """The result of a job with claims: every nonce was recomputed and compared with its claim.
 
-    ``p_value`` is that of the binomial test, or for a ``ScaleTest`` min(1, 1/E) with E its
-    evidence: an honest node has a p-value of at most p with a chance of at most p.
+    ``p_value`` is that of the binomial test.
     """
 
     n_total: int

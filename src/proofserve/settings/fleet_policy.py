@@ -18,7 +18,7 @@ class RuleTable(TomlTable):
     every_nonces: int | None = Field(None, ge=1)
     nonces: int | None = Field(None, ge=1, le=100_000)
     tests: tuple[str, ...] | None = None
-    alpha: float | None = Field(None, gt=0, lt=1)
+    alpha_per_day: float | None = Field(None, gt=0, lt=1)
     beta: float | None = Field(None, gt=0, lt=1)
     share: float | None = Field(None, gt=0, le=1)
     calibration: Path | None = None
@@ -29,6 +29,17 @@ class RuleTable(TomlTable):
     attempts: int | None = Field(None, ge=1, le=100)
     timeout_sec: float | None = Field(None, gt=0, allow_inf_nan=False)
     priority: int | None = Field(None, ge=1, le=1000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_alpha_of_a_verdict(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "alpha" in given:
+            raise PydanticCustomError(
+                "renamed",
+                "alpha: give alpha_per_day instead, the chance that a day's verdicts together"
+                " convict an honest member: each verdict gets a share of it",
+            )
+        return given
 
     def given(self) -> dict[str, Any]:
         """The fields of a rule that the file names, a threshold and a calibration as one."""

@@ -25,15 +25,6 @@ JOB_EXAMPLES: list[JsonValue] = [
     },
     {
         **ARTIFACT_EXAMPLE,
-        "nonces": [7],
-        "validation": {"artifacts": [{"nonce": 7, "vector_b64": "A" * 32}]},
-        "stat_test": {
-            "test": "scale",
-            "calibration": {"s": 0.01, "nu1": 11.0, "nu2": 9.0, "norms": [1.1, 1.2, 1.1, 1.0]},
-        },
-    },
-    {
-        **ARTIFACT_EXAMPLE,
         "params": {"model": "toy", "seq_len": 64, "k_dim": 64},
         "scheme": "sketch-v1",
         "nonces": [0, 1, 2],

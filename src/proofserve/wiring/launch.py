@@ -23,6 +23,8 @@ from proofserve.settings.process import environment, has_variable, plugin_list
 PORTS = range(20_000, 32_768)
 # How long the children of a stopped server may take to end, seconds.
 CHILDREN_S = 5.0
+# A server that starts is given up when it has computed less than MOVES_S seconds in STILL_S.
+STILL_S, MOVES_S = 300.0, 2.0
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 # The same with several API processes.
 VLLM_SERVERS = "proofserve.engines.vllm.parallel.compat_serve"
@@ -145,14 +147,14 @@ def running_server(
     port: int,
     log: Path,
     waiting: Callable[[float], None] = lambda _seconds: None,
-    timeout_s: float = 300.0,
+    still_s: float = STILL_S,
 ) -> Iterator[Server]:
     """Run a server until the context ends, in a process group that ends with it.
 
     ``waiting`` is called about twice a second with the seconds since the start, for progress.
 
     Raises:
-        ServerFailed: it ended or did not answer within ``timeout_s``.
+        ServerFailed: it ended, or did neither answer nor compute for ``still_s`` seconds.
     """
     argv = [*command.argv, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as out:
@@ -161,7 +163,7 @@ def running_server(
         )
     server = Server(f"http://127.0.0.1:{port}", process, log)
     try:
-        _await_health(server, waiting, timeout_s)
+        _await_health(server, waiting, still_s)
         yield server
     finally:
         stop(process)
@@ -190,15 +192,32 @@ def _signal_group(group: int, number: int) -> bool:
     return True
 
 
-def _await_health(server: Server, waiting: Callable[[float], None], timeout_s: float) -> None:
-    started = time.monotonic()
+def processor_seconds(group: int) -> float:
+    """The processor time that the processes of a group, and ended children, have used."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # After the name, which may have any character, and the state: parent, group, ...
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _await_health(server: Server, waiting: Callable[[float], None], still_s: float) -> None:
+    started = moved_at = time.monotonic()
+    computed = 0.0
     with httpx.Client(timeout=2.0) as client:
         while True:
             elapsed = time.monotonic() - started
             if server.process.poll() is not None:
                 raise ServerFailed(_explain(server, f"ended with {server.process.returncode}"))
-            if elapsed > timeout_s:
-                raise ServerFailed(_explain(server, f"did not answer within {timeout_s:.0f} s"))
+            # A slow machine may take many minutes; a server that waits for ever computes nothing.
+            if (used := processor_seconds(server.process.pid)) > computed + MOVES_S:
+                computed, moved_at = used, time.monotonic()
+            if time.monotonic() - moved_at > still_s:
+                text = f"neither answered nor computed anything for {still_s:.0f} s"
+                raise ServerFailed(_explain(server, text))
             try:
                 if client.get(f"{server.url}/health").status_code == httpx.codes.OK:
                     return

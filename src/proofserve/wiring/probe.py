@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.reading import logits_of, states_of
+from proofserve.engines.reference.routing import ExpertMemory
 from proofserve.engines.reference.suspects import SUSPECTS, suspect
 from proofserve.lab.probe.ports import PUBLISHED, SERVED
 from proofserve.lab.probe.records import TokensRead
@@ -27,6 +29,7 @@ class CheckpointReader:
     """Implements ``lab.probe.ports.LogitReader``.
 
     The published network is in memory twice, in float32 and as served, and one suspect beside them.
+    Suspects use the experts that the published network chose, so it reads a conversation first.
     Raises CheckpointError if a checkpoint cannot be used.
     """
 
@@ -36,6 +39,7 @@ class CheckpointReader:
         self._setup = setup
         self._others = others
         self._published = load(setup.model, EXACT, setup.device)
+        self._experts = ExpertMemory(self._published)
         self._served = load(setup.model, setup.served_dtype, setup.device)
         if self._served.dtype == self._published.dtype:
             raise CheckpointError(
@@ -52,11 +56,18 @@ class CheckpointReader:
     ) -> Iterator[NDArray[np.float32]]:
         network = self._network(name)
         for each in conversations:
-            states = states_of(network, each.prompt_ids, each.output_ids)
+            # Not around the loop: who takes a result may let another network read before the next.
+            with self._routing(name, network):
+                states = states_of(network, each.prompt_ids, each.output_ids)
             logits: NDArray[np.float32] = logits_of(network, states).cpu().numpy()
             if not np.isfinite(logits).all():
                 raise EngineFault(f"{name}: the logits of an answer are not finite")
             yield logits
+
+    def _routing(self, name: str, network: Network) -> AbstractContextManager[object]:
+        if name == SERVED:
+            return nullcontext()
+        return self._experts.recording() if name == PUBLISHED else self._experts.holding(network)
 
     def _network(self, name: str) -> Network:
         if name in {PUBLISHED, SERVED}:

@@ -63,6 +63,18 @@ def test_it_asks_chats_of_its_own_until_the_log_forks(model: Path, tmp_path: Pat
     assert f"weights_digest: the receipt has {WEIGHTS}" in result.output
 
 
+def test_no_two_watches_ask_the_same_unless_the_seed_is_given(model: Path, tmp_path: Path) -> None:
+    """A provider that knew the prompts would answer only these honestly."""
+    asked = []
+    for seed in ((), (), ("--seed", "same"), ("--seed", "same")):
+        with provider(forks_after=2) as (served, url):
+            _, report = watched(model, url, tmp_path, "--log", url, *seed)
+        asked.append([body["messages"][0]["content"] for body in served.bodies])
+        assert report["last"]["seed"] == "same" or not seed
+    assert not set(asked[0]) & set(asked[1])
+    assert asked[2] == asked[3]
+
+
 def test_missing_receipts_are_counted(model: Path, tmp_path: Path) -> None:
     with provider(gone=503) as (_, url):
         result, report = watched(model, url, tmp_path, "--for", 0.3)
@@ -120,8 +132,7 @@ def test_a_share_of_kept_chats_is_checked(model: Path, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
     fill(chats, 40)
     folder = ("--chats", chats, "--for", 0.3)
-    _, report = watched(model, "http://unused", tmp_path, *folder, "--share", 0.5)
-    # By the seed 0.
+    _, report = watched(model, "http://unused", tmp_path, *folder, "--share", 0.5, "--seed", "0")
     assert 10 < report["chats"] < 30
     result = run("http://unused", "--model", model, *folder, "--share", 0.0)
     assert result.exit_code == UNDECIDED

@@ -140,5 +140,5 @@ async def a_job(
         through_batch=(await store.verdicts.newest_batches(opened.number))[lane.lane],
         asked_at=time.time(),
     )
-    await store.verdicts.add([job])
+    (job,) = await store.verdicts.add([job])
     return job, lane

@@ -11,7 +11,6 @@ from proofserve.fleet.sql.requests.store import RequestStore
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.protocol.verdict.scale import ScaleFit
 from proofserve.rounds.errors import QueueFull
 from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.records import (
@@ -22,7 +21,6 @@ from proofserve.rounds.records import (
     JobView,
     Outcome,
     Proofs,
-    ScaleTest,
     StatTest,
     Validation,
     Verdict,
@@ -34,7 +32,6 @@ pytestmark = pytest.mark.anyio
 URL = "http://network"
 CLAIMS = (Claim(1, "AAAA"), Claim(2, ""))
 BY_COUNT = StatTest(dist_threshold=0.03, p_mismatch=0.01)
-BY_SIZE = ScaleTest(ScaleFit(0.01, 2.5, 30.0, (1.0, 1.5)), dist_threshold=0.1)
 PROOFS = Proofs((Artifact(1, "AAAA"), Artifact(2**62, "BBBB")), {3: "not finite"})
 KEEP_S = 60.0
 
@@ -83,7 +80,6 @@ async def callbacks(store: FleetStore) -> list[bytes]:
     [
         (job(1, 2**62, 3), PROOFS),
         (job(1, 2, validation=Validation(CLAIMS, BY_COUNT)), Verdict(2, 0, (), 1.0, False)),
-        (job(1, 2, validation=Validation(CLAIMS, BY_SIZE)), Verdict(2, 1, (2,), 0.1 + 0.2, True)),
     ],
 )
 async def test_a_job_and_its_outcome_are_read_as_they_were_stored(

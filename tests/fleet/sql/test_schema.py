@@ -36,7 +36,7 @@ async def test_the_migrations_lead_to_the_tables_of_the_code(url: str) -> None:
     database = await FleetDatabase.open(parse(url))
     try:
         assert await database.read(differences) == []
-        assert await database.read(schema.version_of) == "0004"
+        assert await database.read(schema.version_of) == "0005"
     finally:
         await database.close()
 
@@ -61,7 +61,7 @@ async def test_a_newer_database_is_left_alone(url: str) -> None:
     newer = update(table(VERSION_TABLE, column("version_num"))).values(version_num="9999")
     await database.write(lambda c: c.execute(newer))
     await database.close()
-    with pytest.raises(NewerDatabase, match="version 9999, this proofserve knows up to 0004"):
+    with pytest.raises(NewerDatabase, match="version 9999, this proofserve knows up to 0005"):
         await FleetStore.open(url)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from fleet.sql.support import MARK, a_job
 from fleet.verification.support import control_of
+from proofserve.fleet.alpha_spending import DAY_S
 from proofserve.fleet.sql.locks import process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import controlling
@@ -117,17 +118,19 @@ async def test_a_worker_whose_lock_is_free_for_a_moment_keeps_its_job(
 async def test_old_verdicts_are_deleted_and_the_newest_of_a_member_stays(
     store: FleetStore, sender: JobSender, database: str
 ) -> None:
-    first, _ = await a_job(store)
+    pattern, _ = await a_job(store)
+    # Those of the last day count against the alpha of the next ones.
+    first = replace(pattern, id="first", asked_at=pattern.asked_at - DAY_S)
     newest = replace(first, id="newest")
-    await store.verdicts.add([newest])
+    await store.verdicts.add([first, newest])
     control = control_of(store, database, keep_s=1e-6)
     await control.step(sender)
-    for job in (first, newest):
+    for job in (pattern, first, newest):
         await store.verdicts.finish(job, ABSTAINED)
         sender.cancel(job)
     await control.step(sender)
     left = await store.verdicts.page(None, 0, 10)
-    assert [each.id for each in left] == [newest.id]
+    assert [each.id for each in left] == [newest.id, pattern.id]
     assert await store.verdicts.find_job(first.id) is None
     assert set(sender.progress([first.id, newest.id])) == {newest.id}
-    assert (await store.verdicts.view()).outcomes == {VerdictOutcome.ABSTAINED: 2}
+    assert (await store.verdicts.view()).outcomes == {VerdictOutcome.ABSTAINED: 3}

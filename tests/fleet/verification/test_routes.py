@@ -108,6 +108,9 @@ async def test_a_job_waits_for_a_worker_and_then_has_its_verdict(tmp_path: Path)
     assert beyond.status_code == 422
     assert (one["outcome"], one["cause"], one["worker"]) == ("fraud", "operator", "worker-a")
     assert one["report"] == FRAUD.report
+    # The first one of a day without a plan gets half of its alpha.
+    assert one["alpha"] == 0.5e-6
+    assert "<td>5e-07</td>" in page.text
     assert shown["verdict"]["id"] == job_id
     assert shown["state"] == "cordoned"
     assert shown["reason"] == f"convicted by verdict {job_id}: {FRAUD.reason}"

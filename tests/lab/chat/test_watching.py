@@ -53,7 +53,7 @@ def node() -> Node:
 
 def test_a_window_ends_when_it_clears(node: Node) -> None:
     judge = Clears(3)
-    watch = Watch(judge, CHANCES, "origin")
+    watch = Watch(judge, CHANCES, "origin", "seed")
     found = [watch.add([node.chat(f"{n}")]) for n in range(7)]
     assert found == [UNDECIDED, UNDECIDED, HONEST] * 2 + [UNDECIDED]
     assert [names for names, _ in judge.asked] == [
@@ -64,7 +64,7 @@ def test_a_window_ends_when_it_clears(node: Node) -> None:
 
 def test_the_chances_of_all_windows_add_up_to_alpha(node: Node) -> None:
     judge = Clears(1)
-    watch = Watch(judge, CHANCES, "origin")
+    watch = Watch(judge, CHANCES, "origin", "seed")
     for number in range(400):
         watch.add([node.chat(f"{number}")] if number < 3 else [])
         judge.needed = 0
@@ -76,7 +76,7 @@ def test_the_chances_of_all_windows_add_up_to_alpha(node: Node) -> None:
 
 
 def test_totals_count_chats_answers_and_missing_receipts(node: Node) -> None:
-    watch = Watch(Clears(9), CHANCES, "origin")
+    watch = Watch(Clears(9), CHANCES, "origin", "seed")
     chat = node.chat("one")
     two = replace(chat, choices=(*chat.choices, replace(chat.choices[0], index=1)))
     watch.add([chat, two])
@@ -86,7 +86,7 @@ def test_totals_count_chats_answers_and_missing_receipts(node: Node) -> None:
 
 
 def test_a_second_receipt_does_not_stand_for_a_missing_one(node: Node) -> None:
-    watch = Watch(Clears(9), CHANCES, "origin")
+    watch = Watch(Clears(9), CHANCES, "origin", "seed")
     chat, other = node.chat("one"), node.chat("two", choice=5)
     watch.add([replace(chat, receipts=(*chat.receipts, *other.receipts))])
     watch.add([replace(chat, receipts=other.receipts)])
@@ -94,7 +94,7 @@ def test_a_second_receipt_does_not_stand_for_a_missing_one(node: Node) -> None:
 
 
 def test_the_record_is_json_from_the_start(node: Node) -> None:
-    watch = Watch(Clears(2), CHANCES, "of a file")
+    watch = Watch(Clears(2), CHANCES, "of a file", "a seed")
     assert json.loads(json.dumps(watch.record()))["last"] is None
     watch.add([node.chat("one"), node.chat("cheat")])
     found = json.loads(json.dumps(watch.record()))
@@ -113,6 +113,7 @@ def test_the_record_is_json_from_the_start(node: Node) -> None:
             "failures": [{"check": "answer", "text": "it lies"}],
             "findings": [],
             "figures_from": "of a file",
+            "seed": "a seed",
         },
     }
 
@@ -120,9 +121,9 @@ def test_the_record_is_json_from_the_start(node: Node) -> None:
 def test_a_report_says_why_and_what_is_missing() -> None:
     failures = (FailedCheck("prompt", "the node read 3 tokens"),)
     outcome = ChatOutcome(failures, None, None, 3, 1, ("x choice 0: adapter",), 6)
-    lines = list(ChatReport(outcome, "a file").lines())
+    lines = list(ChatReport(outcome, "a file", "a seed").lines())
     assert lines == [
-        "3 answers with a receipt checked",
+        "3 answers with a receipt checked (seed a seed)",
         "1 of 6 answers have no receipt (17%)",
         "  prompt    fraud: the node read 3 tokens",
         "  not checked: x choice 0: adapter",
@@ -134,7 +135,7 @@ def test_a_report_says_why_and_what_is_missing() -> None:
 def test_a_report_of_tokens_alone_asks_for_more() -> None:
     tokens = Finding("tokens", UNDECIDED, 64, "64 tokens fit", {})
     outcome = ChatOutcome((), None, tokens, 1, 0, (), 1)
-    lines = list(ChatReport(outcome, "none").lines())
+    lines = list(ChatReport(outcome, "none", "a seed").lines())
     assert lines[1:] == [
         "  tokens    undecided: 64 tokens fit",
         "More answers are needed: give several files.",
@@ -180,7 +181,7 @@ def test_chats_that_could_not_be_judged_yet_are_judged_later(node: Node) -> None
             raise NodeError("the log cannot be reached")
         return clears(window, chances)
 
-    watch = Watch(judge, CHANCES, "origin")
+    watch = Watch(judge, CHANCES, "origin", "seed")
     with pytest.raises(NodeError):
         watch.add([node.chat("one")])
     assert watch.add([node.chat("two")]) is HONEST

@@ -81,6 +81,13 @@ def test_no_bet_wins_on_random_directions(share: float, dimensions: int) -> None
     assert (np.exp(factors).mean(axis=0) < 1.0).all()
 
 
+def test_very_small_honest_cosines_do_not_make_one_nonce_decisive() -> None:
+    """As of a node in float32, of which most vectors are the published ones."""
+    factors = HonestLean(mean=0.0, sd=0.005, margin=0.05, share=0.3).log_factors(np.zeros(3))
+    assert np.isfinite(factors).all()
+    assert factors.max() < 0.0
+
+
 def test_a_measured_lean_becomes_the_margin() -> None:
     figures = cosines(0.3, 0.1, 400, 0)
     found = honest_lean(figures, share=1.0)

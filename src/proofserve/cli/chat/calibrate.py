@@ -88,6 +88,7 @@ def chat(
             setup = CheckerSetup(
                 deployed.folder,
                 None,
+                str(seed),
                 device=device,
                 suspects=tuple(suspect or ()),
                 kv_dtype=kv_cache,

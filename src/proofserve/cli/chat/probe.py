@@ -21,7 +21,7 @@ from proofserve.lab.probe.prompts import prompts
 from proofserve.lab.probe.records import Kind, ProbePrompt
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.verify.judges import Chances
-from proofserve.lab.verify.opening import fresh_seed
+from proofserve.protocol.nonces import fresh_seed
 
 if TYPE_CHECKING:
     from proofserve.wiring.probe import CheckpointReader, CheckpointTokens

@@ -10,7 +10,7 @@ from rich.console import Console
 from proofserve.cli.chat.logs import seen_log
 from proofserve.cli.options import Device, Json, Suspects
 from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
-from proofserve.cli.verify import COLOURS, EXIT_CODES
+from proofserve.cli.verify import COLOURS, EXIT_CODES, GIVEN_SEED
 from proofserve.lab.calibrate import calibration_file
 from proofserve.lab.chat.conversation import Conversation, read
 from proofserve.lab.chat.report import ChatReport
@@ -18,6 +18,7 @@ from proofserve.lab.chat.statements import Known
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.verify.judges import Chances
+from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.signature import PUBLIC_KEY_BYTES
 
 app = typer.Typer()
@@ -50,8 +51,12 @@ def command(
     suspect: Suspects = None,
     device: Device = "cpu",
     seed: Annotated[
-        str, typer.Option(help="Chooses the compared parts of long answers; keep it secret.")
-    ] = "0",
+        str | None,
+        typer.Option(
+            help="Compare the parts of long answers that this seed chose, to reproduce a verdict."
+            " If unset, a new one: a node that knows the seed knows the parts."
+        ),
+    ] = None,
     alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
     beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")] = 1e-3,
     json: Json = None,
@@ -100,11 +105,14 @@ def command(
         session.line.step(f"loading {model}")
         others = tuple(suspect or ())
         measured = calibration_file.read(calibration) if calibration else None
-        checker = ChatChecker(CheckerSetup(model, measured, seed, device, others))
+        chosen_by = seed or fresh_seed()
+        checker = ChatChecker(CheckerSetup(model, measured, chosen_by, device, others))
         known = Known(checker.weights_digest, key, seen_log(log, chats, key) if log else None)
         outcome = checker.outcome(chats, known, chances, session.line)
-        report = ChatReport(outcome, checker.origin)
+        report = ChatReport(outcome, checker.origin, chosen_by)
         show(session.console, report)
+        if seed:
+            session.console.print(GIVEN_SEED, markup=False, soft_wrap=True)
         if json is not None:
             write_json(json, report.record())
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])

@@ -26,11 +26,14 @@ from proofserve.lab.chat.watching import Watch
 from proofserve.lab.client.errors import LabError, NodeError
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.verify.judges import Chances
+from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 
 app = typer.Typer()
 
 TOKENS = 64
+# So many that two prompts are never alike.
+_PROMPT_BITS = 64
 # Asks for a chat, or reads one. Raises LabError.
 Fetch = Callable[[], Conversation]
 
@@ -59,7 +62,13 @@ def command(
     suspect: Suspects = None,
     api_key: ApiKey = None,
     device: Device = "cpu",
-    seed: Annotated[int, typer.Option(help="Chooses prompts and samples.", min=0)] = 0,
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Chooses prompts and samples as in an earlier watch. If unset, a new one: a"
+            " provider that knows it can tell these chats from others."
+        ),
+    ] = None,
     alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = 1e-6,
     beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")] = 1e-3,
 ) -> None:
@@ -89,7 +98,8 @@ def command(
         session.line.step(f"loading {model}")
         measured = calibration_file.read(calibration) if calibration else None
         others = tuple(suspect or ())
-        checker = ChatChecker(CheckerSetup(model, measured, str(seed), device, others))
+        seed = seed or fresh_seed()
+        checker = ChatChecker(CheckerSetup(model, measured, seed, device, others))
         follower = LogFollower(log) if log else None
 
         def judge(window: Sequence[Conversation], present: Chances) -> ChatOutcome:
@@ -97,7 +107,7 @@ def command(
             known = Known(checker.weights_digest, log=seen)
             return checker.outcome(window, known, present, session.line)
 
-        watch = Watch(judge, chances, checker.origin)
+        watch = Watch(judge, chances, checker.origin, seed)
         with ReceiptClient(url, api_key) as client:
             source = _kept(chats, share, seed) if chats else _asked(client, seed)
             verdict = _watch(watch, source, every, seconds, out, session)
@@ -158,15 +168,15 @@ def _write(out: Path, watch: Watch) -> None:
     half.replace(out)
 
 
-def _asked(client: ReceiptClient, seed: int) -> Iterator[list[Fetch]]:
+def _asked(client: ReceiptClient, seed: str) -> Iterator[list[Fetch]]:
     """A chat of our own each time; no two are alike."""
-    model = client.model()
-    for number in itertools.count(seed * 1_000_003):
-        body = request(model, number, TOKENS, greedy=number % 2 == 1)
+    model, draw = client.model(), random.Random(seed)  # noqa: S311 - prompts, no secrets
+    for number in itertools.count():
+        body = request(model, draw.getrandbits(_PROMPT_BITS), TOKENS, greedy=number % 2 == 1)
         yield [partial(client.chat, f"chat {number}", body)]
 
 
-def _kept(folder: Path, share: float, seed: int) -> Iterator[list[Fetch]]:
+def _kept(folder: Path, share: float, seed: str) -> Iterator[list[Fetch]]:
     """The chats that were added to ``folder`` since the last time, a ``share`` of them."""
     if not folder.is_dir():
         raise LabError(f"--chats: {folder} is no folder")

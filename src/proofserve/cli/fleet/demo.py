@@ -14,11 +14,13 @@ from rich.table import Column, Table
 
 from proofserve.cli.fleet.demo_processes import DemoMember, DemoProcesses
 from proofserve.cli.model import TRAINED, SmallModel, checkpoint, trained_calibration
-from proofserve.cli.servers import scratch_folder
+from proofserve.cli.servers import DemoDtype, scratch_folder, served_in
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
+from proofserve.cli.waiting import LOG_EVERY_S, wait_while_moving
 from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient, wait_until
+from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
+from proofserve.lab.host.processor import quick_dtype
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.records import StoredResult
 from proofserve.wire.paths import FLEET
@@ -33,6 +35,7 @@ WORK = Work(
     scheme=SCHEME.name,
 )
 FIRST, SECOND, CHEAT, REPLACEMENT = "server 1", "server 2", "server 3", "server 4"
+EXPECTED = {FIRST: "honest", CHEAT: "fraud", REPLACEMENT: "honest"}
 CHEAPER = "int4 g128"
 # More than a verdict takes: a few clear an honest member, and three convict the cheat.
 NONCES = 48
@@ -46,8 +49,6 @@ nonces = {nonces}
 calibration = "{calibration}"
 conviction = "cordon"
 """
-# The slowest step of a busy machine, seconds.
-PATIENCE_S = 120.0
 COLOURS = {"honest": "green", "fraud": "red"}
 
 
@@ -55,20 +56,22 @@ def demo(
     stay: Annotated[
         bool, typer.Option("--stay", help="Keep the fleet and its page until Ctrl-C.")
     ] = False,
+    dtype: DemoDtype = None,
 ) -> None:
     """Run a fleet of real servers: kill one, replace it, and convict one that cheats.
 
     A controller on SQLite, a worker that verifies, and four vLLM servers of a small trained model.
     Needs no network, no GPU and no settings, and leaves no process running.
     """
-    with open_session() as session, scratch_folder() as folder:
+    served = dtype or quick_dtype()
+    with open_session(log_every_s=LOG_EVERY_S) as session, scratch_folder() as folder:
         session.line.step("writing a small model, and a copy with weights in 4 bits")
         honest, cheap = checkpoint(MODEL), folder / "4-bits"
         # Loading torch takes seconds, and --help must not wait for it.
         from proofserve.engines.reference.rounded_copy import write_rounded_copy  # noqa: PLC0415
 
         write_rounded_copy(honest, cheap, CHEAPER)
-        with closing(DemoProcesses(folder, session)) as processes:
+        with closing(DemoProcesses(folder, session, served)) as processes:
             holds = _shown(processes, session, {FIRST: honest, CHEAT: cheap})
             if stay:
                 _stay(session)
@@ -109,7 +112,8 @@ class DemoFleet:
 
     def _round(self) -> dict[str, int]:
         self._start("starting three vLLM servers, about a minute", FIRST, SECOND, CHEAT)
-        self._say("Servers", f"three; {CHEAT} has weights in 4 bits, and claims the published ones")
+        self._say("Servers", f"three, which serve {served_in(self.processes.dtype)}")
+        self._say("", f"{CHEAT} has weights in 4 bits, and claims the published ones")
         self.node.start_round(WORK)
         lanes = self._lanes(FIRST, SECOND, CHEAT)
         self._say("Round", f"one start call, three lanes: {_listed(lanes)}")
@@ -125,20 +129,20 @@ class DemoFleet:
         return lanes
 
     def _verdicts(self) -> bool:
-        judged = (FIRST, CHEAT, REPLACEMENT)
         self.session.line.step("scheduled jobs verify every member")
-        self._await("verdicts", lambda: all(self._member(each)["verdict"] for each in judged))
-        self._await("the cordon", lambda: self._member(CHEAT)["state"] == "cordoned")
-        found = {name: self._member(name) for name in judged}
+        self._await("verdicts", lambda: all(self._member(each)["verdict"] for each in EXPECTED))
+        if self._member(CHEAT)["verdict"]["outcome"] == EXPECTED[CHEAT]:
+            self._await("the cordon", lambda: self._member(CHEAT)["state"] == "cordoned")
+        found = {name: self._member(name) for name in EXPECTED}
         table = Table(
             Column(""), "verdict", Column("nonces", justify="right"), "distance", "limit", box=None
         )
         for name, member in found.items():
             table.add_row(*_row(name, member["verdict"]))
         self.session.console.print(table)
-        self._say("Cordoned", f"{CHEAT}: {found[CHEAT]['wish_reason']}")
-        outcomes = [found[name]["verdict"]["outcome"] for name in judged]
-        return outcomes == ["honest", "fraud", "honest"]
+        if found[CHEAT]["state"] == "cordoned":
+            self._say("Cordoned", f"{CHEAT}: {found[CHEAT]['wish_reason']}")
+        return all(found[name]["verdict"]["outcome"] == EXPECTED[name] for name in EXPECTED)
 
     def _disjoint(self, lanes: Mapping[str, int]) -> bool:
         self.node.stop()
@@ -169,10 +173,13 @@ class DemoFleet:
         return next(each for each in self._members() if each["name"] == name)
 
     def _members(self) -> Any:
+        return self._snapshot()["members"]
+
+    def _snapshot(self) -> Any:
         answer = self.http.get(f"{FLEET}/snapshot")
         if answer.is_error:
             raise LabError(f"the fleet answers {answer.status_code}: {answer.text[:300]}")
-        return answer.json()["members"]
+        return answer.json()
 
     def _results(self) -> list[StoredResult]:
         found: list[StoredResult] = []
@@ -182,10 +189,22 @@ class DemoFleet:
 
     def _await(self, what: str, condition: Callable[[], bool]) -> None:
         def holds() -> bool:
-            self.session.interrupts.check()
+            self.processes.require_alive()
             return condition()
 
-        wait_until(holds, what, PATIENCE_S)
+        wait_while_moving(self.session, what, holds, self._reached)
+
+    def _reached(self) -> str:
+        """What moves while the demo waits. Beyond a sample, more nonces bring it no further."""
+        snapshot = self._snapshot()
+        jobs = snapshot["verification"]["jobs"]
+        members = [
+            f"{each['name']} {each['state']}, {min(each['stored'], NONCES)} nonces"
+            + (f", {each['verdict']['outcome']}" if each["verdict"] else "")
+            for each in sorted(snapshot["members"], key=lambda each: str(each["name"]))
+        ]
+        members += [f"{count} jobs {state}" for state, count in jobs.items() if count]
+        return "; ".join(members) or "no member yet"
 
     def _say(self, label: str, text: str) -> None:
         line = f"[bold]{label:9}[/bold] {escape(text)}"
@@ -199,12 +218,17 @@ def _listed(lanes: Mapping[str, int]) -> str:
 def _row(name: str, verdict: Any) -> tuple[str, str, str, str, str]:
     outcome = verdict["outcome"]
     said = f"[{COLOURS.get(outcome, 'yellow')}]{outcome}[/]"
-    distance, limit = (f"{verdict[key]:.3f}" for key in ("distance", "threshold"))
+    if outcome != EXPECTED[name]:
+        said += f"  [red](should not be)[/red]: {escape(verdict['reason'] or '')}"
+    # An abstention has neither.
+    distance, limit = (
+        "" if verdict[key] is None else f"{verdict[key]:.3f}" for key in ("distance", "threshold")
+    )
     return f"          {name}", said, str(verdict["nonces"]), distance, limit
 
 
 def _stay(session: CommandSession) -> None:
-    session.line.step("running until Ctrl-C")
+    session.line.rest("running until Ctrl-C")
     with session.interrupts.allowed():
         while True:
             time.sleep(1)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from proofserve.cli.servers import ServerOptions, small_server
 from proofserve.cli.session import CommandSession
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.host.processor import ServedDtype
 from proofserve.settings.process import environment
 from proofserve.wiring.launch import Server, ServerCommand, free_port, running_server, stop
 
@@ -23,6 +25,8 @@ ONE_PROCESS = (
     "--distributed-executor-backend",
     "vllm.v1.executor.uniproc_executor.UniProcExecutor",
 )
+# Of the log of a process that ended.
+SHOWN_LINES = 20
 # Several engines share the cores of one machine: vLLM would bind all of them to the same core.
 SHARED_CORES = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -38,16 +42,29 @@ class DemoMember:
 
 @dataclass(slots=True)
 class DemoProcesses:
-    """Everything that the demo started, with files in ``folder``; ``close`` ends all of it."""
+    """Everything that the demo started, with files in ``folder``; ``close`` ends all of it.
+
+    Servers have weights and values of ``dtype``.
+    """
 
     folder: Path
     session: CommandSession
+    dtype: ServedDtype
     _key: str = field(default_factory=secrets.token_hex)
     _stack: ExitStack = field(default_factory=ExitStack)
     _servers: dict[str, Server] = field(default_factory=dict)
+    _alive: "dict[str, tuple[subprocess.Popen[bytes], Path]]" = field(default_factory=dict)
 
     def close(self) -> None:
         self._stack.close()
+
+    def require_alive(self) -> None:
+        """Raise LabError if a process has ended that was not killed."""
+        for name, (process, log) in self._alive.items():
+            if process.poll() is not None:
+                lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+                text = "\n".join([f"the {name} has ended with {process.returncode}:", *lines])
+                raise LabError(text)
 
     def controller(self, policy: str) -> str:
         """Start a controller on SQLite with this policy of verification; its URL.
@@ -59,22 +76,26 @@ class DemoProcesses:
         options = ("--database", self._database, "--policy", str(file), "--lanes", "8")
         command = _proofserve("fleet", "serve", *options, FLEET_JOIN_KEY=self._key)
         log = self.folder / "controller.log"
-        server = self._stack.enter_context(running_server(command, free_port(), log))
+        running = running_server(command, free_port(), log, self._waiting)
+        server = self._stack.enter_context(running)
+        self._alive["controller"] = server.process, log
         return server.url
 
     def worker(self, model: Path) -> None:
         """Start a worker that verifies ``model``."""
         options = ("--database", self._database, "--model", str(model))
         command = _proofserve("fleet", "worker", *options)
-        with (self.folder / "worker.log").open("wb") as log:
+        log = self.folder / "worker.log"
+        with log.open("wb") as out:
             process = subprocess.Popen(
                 command.argv,
                 env={**command.env, **SHARED_CORES},
-                stdout=log,
-                stderr=log,
+                stdout=out,
+                stderr=out,
                 start_new_session=True,
             )
         self._stack.callback(stop, process)
+        self._alive["worker"] = process, log
 
     def members(self, fleet: str, wanted: Sequence[DemoMember]) -> None:
         """Start servers beside each other, which join the fleet at this URL by themselves.
@@ -88,6 +109,7 @@ class DemoProcesses:
 
     def kill(self, name: str) -> None:
         """``kill -9`` for the server and its engine."""
+        del self._alive[name]
         os.killpg(self._servers[name].process.pid, signal.SIGKILL)
 
     @property
@@ -98,7 +120,11 @@ class DemoProcesses:
         folder, port = self.folder / member.name.replace(" ", "-"), free_port()
         folder.mkdir()
         options = ServerOptions(
-            member.checkpoint, member.model, FORWARD_BATCH, vllm_options=ONE_PROCESS
+            member.checkpoint,
+            member.model,
+            FORWARD_BATCH,
+            dtype=self.dtype,
+            vllm_options=ONE_PROCESS,
         )
         served = small_server(options, folder)
         joining = {
@@ -112,7 +138,8 @@ class DemoProcesses:
         command = ServerCommand(served.argv, {**served.env, **SHARED_CORES, **joining})
         log = folder / "server.log"
         running = running_server(command, port, log, self._waiting)
-        self._servers[member.name] = self._stack.enter_context(running)
+        server = self._stack.enter_context(running)
+        self._servers[member.name], self._alive[member.name] = server, (server.process, log)
 
     def _waiting(self, seconds: float) -> None:
         self.session.interrupts.check()

@@ -58,8 +58,9 @@ def verify(member: MemberName, url: Url = DEFAULT_URL, api_key: ApiKey = None) -
 
 def _show(verdicts: list[Any]) -> None:
     table = Table(box=None, pad_edge=False)
-    for column in ("at", "member", "verdict", "test", "nonces", "distance", "threshold", "why"):
+    for column in ("at", "member", "verdict", "test", "nonces", "distance", "threshold", "alpha"):
         table.add_column(column, overflow="fold")
+    table.add_column("why", overflow="fold")
     for each in verdicts:
         at = datetime.fromtimestamp(each["at"], UTC).astimezone()
         table.add_row(
@@ -70,6 +71,8 @@ def _show(verdicts: list[Any]) -> None:
             str(each["nonces"]),
             _number(each["distance"]),
             _number(each["threshold"]),
+            # Null in rows of older versions.
+            "" if each["alpha"] is None else f"{each['alpha']:.1e}",
             Text(each["reason"] or ""),
         )
     Console().print(table)

@@ -1,6 +1,6 @@
 """The arithmetic of other kernels: float32, rounded where a kernel of less precision rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
@@ -25,12 +25,14 @@ class Point(StrEnum):
     TABLE = "cosines and sines of the positions"
     ROTATION = "each product of the rotary embedding"
     ROTATED = "queries and keys after the rotary embedding"
-    SCORES = "queries times keys"
+    SCORES = "queries times keys, where a model writes attention as plain products"
     WEIGHTS = "the attention's weights, before they multiply the values"
     ATTENTION = "what attention gives"
     ACTIVATION = "SiLU or GELU"
     PRODUCT = "the activation times the other half of the MLP"
-    EXPERTS = "the weights of experts, their weighted outputs, and sums of these"
+    EXPERT_STEPS = "in an expert: what matrices and activation give, and the weighted output"
+    EXPERT_PRODUCT = "in an expert: the activation times the other half"
+    MIXTURE = "the sum of the experts' outputs"
     RESIDUAL = "the residual stream after each addition"
     STORED_RESIDUAL = "the residual stream as stored, while the next norm reads the exact sum"
 
@@ -96,26 +98,24 @@ class Arithmetic:
         served = self._profile.format in {"bfloat16", "float16"}
         return self._round(values) if served else values
 
-    def product(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, split: bool) -> Tensor:
+    def product(self, inputs: Tensor, weight: Tensor, split: bool) -> Tensor:
         """``inputs`` [..., in] times ``weight`` [out, in]; ``split`` if each rank has a part."""
         inputs, weight = self.at(Point.OPERANDS, inputs), self.at(Point.OPERANDS, weight)
         ranks = self._profile.ranks
         if split and ranks > 1:
             each = zip(inputs.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True)
-            total, *rest = [self._round(self._sum(a, b)) for a, b in each]
-            for part in rest:
-                total = self._round(total + part)
-        else:
-            total = self._sum(inputs, weight)
-        return self.at(Point.OUTPUTS, total if bias is None else total + bias)
+            return self._added(self._sum(a, b) for a, b in each)
+        return self._sum(inputs, weight)
 
     def _sum(self, inputs: Tensor, weight: Tensor) -> Tensor:
         size = self._profile.partial_sums
         if size is None:
             return functional.linear(inputs, weight)
         chunks = zip(torch.split(inputs, size, -1), torch.split(weight, size, -1), strict=True)
-        total, *rest = (functional.linear(a, b) for a, b in chunks)
-        total = self._round(total)
+        return self._added(functional.linear(a, b) for a, b in chunks)
+
+    def _added(self, parts: Iterable[Tensor]) -> Tensor:
+        total, *rest = map(self._round, parts)
         for part in rest:
             total = self._round(total + part)
         return total
@@ -130,7 +130,7 @@ class Arithmetic:
     ) -> Tensor:
         """``func`` with the signature of scaled_dot_product_attention: [n, heads, seq_len, d]."""
         query, key, value = self.at(Point.OPERANDS, query), self.cached(key), self.cached(value)
-        if self.points.isdisjoint({Point.SCORES, Point.WEIGHTS}):
+        if Point.WEIGHTS not in self.points:
             return self.at(Point.ATTENTION, func(query, key, value, **options))
         mask = options.pop("attn_mask", None)
         masks = [None] * len(query) if mask is None else mask.expand(len(query), -1, -1, -1)
@@ -149,7 +149,7 @@ class Arithmetic:
         groups = len(query) // len(key)
         key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
         scale = options.get("scale") or query.shape[-1] ** -0.5
-        scores = self.at(Point.SCORES, query @ key.mT * scale)
+        scores = query @ key.mT * scale
         if options.get("is_causal"):
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if mask is not None and mask.dtype == torch.bool:

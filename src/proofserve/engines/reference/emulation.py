@@ -26,6 +26,7 @@ class _Place(StrEnum):
     LAYER = "in a layer, beside its parts"
     ATTENTION = "in attention"
     MLP = "in an MLP or a mixture of experts"
+    EXPERTS = "in the experts of a mixture"
     ROUTER = "in the router of a mixture"
     NORM = "in a norm"
     TABLE = "where cosines and sines are made"
@@ -38,6 +39,14 @@ _CLASSES: Final[Mapping[str, _Place]] = {
     "Embedding": _Place.EMBEDDING,
     "RotaryEmbedding": _Place.TABLE,
     "Router": _Place.ROUTER,
+    "Experts": _Place.EXPERTS,
+}
+
+# Within experts, other points stand for those of an MLP.
+_IN_EXPERTS: Final[Mapping[Point, Point]] = {
+    Point.OUTPUTS: Point.EXPERT_STEPS,
+    Point.ACTIVATION: Point.EXPERT_STEPS,
+    Point.PRODUCT: Point.EXPERT_PRODUCT,
 }
 
 
@@ -83,7 +92,6 @@ class _Kernels(TorchFunctionMode):
     def __init__(self, arithmetic: Arithmetic, decoder: nn.Module) -> None:
         super().__init__()
         self._does = arithmetic
-        self._at = arithmetic.at
         self._stack: list[_Place] = []
         self._casts = 0
         # The next product of attention is of its weights and the values.
@@ -134,6 +142,10 @@ class _Kernels(TorchFunctionMode):
     def _norm(self) -> Point:
         return Point.HEAD_NORM if _Place.ATTENTION in self._stack else Point.NORM
 
+    def _at(self, point: Point, values: Tensor) -> Tensor:
+        in_experts = self._place is _Place.EXPERTS
+        return self._does.at(_IN_EXPERTS.get(point, point) if in_experts else point, values)
+
     # -- handlers of torch functions ---------------------------------------------------------------
 
     def residual(self, func: Any, one: Tensor, other: Tensor) -> Tensor:
@@ -175,7 +187,8 @@ class _Kernels(TorchFunctionMode):
     def _product(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         single = isinstance(weight, nn.Parameter)
         known = id(weight) in self._split_weights if single else weight.shape in self._split_shapes
-        return self._does.product(inputs, weight, bias, split=known)
+        made = self._does.product(inputs, weight, split=known)
+        return self._at(Point.OUTPUTS, made if bias is None else made + bias)
 
     def attention(self, func: Any, *args: Any, **options: Any) -> Tensor:
         return self._does.attention(func, *args, **options)
@@ -216,26 +229,40 @@ class _Kernels(TorchFunctionMode):
             return self._at(Point.ACTIVATION, func(one, other))
         if one.shape == other.shape:
             return self._at(Point.PRODUCT, func(one, other))
-        return self._at(Point.EXPERTS, func(one, self._at(Point.EXPERTS, other)))
+        weighted = func(one, self._at(Point.EXPERT_STEPS, other))
+        return self._at(Point.EXPERT_STEPS, weighted)
 
     def add(self, func: Any, one: Tensor, other: Any) -> Tensor:
         """A sum in an MLP: with a number, with a bias, or of experts' outputs."""
         if not isinstance(other, Tensor):
             return self._at(Point.ACTIVATION, func(one, other))
         return self._at(
-            Point.EXPERTS if one.shape == other.shape else Point.OUTPUTS, func(one, other)
+            Point.MIXTURE if one.shape == other.shape else Point.OUTPUTS, func(one, other)
         )
 
     def add_bias(self, func: Any, one: Tensor, bias: Tensor) -> Tensor:
         return one.copy_(self._at(Point.OUTPUTS, func(one, bias)))
 
     def add_experts(self, func: Any, total: Tensor, *args: Any) -> Tensor:
-        return total.copy_(self._at(Point.EXPERTS, func(total, *args)))
+        return total.copy_(self._at(Point.MIXTURE, func(total, *args)))
 
-    def experts(self, func: Any, *args: Any, **options: Any) -> Tensor:
-        return self._at(Point.EXPERTS, func(*args, **options))
+    def mixed(self, func: Any, *args: Any, **options: Any) -> Tensor:
+        return self._at(Point.MIXTURE, func(*args, **options))
 
 
+_MLP: Final[Mapping[Any, Callable[..., Tensor]]] = {
+    functional.linear: _Kernels.linear,
+    functional.grouped_mm: _Kernels.grouped,
+    functional.silu: _Kernels.activation,
+    functional.gelu: _Kernels.activation,
+    torch.sigmoid: _Kernels.sigmoid,
+    Tensor.matmul: _Kernels.stacked,
+    Tensor.mul: _Kernels.multiply,
+    Tensor.add: _Kernels.add,
+    Tensor.add_: _Kernels.add_bias,
+    Tensor.index_add_: _Kernels.add_experts,
+    Tensor.sum: _Kernels.mixed,
+}
 _HANDLERS: Final[Mapping[_Place, Mapping[Any, Callable[..., Tensor]]]] = {
     _Place.LAYER: {Tensor.add: _Kernels.residual},
     _Place.ATTENTION: {
@@ -247,19 +274,8 @@ _HANDLERS: Final[Mapping[_Place, Mapping[Any, Callable[..., Tensor]]]] = {
         Tensor.add: _Kernels.turned,
         Tensor.sub: _Kernels.turned,
     },
-    _Place.MLP: {
-        functional.linear: _Kernels.linear,
-        functional.grouped_mm: _Kernels.grouped,
-        functional.silu: _Kernels.activation,
-        functional.gelu: _Kernels.activation,
-        torch.sigmoid: _Kernels.sigmoid,
-        Tensor.matmul: _Kernels.stacked,
-        Tensor.mul: _Kernels.multiply,
-        Tensor.add: _Kernels.add,
-        Tensor.add_: _Kernels.add_bias,
-        Tensor.index_add_: _Kernels.add_experts,
-        Tensor.sum: _Kernels.experts,
-    },
+    _Place.MLP: _MLP,
+    _Place.EXPERTS: _MLP,
     _Place.ROUTER: {Tensor.type: _Kernels.exact, functional.linear: _Kernels.linear},
     _Place.NORM: {Tensor.to: _Kernels.cast, Tensor.type_as: _Kernels.cast},
     _Place.EMBEDDING: {Tensor.mul: _Kernels.scaled},

@@ -1,4 +1,7 @@
-"""Kernels of other machines, as data: each profile is some lines, and a new one needs no code."""
+"""Kernels of other machines, as data: each profile is some lines, and a new one needs no code.
+
+What a profile rounds is what some kernel rounds; nothing is fitted to vectors of any machine.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,61 +12,121 @@ import torch
 from proofserve.engines.reference.arithmetic import KernelProfile, NumberFormat, Point
 from proofserve.engines.reference.network import Network
 
-__all__ = ["PROFILES", "KernelProfile", "fp8_kv_profile", "own_profile", "with_kernels"]
+__all__ = ["PROFILES", "KernelProfile", "Point", "fp8_kv_profile", "own_profile", "with_kernels"]
 
-# What every kernel rounds whose tensors are kept in 16 bits: what it writes to memory.
+# What is written to memory, and so rounded, by every kernel whose tensors have 16 bits.
 _WRITTEN: Final = frozenset(
     {
         *(Point.OPERANDS, Point.OUTPUTS, Point.NORM, Point.HEAD_NORM, Point.TABLE, Point.ROTATED),
-        *(Point.ATTENTION, Point.PRODUCT, Point.EXPERTS),
+        *(Point.ATTENTION, Point.PRODUCT, Point.EXPERT_PRODUCT, Point.MIXTURE),
     }
 )
 # torch rounds what every function returns.
 _EAGER: Final = _WRITTEN | {
-    *(Point.GAIN, Point.ROTATION, Point.WEIGHTS, Point.ACTIVATION, Point.RESIDUAL)
+    *(Point.GAIN, Point.ROTATION, Point.SCORES, Point.WEIGHTS, Point.ACTIVATION),
+    *(Point.EXPERT_STEPS, Point.RESIDUAL),
 }
 _VLLM_CPU: Final = _WRITTEN | {Point.GAIN, Point.ACTIVATION, Point.STORED_RESIDUAL}
+_VLLM_GPU: Final = _EAGER - {Point.ROTATION, Point.SCORES}
+_COMPILED: Final = _WRITTEN | {Point.WEIGHTS, Point.EXPERT_STEPS, Point.STORED_RESIDUAL}
 
-
-def _bf16(name: str, *points: Point, source: str = "") -> KernelProfile:
-    return KernelProfile(name, "bfloat16", frozenset(points), source)
-
-
-_EAGER_BF16 = KernelProfile("torch eager bfloat16", "bfloat16", _EAGER)
-_LIST: Final = (
-    _EAGER_BF16,
-    KernelProfile("vLLM on a CPU", "bfloat16", _VLLM_CPU),
-    KernelProfile(
-        "vLLM on a CPU without bf16",
-        "bfloat16",
-        _VLLM_CPU,
-        truncated=frozenset({Point.ROTATED, Point.ATTENTION}),
-    ),
-    KernelProfile("vLLM trunc R", "bfloat16", _VLLM_CPU, truncated=frozenset({Point.ROTATED})),
-    KernelProfile("vLLM trunc A", "bfloat16", _VLLM_CPU, truncated=frozenset({Point.ATTENTION})),
-    KernelProfile("vLLM on a CPU with AMX", "bfloat16", _VLLM_CPU | {Point.WEIGHTS}),
-    KernelProfile("compiled", "bfloat16", _WRITTEN | {Point.WEIGHTS, Point.RESIDUAL}),
-    KernelProfile("eager attention", "bfloat16", _EAGER | {Point.SCORES}),
-    _bf16("outputs", Point.OUTPUTS),
-    _bf16("inputs", Point.OPERANDS),
-    _bf16("norms", Point.NORM),
-    _bf16("norms, gain", Point.NORM, Point.GAIN),
-    _bf16("head norms", Point.HEAD_NORM),
-    _bf16("head norms, gain", Point.HEAD_NORM, Point.GAIN),
-    _bf16("residual", Point.RESIDUAL),
-    _bf16("table", Point.TABLE),
-    _bf16("weights", Point.WEIGHTS),
-    KernelProfile("residual in float32", "bfloat16", _EAGER - {Point.RESIDUAL}),
-    *(
-        replace(_EAGER_BF16, name=f"partial sums of {n}", partial_sums=n)
-        for n in (32, 64, 128, 256)
-    ),
-    *(replace(_EAGER_BF16, name=f"{n} ranks", ranks=n) for n in (2, 4, 8)),
-    KernelProfile("torch eager float16", "float16", _EAGER),
-    KernelProfile("TF32", "tf32", frozenset({Point.OPERANDS})),
-    KernelProfile("float32", "float32", frozenset(), partial_sums=128),
+_TORCH = KernelProfile(
+    name="torch",
+    format="bfloat16",
+    points=_EAGER,
+    source="transformers op by op: each torch function rounds its result and accumulates in "
+    "float32 (oneDNN, and torch's own products where oneDNN has no bfloat16); flash attention on "
+    "CPUs rounds its weights (aten FlashAttentionKernel.cpp)",
 )
+
+_LIST: Final = (
+    _TORCH,
+    replace(_TORCH, name="torch in float16", format="float16"),
+    KernelProfile(
+        name="vLLM on x86 without bfloat16",
+        format="bfloat16",
+        points=_VLLM_CPU,
+        truncated=frozenset({Point.ROTATED, Point.ATTENTION, Point.EXPERT_PRODUCT, Point.MIXTURE}),
+        source="vLLM csrc/cpu: without AVX512_BF16 cpu_types_x86.hpp cuts off the lower bits of "
+        "what rotary embedding (pos_encoding), attention (cpu_attn_vec, weights in float32) and "
+        "experts (cpu_fused_moe) write; norms by ir/ops/layernorm.py, which reads the exact sum "
+        "and stores it rounded; SiLU and product by torch",
+    ),
+    KernelProfile(
+        name="vLLM on x86 with bfloat16",
+        format="bfloat16",
+        points=_VLLM_CPU,
+        source="the same, written with vcvtneps2bf16, which takes the nearest",
+    ),
+    KernelProfile(
+        name="vLLM on x86 with AMX",
+        format="bfloat16",
+        points=_VLLM_CPU | {Point.WEIGHTS},
+        source="the same with cpu_attn_amx.hpp, whose tiles read weights in bfloat16",
+    ),
+    KernelProfile(
+        name="vLLM on a GPU",
+        format="bfloat16",
+        points=_VLLM_GPU,
+        source="vLLM csrc: layernorm_kernels.cu rounds the sum and before the gain, "
+        "pos_encoding_kernels.cu and activation_kernels.cu once per output; FlashAttention "
+        "rounds its weights; tensor cores accumulate in float32",
+    ),
+    KernelProfile(
+        name="compiled",
+        format="bfloat16",
+        points=_COMPILED,
+        source="torch inductor keeps float32 within a fused kernel (emulate_precision_casts is "
+        "off), so of vLLM's ir/ops/layernorm.py and SiLU only results are rounded",
+    ),
+    replace(_TORCH, name="residual in float32", points=_EAGER - {Point.RESIDUAL}, source=""),
+    KernelProfile(
+        name="outputs of matrices",
+        format="bfloat16",
+        points=frozenset({Point.OUTPUTS, Point.EXPERT_STEPS}),
+    ),
+    KernelProfile(name="inputs of matrices", format="bfloat16", points=frozenset({Point.OPERANDS})),
+    KernelProfile(name="norms", format="bfloat16", points=frozenset({Point.NORM, Point.GAIN})),
+    KernelProfile(
+        name="queries and keys",
+        format="bfloat16",
+        points=frozenset({Point.HEAD_NORM, Point.GAIN, Point.ROTATED}),
+    ),
+    # Running sums in 16 bits are the coarsest that a product may be: torch lets cuBLAS add up the
+    # parts of split-K so (allow_bf16_reduced_precision_reduction), with longer chunks than these.
+    *(
+        replace(_TORCH, name=f"sums of {size} in bfloat16", source="", partial_sums=size)
+        for size in (32, 64, 128, 256)
+    ),
+    *(
+        replace(
+            _TORCH,
+            name=f"torch on {ranks} ranks",
+            ranks=ranks,
+            source="tensor parallelism: each rank's product in bfloat16, all-reduced in bfloat16",
+        )
+        for ranks in (2, 4, 8)
+    ),
+    KernelProfile(
+        name="TF32",
+        format="tf32",
+        points=frozenset({Point.OPERANDS}),
+        source="tensor cores read float32 operands with 10 bits of fraction",
+    ),
+    # Another order of summation is all that differs between float32 kernels.
+    KernelProfile(name="float32", format="float32", points=frozenset(), partial_sums=64),
+)
+
 PROFILES: Final[Mapping[str, KernelProfile]] = {each.name: each for each in _LIST}
+"""Every honest kernel that a served network may have, by name; a cache in fp8 is not among them."""
+
+fp8_kv_profile: Final = replace(
+    _TORCH,
+    name="KV cache in fp8",
+    fp8_cache=True,
+    source="vLLM's --kv-cache-dtype fp8 without calibrated scales",
+)
+"""Honest only where a network allows it."""
 
 _OWN: Final[Mapping[torch.dtype, NumberFormat]] = {
     torch.bfloat16: "bfloat16",
@@ -72,18 +135,15 @@ _OWN: Final[Mapping[torch.dtype, NumberFormat]] = {
 
 
 def own_profile(dtype: torch.dtype) -> KernelProfile | None:
-    """What transformers does in ``dtype``; None for float32, which needs no emulation."""
+    """What transformers does in ``dtype``, on any machine; None for float32: no emulation."""
     served = _OWN.get(dtype)
-    return None if served is None else replace(_EAGER_BF16, name=f"own {served}", format=served)
+    return None if served is None else replace(_TORCH, format=served)
 
 
-fp8_kv_profile: Final = replace(_EAGER_BF16, name="fp8 KV", fp8_cache=True)
+def with_kernels(network: Network, profile: KernelProfile | None) -> Network:
+    """``network`` as kernels of ``profile`` compute it; it shares all weights.
 
-
-def with_kernels(network: Network, profile: KernelProfile) -> Network:
-    """``network`` as the kernels of ``profile`` compute it; it shares all weights.
-
-    Raises ValueError for a network that is not in float32.
+    None gives this machine's kernels back. Raises ValueError for a network that is not in float32.
     """
     if network.dtype != torch.float32:
         raise ValueError(f"kernels are emulated in float32, not in {network.dtype}")

@@ -113,7 +113,10 @@ class SnapshotAnswer(MembersPage):
 
 
 class VerdictAnswer(LastVerdictAnswer):
-    """One verdict; ``id`` is that of its job. ``log_evidence`` is a natural logarithm."""
+    """One verdict; ``id`` is that of its job. ``log_evidence`` is a natural logarithm.
+
+    ``alpha`` was its chance to convict an honest member; null in rows of older versions.
+    """
 
     number: int
     member_id: str
@@ -125,6 +128,7 @@ class VerdictAnswer(LastVerdictAnswer):
     p_value: float | None
     seconds: float
     worker: str | None
+    alpha: float | None
 
 
 class VerdictPage(ResponseModel):

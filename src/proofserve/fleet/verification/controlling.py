@@ -107,9 +107,9 @@ class VerificationControl:
         newest = await self._store.newest_batches(round_.number)
         sampled = SampledLane(round_, lane, rule)
         job = job_of(overview, sampled, JobCause.OPERATOR, newest[lane.lane.lane])
-        await self._store.add([job])
+        (stored,) = await self._store.add([job])
         self.wake()
-        return job
+        return stored
 
     async def step(self, sender: JobSender) -> None:
         """One pass. Raises StoreUnavailable and the errors of SQLAlchemy."""

@@ -1,6 +1,5 @@
 """The operator's policy of verification, and which samples it wants now."""
 
-import secrets
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.records import FleetRound, LaneProgress, Served
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
 from proofserve.fleet.watch import Overview
+from proofserve.protocol.nonces import fresh_seed
 
 # Members still deliver after the end of a round: what is new is sampled once nothing came for so
 # long. Seconds.
@@ -119,7 +119,7 @@ def job_of(
         rule=sampled.rule,
         weights_digest=served.weights_digest,
         model=served.model,
-        seed=secrets.token_hex(16),
+        seed=fresh_seed(),
         after_batch=progress.sampled_batch if cause is JobCause.POLICY else 0,
         through_batch=through_batch,
         asked_at=overview.view.at,

@@ -52,6 +52,7 @@ def _facts(verdict: MemberVerdict) -> list[tuple[str, str]]:
         ("Threshold of honest distances", verdict.threshold),
         ("Logarithm of the evidence", verdict.log_evidence),
         ("p-value", verdict.p_value),
+        ("Alpha, its chance to convict an honest member", verdict.alpha),
         ("At", at),
         ("Seconds", f"{verdict.seconds:.2f}"),
         ("Worker", verdict.worker),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.report.json_files import read_json
@@ -257,19 +257,27 @@ def parse(text: str) -> CalibrationFile:
     return CalibrationFile.model_validate_json(text)
 
 
+class _Header(BaseModel):
+    """What every version of the file has."""
+
+    format: Literal["proofserve-calibration"]
+    version: int
+    model: str = "MODEL"
+    seq_len: int | None = None
+
+
 def _refuse_older(path: Path) -> None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = _Header.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
         # Reading says what is wrong with the file.
         return
-    version = found.get("version") if isinstance(found, dict) else None
-    if isinstance(version, int) and version < VERSION and found.get("format") == FORMAT:
+    if found.version < VERSION:
+        length = found.seq_len or "N"
         raise LabError(
-            f"version: {path} is a calibration of version {version}, this program reads"
+            f"version: {path} is a calibration of version {found.version}, this program reads"
             f" {VERSION}: the old one knows one kind of honest kernel and convicts others; measure"
-            f" anew by `proofserve calibrate noise {found.get('model', 'MODEL')}"
-            f" --seq-len {found.get('seq_len', 'N')} --out FILE`"
+            f" anew by `proofserve calibrate noise {found.model} --seq-len {length} --out FILE`"
         )
 
 

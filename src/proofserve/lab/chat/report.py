@@ -16,14 +16,15 @@ WHAT_TO_MEASURE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ChatReport:
-    """``origin`` says where the honest figures come from."""
+    """``origin`` says where the honest figures come from, ``seed`` chose parts of long answers."""
 
     outcome: ChatOutcome
     origin: str
+    seed: str
 
     def lines(self) -> Iterator[str]:
         outcome = self.outcome
-        yield f"{outcome.answers} answers with a receipt checked"
+        yield f"{outcome.answers} answers with a receipt checked (seed {self.seed})"
         if outcome.without_receipt:
             of, share = outcome.choices, outcome.without_receipt / outcome.choices
             yield f"{outcome.without_receipt} of {of} answers have no receipt ({share:.0%})"
@@ -50,4 +51,5 @@ class ChatReport:
             "failures": [asdict(each) for each in outcome.failures],
             "findings": [asdict(each) for each in outcome.findings],
             "figures_from": self.origin,
+            "seed": self.seed,
         }

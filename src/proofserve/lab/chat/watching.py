@@ -33,10 +33,11 @@ class Watch:
     together to convict an honest node add up to ``chances.alpha``: window w has 1/(w (w + 1)).
     """
 
-    def __init__(self, judge: Judge, chances: Chances, origin: str) -> None:
+    def __init__(self, judge: Judge, chances: Chances, origin: str, seed: str) -> None:
         self._judge = judge
         self._chances = chances
         self._origin = origin
+        self._seed = seed
         self._window: list[Conversation] = []
         self.totals = Totals()
         self.report: ChatReport | None = None
@@ -53,7 +54,7 @@ class Watch:
         self.totals.answers += sum(len(chat.choices) for chat in chats)
         self.totals.without_receipt += sum(chat.without_receipt for chat in chats)
         outcome = self._judge(self._window, chances)
-        self.report = ChatReport(outcome, self._origin)
+        self.report = ChatReport(outcome, self._origin, self._seed)
         if outcome.verdict is SequentialResult.HONEST:
             self.totals.honest += 1
             self._window = []

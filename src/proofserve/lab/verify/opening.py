@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import secrets
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -166,11 +165,6 @@ class _Opener:
     def _refused(self, nonces: Sequence[int], why: str) -> None:
         for nonce in nonces:
             self.faults[nonce] = Mismatch(nonce, Reason.NOT_OPENED, detail=why)
-
-
-def fresh_seed() -> str:
-    """A seed that did not exist when the roots were posted."""
-    return secrets.token_hex(16)
 
 
 def open_sample(

@@ -158,7 +158,7 @@ def _verdict(judges: Sequence[Judge]) -> tuple[SequentialResult, int]:
     count = max(map(len, standings))
     # A test that knows no populations says the same of each.
     by_population = list(
-        zip(*(of * count if len(of) == 1 else of for of in standings), strict=True)
+        zip(*([*of] * count if len(of) == 1 else of for of in standings), strict=True)
     )
     closest = min(range(count), key=lambda place: max(each.excess for each in by_population[place]))
     if all(any(each.convicts for each in of) for of in by_population):

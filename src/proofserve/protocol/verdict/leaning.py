@@ -119,6 +119,8 @@ def _log_mean(bets: Floats, dimensions: float) -> Floats:
     # A spread wider than a coordinate's in one dimension has no such vector; 1 is the widest.
     order = max(dimensions, 1.0) / 2 - 1
     # ``ive`` is I less its growth, which overflows.
-    bessel = np.log(special.ive(order, bets)) + bets
+    with np.errstate(divide="ignore"):
+        bessel = np.log(special.ive(order, bets)) + bets
     mean: Floats = special.gammaln(order + 1) + order * np.log(2 / bets) + bessel
-    return mean
+    # In thousands of dimensions ``ive`` underflows; a coordinate's tails are below the normal ones.
+    return np.where(np.isfinite(mean), mean, bets**2 / (2 * dimensions))

@@ -1,7 +1,7 @@
 """Checks conversations with a checkpoint and a calibration: builds what ``lab.chat`` needs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from proofserve.lab.chat.verification import (
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.judges import Chances, Judge
+from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.record import SCHEME
 from proofserve.wiring.chat.tokenizer import CheckpointTokenizer
 from proofserve.wiring.chat.validator import ChatValidator
@@ -38,14 +39,15 @@ NO_CALIBRATION = (
 
 @dataclass(frozen=True, slots=True)
 class CheckerSetup:
-    """``seed`` chooses the compared parts of long answers; ``suspects`` are checkpoints.
+    """``seed`` chooses the compared parts of long answers: a node must not know it beforehand.
 
-    ``kv_dtype`` is what honest servers may keep keys and values in, unless ``measured`` says it.
+    ``suspects`` are checkpoints. ``kv_dtype`` is what honest servers may keep keys and values in,
+    unless ``measured`` says it.
     """
 
     model: Path
     measured: CalibrationFile | None
-    seed: str = "0"
+    seed: str = field(default_factory=fresh_seed)
     device: str = "cpu"
     suspects: tuple[Path, ...] = ()
     kv_dtype: str = KV_AUTO

@@ -12,6 +12,7 @@ from proofserve.fleet.records import BatchKind
 from proofserve.fleet.verification_records import (
     JobFinding,
     VerdictOutcome,
+    VerificationJob,
     VerificationRule,
     VerificationTask,
 )
@@ -74,7 +75,7 @@ class SampleChecker:
 
     def _report(self, task: VerificationTask) -> VerdictReport:
         job, work = task.job, task.round.spec.work
-        options = _options(job.rule, task.calibration)
+        options = _options(job, task.calibration)
         truth = self._source.truth(task, options)
         sampling = SampleOptions(job.seed, job.rule.nonces, self._at_once)
         return judged(self._claimed(task), work, truth, options, sampling, NoProgress())
@@ -124,9 +125,9 @@ def _of_one_round(task: VerificationTask) -> list[CommittedWork]:
     return [body for body in bodies if body.round_id == drawn.round_id]
 
 
-def _options(rule: VerificationRule, calibration: str | None) -> JudgingOptions:
-    threshold = _threshold(rule, calibration)
-    return JudgingOptions(rule.tests, rule.alpha, rule.beta, rule.share, P_FRAUD, True, threshold)
+def _options(job: VerificationJob, calibration: str | None) -> JudgingOptions:
+    rule, threshold = job.rule, _threshold(job.rule, calibration)
+    return JudgingOptions(rule.tests, job.alpha, rule.beta, rule.share, P_FRAUD, True, threshold)
 
 
 def _threshold(rule: VerificationRule, calibration: str | None) -> MeasuredThreshold | None:
@@ -143,7 +144,7 @@ def _judgement(report: VerdictReport, task: VerificationTask, seconds: float) ->
     outcome = report.outcome
     distances = tuple(e.distance for e in outcome.errors if e.broken is None)
     decisive = _decisive(outcome.verdict, outcome.findings)
-    threshold = _options(task.job.rule, task.calibration).threshold
+    threshold = _threshold(task.job.rule, task.calibration)
     figures = decisive.figures
     ratio = figures.get("likelihood_ratio")
     log_ratio = None if ratio is None else math.log(max(float(ratio), 1e-300))

@@ -6,17 +6,7 @@ from typing import Any
 
 from proofserve.fleet.sql.spec_json import work_fields, work_of
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.protocol.verdict.scale import ScaleFit
-from proofserve.rounds.records import (
-    Artifact,
-    Job,
-    Outcome,
-    Proofs,
-    ScaleTest,
-    StatTest,
-    Validation,
-    Verdict,
-)
+from proofserve.rounds.records import Artifact, Job, Outcome, Proofs, StatTest, Validation, Verdict
 
 
 def job_text(job: Job) -> str:
@@ -63,18 +53,12 @@ def read_outcome(text: str) -> Outcome:
 
 
 def _claimed(validation: Validation) -> dict[str, Any]:
-    test = validation.test
     return {
         "claims": [(each.nonce, each.vector_b64) for each in validation.claims],
-        "by": "scale" if isinstance(test, ScaleTest) else "count",
-        "test": asdict(test),
+        "test": asdict(validation.test),
     }
 
 
 def _validation(fields: dict[str, Any]) -> Validation:
     claims = tuple(Claim(*each) for each in fields["claims"])
-    test = fields["test"]
-    if fields["by"] == "count":
-        return Validation(claims, StatTest(**test))
-    fit = ScaleFit(**{**test["fit"], "norms": tuple(test["fit"]["norms"])})
-    return Validation(claims, ScaleTest(**{**test, "fit": fit}))
+    return Validation(claims, StatTest(**fields["test"]))

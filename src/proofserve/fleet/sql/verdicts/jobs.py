@@ -3,15 +3,16 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
+from proofserve.fleet.alpha_spending import DAY_S, share_of_day
 from proofserve.fleet.records import FleetRound, LaneProgress
 from proofserve.fleet.sql import lanes, rounds
 from proofserve.fleet.sql.dialects import insert_into
-from proofserve.fleet.sql.tables import AnyRow, batches
+from proofserve.fleet.sql.tables import AnyRow, batches, members
 from proofserve.fleet.sql.tables import lanes as lanes_table
 from proofserve.fleet.sql.verdicts.tables import calibrations, jobs
 from proofserve.fleet.verification_records import (
@@ -40,9 +41,12 @@ def calibration(connection: Connection, digest: str) -> str:
     return str(connection.execute(chosen).scalar_one())
 
 
-def add(connection: Connection, made: Sequence[VerificationJob]) -> None:
-    """Store new jobs, and what the policy has sampled of their lanes."""
-    for job in made:
+def add(connection: Connection, made: Sequence[VerificationJob]) -> list[VerificationJob]:
+    """Store new jobs with their shares of alpha, and what the policy has sampled of their lanes."""
+    stored = []
+    for each in made:
+        job = replace(each, alpha_share=_share(connection, each))
+        stored.append(job)
         connection.execute(jobs.insert().values(_columns(job)))
         if job.cause is JobCause.OPERATOR:
             continue
@@ -51,6 +55,18 @@ def add(connection: Connection, made: Sequence[VerificationJob]) -> None:
         sampled = {"sampled_at": job.asked_at, "sampled_batch": job.through_batch}
         counted = update(lanes_table).where(of_lane)
         connection.execute(counted.values(**sampled, sampled_stored=columns.stored))
+    return stored
+
+
+def _share(connection: Connection, job: VerificationJob) -> float:
+    # The row of the member is locked, so that no other controller spends the same alpha.
+    member = select(members.c.id).where(members.c.id == job.member_id)
+    connection.execute(member.with_for_update(key_share=True))
+    # What another controller's clock, which is ahead, has stored counts too.
+    of_day = (jobs.c.member == job.member_id) & (jobs.c.asked_at > job.asked_at - DAY_S)
+    sums = select(func.coalesce(func.sum(jobs.c.alpha_share), 0.0), func.count()).where(of_day)
+    spent, verified = connection.execute(sums).one()
+    return share_of_day(spent, verified, job.rule.planned_per_day)
 
 
 def newest_batches(connection: Connection, round_number: int) -> dict[int, int]:
@@ -116,6 +132,7 @@ def _columns(job: VerificationJob) -> dict[str, Any]:
         "after_batch": job.after_batch,
         "through_batch": job.through_batch,
         "asked_at": job.asked_at,
+        "alpha_share": job.alpha_share,
     }
 
 
@@ -136,6 +153,7 @@ def _job(row: AnyRow) -> VerificationJob:
         asked_at=row.asked_at,
         state=JobPhase(row.state),
         attempts=row.attempts,
+        alpha_share=row.alpha_share,
     )
 
 

@@ -36,9 +36,12 @@ class VerdictStore:
         """Store a calibration for the workers; returns its digest."""
         return await self._database.write(jobs.add_calibration, content)
 
-    async def add(self, made: Sequence[VerificationJob]) -> None:
-        """Store new jobs, and note what the policy has sampled by them."""
-        await self._database.write(jobs.add, made)
+    async def add(self, made: Sequence[VerificationJob]) -> list[VerificationJob]:
+        """Store new jobs, and note what the policy has sampled by them.
+
+        Returns them with their shares of alpha: one controller after another spends it.
+        """
+        return await self._database.write(jobs.add, made)
 
     async def newest_batches(self, round_number: int) -> dict[int, int]:
         """The number of the newest stored batch by lane."""
@@ -97,7 +100,8 @@ class VerdictStore:
 
     async def old(self, keep_s: float) -> list[str]:
         """Some jobs whose verdict is older than ``keep_s`` and not the newest of its member."""
-        return await self._database.read(verdicts.old, self._clock() - keep_s)
+        now = self._clock()
+        return await self._database.read(verdicts.old, now - keep_s, now)
 
     async def delete(self, job_ids: Sequence[str]) -> None:
         """Delete verdicts and their jobs; counts stay."""

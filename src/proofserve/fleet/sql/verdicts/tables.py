@@ -43,6 +43,8 @@ jobs = Table(
     Column("after_batch", BigInteger, nullable=False),
     Column("through_batch", BigInteger, nullable=False),
     Column("asked_at", Double, nullable=False),
+    # Of the alpha that the rule has for a day (``alpha_spending``).
+    Column("alpha_share", Double, nullable=False, server_default="0"),
     Column("state", Text, nullable=False, server_default="queued"),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("worker", Text),
@@ -52,6 +54,7 @@ jobs = Table(
     CheckConstraint("state IN ('queued', 'running', 'done', 'failed')", name="state"),
 )
 partial_index("ix_fleet_jobs_open", jobs.c.number, where="state IN ('queued', 'running')")
+Index("ix_fleet_jobs_member", jobs.c.member, jobs.c.asked_at)
 partial_index("ix_fleet_jobs_failed", jobs.c.ended_at, where="state = 'failed'")
 
 verdicts = Table(
@@ -74,6 +77,8 @@ verdicts = Table(
     Column("at", Double, nullable=False),
     Column("seconds", Double, nullable=False),
     Column("worker", Text),
+    # The chance that it convicts an honest member; null in rows of older versions.
+    Column("alpha", Double),
     # float32, little-endian: the distance of each nonce that was recomputed.
     Column("distances", LargeBinary, nullable=False),
     # The report of ``verify`` as JSON; null for an abstention.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Select, delete, func, select, update
 
+from proofserve.fleet.alpha_spending import DAY_S
 from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.callbacks import deliveries
 from proofserve.fleet.sql.dialects import insert_into
@@ -40,6 +41,7 @@ _VERDICT = (
     *(verdicts.c.lane, jobs.c.cause, verdicts.c.outcome, verdicts.c.reason, verdicts.c.test),
     *(verdicts.c.nonces, verdicts.c.distance, verdicts.c.threshold, verdicts.c.log_evidence),
     *(verdicts.c.p_value, verdicts.c.at, verdicts.c.seconds, verdicts.c.worker),
+    verdicts.c.alpha,
 )
 
 
@@ -57,7 +59,7 @@ def add(
     if worker is None:
         return None
     row = _columns(found) | {"job": job.id, "member": job.member_id, "round": job.round_number}
-    row |= {"lane": job.lane, "at": now, "worker": worker[0]}
+    row |= {"lane": job.lane, "at": now, "worker": worker[0], "alpha": job.alpha}
     inserted = verdicts.insert().values(row).returning(verdicts.c.number)
     number = connection.execute(inserted).scalar_one()
     connection.execute(update(members).where(members.c.id == job.member_id).values(verdict=number))
@@ -116,10 +118,14 @@ def view(connection: Connection, now: float) -> VerificationView:
     )
 
 
-def old(connection: Connection, before: float) -> list[str]:
-    """Some jobs with a verdict from before ``before``, which is not its member's newest one."""
+def old(connection: Connection, before: float, now: float) -> list[str]:
+    """Some jobs with a verdict from before ``before``, which is not its member's newest one.
+
+    Jobs of the day before ``now`` stay, whose shares of alpha are counted.
+    """
     newest = select(members.c.id).where(members.c.verdict == verdicts.c.number)
-    chosen = select(verdicts.c.job).where(verdicts.c.at < before, ~newest.exists())
+    chosen = select(verdicts.c.job).join(jobs, jobs.c.id == verdicts.c.job)
+    chosen = chosen.where(verdicts.c.at < before, jobs.c.asked_at <= now - DAY_S, ~newest.exists())
     return list(connection.execute(chosen.order_by(verdicts.c.number).limit(_AT_ONCE)).scalars())
 
 

@@ -1,0 +1,160 @@
+"""The routers of mixtures of experts: which are known, and how each weighs the experts it chose.
+
+A router is a module that gives, in some order, logits [tokens, experts], the weights of the mix and
+the ids of the chosen experts, both [tokens, k]; read in transformers 5.19.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.reference.network import Network
+
+# How a router weighs experts: of itself, its logits [tokens, experts] and ids [tokens, k].
+Rule = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+def _softmax_over_all(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
+    """Probabilities among all experts, of which the chosen ones add up to 1 in most models."""
+    chosen = torch.softmax(logits.float(), dim=-1).gather(-1, ids)
+    # Routers without a choice renormalise.
+    return _shares(chosen) if getattr(router, "norm_topk_prob", True) else chosen
+
+
+def _scaled_softmax(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
+    chosen = torch.softmax(logits.float(), dim=-1).gather(-1, ids)
+    return chosen * float(router.routed_scaling_factor)
+
+
+def _softmax_of_large_shares(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
+    chosen = torch.softmax(logits.float(), dim=-1).gather(-1, ids)
+    return chosen / chosen.sum(dim=-1, keepdim=True).clamp(min=router.norm_min)
+
+
+def _softmax_over_chosen(_router: Any, logits: Tensor, ids: Tensor) -> Tensor:
+    return torch.softmax(logits.gather(-1, ids), dim=-1)
+
+
+def _sigmoid(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
+    """A score for each expert alone. Biases and groups choose experts, and do not weigh them."""
+    chosen = logits.float().sigmoid().gather(-1, ids)
+    if getattr(router, "norm_topk_prob", True):
+        chosen = _shares(chosen)
+    return chosen * float(getattr(router, "routed_scaling_factor", 1.0))
+
+
+def _shares(chosen: Tensor) -> Tensor:
+    # The models' own guard against a division by zero; otherwise too small to round anything.
+    return chosen / (chosen.sum(dim=-1, keepdim=True) + 1e-20)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Routers of one form; the places are those in the tuple that such a router returns."""
+
+    rule: Rule
+    logits: int = 0
+    weights: int = 1
+    ids: int = 2
+
+
+_SOFTMAX: Final = Family(_softmax_over_all)
+_SIGMOID: Final = Family(_sigmoid)
+
+# By the name of the router's class. A router belongs here once a test has held its experts: that a
+# class looks like another does not show that its layer uses what it returns.
+FAMILIES: Final[Mapping[str, Family]] = {
+    "Qwen3MoeTopKRouter": _SOFTMAX,
+    "Qwen2MoeTopKRouter": _SOFTMAX,
+    "Qwen3NextTopKRouter": _SOFTMAX,
+    "OlmoeTopKRouter": _SOFTMAX,
+    "FlexOlmoTopKRouter": _SOFTMAX,
+    "MixtralTopKRouter": _SOFTMAX,
+    "MiniMaxTopKRouter": _SOFTMAX,
+    "HunYuanMoEV1Gate": _SOFTMAX,
+    "DeepseekV3TopkRouter": _SIGMOID,
+    "Glm4MoeTopkRouter": _SIGMOID,
+    "Glm4MoeLiteTopkRouter": _SIGMOID,
+    "Dots1TopkRouter": _SIGMOID,
+    "MiniMaxM2TopKRouter": _SIGMOID,
+    "DeepseekV2TopkRouter": Family(_scaled_softmax),
+    "Ernie4_5_MoeTopKRouter": Family(_softmax_of_large_shares),
+    "GptOssTopKRouter": Family(_softmax_over_chosen),
+    "GraniteMoeTopKRouter": Family(_softmax_over_chosen, logits=2, weights=1, ids=0),
+}
+
+# The fields of configurations that say how many experts a layer has.
+_NUMBERS_OF_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router of ``experts`` experts, in the layer of index ``layer``."""
+
+    module: nn.Module
+    layer: int
+    experts: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.layer, self.experts
+
+    def with_ids(self, output: tuple[Tensor, ...], ids: Tensor) -> tuple[Tensor, ...]:
+        """``output`` with the experts ``ids`` [tokens, k], weighed by the logits in it."""
+        family = FAMILIES[type(self.module).__name__]
+        changed = list(output)
+        weights = family.rule(self.module, output[family.logits], ids)
+        changed[family.weights] = weights.to(output[family.weights].dtype)
+        changed[family.ids] = ids
+        return tuple(changed)
+
+
+def routers_of(network: Network) -> tuple[Router, ...]:
+    """The routers in the order of the layers; none of a dense network.
+
+    Raises CheckpointError if a layer mixes experts by a router that is not in ``FAMILIES``.
+    """
+    found: list[Router] = []
+    for index, layer in enumerate(network.layers):
+        known = [each for each in layer.modules() if type(each).__name__ in FAMILIES]
+        stacks = [path for path, each in layer.named_modules() if _has_stacked_experts(each)]
+        if len(known) < len(stacks):
+            raise _unknown(_name_of_router(layer, stacks))
+        found += [Router(each, index, int(each.num_experts)) for each in known]  # type: ignore[arg-type]
+    if not found and _configured_experts(network) > 1:
+        raise _unknown(type(network.decoder).__name__)
+    return tuple(found)
+
+
+def _has_stacked_experts(module: nn.Module) -> bool:
+    """Whether ``module`` itself holds matrices [experts, ., .]."""
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return False
+    own = module.parameters(recurse=False)
+    return any(weight.ndim >= 3 and weight.shape[0] > 1 for weight in own)
+
+
+def _configured_experts(network: Network) -> int:
+    config = getattr(network.decoder, "config", None)
+    numbers = (getattr(config, field, None) for field in _NUMBERS_OF_EXPERTS)
+    # Some families list a number for each layer.
+    return max((max(n) if isinstance(n, list) else n for n in numbers if n), default=0)
+
+
+def _name_of_router(layer: nn.Module, stacks: list[str]) -> str:
+    """The class that seems to be the router beside these experts, or the one that holds both."""
+    blocks = [layer.get_submodule(path.rpartition(".")[0]) for path in stacks]
+    names = [type(child).__name__ for block in blocks for child in block.children()]
+    unknown = (n for n in names if n.lower().endswith(("router", "gate")) and n not in FAMILIES)
+    return next(unknown, type(blocks[0]).__name__)
+
+
+def _unknown(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"the direction test does not know how {name} weighs experts, so it cannot compute a"
+        " suspect with the experts of the published weights; choose other tests"
+    )

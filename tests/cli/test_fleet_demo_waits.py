@@ -1,0 +1,79 @@
+"""What the demo of a fleet makes of verdicts that are wrong, and of processes that end."""
+
+import io
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from proofserve.cli.fleet.demo import CHEAT, FIRST, REPLACEMENT, DemoFleet
+from proofserve.cli.fleet.demo_processes import DemoProcesses
+from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.host.processor import ServedDtype
+
+
+def verdict_of(outcome: str) -> dict[str, Any]:
+    figures = {"distance": None, "threshold": None} if outcome == "abstained" else {}
+    return {"outcome": outcome, "nonces": 3, "distance": 0.5, "threshold": 0.02} | {
+        "reason": f"why it is {outcome}",
+        **figures,
+    }
+
+
+def shown(tmp_path: Path, cheat: str, state: str) -> tuple[bool, str]:
+    """Whether all is as it should be, and what is printed, when the cheat has this verdict."""
+    outcomes = {FIRST: "honest", CHEAT: cheat, REPLACEMENT: "honest"}
+    members = [
+        {"name": name, "state": state if name == CHEAT else "ready", "stored": 99, "lane": 1}
+        | {"verdict": verdict_of(outcome), "wish_reason": "convicted by verdict 7"}
+        for name, outcome in outcomes.items()
+    ]
+    snapshot = {"members": members, "verification": {"jobs": {"queued": 0}}}
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, json=snapshot))
+    console = Console(file=io.StringIO(), record=True, width=200)
+    with Interrupts() as interrupts, ProgressLine(console) as line:
+        session = CommandSession(console, interrupts, line)
+        processes = DemoProcesses(tmp_path, session, ServedDtype.FLOAT32)
+        with (
+            NodeClient("http://fleet") as node,
+            httpx.Client(transport=transport, base_url="http://fleet") as http,
+        ):
+            right = DemoFleet(processes, session, node, http, {})._verdicts()
+    return right, console.export_text()
+
+
+def test_a_convicted_cheat_is_waited_for_until_it_is_cordoned(tmp_path: Path) -> None:
+    right, text = shown(tmp_path, "fraud", "cordoned")
+    assert right
+    assert "should not be" not in text
+    assert "server 3: convicted by verdict 7" in text
+
+
+@pytest.mark.parametrize("outcome", ["honest", "undecided", "abstained"])
+def test_a_cheat_that_is_not_convicted_is_shown_at_once(tmp_path: Path, outcome: str) -> None:
+    right, text = shown(tmp_path, outcome, "ready")
+    assert not right
+    assert f"{outcome}  (should not be): why it is {outcome}" in text
+    assert "Cordoned" not in text
+
+
+def test_a_worker_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
+    with Interrupts() as interrupts, ProgressLine(Console(quiet=True)) as line:
+        session = CommandSession(Console(quiet=True), interrupts, line)
+        with closing(DemoProcesses(tmp_path, session, ServedDtype.FLOAT32)) as processes:
+            # It finds no checkpoint there.
+            processes.worker(tmp_path / "nothing")
+            with pytest.raises(LabError, match=r"(?s)the worker has ended with 2:.*--model"):
+                until_it_ends(processes)
+
+
+def until_it_ends(processes: DemoProcesses) -> None:
+    while True:
+        processes.require_alive()
+        time.sleep(0.05)

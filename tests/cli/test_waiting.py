@@ -1,0 +1,74 @@
+"""Waits end when nothing moves, and say meanwhile how far they are."""
+
+import io
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from rich.console import Console
+
+from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
+from proofserve.cli.waiting import wait_while_moving
+from proofserve.lab.client.errors import TooSlowError
+
+
+@contextmanager
+def session_of(console: Console, log_every_s: float | None = None) -> Iterator[CommandSession]:
+    with Interrupts() as interrupts, ProgressLine(console, log_every_s) as line:
+        yield CommandSession(console, interrupts, line)
+
+
+def test_a_wait_outlasts_its_bound_while_something_moves() -> None:
+    began, bound = time.monotonic(), 0.5
+
+    def seconds() -> float:
+        return time.monotonic() - began
+
+    with session_of(Console(quiet=True)) as session:
+        wait_while_moving(
+            session, "the end", lambda: seconds() > 4 * bound, lambda: f"{seconds():.1f} s", bound
+        )
+    assert seconds() > 4 * bound
+
+
+def test_a_wait_for_what_stands_still_ends_and_says_where() -> None:
+    with (
+        pytest.raises(TooSlowError, match=r"proofs: nothing has moved for 0\.3 s \(7 of 64\)"),
+        session_of(Console(quiet=True)) as session,
+    ):
+        wait_while_moving(session, "proofs", lambda: False, lambda: "7 of 64", 0.3)
+
+
+def test_a_signal_ends_a_wait() -> None:
+    def interrupted() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return ""
+
+    with pytest.raises(SystemExit) as caught, session_of(Console(quiet=True)) as session:
+        wait_while_moving(session, "proofs", lambda: False, interrupted)
+    assert caught.value.code == 128 + signal.SIGINT
+
+
+def lines_of(log_every_s: float | None) -> list[str]:
+    """What a log file gets of a step that counts, and of a rest."""
+    written = io.StringIO()
+    with session_of(Console(file=written, width=200), log_every_s) as session:
+        session.line.step("asking", 3)
+        session.line.advance()
+        deadline = time.monotonic() + 30.0
+        while log_every_s and "1 of 3" not in written.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        session.line.rest("running")
+        time.sleep(0.2)
+    return written.getvalue().splitlines()
+
+
+def test_a_log_has_lines_of_a_long_step_if_the_command_wants_them() -> None:
+    assert lines_of(None) == ["asking ...", "running ..."]
+    first, *longer, last = lines_of(0.05)
+    assert (first, last) == ("asking ...", "running ...")
+    assert set(longer) == {"asking (1 of 3, 0 s) ..."}

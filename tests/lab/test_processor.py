@@ -1,0 +1,35 @@
+from pathlib import Path
+
+import pytest
+
+from proofserve.lab.host import processor
+from proofserve.lab.host.processor import quick_dtype
+
+
+def test_the_dtype_is_one_that_the_processor_multiplies_quickly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, (text, expected) in enumerate(
+        (
+            ("model name : EPYC\nflags : fpu avx2 fma\n", "float32"),
+            # AVX-512 alone multiplies no bf16.
+            ("flags : avx2 avx512f avx512bw avx512_vnni\n", "float32"),
+            ("flags : avx2 avx512f avx512_bf16\n", "bfloat16"),
+            ("flags : avx2 amx_tile amx_bf16\n", "bfloat16"),
+            ("Features : fp asimd bf16 i8mm\n", "bfloat16"),
+            ("Features : fp asimd\n", "float32"),
+            ("no such line\n", "bfloat16"),
+        )
+    ):
+        file = tmp_path / str(number)
+        file.write_text(text)
+        for vllm, dtype in (("0.32.0+cpu", expected), ("0.32.0", "bfloat16"), (None, "bfloat16")):
+            monkeypatch.setattr(processor, "vllm_version", lambda found=vllm: found)
+            assert quick_dtype(file) == dtype, (text, vllm)
+
+
+def test_a_system_that_does_not_say_is_served_as_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "vllm_version", lambda: "0.32.0+cpu")
+    assert quick_dtype(tmp_path / "absent") == "bfloat16"
