@@ -12,7 +12,7 @@ from support.models import TINY_THRESHOLD, SmallModels
 # Most of an audit's time is that of 2000 simulated verifications, of 1000 nonces unless told.
 SHORT = ("--quick", "--max-nonces", "200")
 FEW = (*SHORT, "--nonces", "12", "--seq-len", "32", "--forward-batch", "12")
-OLD = ("--scheme", "artifact-v1")
+SKETCHES = ("--scheme", "sketch-v1")
 
 
 def run(*args: str | Path) -> Result:
@@ -27,7 +27,7 @@ def audited(record: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> None:
     record, page = tmp_path / "audit.json", tmp_path / "audit.html"
-    result = run(tiny, *FEW, "--json", record, "--html", page)
+    result = run(tiny, *FEW, *SKETCHES, "--json", record, "--html", page)
     found, attacks = audited(record)
     missed = {name: each["saving"] for name, each in attacks.items() if not each["caught"]}
     assert {name for name, saving in missed.items() if saving >= 0.1} == set()
@@ -52,7 +52,7 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
 
 def test_the_network_s_scheme_has_no_twins(tiny: Path, tmp_path: Path) -> None:
     record = tmp_path / "audit.json"
-    result = run(tiny, *FEW, *OLD, "--dist-threshold", TINY_THRESHOLD, "--json", record)
+    result = run(tiny, *FEW, "--dist-threshold", TINY_THRESHOLD, "--json", record)
     assert result.exit_code in {0, 1}, result.output
     found, attacks = audited(record)
     assert found["setup"]["values"] == 12
@@ -66,7 +66,7 @@ def test_the_network_s_scheme_has_no_twins(tiny: Path, tmp_path: Path) -> None:
 def test_a_model_that_can_be_skipped(small_models: SmallModels, tmp_path: Path) -> None:
     record = tmp_path / "audit.json"
     flat = small_models.flat()
-    run(flat, *FEW, *OLD, "--dist-threshold", "0.17", "--json", record)
+    run(flat, *FEW, "--dist-threshold", "0.17", "--json", record)
     _, attacks = audited(record)
     skipped = attacks["model skipped"]
     # By the count alone it would be missed; by the sizes of distances it is not.
@@ -82,9 +82,9 @@ def test_a_calibration_is_of_the_audited_work(small_models: SmallModels, tmp_pat
     flat = str(small_models.flat())
     engines = ("--one", "reference:float32", "--other", "reference:bfloat16")
     few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "8", "--out", str(calibration))
-    made = CliRunner().invoke(app, ["calibrate", "noise", flat, *engines, *few, *OLD])
+    made = CliRunner().invoke(app, ["calibrate", "noise", flat, *engines, *few])
     assert made.exit_code == 0, made.output
-    of_it = (*SHORT, "--nonces", "6", *OLD, "--calibration", calibration)
+    of_it = (*SHORT, "--nonces", "6", "--calibration", calibration)
     result = run(flat, *of_it, "--seq-len", "8", "--json", record)
     assert result.exit_code in {0, 1}, result.output
     found, _ = audited(record)
@@ -111,7 +111,7 @@ def test_a_threshold_below_the_noise_is_unfit(tiny: Path) -> None:
         (("--dtype", "int3"), "unknown dtype 'int3'"),
         (("--scheme", "distance-v1"), "distance-v1 has no artifacts"),
         (("--scheme", "sketch-v9"), "'sketch-v9' is none of"),
-        (("--stronger-rng",), "stronger_rng: sketch-v1 has no such option"),
+        ((*SKETCHES, "--stronger-rng"), "stronger_rng: sketch-v1 has no such option"),
         (("--k-dim", "100000"), "k_dim"),
         (("--seq-len", "1000000"), "seq_len 1000000 exceeds the model's"),
         (("--other", "/nowhere"), "/nowhere is no checkpoint"),

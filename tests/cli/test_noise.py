@@ -16,7 +16,7 @@ from support.models import SmallModels
 
 # The fewest nonces that can measure the rate.
 FEW = ("--nonces", "48", "--rate", "0.08", "--seq-len", "8")
-NETWORK = ("--scheme", "artifact-v1")
+SKETCHES = ("--scheme", "sketch-v1")
 REFERENCES = ("--one", "reference:float32", "--other", "reference:bfloat16")
 
 
@@ -46,7 +46,8 @@ def test_two_dtypes_of_one_model(tiny: Path, tmp_path: Path) -> None:
     # At the quantile some nonces mismatch, and this convicts no honest node.
     assert found["convicted_sequential"] == found["convicted_fixed"] == 0
     assert found["cleared_sequential"] > 990
-    assert found["setup"]["scheme"] == {"name": "sketch-v1", "k_dim": 64}
+    scheme = {"name": "artifact-v1", "k_dim": 12, "stronger_rng": False}
+    assert found["setup"]["scheme"] == scheme
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "convicted_fixed" in result.output
 
@@ -74,10 +75,10 @@ def test_another_machines_artifacts_are_saved_and_compared(tiny: Path, tmp_path:
 def test_the_command_measures_running_nodes(tmp_path: Path) -> None:
     figures = tmp_path / "noise.json"
     with stub_node() as (stub, url), stub_node() as (_, other):
-        result = run("--one", url, "--other", other, *NETWORK, *FEW, "--json", figures)
+        result = run("--one", url, "--other", other, *FEW, "--json", figures)
         assert result.exit_code == 0, result.output
         stub.habits.failing_nonce = 40
-        gap = run("--one", url, "--other", other, *NETWORK, *FEW)
+        gap = run("--one", url, "--other", other, *FEW)
         assert gap.exit_code == 2
         assert "computed no vector for" in gap.output
     assert json.loads(figures.read_text())["pairs"][f"{url} against {other}"]["maximum"] == 0.0
@@ -88,7 +89,7 @@ def test_a_calibration_is_a_file_that_is_read_strictly(
 ) -> None:
     out, there = tmp_path / "calibration.json", tmp_path / "there.json"
     bank = ("--bank", "8", "--suspect", small_models.get("qwen3", seed=1))
-    made = run(tiny, *REFERENCES, *FEW, *bank, "--out", out)
+    made = run(tiny, *REFERENCES, *FEW, *SKETCHES, *bank, "--out", out)
     assert made.exit_code == 0, made.output
     calibration = read(out)
     same = run(tiny, *REFERENCES, *FEW, "--bank", "8", "--suspect", tiny, "--out", there)
@@ -121,7 +122,7 @@ def test_a_calibration_is_a_file_that_is_read_strictly(
     assert "a file does not name its model" in unnamed.output
     with stub_node() as (_, url), stub_node() as (_, other):
         none = ("--out", tmp_path / "none.json")
-        same = run("--one", url, "--other", other, *NETWORK, *FEW, *none)
+        same = run("--one", url, "--other", other, *FEW, *none)
     assert same.exit_code == 2
     assert "some vectors of the engines are equal" in same.output
     assert not (tmp_path / "none.json").exists()
@@ -130,13 +131,11 @@ def test_a_calibration_is_a_file_that_is_read_strictly(
 def test_the_command_starts_the_named_servers(
     deployments: list[ServerOptions], tiny: Path, tmp_path: Path
 ) -> None:
-    result = run(
-        tiny, "--one", "vllm", "--other", "vllm:tp2", *NETWORK, *FEW, "--forward-batch", "4"
-    )
+    result = run(tiny, "--one", "vllm", "--other", "vllm:tp2", *FEW, "--forward-batch", "4")
     assert result.exit_code == 0, result.output
     assert [(each.checkpoint, each.ranks) for each in deployments] == [(tiny, 1), (tiny, 2)]
     assert {each.forward_batch for each in deployments} == {4}
-    saved = run(tiny, "--one", "vllm", "--save", tmp_path / "a.json", *NETWORK, *FEW)
+    saved = run(tiny, "--one", "vllm", "--save", tmp_path / "a.json", *FEW)
     assert saved.exit_code == 0, saved.output
     assert len(deployments) == 3
 

@@ -3,7 +3,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import numpy as np
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -16,7 +18,6 @@ from proofserve.lab.client.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
-from proofserve.protocol.nonces import draw
 from proofserve.receiver.messages import Generated, Stamp
 from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
@@ -55,11 +56,19 @@ def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str 
     engines = ("--one", "reference:float32", "--other", "reference:bfloat16")
     few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "32", "--bank", "48")
     with one_thread():
-        scheme = ("--scheme", "artifact-v1")
-        options = ["calibrate", "noise", str(tiny), *engines, *few, *scheme, "--out", str(file)]
+        options = ["calibrate", "noise", str(tiny), *engines, *few, "--out", str(file)]
         result = CliRunner().invoke(app, options)
     assert result.exit_code == 0, result.output
     return "--model", tiny, "--calibration", file
+
+
+def received(folder: Path, body: Body) -> Path:
+    """A new file of ``proofserve receive`` with the artifacts of ``body``."""
+    path = folder / f"{uuid4()}.sqlite"
+    with closing(ReceiverStore.open(path)) as store:
+        callback = Generated.model_validate({**body, "block_height": 7, "node_id": 0})
+        store.add_generated(callback, Stamp())
+    return path
 
 
 @pytest.fixture
@@ -90,39 +99,6 @@ def test_an_honest_node_is_honest(
     assert 0 < finding["figures"]["likelihood_ratio"] < 1e-3
     test = {"p_honest": 0.001, "p_fraud": 0.5, "alpha": 1e-6, "beta": 1e-3}
     assert outcome["count"]["test"] == test
-
-
-class Drawn:
-    """Claims none of which is right, and the nonces that a run of ``verify`` asked for."""
-
-    def __init__(self, source: Path, node: str, folder: Path) -> None:
-        self._source, self._node, self._record = source, node, folder / "outcome.json"
-
-    def nonces(self, *options: str) -> tuple[list[int], str]:
-        """The nonces of a sample in its order, and its seed."""
-        every = (*CLOSE, "--fixed", "--nonces", "12", "--seq-len", "32")
-        run(self._source, "--recompute-url", self._node, *every, "--json", self._record, *options)
-        outcome = json.loads(self._record.read_text())
-        return [each["nonce"] for each in outcome["mismatches"]], outcome["seed"]
-
-
-def test_a_forger_cannot_know_the_sample(write: Callable[[Body], Path], tmp_path: Path) -> None:
-    """It computed the 40 of 128 nonces that seed 0 draws first, and invented the others."""
-    computed = draw(range(128), "0", 40)
-    body = {
-        **{"public_key": "lab-key", "block_hash": "lab-block", "nonces": list(range(128))},
-        **{"artifacts": [], "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"}},
-    }
-    with stub_node() as (_, url):
-        drawn = Drawn(write(body), url, tmp_path)
-        (first, seed), (other, _) = drawn.nonces(), drawn.nonces()
-        again, recorded = drawn.nonces("--seed", seed)
-        assert set(drawn.nonces("--seed", "0")[0]) <= set(computed)
-    # By chance, all 12 are among the 40 in one of a million runs.
-    assert not set(first) <= set(computed)
-    assert not set(other) <= set(computed)
-    assert first != other
-    assert (again, recorded) == (first, seed)
 
 
 def test_without_a_threshold_one_line_says_how_to_measure_it(tiny: Path) -> None:
@@ -251,15 +227,34 @@ def test_a_receivers_file_and_a_calibration_are_enough(
     published: Body, measured: tuple[str | Path, ...], tmp_path: Path
 ) -> None:
     """A receiver knows neither seq_len nor k_dim; the calibration does."""
-    path = tmp_path / "received.sqlite"
-    with closing(ReceiverStore.open(path)) as store:
-        body = {**published, "block_height": 7, "node_id": 0}
-        store.add_generated(Generated.model_validate(body), Stamp())
+    path = received(tmp_path, published)
     honest = run(path, *measured)
     assert honest.exit_code == 0, honest.output
     wrong = run(path, *measured, "--k-dim", "8")
     assert wrong.exit_code == 3
     assert "k_dim: the calibration has 12, the artifacts have 8" in wrong.output
+
+
+def test_a_receivers_file_of_another_scheme_convicts_nobody_unless_it_was_not_asked_for(
+    published: Body, measured: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """A round of sketches, and a calibration of the default scheme."""
+    wide = encode(np.ones((len(published["artifacts"]), 128), np.float32))
+    sketches = [{"nonce": n, "vector_b64": text} for n, text in enumerate(wide)]
+    path = received(tmp_path, published | {"artifacts": sketches})
+    other = run(path, *measured)
+    assert other.exit_code == 3, other.output
+    assert "k_dim: every vector of the source has 128 values, a vector of artifact-v1 here 12" in (
+        other.output
+    )
+    # The node was asked for 12 values: then it has answered with none that is a vector.
+    asked = run(path, *measured, "--k-dim", "12")
+    assert asked.exit_code == 1, asked.output
+    assert "malformed" in asked.output
+    # A good vector among the others shows that the node knows the shape of the round.
+    mixed = published["artifacts"][:1] + sketches[1:]
+    known = run(received(tmp_path, published | {"artifacts": mixed}), *measured)
+    assert known.exit_code == 1, known.output
 
 
 def test_missing_artifacts_convict(
@@ -286,6 +281,7 @@ def test_missing_artifacts_convict(
         ({}, ("--recompute-url", "http://x"), "--model CHECKPOINT and --recompute-url NODE"),
         ({}, ("--dist-threshold", "nan"), "dist_threshold: nan is not a finite number"),
         ({"scheme": "artifact-v1-layers"}, ("--scheme", "artifact-v1"), "contradicts the source"),
+        ({"params": {"seq_len": 32}}, ("--seq-len", "64"), "--seq-len 64 contradicts the source"),
         ({}, ("--json", "/nowhere/outcome.json"), "No such file or directory: '/nowhere"),
     ],
 )

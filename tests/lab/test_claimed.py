@@ -1,15 +1,27 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lab.stub_node import stub_node
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import DistanceWork, Work
-from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection, from_file, from_node
+from proofserve.lab.verify.claimed import (
+    ClaimedArtifacts,
+    Selection,
+    WorkOptions,
+    from_file,
+    from_node,
+    require_width,
+    workload,
+)
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
 
 ANY = Selection()
@@ -104,3 +116,60 @@ def test_a_nodes_round_is_read() -> None:
         )
         with node.round(DistanceWork("toy")), pytest.raises(LabError, match="distance protocol"):
             from_node(node)
+
+
+def claims(*texts: str) -> ClaimedArtifacts:
+    """Of a source that says nothing of their shape."""
+    made = tuple(Claim(nonce, text) for nonce, text in enumerate(texts))
+    return ClaimedArtifacts("block", "key", tuple(range(len(made))), made)
+
+
+def of(width: int) -> str:
+    return encode(np.ones((1, width), np.float32))[0]
+
+
+def test_the_shape_is_what_was_asked_for_then_what_the_source_says_then_the_default() -> None:
+    silent, tokens = claims(), WorkOptions(seq_len=256)
+    assert workload(silent, tokens).scheme == ArtifactScheme(k_dim=12)
+    sketches = replace(tokens, scheme="sketch-v1", block_height=7)
+    assert workload(silent, sketches).scheme.width == 128
+    assert workload(silent, replace(tokens, k_dim=24)).scheme == ArtifactScheme(k_dim=24)
+    said = replace(silent, scheme="sketch-v1", width=96, seq_len=64, block_height=7)
+    assert (workload(said, WorkOptions()).scheme.width, said.seq_len) == (96, 64)
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "both"),
+    [
+        ({"scheme": "sketch-v1"}, {"scheme": "artifact-v1"}, "artifact-v1 .* says sketch-v1"),
+        ({"width": 128}, {"k_dim": 12}, "--k-dim 12 contradicts the source, which says 128"),
+        ({"width": 24}, {"k_dim": 12}, "12 contradicts the source, which says 24"),
+        ({"width": 128}, {}, "scheme: the source says k_dim 128, artifact-v1 has 12"),
+        ({"width": 25}, {"scheme": "sketch-v1"}, "k_dim: the source has 25 values per nonce"),
+        ({"seq_len": 64}, {}, "256 contradicts the source, which says 64"),
+        ({}, {"seq_len": None}, "the source does not say seq_len"),
+    ],
+)
+def test_a_claim_of_another_shape_is_an_error_of_the_call(
+    source: dict[str, Any], asked: dict[str, Any], both: str
+) -> None:
+    options = WorkOptions(**{"seq_len": 256, "block_height": 7, **asked})
+    with pytest.raises(LabError, match=both):
+        workload(replace(claims(of(12)), **source), options)
+
+
+def test_a_source_is_of_another_width_only_as_a_whole() -> None:
+    asked = ArtifactScheme(k_dim=12)
+    with pytest.raises(LabError, match=r"every vector of the source has 128 values.* here 12"):
+        require_width(claims(of(128), of(128)), asked)
+    # These are mismatches, whatever the source says of itself.
+    for garbage in (
+        (of(128), of(12)),
+        (of(128), of(64)),
+        (of(128), "!"),
+        ("", ""),
+        (encode(np.full((1, 128), np.nan, np.float32))[0],),
+        (),
+    ):
+        require_width(claims(*garbage), asked)
+    require_width(replace(claims(of(128)), width=12), asked)

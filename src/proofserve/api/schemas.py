@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, FailFast, Field, FiniteFloat, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from proofserve.protocol import ARTIFACT_K_DIM, SEQ_LEN, SKETCH, SKETCH_K_DIM
 from proofserve.rounds.records import FRAUD_THRESHOLD, StatTest
 from proofserve.wire.examples import (
     ARTIFACT_EXAMPLE,
@@ -23,8 +24,6 @@ from proofserve.wire.records import ArtifactRecord, Whole, WorkRecord
 
 # Limit of node and group numbers, so that the first nonces of a node stay in range.
 _MAX_COUNT = 2**31 - 1
-# Of the network's schemes.
-DEFAULT_K_DIM = 12
 # The value of a node number or node count that is not given.
 UNSET = -1
 _DEFAULT_TEST = StatTest()
@@ -75,7 +74,8 @@ class Params(Body):
     model: Text = Field(description="A name under which this server serves its model.")
     seq_len: Count = Field(description="Tokens per nonce.")
     k_dim: Count = Field(
-        DEFAULT_K_DIM, description="Values of a vector; sketch-v1 has 64 if it is left out."
+        ARTIFACT_K_DIM,
+        description=f"Values of a vector; {SKETCH} has {SKETCH_K_DIM} if it is left out.",
     )
 
 
@@ -201,7 +201,7 @@ class DistanceRoundRequest(RoundFields, json_schema_extra={"examples": [DISTANCE
     node_count: OptionalNumber = Field(
         UNSET, description="How many nodes share the nonces; -1 as for node_id."
     )
-    seq_len: Count = Field(256, description="Tokens per nonce.")
+    seq_len: Count = Field(SEQ_LEN, description="Tokens per nonce.")
     callback_url: Url | None = Field(None, description="Callbacks are POSTed below this address.")
     use_sign_flips: bool = Field(True, description="Flip signs of the hidden state by nonce.")
     use_layer_hooks: bool = Field(False, description="Transform the output of every layer.")

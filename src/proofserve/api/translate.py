@@ -18,7 +18,7 @@ from proofserve.api.schemas import (
     RoundRequest,
     Thresholds,
 )
-from proofserve.protocol import schemes
+from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DEFAULT_SCHEME, SKETCH, schemes
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
@@ -38,7 +38,7 @@ from proofserve.rounds.records import (
 )
 
 # The schemes of the artifact protocol; the first is the network's.
-ARTIFACT_SCHEMES = ("artifact-v1", "artifact-v1-layers", "sketch-v1")
+ARTIFACT_SCHEMES = (ARTIFACT, ARTIFACT_LAYERS, SKETCH)
 
 
 def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
@@ -88,7 +88,7 @@ def artifact_scheme(
     name: str | None, params: Params, deployment: Deployment, stronger_rng: bool = False
 ) -> Scheme:
     """The scheme that a request names, or its default, on the deployed model."""
-    wanted = name or deployment.scheme or ARTIFACT_SCHEMES[0]
+    wanted = name or deployment.scheme or DEFAULT_SCHEME
     proved = ARTIFACT_SCHEMES if deployment.scheme is None else (deployment.scheme,)
     if wanted not in proved:
         deployed = deployment.scheme or list(proved)

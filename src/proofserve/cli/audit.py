@@ -15,6 +15,7 @@ from proofserve.cli.options import (
     DistThreshold,
     ForwardBatch,
     Json,
+    KDim,
     PMismatch,
     Size,
     StrongerRng,
@@ -34,7 +35,15 @@ from proofserve.lab.calibrate.calibration_file import (
 )
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
-from proofserve.lab.verify.claimed import DEFAULT_SCHEME, SKETCH, vector_scheme
+from proofserve.lab.verify.claimed import vector_scheme
+from proofserve.protocol import (
+    ARTIFACT,
+    ARTIFACT_LAYERS,
+    DEFAULT_SCHEME,
+    SEQ_LEN,
+    SKETCH,
+    default_k_dim,
+)
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
@@ -45,8 +54,6 @@ app = typer.Typer()
 NONCES, QUICK_NONCES = 96, 24
 # Suspects with --quick, one of each kind.
 QUICK_BANK: Final = ("int8 per channel", "int8 g32", "fp8 per channel", "int4 g128")
-K_DIM: Final = {SKETCH: 64}
-K_DIM_OF_OTHERS: Final = 12
 
 
 @app.command("audit", cls=VerdictCommand)
@@ -78,17 +85,11 @@ def command(
         typer.Option(help="Another, also a smaller, checkpoint of this hidden size; else random."),
     ] = None,
     suspect: Suspects = None,
-    seq_len: Annotated[int, typer.Option(help="Tokens per nonce.", min=2)] = 256,
-    k_dim: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Values per vector; {K_DIM[SKETCH]}, or {K_DIM_OF_OTHERS} for {DEFAULT_SCHEME}.",
-            min=1,
-        ),
-    ] = None,
+    seq_len: Annotated[int, typer.Option(help="Tokens per nonce.", min=2)] = SEQ_LEN,
+    k_dim: KDim = None,
     scheme: Annotated[
-        str, typer.Option(help=f"{SKETCH}, {DEFAULT_SCHEME} or artifact-v1-layers.")
-    ] = SKETCH,
+        str, typer.Option(help=f"{ARTIFACT}, {ARTIFACT_LAYERS} or {SKETCH}.")
+    ] = DEFAULT_SCHEME,
     stronger_rng: StrongerRng = False,
     dtype: Annotated[
         str | None, typer.Option(help="Of the prover: bfloat16, ...; the checkpoint's if unset.")
@@ -124,17 +125,17 @@ def command(
     \b
     proofserve audit ./model --quick
     proofserve audit trained
-    proofserve calibrate noise ./model --seq-len 256 --out calibration.json
+    proofserve calibrate noise ./model --out calibration.json
     proofserve audit ./model --calibration calibration.json --html audit.html
-    proofserve audit ./model --scheme artifact-v1 --suspect ./model-awq --other ./smaller
+    proofserve audit ./model --scheme sketch-v1 --suspect ./model-awq --other ./smaller
     """
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         deployed = checkpoint_named(model, size)
-        width = k_dim or K_DIM.get(scheme, K_DIM_OF_OTHERS)
+        k_dim = k_dim or default_k_dim(scheme)
         setup = AuditSetup(
             model=deployed.folder,
-            scheme=vector_scheme(scheme, width, stronger_rng),
+            scheme=vector_scheme(scheme, k_dim, stronger_rng),
             seq_len=seq_len,
             dtype=dtype,
             validator_dtype=validator_dtype,

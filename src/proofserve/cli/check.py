@@ -29,6 +29,7 @@ from proofserve.lab.check.distance_e2e import distance_trial
 from proofserve.lab.check.e2e import Trial, artifact_trial, end_to_end
 from proofserve.lab.check.smoke import smoke as smoke_checks
 from proofserve.lab.client.records import AnyWork, DistanceWork, work_of_scheme
+from proofserve.protocol import SEQ_LEN
 
 app = typer.Typer(
     help="Check a server: one that this command starts with a small model (--models) or with your"
@@ -56,7 +57,7 @@ def smoke(
     url: Url = None,
     api_key: ApiKey = None,
     model: ModelOrName = None,
-    seq_len: SeqLen = 256,
+    seq_len: SeqLen = SEQ_LEN,
     scheme: SchemeName = None,
 ) -> None:
     """Check that proofs are valid and repeatable and depend on the key, and that a round runs.
@@ -83,7 +84,7 @@ def coexist(
     url: Url = None,
     api_key: ApiKey = None,
     model: ModelOrName = None,
-    seq_len: SeqLen = 256,
+    seq_len: SeqLen = SEQ_LEN,
     scheme: SchemeName = None,
 ) -> None:
     """Check that chat completes during a round, and that proofs stop for it and resume.
@@ -108,7 +109,7 @@ def e2e(
     url: Url = None,
     api_key: ApiKey = None,
     model: ModelOrName = None,
-    seq_len: SeqLen = 256,
+    seq_len: SeqLen = SEQ_LEN,
     scheme: SchemeName = None,
 ) -> None:
     """Generate, restart, validate: honest proofs must be accepted, forgeries refused.

@@ -23,12 +23,12 @@ from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
 from proofserve.lab.host.processor import ServedDtype, quick_dtype
-from proofserve.lab.verify.claimed import SKETCH, ClaimedArtifacts
-from proofserve.lab.verify.judges import Chances
+from proofserve.lab.verify.claimed import ClaimedArtifacts
+from proofserve.lab.verify.judges import Vectors
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
-from proofserve.protocol.nonces import draw
+from proofserve.protocol.nonces import draw, fresh_seed
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -49,7 +49,7 @@ TAMPER_EVERY = 2
 # A cheating node is judged after fewer.
 CHEATED_NONCES = 32
 MODEL = SmallModel(TRAINED)
-SCHEME = SketchScheme(k_dim=64)
+SCHEME = SketchScheme()
 # Values per nonce: those of two twins.
 WIDTH = SCHEME.width
 WORK = Work(
@@ -64,12 +64,15 @@ OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
 # Rows of the table, and the weights that a cheating node serves.
 QUANTISED = (("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel"))
 # As `verify` has them.
-CHANCES = Chances(alpha=1e-6, beta=1e-3)
-SEED = "0"
+ALPHA, BETA, P_FRAUD = 1e-6, 1e-3, 0.5
+# Fixed, so that every demo judges the same nonces: its server gains nothing by knowing them.
+# An honest node of a machine that is not here.
+OTHER_KERNEL = "vLLM on a GPU"
 COLOURS = {
     SequentialResult.HONEST: "green",
     SequentialResult.FRAUD: "red",
     SequentialResult.UNDECIDED: "yellow",
+    SequentialResult.UNEXPLAINED: "yellow",
 }
 
 
@@ -186,11 +189,14 @@ class DemoValidator:
         self._other = other.name
         with trained_calibration() as file:
             threshold = measured_threshold(None, file, None)
-        threshold.require(WORKLOAD, [MODEL.name], checkpoint_shape(mine))
-        self._options = JudgingOptions((), CHANCES, 0.5, sequential=True, threshold=threshold)
+        self._options = JudgingOptions(
+            (), ALPHA, BETA, None, P_FRAUD, sequential=True, threshold=threshold
+        )
         # The other model is in the bank of the forging node alone: nothing suspects it by name.
-        setup, compute = ValidatorSetup(mine, "float32"), proofs_of(WORKLOAD, FORWARD_BATCH)
+        setup, compute = ValidatorSetup(mine), proofs_of(WORKLOAD, FORWARD_BATCH)
         self._validator = CheckpointValidator(setup, compute)
+        digest = self._validator.weights_digest
+        self._options.require(WORKLOAD, [MODEL.name], checkpoint_shape(mine), digest)
         self._forger = CheckpointValidator(replace(setup, suspects=(other,)), compute)
 
     def judge(self, claims: Sequence[Claim]) -> bool:
@@ -199,6 +205,9 @@ class DemoValidator:
         count = f"a copy with {len(claims[::TAMPER_EVERY])} of {len(claims)} altered"
         trials = [
             DemoResult("what this server produced", claims, SequentialResult.HONEST),
+            DemoResult(
+                f"an honest node: {OTHER_KERNEL}", self._by_kernel(nonces), SequentialResult.HONEST
+            ),
             _forged(count, tampered(claims, WIDTH, TAMPER_EVERY)),
             _forged("another model's artifacts", self._served_by(self._other, nonces)),
             *(_forged(what, self._served_by(name, nonces)) for what, name in QUANTISED),
@@ -214,19 +223,27 @@ class DemoValidator:
             for trial, outcome in zip(trials, outcomes, strict=True)
         )
 
+    def _by_kernel(self, nonces: Sequence[int]) -> list[Claim]:
+        """What an honest node of another machine answers, whose kernels are emulated here."""
+        self._session.line.step(f"emulating {OTHER_KERNEL}")
+        return _claimed(self._validator.honest_vectors(OTHER_KERNEL, nonces))
+
     def _served_by(self, name: str, nonces: Sequence[int]) -> list[Claim]:
         """What a node answers that serves the weights ``name`` and claims the published ones."""
         self._session.line.step(f"computing the same nonces with {name}")
-        vectors = self._forger.served_by(name, nonces)
-        texts = encode(np.stack([vectors[nonce] for nonce in nonces]))
-        return [Claim(nonce, text) for nonce, text in zip(nonces, texts, strict=True)]
+        return _claimed(self._forger.served_by(name, nonces))
 
     def _verification(self, trial: DemoResult) -> Verification:
         nonces = tuple(claim.nonce for claim in trial.claims)
         claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, nonces, tuple(trial.claims))
-        judges = judges_of(self._options, SKETCH, len(nonces), self._validator)
+        judges = judges_of(self._options, len(nonces), self._validator)
         ours = Recomputation(self._validator.truth, WIDTH, FORWARD_BATCH)
-        return verify(claimed, draw(nonces, SEED), ours, judges, self._session.line)
+        return verify(claimed, draw(nonces, fresh_seed()), ours, judges, self._session.line)
+
+
+def _claimed(vectors: Vectors) -> list[Claim]:
+    texts = encode(np.stack(list(vectors.values())))
+    return [Claim(nonce, text) for nonce, text in zip(vectors, texts, strict=True)]
 
 
 def _forged(what: str, claims: Sequence[Claim]) -> DemoResult:

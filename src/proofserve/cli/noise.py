@@ -49,15 +49,9 @@ from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.client.vectors import vectors_of
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
-from proofserve.lab.verify.claimed import (
-    DEFAULT_SCHEME,
-    SKETCH,
-    ClaimedArtifacts,
-    WorkOptions,
-    to_file,
-    workload,
-)
+from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions, to_file, workload
 from proofserve.lab.verify.populations import TWINS as TWIN_FIGURE
+from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH, default_k_dim
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.sketch import TWINS
 
@@ -65,10 +59,6 @@ if TYPE_CHECKING:
     from proofserve.wiring.validator import CheckpointValidator
 
 NONCES, EMULATED, BANK = 400, 256, 128
-SEQ_LEN = 256
-# Values per vector, unless --k-dim says another number.
-LENGTHS = {SKETCH: 64}
-NETWORK_LENGTH = 12
 # The share of honest nonces beyond the threshold of the count.
 RATE = 0.01
 
@@ -124,7 +114,7 @@ def noise(
         int | None, typer.Option(help="Values per vector; 64 of sketch-v1, else 12.", min=1)
     ] = None,
     scheme: Annotated[
-        str | None, typer.Option(help=f"{DEFAULT_SCHEME} if unset, as a round's; or sketch-v1.")
+        str | None, typer.Option(help=f"{DEFAULT_SCHEME} if unset, as a round's; or {SKETCH}.")
     ] = None,
     kv_cache: Annotated[
         str, typer.Option(help="What nodes may keep keys and values in: auto, or also fp8.")
@@ -220,7 +210,7 @@ def _completed(given: WorkOptions, claimed: ClaimedArtifacts) -> WorkOptions:
     scheme = given.scheme or DEFAULT_SCHEME
     return WorkOptions(
         scheme,
-        given.k_dim or LENGTHS.get(scheme, NETWORK_LENGTH),
+        given.k_dim or default_k_dim(scheme),
         given.seq_len or SEQ_LEN,
         given.block_height,
         given.stronger_rng,

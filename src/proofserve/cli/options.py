@@ -7,6 +7,7 @@ import typer
 
 from proofserve.lab.calibrate.calibration_file import NETWORK_P_MISMATCH
 from proofserve.lab.client.records import AnyWork, DistanceWork, work_of_scheme
+from proofserve.protocol import ARTIFACT_K_DIM, SKETCH, SKETCH_K_DIM
 
 Url = Annotated[str | None, typer.Option(help="Use this running server; start none.")]
 Name = Annotated[
@@ -22,6 +23,12 @@ ApiKey = Annotated[
     ),
 ]
 SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
+KDim = Annotated[
+    int | None,
+    typer.Option(
+        help=f"Values per vector; {ARTIFACT_K_DIM}, or {SKETCH_K_DIM} of {SKETCH}, if unset.", min=1
+    ),
+]
 Protocol = Annotated[Literal["artifact", "distance"], typer.Option(help="Of the proofs.")]
 Protocols = Annotated[
     Literal["artifact", "distance", "both"], typer.Option("--protocol", help="Of the proofs.")

@@ -15,7 +15,6 @@ from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
 from proofserve.lab.client.vectors import claims_of, vectors_of
 from proofserve.lab.verify.claimed import (
-    DEFAULT_SCHEME,
     ClaimedArtifacts,
     Selection,
     from_file,
@@ -23,6 +22,7 @@ from proofserve.lab.verify.claimed import (
     vector_scheme,
 )
 from proofserve.lab.verify.judges import Vectors
+from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.verdict.comparison import Claim

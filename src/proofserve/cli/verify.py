@@ -31,9 +31,11 @@ from proofserve.lab.verify.claimed import (
     Selection,
     WorkOptions,
     from_node,
+    require_width,
     workload,
 )
 from proofserve.lab.verify.verdict_report import VerdictReport
+from proofserve.protocol import DEFAULT_SCHEME, SKETCH
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.wiring.judges import TESTS, JudgingOptions, threshold_of
@@ -90,14 +92,19 @@ def command(
     forward_batch: ForwardBatch = 8,
     scheme: Annotated[
         str | None,
-        typer.Option(help="sketch-v1, artifact-v1, ...; artifact-v1 if the source does not say."),
+        typer.Option(help=f"{DEFAULT_SCHEME}, {SKETCH}, ...; else the source's, or the first."),
     ] = None,
     stronger_rng: StrongerRng = False,
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens per nonce, if the source does not say.", min=1)
     ] = None,
     k_dim: Annotated[
-        int | None, typer.Option(help="Values per vector, if the source does not say.", min=1)
+        int | None,
+        typer.Option(
+            help="Values per vector; else the source's, or the scheme's own number. If you say it,"
+            " every vector of another width is a mismatch.",
+            min=1,
+        ),
     ] = None,
     block_height: BlockHeight = None,
     block_hash: Annotated[str | None, typer.Option(help="If the source has several.")] = None,
@@ -159,7 +166,7 @@ def command(
     There is no default threshold. Measure honest engines first:
 
     \b
-    proofserve calibrate noise ./model --seq-len 256 --out calibration.json
+    proofserve calibrate noise ./model --out calibration.json
     proofserve verify artifacts.json --model ./model --calibration calibration.json
     proofserve verify received.sqlite --model ./model --calibration calibration.json
     proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
@@ -182,6 +189,8 @@ def command(
         if measured := options.calibration:
             given = measured.completed(given, claimed)
         work = workload(claimed, given)
+        if k_dim is None:
+            require_width(claimed, work.scheme)
         with ExitStack() as stack:
             if model is not None:
                 session.line.step(f"loading {model}")

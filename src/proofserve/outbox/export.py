@@ -14,7 +14,8 @@ from proofserve.wire.records import artifact_record, encoding_of
 _PAGE = 4096
 
 _FIND = """
-    SELECT last_seq, r_target IS NOT NULL, block_hash, public_key, seq_len, scheme, width
+    SELECT last_seq, r_target IS NOT NULL, block_hash, block_height, public_key, seq_len, scheme,
+           width
     FROM rounds WHERE number = ?
 """
 
@@ -44,9 +45,10 @@ def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> I
         raise ValueError(
             f"round {round_id!r} is of the distance protocol: POST /validate judges its winners"
         )
-    block_hash, public_key, seq_len, scheme, width = order
+    block_hash, block_height, public_key, seq_len, scheme, width = order
     head = {
         "block_hash": block_hash,
+        "block_height": block_height,
         "public_key": public_key,
         "params": {"seq_len": seq_len},
         "scheme": json.loads(scheme)["name"],

@@ -1,4 +1,26 @@
 """The two proof protocols as pure functions of tensors and numbers: no clock, no I/O, no settings.
 
-Start with ``schemes``; ``comparison`` and ``statistics`` judge what a scheme computed.
+Start with ``schemes``; ``verdict`` judges what a scheme computed. Only ``nonces.fresh_seed`` is
+random. Here are the names of the schemes, and the one scheme and shape of work that does not say
+its own, for nodes and for all commands: who says neither gets a round, a calibration and a verdict
+that fit each other. That a request without a scheme is of ``artifact-v1`` is the network's protocol
+(B), and stays so.
 """
+
+from typing import Final
+
+ARTIFACT: Final = "artifact-v1"
+ARTIFACT_LAYERS: Final = "artifact-v1-layers"
+SKETCH: Final = "sketch-v1"
+DISTANCE: Final = "distance-v1"
+
+DEFAULT_SCHEME: Final = ARTIFACT
+# Tokens per nonce.
+SEQ_LEN: Final = 256
+ARTIFACT_K_DIM: Final = 12
+SKETCH_K_DIM: Final = 64
+
+
+def default_k_dim(scheme: str) -> int:
+    """The number of values of a scheme with vectors: of a sketch, those of one twin."""
+    return SKETCH_K_DIM if scheme == SKETCH else ARTIFACT_K_DIM

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proofserve.protocol import ARTIFACT, ARTIFACT_K_DIM, ARTIFACT_LAYERS
 from proofserve.protocol.draws import unit_vectors
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block, Challenge, seed
@@ -22,7 +23,7 @@ class ArtifactScheme(Scheme):
     a combination that has no name.
     """
 
-    k_dim: int = 12
+    k_dim: int = ARTIFACT_K_DIM
     layer_reflections: bool = False
     stronger_rng: bool = False
 
@@ -34,7 +35,7 @@ class ArtifactScheme(Scheme):
 
     @property
     def name(self) -> str:
-        return "artifact-v1-layers" if self.layer_reflections else "artifact-v1"
+        return ARTIFACT_LAYERS if self.layer_reflections else ARTIFACT
 
     @property
     def uses_layer_transforms(self) -> bool:

@@ -105,7 +105,7 @@ def draw(nonces: Iterable[int], seed: str, most: int | None = None) -> tuple[int
 
 
 def fresh_seed() -> str:
-    """A seed for ``draw`` that did not exist before this call, and that nobody can guess.
+    """A seed for ``draw`` that did not exist before this call, and that cannot be guessed.
 
     Called after the artifacts or their roots are published, it leaves a prover no nonce of which it
     knows that it will not be asked.

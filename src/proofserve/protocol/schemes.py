@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DISTANCE, SKETCH
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError, UnknownScheme
@@ -13,10 +14,10 @@ _Builder = tuple[Callable[..., Scheme], Mapping[str, type]]
 
 _ARTIFACT_OPTIONS: Mapping[str, type] = {"k_dim": int, "stronger_rng": bool}
 _BUILDERS: Mapping[str, _Builder] = {
-    "distance-v1": (DistanceScheme, {"sign_flips": bool, "layer_hooks": bool}),
-    "artifact-v1": (ArtifactScheme, _ARTIFACT_OPTIONS),
-    "artifact-v1-layers": (partial(ArtifactScheme, layer_reflections=True), _ARTIFACT_OPTIONS),
-    "sketch-v1": (SketchScheme, {"k_dim": int}),
+    DISTANCE: (DistanceScheme, {"sign_flips": bool, "layer_hooks": bool}),
+    ARTIFACT: (ArtifactScheme, _ARTIFACT_OPTIONS),
+    ARTIFACT_LAYERS: (partial(ArtifactScheme, layer_reflections=True), _ARTIFACT_OPTIONS),
+    SKETCH: (SketchScheme, {"k_dim": int}),
 }
 
 SCHEMES = tuple(_BUILDERS)

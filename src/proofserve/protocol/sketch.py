@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from proofserve.protocol import SKETCH, SKETCH_K_DIM
 from proofserve.protocol.device.copies import to_device
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
@@ -30,7 +31,7 @@ _DEVICE_TILE = 2**24
 class SketchScheme(Scheme):
     """``sketch-v1``. Raises ProtocolError for ``k_dim`` outside 1..4096."""
 
-    k_dim: int = 64
+    k_dim: int = SKETCH_K_DIM
 
     sequences_per_nonce = TWINS
 
@@ -40,7 +41,7 @@ class SketchScheme(Scheme):
 
     @property
     def name(self) -> str:
-        return "sketch-v1"
+        return SKETCH
 
     @property
     def width(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.codec import encode, to_float16
 from proofserve.protocol.distance import is_winner
 from proofserve.protocol.identity import Block
@@ -150,7 +151,7 @@ class SelfCheck:
             return self._clock() - began
 
     async def _run(self, core: int) -> None:
-        proof_scheme = scheme("artifact-v1")
+        proof_scheme = scheme(DEFAULT_SCHEME)
         work = Workload(
             proof_scheme, BLOCK, KEY, min(SEQ_LEN, self._engine.engine_info.max_seq_len)
         )

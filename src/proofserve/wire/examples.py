@@ -2,6 +2,8 @@
 
 from pydantic import JsonValue
 
+from proofserve.protocol import ARTIFACT_K_DIM, SEQ_LEN, SKETCH, SKETCH_K_DIM
+
 _WORK_EXAMPLE: dict[str, JsonValue] = {
     "block_hash": "c0ffee",
     "block_height": 100,
@@ -11,7 +13,7 @@ _WORK_EXAMPLE: dict[str, JsonValue] = {
 ARTIFACT_EXAMPLE: dict[str, JsonValue] = {
     **_WORK_EXAMPLE,
     "node_count": 1,
-    "params": {"model": "toy", "seq_len": 64, "k_dim": 12},
+    "params": {"model": "toy", "seq_len": SEQ_LEN, "k_dim": ARTIFACT_K_DIM},
 }
 ARTIFACT_ROUND_EXAMPLE: dict[str, JsonValue] = {**ARTIFACT_EXAMPLE, "group_id": 1, "n_groups": 2}
 JOB_EXAMPLES: list[JsonValue] = [
@@ -25,8 +27,8 @@ JOB_EXAMPLES: list[JsonValue] = [
     },
     {
         **ARTIFACT_EXAMPLE,
-        "params": {"model": "toy", "seq_len": 64, "k_dim": 64},
-        "scheme": "sketch-v1",
+        "params": {"model": "toy", "seq_len": SEQ_LEN, "k_dim": SKETCH_K_DIM},
+        "scheme": SKETCH,
         "nonces": [0, 1, 2],
     },
 ]

@@ -1,8 +1,8 @@
 """What an operator may do with a node from its page: calls of the ordinary API."""
 
 from proofserve.api.node import Deployment
-from proofserve.api.schemas import DEFAULT_K_DIM
 from proofserve.dashboard.records import ActionField, ActionOffer
+from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, default_k_dim
 from proofserve.rounds.records import RoundSpec
 from proofserve.rounds.state import State
 from proofserve.rounds.status import Status
@@ -22,8 +22,6 @@ _CONTINUE = ActionOffer(
     path=f"{PROOFS}/phase/generate",
     confirmation="The configured distance round generates again, from its next nonce.",
 )
-# Of a model whose context is longer.
-_SEQ_LEN = 256
 
 
 def offered(deployment: Deployment, status: Status) -> tuple[ActionOffer, ...]:
@@ -38,8 +36,9 @@ def offered(deployment: Deployment, status: Status) -> tuple[ActionOffer, ...]:
 def _start(deployment: Deployment, last: RoundSpec | None) -> ActionOffer:
     """Start a round of artifacts: as the last one was, or with values that fit the deployment."""
     engine_info = deployment.engine_info
-    seq_len = deployment.seq_len or min(_SEQ_LEN, engine_info.max_seq_len)
-    k_dim, scheme = deployment.k_dim or DEFAULT_K_DIM, deployment.scheme or "artifact-v1"
+    seq_len = deployment.seq_len or min(SEQ_LEN, engine_info.max_seq_len)
+    scheme = deployment.scheme or DEFAULT_SCHEME
+    k_dim = deployment.k_dim or default_k_dim(scheme)
     block_hash, height, key, node_id, node_count = "", 0, "", 0, 1
     body: dict[str, object] = {}
     if last is not None:

@@ -34,6 +34,7 @@ from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import Work
 from proofserve.lab.report.machine import machine
 from proofserve.lab.report.report import Report
+from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.errors import EngineFault
@@ -70,7 +71,7 @@ def generation(
     scheme: SchemeName = None,
     size: Size = "tiny",
     arch: Arch = "qwen3",
-    seq_len: SeqLen = 256,
+    seq_len: SeqLen = SEQ_LEN,
     batch_size: BatchSize = None,
     forward_batch: ForwardBatch = None,
     seconds: Annotated[
@@ -122,7 +123,7 @@ def chat_priority(
     ] = None,
     size: Size = "tiny",
     arch: Arch = "qwen3",
-    seq_len: SeqLen = 256,
+    seq_len: SeqLen = SEQ_LEN,
     batch_size: BatchSize = None,
     forward_batch: ForwardBatch = None,
     url: Url = None,

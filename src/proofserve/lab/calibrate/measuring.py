@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -101,12 +102,9 @@ def honest_figures(
 
     made = [PopulationFields(facts=run.facts, figures=fields(run.errors)) for run in runs]
     for kernel in bank.kernels:
-        errors = _in_chunks(
-            f"emulated kernel: {kernel}",
-            lambda nonces, kernel=kernel: bank.kernel_errors(kernel, nonces),
-            plan.nonces[: plan.emulated],
-            progress,
-        )
+        compute = partial(bank.kernel_errors, kernel)
+        first_ones = plan.nonces[: plan.emulated]
+        errors = _in_chunks(f"emulated kernel: {kernel}", compute, first_ones, progress)
         made.append(PopulationFields(facts=bank.kernel_facts(kernel), figures=fields(errors)))
     return HonestFigures(fields(own), made, suspects)
 

@@ -11,8 +11,9 @@ from proofserve.lab.check.distance_smoke import distance_smoke
 from proofserve.lab.client.chats import chat
 from proofserve.lab.client.load import ask_all
 from proofserve.lab.client.node_client import NodeClient, wait_until
-from proofserve.lab.client.records import SKETCH, AnyWork, DistanceWork, Work
+from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 from proofserve.lab.client.vectors import claims_of, distances, vectors_of
+from proofserve.protocol import SKETCH
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.verdict.comparison import Claim
 

@@ -1,20 +1,19 @@
 """Orders that the lab sends to a node, and the answers that it reads back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ClassVar, Final, TypeVar
 
+from proofserve.protocol import ARTIFACT_K_DIM, DEFAULT_SCHEME, SEQ_LEN, SKETCH, default_k_dim
 from proofserve.rounds.status import EngineGauges
 
 R = TypeVar("R")
 
 # Of orders that do not say one.
 BLOCK_HEIGHT: Final = 1
-SKETCH: Final = "sketch-v1"
 # As in ``protocol.sketch``, whose import takes torch.
 _TWINS = 2
-_SKETCH_K_DIM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class ProofOrder:
     model: str
     block_hash: str = "lab-block"
     public_key: str = "lab-key"
-    seq_len: int = 256
+    seq_len: int = SEQ_LEN
     batch_size: int = 32
     callback_url: str | None = None
     block_height: int = BLOCK_HEIGHT
@@ -61,7 +60,7 @@ class Work(ProofOrder):
     """
 
     protocol: ClassVar = "artifact"
-    k_dim: int = 12
+    k_dim: int = ARTIFACT_K_DIM
     scheme: str | None = None
     stronger_rng: bool = False
 
@@ -119,8 +118,8 @@ class DistanceWork(ProofOrder):
 
 def work_of_scheme(scheme: str | None, model: str, seq_len: int, batch_size: int = 32) -> Work:
     """An order with the default ``k_dim`` of ``scheme``."""
-    work = Work(model, seq_len=seq_len, batch_size=batch_size, scheme=scheme)
-    return replace(work, k_dim=_SKETCH_K_DIM) if scheme == SKETCH else work
+    k_dim = default_k_dim(scheme or DEFAULT_SCHEME)
+    return Work(model, seq_len=seq_len, batch_size=batch_size, k_dim=k_dim, scheme=scheme)
 
 
 AnyWork = Work | DistanceWork

@@ -3,13 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.report.json_files import read_json, write_json
+from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, default_k_dim
+from proofserve.protocol import SKETCH as SKETCH  # noqa: PLC0414 - others take it here
+from proofserve.protocol.codec import decode
+from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.protocol.scheme import Scheme
@@ -17,11 +21,6 @@ from proofserve.protocol.schemes import scheme as scheme_named
 from proofserve.protocol.verdict.comparison import Claim, Mismatch
 from proofserve.rounds.records import Workload
 from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
-
-# The scheme of a source that does not say one.
-DEFAULT_SCHEME: Final = "artifact-v1"
-SKETCH: Final = "sketch-v1"
-DISTANCES: Final = "distance-v1"
 
 T = TypeVar("T")
 Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
@@ -106,14 +105,25 @@ class WorkOptions:
 
 
 def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
-    """What an engine computes to check ``claimed``.
+    """What an engine computes to check ``claimed``: work of the shape that was asked for.
 
-    Raises LabError for an option that contradicts the source, and for a number that neither says,
-    and ProtocolError for a scheme or its length.
+    A shape is a scheme, ``k_dim`` and ``seq_len``. Asked for is what ``options`` say, else what
+    the source says, else the default. Where options and source differ, the call is wrong: which of
+    them is not known, and an honest node must not pay for it. Within the shape that was asked
+    for, every claim that is not a vector of it is a mismatch, be it one or all: garbage does not
+    excuse itself. ``require_width`` is for sources that do not say their shape.
+
+    Raises LabError for an option that contradicts the source, and for what neither says and has no
+    default, and ProtocolError for a scheme or its length.
     """
     name = _agreed("scheme", claimed.scheme, options.scheme) or DEFAULT_SCHEME
-    said = None if claimed.width is None else claimed.width // vectors_per_nonce(name)
-    k_dim = _known("k_dim", said, options.k_dim)
+    said = _said_k_dim(claimed, name)
+    usual = default_k_dim(name)
+    unsaid = claimed.scheme is None and options.scheme is None and options.k_dim is None
+    if unsaid and said not in {None, usual}:
+        # The callback of a round of sketches, kept as a file, says its width alone.
+        raise LabError(f"scheme: the source says k_dim {said}, {name} has {usual}; give --scheme")
+    k_dim = _agreed("k_dim", said, options.k_dim) or usual
     height = _agreed("block_height", claimed.block_height, options.block_height)
     if height is None and name == SKETCH:
         raise LabError("the source does not say block_height; give --block-height")
@@ -123,9 +133,50 @@ def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
     return Workload(scheme, block, claimed.public_key, seq_len)
 
 
+def require_width(claimed: ClaimedArtifacts, scheme: Scheme) -> None:
+    """Raise LabError if a source that does not say its width is not of ``scheme`` as a whole.
+
+    A receiver's file has vectors alone. If each of them is a sound vector of one other width, they
+    answer another request than the one that is assumed here, which is no reason to convict. One
+    vector of the right width is enough to make all others mismatches. A node that answers its
+    whole round in another width is not cleared either, and cannot hide behind this: with --k-dim a
+    validator says what it asked for, this is not called, and all the vectors are mismatches.
+    """
+    if claimed.width is not None or not claimed.claims:
+        return
+    theirs = _width_of(claimed.claims[0].vector_b64)
+    if theirs in {None, scheme.width}:
+        return
+    if all(_width_of(claim.vector_b64) == theirs for claim in claimed.claims):
+        raise LabError(
+            f"k_dim: every vector of the source has {theirs} values, a vector of {scheme.name} here"
+            f" {scheme.width}; give --scheme and --k-dim as the node was asked for them"
+        )
+
+
+def _width_of(text: str) -> int | None:
+    """How many values the vector in ``text`` has; None if it is not a sound vector."""
+    # Three bytes in four characters, two bytes in a value.
+    width = len(text.rstrip("=")) * 3 // 4 // 2
+    try:
+        decode(text, width)
+    except MalformedVector:
+        return None
+    return width or None
+
+
+def _said_k_dim(claimed: ClaimedArtifacts, name: str) -> int | None:
+    if claimed.width is None:
+        return None
+    said, rest = divmod(claimed.width, vectors_per_nonce(name))
+    if rest:
+        raise LabError(f"k_dim: the source has {claimed.width} values per nonce, {name} a pair")
+    return said
+
+
 def vector_scheme(name: str, k_dim: int, stronger_rng: bool) -> Scheme:
     """The scheme of that name. Raises LabError for one without vectors, and ProtocolError."""
-    if name == DISTANCES:
+    if name == DISTANCE:
         raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
     # Only sketch-v1 has no weaker seeds to strengthen; asked for, it refuses the option by name.
     stronger = {"stronger_rng": stronger_rng} if stronger_rng or name != SKETCH else {}

@@ -190,7 +190,8 @@ class _Member:
         if node.twins is not None:
             reached.append(_without_vector(of.leans[TWINS].log_factors(node.twins)))
         stops = [first_passages(factors, self._drawn, self._limit) for factors in reached]
-        return np.minimum.reduce([self.convicted, *stops])
+        earliest: Counts = np.minimum.reduce([self.convicted, *stops])
+        return earliest
 
     def cleared(self, ruled_out: Counts) -> Counts:
         """When all tests clear at once, before any refutes this population."""

@@ -137,7 +137,8 @@ def _log_ratios(u: Floats, nu1: float, nu2: float, of: Floats | tuple[float, ...
         ratio = np.log1p(u)[:, np.newaxis] - np.log1p(u[:, np.newaxis] / scales**2)
     # Both logarithms are infinite for an infinite u; their difference is then log rho^2.
     ratio = np.where(np.isnan(ratio), 2 * np.log(scales), ratio)
-    return (nu1 + nu2) / 2 * ratio - nu1 * np.log(scales)
+    logs: Floats = (nu1 + nu2) / 2 * ratio - nu1 * np.log(scales)
+    return logs
 
 
 def _misfit(logs: Floats, squares: Floats) -> float:
