@@ -20,6 +20,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.report.json_files import read_json
 from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions
 from proofserve.lab.verify.populations import HonestPopulations, RunFigures, populations
+from proofserve.protocol.receipts.record import SCHEME as RECEIPTS
 from proofserve.rounds.records import Workload
 
 FORMAT: Final = "proofserve-calibration"
@@ -255,7 +256,7 @@ def read(path: Path) -> CalibrationFile:
     try:
         return read_json(path, CalibrationFile)
     except LabError as error:
-        raise LabError(f"{error}; write it by `calibrate noise`") from error
+        raise LabError(f"{error}; write it by `calibrate noise` or `calibrate chat`") from error
 
 
 def parse(text: str) -> CalibrationFile:
@@ -269,7 +270,15 @@ class _Header(BaseModel):
     format: Literal["proofserve-calibration"]
     version: int
     model: str = "MODEL"
+    scheme: str = ""
     seq_len: int | None = None
+
+    @property
+    def command(self) -> str:
+        """Measures such a file anew."""
+        if self.scheme == RECEIPTS:
+            return f"proofserve calibrate chat {self.model} --out FILE"
+        return f"proofserve calibrate noise {self.model} --seq-len {self.seq_len or 'N'} --out FILE"
 
 
 def _refuse_older(path: Path) -> None:
@@ -279,11 +288,10 @@ def _refuse_older(path: Path) -> None:
         # Reading says what is wrong with the file.
         return
     if found.version < VERSION:
-        length = found.seq_len or "N"
         raise LabError(
             f"version: {path} is a calibration of version {found.version}, this program reads"
             f" {VERSION}: the old one knows one kind of honest kernel and convicts others; measure"
-            f" anew by `proofserve calibrate noise {found.model} --seq-len {length} --out FILE`"
+            f" anew by `{found.command}`"
         )
 
 
