@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.reading import logits_of
 from proofserve.lab.chat.chat_tokens import ChatTokenizer
@@ -106,7 +107,8 @@ def _decoded(
     output: list[int] = []
     states = []
     for place in range(tokens):
-        made = network.decoder(input_ids=read, past_key_values=cache, use_cache=True)
+        with emulated(network.decoder, network.kernels):
+            made = network.decoder(input_ids=read, past_key_values=cache, use_cache=True)
         state = made.last_hidden_state[:, -1]
         states.append(state[0].float())
         token = given[place] if given else _drawn(logits_of(network, state)[0], temperature, draw)

@@ -1,9 +1,9 @@
 """A checkpoint as a probe needs it: its tokenizer, its network, and those of suspects."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +12,43 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
+from proofserve.engines.reference.network import DTYPES, Network, load
 from proofserve.engines.reference.reading import logits_of, states_of
 from proofserve.engines.reference.routing import ExpertMemory
 from proofserve.engines.reference.suspects import SUSPECTS, suspect
 from proofserve.lab.probe.ports import PUBLISHED, SERVED
 from proofserve.lab.probe.records import TokensRead
 from proofserve.rounds.errors import EngineFault
-from proofserve.wiring.validator import ValidatorSetup
+from proofserve.wiring.validator import EXACT, ValidatorSetup
 
-# A probe's own network must round less than the endpoint's.
-EXACT = "float32"
+# In what most servers compute.
+DEFAULT_SERVED = "bfloat16"
 
 
 class CheckpointReader:
     """Implements ``lab.probe.ports.LogitReader``.
 
-    The published network is in memory twice, in float32 and as served, and one suspect beside them.
-    Suspects use the experts that the published network chose, so it reads a conversation first.
-    Raises CheckpointError if a checkpoint cannot be used.
+    The published network is in memory once, in float32, and one suspect beside it: what honest
+    servers compute is emulated. Suspects use the experts that the published network chose. Raises
+    CheckpointError if a checkpoint cannot be used.
     """
 
     def __init__(self, setup: ValidatorSetup) -> None:
-        others = {folder.name: folder for folder in setup.suspects}
-        self.names = (*SUSPECTS, *others)
+        served = setup.served_dtype or DEFAULT_SERVED
+        own = own_profile(DTYPES[served]) if served in DTYPES else None
+        if own is None:
+            raise CheckpointError(
+                f"--served-dtype: servers do not compute in {served}; give bfloat16 or float16"
+            )
+        self._others = {folder.name: folder for folder in setup.suspects}
         self._setup = setup
-        self._others = others
+        self._own = own
         self._published = load(setup.model, EXACT, setup.device)
         self._experts = ExpertMemory(self._published)
-        self._served = load(setup.model, setup.served_dtype, setup.device)
-        if self._served.dtype == self._published.dtype:
-            raise CheckpointError(
-                f"--served-dtype: servers do not compute in {EXACT}; give bfloat16 or float16"
-            )
+        self.names = (*SUSPECTS, *self._others)
+        # One like our own would have no spread to judge others by.
+        self.kernels = tuple(name for name, each in PROFILES.items() if each != own)
 
     @property
     def vocabulary(self) -> int:
@@ -55,26 +59,43 @@ class CheckpointReader:
         self, name: str, conversations: Sequence[TokensRead]
     ) -> Iterator[NDArray[np.float32]]:
         network = self._network(name)
-        for each in conversations:
-            # Not around the loop: who takes a result may let another network read before the next.
-            with self._routing(name, network):
-                states = states_of(network, each.prompt_ids, each.output_ids)
-            logits: NDArray[np.float32] = logits_of(network, states).cpu().numpy()
-            if not np.isfinite(logits).all():
-                raise EngineFault(f"{name}: the logits of an answer are not finite")
-            yield logits
+        within: Callable[[], AbstractContextManager[object]] = nullcontext
+        if name == PUBLISHED:
+            within = self._experts.recording
+        elif name != SERVED:
+            within = partial(self._experts.holding, network)
+        return _read(name, network, conversations, within)
 
-    def _routing(self, name: str, network: Network) -> AbstractContextManager[object]:
-        if name == SERVED:
-            return nullcontext()
-        return self._experts.recording() if name == PUBLISHED else self._experts.holding(network)
+    def kernel_logits(
+        self, kernel: str, conversations: Sequence[TokensRead]
+    ) -> Iterator[NDArray[np.float32]]:
+        network = with_kernels(self._published, PROFILES[kernel])
+        return _read(kernel, network, conversations, nullcontext)
 
     def _network(self, name: str) -> Network:
-        if name in {PUBLISHED, SERVED}:
-            return self._published if name == PUBLISHED else self._served
+        if name == PUBLISHED:
+            return self._published
+        if name == SERVED:
+            return with_kernels(self._published, self._own)
         if name in self._others:
             return load(self._others[name], EXACT, self._setup.device)
         return suspect(self._published, name)
+
+
+def _read(
+    name: str,
+    network: Network,
+    conversations: Sequence[TokensRead],
+    within: Callable[[], AbstractContextManager[object]],
+) -> Iterator[NDArray[np.float32]]:
+    for each in conversations:
+        # Not around the loop: who takes a result may let another network read before the next.
+        with within():
+            states = states_of(network, each.prompt_ids, each.output_ids)
+        logits: NDArray[np.float32] = logits_of(network, states).cpu().numpy()
+        if not np.isfinite(logits).all():
+            raise EngineFault(f"{name}: the logits of an answer are not finite")
+        yield logits
 
 
 class CheckpointTokens:

@@ -1,5 +1,6 @@
 """The token test with a model of our own, whose logits depend on the last token alone."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,18 +23,32 @@ FRAUD, UNDECIDED = SequentialResult.FRAUD, SequentialResult.UNDECIDED
 
 
 class TableModel:
-    """The "state" behind a token is the token before it."""
+    """The "state" behind a token is the token before it.
 
-    def __init__(self, seed: int) -> None:
+    Each of ``kernels`` moves every logit by ``noise``, as near a tie between experts.
+    """
+
+    def __init__(self, seed: int, kernels: Sequence[str] = (), noise: float = 0.0) -> None:
         self.table = np.random.default_rng(seed).normal(0, 3, (VOCABULARY, VOCABULARY))
+        self.kernels = kernels
+        self._noise = noise
 
-    def states(self, answer: Answer) -> NDArray[np.float32]:
+    def states(self, answer: Answer, kernel: str | None = None) -> NDArray[np.float32]:  # noqa: ARG002
         before = [answer.prompt[-1], *answer.output[:-1]]
         return np.array(before, np.float32)[:, np.newaxis]
 
-    def logits(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = self.table[states[:, 0].astype(int)].astype(np.float32)
+    def logits(self, states: NDArray[np.float32], kernel: str | None = None) -> NDArray[np.float32]:
+        table = self.table if kernel is None else self.by(kernel).table
+        found: NDArray[np.float32] = table[states[:, 0].astype(int)].astype(np.float32)
         return found
+
+    def by(self, kernel: str) -> "TableModel":
+        """The model as an honest kernel computes it."""
+        made = TableModel(0)
+        seed = int.from_bytes(kernel.encode(), "big")
+        noise = np.random.default_rng(seed).normal(0, self._noise, self.table.shape)
+        made.table = self.table + noise
+        return made
 
     def writes(self, number: int, sampling: Sampling, tokens: int = 100) -> Answer:
         draw = np.random.default_rng(number)
@@ -86,6 +101,33 @@ def test_a_token_just_below_the_least_kept_is_no_evidence() -> None:
     near.table[7, order[3]] = near.table[7, order[2]] - 0.1
     answer = replace(MODEL.writes(0, sampling, 1), output=(int(order[3]),))
     assert judge_tokens([answer], near, None, CHANCES, NoProgress()).result is UNDECIDED
+
+
+NOISY = TableModel(0, [f"kernel {n}" for n in range(12)], noise=0.7)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), NUCLEUS])
+def test_a_kernel_that_moves_logits_by_much_is_as_honest_as_those_that_are_emulated(
+    sampling: Sampling,
+) -> None:
+    """Its tokens are not drawn from the exact distribution: by that alone it would be convicted."""
+    foreign = NOISY.by("a kernel that nobody emulates")
+    answers = [foreign.writes(n, sampling) for n in range(60)]
+    assert judge_tokens(answers, MODEL, None, CHANCES, NoProgress()).result is FRAUD
+    honest = judge_tokens(answers, NOISY, None, CHANCES, NoProgress())
+    assert (honest.result, honest.nonces) == (UNDECIDED, 6000)
+    cheap = [OTHER.writes(n, sampling) for n in range(60)]
+    assert judge_tokens(cheap, NOISY, None, CHANCES, NoProgress()).result is FRAUD
+
+
+def test_an_excluded_token_counts_from_three_times_what_kernels_move() -> None:
+    table, sampling = MODEL.table[7], Sampling(top_k=3)
+    order = np.argsort(-table)
+    moved = TableModel(0, NOISY.kernels, noise=0.3)
+    for below, result in ((1.2, UNDECIDED), (6.0, FRAUD)):
+        moved.table[7, order[3]] = moved.table[7, order[2]] - below
+        answer = replace(MODEL.writes(0, sampling, 1), output=(int(order[3]),))
+        assert judge_tokens([answer], moved, None, CHANCES, NoProgress()).result is result
 
 
 def test_greedy_answers_need_a_calibration() -> None:

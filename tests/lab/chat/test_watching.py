@@ -143,6 +143,15 @@ def test_a_report_of_tokens_alone_asks_for_more() -> None:
     ]
 
 
+def test_a_report_of_what_no_kernel_explains_says_what_to_measure() -> None:
+    unexplained = SequentialResult.UNEXPLAINED
+    outcome = ChatOutcome((), Verification(unexplained, (), ()), None, 1, 0, (), 1)
+    assert outcome.verdict is unexplained
+    said = " ".join(ChatReport(outcome, "a file", "seed").lines())
+    assert "measure it: proofserve calibrate chat MODEL --url URL --out FILE" in said
+    assert "More answers" not in said
+
+
 @pytest.mark.parametrize(("result", "verdict"), [(HONEST, UNDECIDED), (FRAUD, FRAUD)])
 def test_tokens_convict_but_never_clear(
     result: SequentialResult, verdict: SequentialResult

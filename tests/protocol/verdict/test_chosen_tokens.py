@@ -6,11 +6,13 @@ from numpy.typing import NDArray
 
 from proofserve.protocol.verdict.chosen_tokens import (
     TILTS,
-    GreedyEvidence,
     TokenEvidence,
     greedy_gap,
+    kernel_log_means,
+    moved_apart,
     token_log_factors,
 )
+from proofserve.protocol.verdict.evidence import RareEvidence
 
 VOCABULARY = 100
 
@@ -33,6 +35,22 @@ def test_every_factor_has_a_mean_of_one_less_the_room_for_rounding() -> None:
     every = np.arange(VOCABULARY)
     factors = np.exp(token_log_factors(np.repeat(log_p, VOCABULARY, axis=0), every))
     assert np.allclose(np.exp(log_p[0]) @ factors, np.exp(-0.02 * np.abs(TILTS)))
+
+
+def test_the_mean_under_a_kernel_is_that_of_the_tokens_which_it_draws() -> None:
+    """Also where one excludes a token that the other may draw."""
+    log_p, of_kernel = distributions(1, 0), distributions(1, 1)
+    log_p[0, 7], of_kernel[0, 9] = -np.inf, -np.inf
+    factors = token_log_factors(np.repeat(log_p, VOCABULARY, axis=0), np.arange(VOCABULARY))
+    room = 0.02 * np.abs(TILTS) * np.isfinite(log_p[0])[:, np.newaxis]
+    means = np.exp(of_kernel[0]) @ np.exp(factors + room)
+    assert np.allclose(kernel_log_means(log_p, of_kernel), np.log(means))
+
+
+def test_how_far_a_kernel_moves_the_two_largest_logits_apart() -> None:
+    logits = np.array([[1.0, 3.0, 2.0], [5.0, 0.0, 4.5]])
+    moved = np.array([[9.0, 3.5, 1.75], [5.25, 0.0, 4.75]])
+    assert moved_apart(logits, moved).tolist() == [0.75, 0.0]
 
 
 def test_an_honest_answer_is_not_convicted() -> None:
@@ -66,9 +84,12 @@ def test_a_token_that_the_sampling_excludes_says_nothing_here() -> None:
     assert factors[0].any()
 
 
-def test_greedy_tokens_of_another_model_convict_and_rare_ones_do_not() -> None:
+SHARES = (0.5, 0.1, 0.02)
+
+
+def test_what_is_rare_convicts_where_it_is_not() -> None:
     beyond = np.random.default_rng(0).random(64) < 0.12
-    cheap, honest = GreedyEvidence(0.001), GreedyEvidence(0.001)
+    cheap, honest = RareEvidence(0.001, SHARES), RareEvidence(0.001, SHARES)
     cheap.add(beyond)
     assert cheap.log > math.log(1e6)
     honest.add(np.arange(4000) % 1000 == 0)
@@ -76,8 +97,8 @@ def test_greedy_tokens_of_another_model_convict_and_rare_ones_do_not() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_greedy_evidence_is_small_at_the_honest_rate(seed: int) -> None:
-    evidence = GreedyEvidence(0.001)
+def test_evidence_is_small_at_the_honest_rate(seed: int) -> None:
+    evidence = RareEvidence(0.001, SHARES)
     evidence.add(np.random.default_rng(seed).random(10_000) < 0.001)
     assert evidence.log < math.log(1e3)
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
+from proofserve.engines.reference.kernels import PROFILES, with_kernels
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import suspect
-from proofserve.lab.calibrate.calibration_file import MeasuredThreshold, measured_threshold
+from proofserve.lab.calibrate.calibration_file import CalibrationFile
+from proofserve.lab.calibrate.calibration_file import read as read_calibration
 from proofserve.lab.chat.statements import Known
 from proofserve.lab.chat.verification import ChatOutcome
 from proofserve.lab.client.errors import LabError
@@ -41,14 +43,14 @@ def served(model: Path) -> Network:
 
 
 @pytest.fixture(scope="module")
-def threshold() -> MeasuredThreshold:
+def measured() -> CalibrationFile:
     with trained_calibration("receipt-v1") as file:
-        return measured_threshold(None, file, None)
+        return read_calibration(file)
 
 
 @pytest.fixture(scope="module")
-def checker(model: Path, threshold: MeasuredThreshold) -> ChatChecker:
-    return ChatChecker(CheckerSetup(model, threshold))
+def checker(model: Path, measured: CalibrationFile) -> ChatChecker:
+    return ChatChecker(CheckerSetup(model, measured))
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +123,8 @@ def broken(receipt: Receipt) -> Receipt:
 def test_right_tokens_with_other_sketches_are_convicted(
     checker: ChatChecker, honest: Writer, change: object
 ) -> None:
-    chats = [honest.chat(n, change=change) for n in range(2)]  # type: ignore[arg-type]
-    assert fraud_by(judged(checker, *chats)) >= {"scale"}
+    chats = [honest.chat(n, change=change) for n in range(4)]  # type: ignore[arg-type]
+    assert fraud_by(judged(checker, *chats)) >= {"paired"}
 
 
 def test_one_altered_token_is_convicted(checker: ChatChecker, honest: Writer) -> None:
@@ -150,10 +152,27 @@ def test_answers_without_a_receipt_are_counted(checker: ChatChecker, honest: Wri
 def test_without_a_calibration_a_verdict_takes_longer(
     model: Path, honest: Writer, served: Network
 ) -> None:
+    """A suspect convicts if errors lean to it more than those of every emulated kernel."""
     unsure = ChatChecker(CheckerSetup(model, None))
-    outcome = judged(unsure, replace(honest, writes=suspect(served, "int4 g128")).chat(0))
-    assert outcome.verdict is UNDECIDED
+    cheat = replace(honest, writes=suspect(served, "int4 g128"))
+    chats = [cheat.chat(n) for n in range(14)]
+    assert judged(unsure, *chats[:2]).verdict is UNDECIDED
+    outcome = judged(unsure, *chats)
+    assert outcome.verdict is FRAUD
+    assert fraud_by(outcome) == {"direction"}
+    assert "int4" in outcome.findings[0].text
+    assert "kernels were emulated" in unsure.origin
     assert "greedy" in unsure.origin
+
+
+@pytest.mark.parametrize("kernel", ["torch in float16", "sums of 32 in bfloat16", "float32"])
+def test_an_honest_node_of_other_kernels_is_cleared(
+    model: Path, honest: Writer, checker: ChatChecker, kernel: str
+) -> None:
+    """Where nodes round elsewhere, or less: each kernel of the calibration is an honest one."""
+    other = with_kernels(load(model, "float32", "cpu"), PROFILES[kernel])
+    chats = [replace(honest, reads=other).chat(n) for n in range(6)]
+    assert judged(checker, *chats).verdict is HONEST
 
 
 def test_a_calibration_of_other_sketches_is_refused(checker: ChatChecker, honest: Writer) -> None:

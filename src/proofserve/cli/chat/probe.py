@@ -141,7 +141,7 @@ def _checkpoint(
         from proofserve.wiring.validator import ValidatorSetup  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise LabError(f"{error}; install proofserve with its extra `reference`") from error
-    setup = ValidatorSetup(model, None, device, suspects=suspects, served_dtype=served_dtype)
+    setup = ValidatorSetup(model, device, suspects, served_dtype=served_dtype)
     reader = CheckpointReader(setup)
     return _UsedCheckpoint(reader, CheckpointTokens(model, reader.vocabulary))
 

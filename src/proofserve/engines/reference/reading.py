@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proofserve.engines.reference.arithmetic import Arithmetic
+from proofserve.engines.reference.arithmetic import Arithmetic, Point
 from proofserve.engines.reference.network import Network
 from proofserve.rounds.errors import EngineFault
 
@@ -41,6 +41,7 @@ def logits_of(network: Network, states: Tensor) -> Tensor:
     if network.kernels is not None:
         head: Any = network.head
         kernels = Arithmetic(network.kernels)
-        return kernels.product(states.float(), head.weight, head.bias, split=False)
+        made = kernels.product(states.float(), head.weight, split=False)
+        return kernels.at(Point.OUTPUTS, made if head.bias is None else made + head.bias)
     logits: Tensor = network.head(states.to(network.dtype)).float()
     return logits

@@ -5,6 +5,7 @@ kernels whose figures it has, so it says all of them, and a judgement of anythin
 No field has a default. The figures are raw: every fit is made of them when the file is read.
 """
 
+import itertools
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.report.json_files import read_json
 from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions
 from proofserve.lab.verify.populations import HonestPopulations, RunFigures, populations
+from proofserve.protocol.receipts.record import SCHEME as RECEIPTS
 from proofserve.rounds.records import Workload
 
 FORMAT: Final = "proofserve-calibration"
@@ -59,6 +61,11 @@ class KernelFacts(_Strict):
     kv_dtype: str | None
     attention: str | None
     ranks: int | None = Field(ge=1)
+
+    def named_beside(self, taken: Collection[str]) -> Self:
+        """These facts; two machines of one kind are two populations, so the name gets a number."""
+        names = itertools.chain([self.name], (f"{self.name} ({n})" for n in itertools.count(2)))
+        return self.model_copy(update={"name": next(each for each in names if each not in taken)})
 
 
 class FigureFields(_Strict):
@@ -249,7 +256,7 @@ def read(path: Path) -> CalibrationFile:
     try:
         return read_json(path, CalibrationFile)
     except LabError as error:
-        raise LabError(f"{error}; write it by `calibrate noise`") from error
+        raise LabError(f"{error}; write it by `calibrate noise` or `calibrate chat`") from error
 
 
 def parse(text: str) -> CalibrationFile:
@@ -263,7 +270,15 @@ class _Header(BaseModel):
     format: Literal["proofserve-calibration"]
     version: int
     model: str = "MODEL"
+    scheme: str = ""
     seq_len: int | None = None
+
+    @property
+    def command(self) -> str:
+        """Measures such a file anew."""
+        if self.scheme == RECEIPTS:
+            return f"proofserve calibrate chat {self.model} --out FILE"
+        return f"proofserve calibrate noise {self.model} --seq-len {self.seq_len or 'N'} --out FILE"
 
 
 def _refuse_older(path: Path) -> None:
@@ -273,11 +288,10 @@ def _refuse_older(path: Path) -> None:
         # Reading says what is wrong with the file.
         return
     if found.version < VERSION:
-        length = found.seq_len or "N"
         raise LabError(
             f"version: {path} is a calibration of version {found.version}, this program reads"
             f" {VERSION}: the old one knows one kind of honest kernel and convicts others; measure"
-            f" anew by `proofserve calibrate noise {found.model} --seq-len {length} --out FILE`"
+            f" anew by `{found.command}`"
         )
 
 
@@ -303,13 +317,8 @@ def merged(ours: CalibrationFile, added: CalibrationFile) -> CalibrationFile:
         twin = known.get(each.facts.name)
         if twin is not None and (each.facts.emulated or each.figures == twin.figures):
             continue
-        name, count = each.facts.name, 1
-        while name in known:
-            count += 1
-            name = f"{each.facts.name} ({count})"
-        known[name] = each.model_copy(
-            update={"facts": each.facts.model_copy(update={"name": name})}
-        )
+        facts = each.facts.named_beside(known)
+        known[facts.name] = each.model_copy(update={"facts": facts})
     longer, shorter = ours.own, added.own
     if len(longer.lengths) < len(shorter.lengths):
         longer, shorter = shorter, longer

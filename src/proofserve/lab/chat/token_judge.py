@@ -19,12 +19,12 @@ from proofserve.lab.verify.judges import Chances, Finding, evidence_text
 from proofserve.protocol.receipts.sampled import log_probabilities, penalised, shortfall
 from proofserve.protocol.verdict.chosen_tokens import (
     TILTS,
-    GreedyEvidence,
     TokenEvidence,
     greedy_gap,
     kernel_log_means,
     moved_apart,
 )
+from proofserve.protocol.verdict.evidence import RareEvidence
 from proofserve.protocol.verdict.sequential import SequentialResult
 
 NAME = "tokens"
@@ -33,6 +33,8 @@ AT_ONCE = 32
 # A server's rounding may keep a token that ours excludes, if its logit is nearly the least kept:
 # by so much, and by so many times what any emulated kernel moves the two likeliest apart at most.
 EXCLUDED_ROOM, MOVED_ROOM = 0.5, 3.0
+# The shares of a greedy answer's tokens that a cheap writer may choose otherwise.
+OTHER_SHARES = (0.5, 0.1, 0.02)
 
 Logits = NDArray[np.float64]
 
@@ -141,7 +143,7 @@ class _TokenJudge:
         self._kernels = kernels
         self._greedy = greedy
         self._sampled = TokenEvidence()
-        self._chosen = GreedyEvidence(greedy.rate) if greedy else None
+        self._chosen = RareEvidence(greedy.rate, OTHER_SHARES) if greedy else None
         self._tokens = 0
         self._moved = 0.0
 

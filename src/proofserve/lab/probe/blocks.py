@@ -20,11 +20,12 @@ class ProbeBlocks:
     """The tokens of all answers in a row, cut into blocks of ``SIZE``, numbered from 0.
 
     The vector of a block has those of its tokens, one behind the other. Implements
-    ``lab.verify.direction.Bank``; tokens without log-probabilities are in no block.
+    ``lab.verify.direction.KernelBank``; tokens without log-probabilities are in no block.
     """
 
     def __init__(self, readings: Readings) -> None:
         self.names: Sequence[str] = readings.names
+        self.kernels: Sequence[str] = readings.kernels
         self._readings = readings
         self._answers: list[ReadAnswer] = []
         self._waiting: list[_Place] = []
@@ -43,8 +44,20 @@ class ProbeBlocks:
         return [ClaimError(n, self._vector(n, lambda i: self._answers[i].errors)) for n in new]
 
     def own_errors(self, numbers: Sequence[int]) -> Vectors:
-        """What honest rounding does to each block."""
+        """What our own honest run does to each block."""
         return {n: self._vector(n, lambda i: self._answers[i].own) for n in numbers}
+
+    def kernel_errors(self, kernel: str, numbers: Sequence[int]) -> Vectors:
+        """What an honest kernel does to each block. Raises EngineFault."""
+
+        def errors(index: int) -> Sequence[NDArray[np.float32]]:
+            return self._readings.by_kernels(self._answers[index])[kernel].errors
+
+        return {n: self._vector(n, errors) for n in numbers}
+
+    def answers_of(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """The answer in which each block begins."""
+        return np.array([self._blocks[n][0][0] for n in numbers])
 
     def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
         """What the suspect's weights would do to each block. Raises EngineFault."""

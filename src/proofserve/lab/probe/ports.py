@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from proofserve.lab.probe.records import TokensRead
 
-# Names of the published weights, as exact as the validator computes and as honest servers do.
+# Names of the published weights, as exact as the validator computes and as it would serve them.
 PUBLISHED, SERVED = "published", "served"
 
 
@@ -35,16 +35,27 @@ class Tokens(Protocol):
 
 
 class LogitReader(Protocol):
-    """Networks that read conversations: the published one, and suspects by their ``names``."""
+    """Networks that read conversations: the published one, and suspects by their ``names``.
+
+    Honest ``kernels`` compute the published one otherwise.
+    """
 
     @property
     def names(self) -> Sequence[str]: ...
+
+    @property
+    def kernels(self) -> Sequence[str]: ...
 
     def logits(
         self, name: str, conversations: Sequence[TokensRead]
     ) -> Iterator[NDArray[np.float32]]:
         """For each conversation [tokens of the answer, vocabulary]: what chose each token.
 
-        ``name`` is PUBLISHED, SERVED or one of ``names``. Raises EngineFault if a forward fails or
-        a logit is not finite.
+        ``name`` is PUBLISHED, SERVED or one of ``names``; PUBLISHED reads a conversation before a
+        suspect does. Raises EngineFault if a forward fails or a logit is not finite.
         """
+
+    def kernel_logits(
+        self, kernel: str, conversations: Sequence[TokensRead]
+    ) -> Iterator[NDArray[np.float32]]:
+        """As ``logits``, by one of ``kernels``."""

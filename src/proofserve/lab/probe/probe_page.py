@@ -25,6 +25,7 @@ CLASSES: Final = {
     SequentialResult.HONEST: "good",
     SequentialResult.FRAUD: "bad",
     SequentialResult.UNDECIDED: "open",
+    SequentialResult.UNEXPLAINED: "open",
 }
 
 

@@ -21,6 +21,8 @@ _MOST: Final = 1e6
 # Without this share of judged answers no endpoint is honest: it may have spoilt the others.
 LEAST_JUDGED: Final = 0.5
 
+UNEXPLAINED: Final = "no honest kernel that is emulated explains the answers, and no known weights"
+
 
 class Label(StrEnum):
     HONEST = "honest"
@@ -39,19 +41,12 @@ class ProbeVerdict:
     text: str
 
 
-def result_of(findings: Sequence[Finding], clearing: Collection[str]) -> SequentialResult:
-    """One test is enough to convict; to clear, all tests of ``clearing`` must do so."""
-    if any(each.result is SequentialResult.FRAUD for each in findings):
-        return SequentialResult.FRAUD
-    honest = {each.test for each in findings if each.result is SequentialResult.HONEST}
-    cleared = bool(clearing) and honest.issuperset(clearing)
-    return SequentialResult.HONEST if cleared else SequentialResult.UNDECIDED
-
-
 def judged(result: SequentialResult, seen: Diagnosis, more: str) -> ProbeVerdict:
     """``more`` says what an undecided probe needs."""
     if result is SequentialResult.HONEST:
         return ProbeVerdict(result, Label.HONEST, None, "honest: the answers are the checkpoint's")
+    if result is SequentialResult.UNEXPLAINED:
+        return ProbeVerdict(result, Label.CANNOT_TELL, None, f"cannot tell: {UNEXPLAINED}")
     if result is SequentialResult.UNDECIDED:
         return ProbeVerdict(result, Label.CANNOT_TELL, None, f"cannot tell, {more}")
     if seen.suspect is not None:

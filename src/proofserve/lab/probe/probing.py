@@ -13,25 +13,22 @@ from proofserve.lab.probe.blocks import ProbeBlocks
 from proofserve.lab.probe.diagnosis import Diagnosis, by_blocks, by_tokens, surprise_of
 from proofserve.lab.probe.endpoint import Endpoint
 from proofserve.lab.probe.ports import LogitReader, Tokens
-from proofserve.lab.probe.probe_verdict import (
-    LEAST_JUDGED,
-    ProbeVerdict,
-    judged,
-    prompts_more,
-    result_of,
-)
+from proofserve.lab.probe.probe_verdict import LEAST_JUDGED, ProbeVerdict, judged, prompts_more
 from proofserve.lab.probe.readings import ReadAnswer, Readings
 from proofserve.lab.probe.records import LeftOut, ProbeAnswer, ProbePrompt, RawAnswer
 from proofserve.lab.probe.token_ids import resolved
 from proofserve.lab.probe.token_judges import GreedyJudge, LikelihoodJudge, TokenJudge
-from proofserve.lab.verify.judges import Chances, Finding
+from proofserve.lab.verify.judges import Chances, Finding, Standings
+from proofserve.lab.verify.verification import verdict_of
 from proofserve.protocol.verdict.sequential import SequentialResult
 
-# Tests that share alpha: tokens and likelihood, or tokens, sizes and both forms of directions.
-# The test of greedy tokens is a bound and has no alpha.
-_WITHOUT_LOGS, _WITH_LOGS = 2, 4
+# Tests that share alpha: tokens and likelihood, or tokens, sizes and directions. The test of greedy
+# tokens is a bound and has no alpha.
+_WITHOUT_LOGS, _WITH_LOGS = 2, 3
+# What more answers do not change.
+_ENDS: Final = frozenset({SequentialResult.HONEST, SequentialResult.FRAUD})
 _TOKENS_CLEAR: Final = ("tokens", "likelihood")
-_LOGS_CLEAR: Final = ("tokens", "paired", "calibrated", "certified")
+_LOGS_CLEAR: Final = ("tokens", "paired", "direction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +68,8 @@ class Probing:
         self._evidence: list[float] = []
         self._used = [0, 0]
         self._began = False
-        self._greedy = GreedyJudge()
-        self._drawn = TokenJudge(chances, all_fields=True)
+        self._greedy = GreedyJudge(self._readings)
+        self._drawn = TokenJudge(self._readings, chances, all_fields=True)
         self._likelihood: LikelihoodJudge | None = None
         self._sizes: BlockJudges | None = None
 
@@ -96,16 +93,30 @@ class Probing:
             self._likelihood.prepare(reads)
         for read in reads:
             self._judge(read)
-            if self.result is not SequentialResult.UNDECIDED:
+            if self.result in _ENDS:
                 break
         return self.result
 
     @property
     def result(self) -> SequentialResult:
-        found = result_of(self._findings(), self._clearing)
+        return self._verdict[0]
+
+    @property
+    def _verdict(self) -> tuple[SequentialResult, int]:
+        """The result, and which of the emulated kernels explains the answers best."""
+        found, closest = verdict_of(self._judges)
         few = len(self._answers) < LEAST_JUDGED * (len(self._answers) + len(self._left_out))
-        honest = found is SequentialResult.HONEST
-        return SequentialResult.UNDECIDED if honest and few else found
+        unsure = self._sizes is not None and not self._sizes.can_clear
+        if found is SequentialResult.HONEST and (few or unsure):
+            return SequentialResult.UNDECIDED, closest
+        return found, closest
+
+    @property
+    def _judges(self) -> tuple[Standings, ...]:
+        more: Sequence[Standings] = self._sizes.judges if self._sizes is not None else ()
+        if self._likelihood is not None:
+            more = (self._likelihood,)
+        return (self._drawn, self._greedy, *more)
 
     def probed(self, asked: int) -> Probed:
         findings, sizes = self._findings(), self._sizes
@@ -149,7 +160,7 @@ class Probing:
         logs = any(len(top.ids) > 1 for each in answers for top in each.tops)
         tests = _WITH_LOGS if logs else _WITHOUT_LOGS
         shared = replace(self._chances, alpha=self._chances.alpha / tests)
-        self._drawn = TokenJudge(shared, all_fields)
+        self._drawn = TokenJudge(self._readings, shared, all_fields)
         if logs:
             self._sizes = BlockJudges(self._blocks, shared)
         else:
@@ -159,17 +170,15 @@ class Probing:
         self._answers.append(read)
         self._drawn.add(read)
         self._greedy.add(read)
-        self._evidence.append(float(self._drawn.finding().figures["log_evidence"]))
+        self._evidence.append(self._drawn.log_evidence)
         if self._sizes is not None and (errors := self._blocks.add(read)):
             self._sizes.add(errors)
         if self._likelihood is not None:
             self._likelihood.add(read)
 
     def _findings(self) -> tuple[Finding, ...]:
-        more = self._sizes.findings() if self._sizes is not None else []
-        if self._likelihood is not None:
-            more = [self._likelihood.finding()]
-        return (self._drawn.finding(), self._greedy.finding(), *more)
+        closest = self._verdict[1]
+        return tuple(judge.finding(closest) for judge in self._judges)
 
     @property
     def _clearing(self) -> tuple[str, ...]:
@@ -217,7 +226,7 @@ def probe(
         asked += len(answers)
         progress.step(f"judging {len(answers)} answers")
         all_fields = all(each.more_fields for each in endpoint.settled.values())
-        if probing.add(answers, all_fields) is not SequentialResult.UNDECIDED:
+        if probing.add(answers, all_fields) in _ENDS:
             break
     return probing.probed(asked)
 

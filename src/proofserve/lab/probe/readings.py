@@ -1,6 +1,6 @@
 """What the published network, and those of suspects, make of the answers of an endpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,12 @@ from proofserve.lab.probe.ports import PUBLISHED, SERVED, LogitReader
 from proofserve.lab.probe.records import ProbeAnswer, TopLogs
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.protocol.receipts.sampled import log_probabilities
-from proofserve.protocol.verdict.chosen_tokens import greedy_gap, token_log_factors
+from proofserve.protocol.verdict.chosen_tokens import (
+    greedy_gap,
+    kernel_log_means,
+    moved_apart,
+    token_log_factors,
+)
 
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]
@@ -30,11 +35,11 @@ class ReadAnswer:
     """One answer beside the published network; numbers are one for each of its n tokens.
 
     ``errors`` are the endpoint's log-probabilities less ours, less their mean, and ``own`` the same
-    of our network as honest servers compute; an empty vector where the endpoint told too little.
+    of our own honest run; an empty vector where the endpoint told too little.
     ``exact`` are our logits at the same tokens. ``log_p`` is of the chosen tokens, ``entropy`` of
     what they were drawn from, ``gaps`` how far their logits are below the largest, ``rounding`` by
-    how much honest rounding moves the two largest logits apart. ``log_factors`` [tilts] is what a
-    sampled answer gives to the token test. ``likely`` and ``likely_log_p`` [n, some] are the
+    how much our own honest run moves the two largest logits apart. ``log_factors`` [tilts] is what
+    a sampled answer gives to the token test. ``likely`` and ``likely_log_p`` [n, some] are the
     likeliest tokens.
     """
 
@@ -57,6 +62,19 @@ class ReadAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelReading:
+    """One answer by an honest kernel; ``errors`` are as ``own`` of ReadAnswer.
+
+    ``log_means`` [tilts] is what the token test gets on the average from tokens that this kernel
+    draws. ``rounding`` is the most by which it moves the two largest logits of a token apart.
+    """
+
+    errors: tuple[Vector, ...]
+    log_means: Floats
+    rounding: float
+
+
+@dataclass(frozen=True, slots=True)
 class SuspectReading:
     """One answer by a suspect; ``predicted`` is as ``errors`` of ReadAnswer, the others too.
 
@@ -71,26 +89,42 @@ class SuspectReading:
 
 
 class Readings:
-    """Reads each answer once with each network. ``forwards`` counts the suspects' readings."""
+    """Reads each answer once with each network. ``forwards`` counts the suspects' readings.
+
+    The methods raise EngineFault.
+    """
 
     def __init__(self, reader: LogitReader) -> None:
         self._reader = reader
         self._known: dict[tuple[str, int], SuspectReading] = {}
+        self._by_kernels: dict[int, Mapping[str, KernelReading]] = {}
+        self._means: dict[tuple[str, int], float] = {}
         self.names = tuple(reader.names)
+        self.kernels = tuple(reader.kernels)
 
     @property
     def forwards(self) -> int:
         return len(self._known)
 
     def read(self, answers: Sequence[ProbeAnswer]) -> list[ReadAnswer]:
-        """Raises EngineFault."""
         texts = [each.read for each in answers]
         exact = self._reader.logits(PUBLISHED, texts)
         served = self._reader.logits(SERVED, texts)
         return [_read(*three) for three in zip(answers, exact, served, strict=True)]
 
+    def by_kernels(self, read: ReadAnswer) -> Mapping[str, KernelReading]:
+        """The answer by every honest kernel that is emulated."""
+        number = read.answer.prompt.number
+        if number not in self._by_kernels:
+            exact = self._exact(read)
+            log_p = log_probabilities(exact, _SAMPLED)
+            self._by_kernels[number] = {
+                name: _by_kernel(read, exact, log_p, self._by_kernel(name, read))
+                for name in self.kernels
+            }
+        return self._by_kernels[number]
+
     def by_suspect(self, name: str, answers: Sequence[ReadAnswer]) -> list[SuspectReading]:
-        """Raises EngineFault."""
         missing = [a for a in answers if (name, a.answer.prompt.number) not in self._known]
         texts = [each.answer.read for each in missing]
         # Without anything to read the suspect's weights need not be made.
@@ -98,6 +132,43 @@ class Readings:
         for each, logits in zip(missing, made, strict=True):
             self._known[name, each.answer.prompt.number] = _suspected(each, logits)
         return [self._known[name, each.answer.prompt.number] for each in answers]
+
+    def likelihood_means(self, name: str, answers: Sequence[ReadAnswer]) -> list[float]:
+        """What honest kernels give to the likelihood test of each answer at most, 0 at least.
+
+        The logarithm of the mean of the suspect's probability over the published one, if a kernel
+        draws the tokens.
+        """
+        missing = [a for a in answers if (name, a.answer.prompt.number) not in self._means]
+        texts = [each.answer.read for each in missing]
+        made = self._reader.logits(name, texts) if texts else ()
+        for each, logits in zip(missing, made, strict=True):
+            suspected = log_probabilities(logits.astype(np.float64), _SAMPLED)
+            ratios = suspected - log_probabilities(self._exact(each), _SAMPLED)
+            given = [_log_mean(ratios, self._by_kernel(kernel, each)) for kernel in self.kernels]
+            self._means[name, each.answer.prompt.number] = max(0.0, *given)
+        return [self._means[name, each.answer.prompt.number] for each in answers]
+
+    def _exact(self, read: ReadAnswer) -> Floats:
+        (logits,) = self._reader.logits(PUBLISHED, [read.answer.read])
+        return logits.astype(np.float64)
+
+    def _by_kernel(self, kernel: str, read: ReadAnswer) -> Floats:
+        (logits,) = self._reader.kernel_logits(kernel, [read.answer.read])
+        return logits.astype(np.float64)
+
+
+def _by_kernel(read: ReadAnswer, exact: Floats, log_p: Floats, logits: Floats) -> KernelReading:
+    moved = logits - exact
+    errors = (_centred(moved[t, top.ids], top) for t, top in enumerate(read.answer.tops))
+    means = kernel_log_means(log_p, log_probabilities(logits, _SAMPLED))
+    return KernelReading(tuple(errors), means.sum(axis=0), float(moved_apart(exact, logits).max()))
+
+
+def _log_mean(ratios: Floats, logits: Floats) -> float:
+    """Over all tokens of an answer, of ``ratios`` if the tokens are drawn by ``logits``."""
+    drawn = log_probabilities(logits, _SAMPLED)
+    return float(np.log(np.exp(drawn + ratios).sum(axis=1)).sum())
 
 
 def _read(answer: ProbeAnswer, logits: Vector, served: Vector) -> ReadAnswer:
@@ -108,7 +179,6 @@ def _read(answer: ProbeAnswer, logits: Vector, served: Vector) -> ReadAnswer:
     chosen = log_p[rows, tokens]
     entropy = -(np.exp(log_p) * log_p).sum(axis=1)
     likely = np.argsort(-exact, axis=1)[:, :_LIKELY]
-    first, second = likely[:, :2].T
     moved = rounded - exact
     tops = answer.tops
     return ReadAnswer(
@@ -119,7 +189,7 @@ def _read(answer: ProbeAnswer, logits: Vector, served: Vector) -> ReadAnswer:
         chosen,
         entropy,
         greedy_gap(exact, tokens),
-        np.abs(moved[rows, first] - moved[rows, second]),
+        moved_apart(exact, rounded),
         token_log_factors(log_p, tokens).sum(axis=0),
         likely,
         np.take_along_axis(log_p, likely, axis=1),

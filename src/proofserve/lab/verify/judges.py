@@ -94,21 +94,25 @@ class Finding:
     figures: Mapping[str, float | str]
 
 
-class Judge(Protocol):
+class Standings(Protocol):
+    """A test, whatever its evidence is from."""
+
     # Whether the test can say that a node is honest, or only that it is not.
     clears: bool
-
-    def prepare(self, errors: Sequence[ClaimError]) -> None:
-        """Compute what the test needs besides the errors, for several nonces in one go."""
-
-    def add(self, error: ClaimError) -> None:
-        """Take one of the nonces that were prepared."""
 
     def standings(self) -> Sequence[Standing]:
         """By population, in their order; one alone where the test knows no populations."""
 
     def finding(self, population: int) -> Finding:
         """What the test says of this one of its populations."""
+
+
+class Judge(Standings, Protocol):
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        """Compute what the test needs besides the errors, for several nonces in one go."""
+
+    def add(self, error: ClaimError) -> None:
+        """Take one of the nonces that were prepared."""
 
 
 class PairedJudge:

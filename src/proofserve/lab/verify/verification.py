@@ -9,7 +9,7 @@ import numpy as np
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.judges import Finding, Judge, Recompute
+from proofserve.lab.verify.judges import Finding, Judge, Recompute, Standings
 from proofserve.protocol.errors import IncompleteRecomputation
 from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -113,7 +113,7 @@ def decide(
             progress.advance()
             for judge in judges:
                 judge.add(error)
-            verdict, closest = _verdict(judges)
+            verdict, closest = verdict_of(judges)
             if verdict in {SequentialResult.HONEST, SequentialResult.FRAUD}:
                 return _verification(verdict, closest, judges, judged)
         size = min(2 * size, at_once)
@@ -152,7 +152,7 @@ def _convicted_by_roots(forged: Sequence[Mismatch], opened: int) -> Verification
     return Verification(SequentialResult.FRAUD, (finding,), errors)
 
 
-def _verdict(judges: Sequence[Judge]) -> tuple[SequentialResult, int]:
+def verdict_of(judges: Sequence[Standings]) -> tuple[SequentialResult, int]:
     """The verdict so far, and the place of the population that explains the node best."""
     standings = [judge.standings() for judge in judges]
     count = max(map(len, standings))

@@ -20,9 +20,6 @@ TILTS = (-0.4, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.4)
 # What a kernel may add to the mean of a factor, as a logarithm for each unit of tilt, beyond what
 # the kernels add that are emulated: none of them is quite the server's.
 _ROUNDING = 0.02
-# The shares of a greedy answer's tokens that a cheap writer may choose otherwise.
-_OTHER_SHARES = (0.5, 0.1, 0.02)
-
 Floats = NDArray[np.float64]
 
 
@@ -82,28 +79,6 @@ class TokenEvidence:
         """
         given = token_log_factors(log_p, tokens).sum(axis=0)
         self._evidence.add(given if most is None else given - most)
-
-    @property
-    def log(self) -> float:
-        return self._evidence.log
-
-
-class GreedyEvidence:
-    """Evidence that tokens of greedy answers are not the largest logit's.
-
-    A gap is beyond the limit in a share of at most ``rate`` of an honest server's tokens.
-    """
-
-    def __init__(self, rate: float) -> None:
-        shares = np.array(_OTHER_SHARES)
-        self._within = np.log1p(-shares)
-        self._beyond = np.log1p(-shares + shares / rate)
-        self._evidence = Evidence(len(shares))
-
-    def add(self, beyond: NDArray[np.bool_]) -> None:
-        """Whether the gap of each token is beyond the limit, bool [n]."""
-        count = int(np.count_nonzero(beyond))
-        self._evidence.add(count * self._beyond + (len(beyond) - count) * self._within)
 
     @property
     def log(self) -> float:

@@ -8,6 +8,7 @@ comes true.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,32 @@ class Evidence:
         """The natural logarithm of E."""
         highest = float(self._logs.max())
         return highest + math.log(float(np.exp(self._logs - highest).mean()))
+
+
+class RareEvidence:
+    """Evidence that something happens in more than a share ``rate`` of all cases.
+
+    It bets on each of ``shares`` instead, all of them below 1.
+    """
+
+    def __init__(self, rate: float, shares: Sequence[float]) -> None:
+        others = np.array(shares)
+        self._without = np.log1p(-others)
+        self._with = np.log1p(-others + others / rate)
+        self._evidence = Evidence(len(others))
+
+    def add(self, happened: NDArray[np.bool_]) -> None:
+        """Of each case whether it happened, bool [n]."""
+        count = int(np.count_nonzero(happened))
+        self._evidence.add(count * self._with + (len(happened) - count) * self._without)
+
+    @property
+    def log(self) -> float:
+        return self._evidence.log
+
+    @property
+    def peak(self) -> float:
+        return self._evidence.peak
 
 
 def symmetric_log_factors(
