@@ -1,7 +1,9 @@
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from proofserve.lab.client.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
+from proofserve.receiver.messages import Generated, Stamp
+from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
 from proofserve.wiring.verification import judging
 from support.four_bits import engine_of, one_thread
@@ -55,6 +59,15 @@ def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str 
         result = CliRunner().invoke(app, options)
     assert result.exit_code == 0, result.output
     return "--model", tiny, "--calibration", file
+
+
+def received(folder: Path, body: Body) -> Path:
+    """A new file of ``proofserve receive`` with the artifacts of ``body``."""
+    path = folder / f"{uuid4()}.sqlite"
+    with closing(ReceiverStore.open(path)) as store:
+        callback = Generated.model_validate({**body, "block_height": 7, "node_id": 0})
+        store.add_generated(callback, Stamp())
+    return path
 
 
 @pytest.fixture
