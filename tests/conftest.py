@@ -37,6 +37,7 @@ SHARED_ENGINE = {
 LONGEST = (
     "the served node",
     "the embedded engine",
+    "tests/e2e/test_readme.py",
     "tests/e2e/test_parallel.py",
     "tests/e2e/test_restarts.py",
     "tests/cli/test_demo.py",

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,8 @@ from proofserve.lab.client.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
+from proofserve.receiver.messages import Generated, Stamp
+from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
 from proofserve.wiring.verification import judging
 from support.four_bits import engine_of, one_thread

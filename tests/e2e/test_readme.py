@@ -55,6 +55,8 @@ SKIPPED = {
 ADDED = {
     # vLLM would compile the model, and start a second process that imports everything again.
     "proofserve serve": ("--enforce-eager", *IN_ONE_PROCESS),
+    # It would measure 400 nonces, and 256 of each emulated kernel.
+    "proofserve calibrate noise": ("--nonces", "64", "--emulated", "32", "--bank", "16"),
     # An answer with an error is a failure.
     "curl": ("--fail-with-body", "--silent", "--show-error"),
 }
@@ -62,7 +64,8 @@ ADDED = {
 IN_BACKGROUND = ("proofserve serve", "proofserve receive")
 # Nonces of a round before the next command: enough for a verdict.
 ENOUGH = 256
-COMMAND_S, START_S, ROUND_S = 300.0, 180.0, 120.0
+# Seconds on a machine that other tests share.
+COMMAND_S, START_S, ROUND_S = 600.0, 300.0, 300.0
 
 
 def skipped(command: PageCommand) -> str | None:
@@ -173,12 +176,15 @@ class Reader:
         return self._status()["stats"] or {}
 
     def _is_delivered(self) -> bool:
-        """Whether the receiver has all that the node found in its last round."""
+        """Whether the receiver has all vectors, or all roots, of the node's last round."""
         status = self._status()
+        if "k_dim" not in status["config"]:
+            # No later command reads what a distance round posts.
+            return True
         answer = httpx.get(f"http://127.0.0.1:{self.receiver_port}/summary", timeout=60.0)
         block = status["config"]["block_hash"]
         arrived = [
-            source["artifacts"] + source["committed"] + source["winners"]
+            source["artifacts"] + source["committed"]
             for source in answer.json()["sources"]
             if source["block_hash"] == block
         ]
@@ -222,6 +228,7 @@ def reader(folder: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(1800)
 def test_the_path_of_the_readme_works_by_copy_and_paste(tmp_path: Path) -> None:
     write_trained(tmp_path / "model")
     with reader(tmp_path) as user:
@@ -230,7 +237,8 @@ def test_the_path_of_the_readme_works_by_copy_and_paste(tmp_path: Path) -> None:
                 continue
             output = user.run(command)
             if command.text.startswith(("proofserve verify", "proofserve probe")):
-                assert output.startswith("honest"), output
+                # Lines of progress come before it.
+                assert any(each.startswith("honest") for each in output.splitlines()), output
         print("\n".join(user.done))
     assert len(user.done) == COUNT
     assert json.loads((tmp_path / "calibration.json").read_text())["scheme"] == "artifact-v1"
