@@ -1,9 +1,7 @@
 import json
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -18,8 +16,6 @@ from proofserve.lab.client.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
-from proofserve.receiver.messages import Generated, Stamp
-from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
 from proofserve.wiring.verification import judging
 from support.four_bits import engine_of, one_thread
@@ -51,24 +47,14 @@ def published(tiny: Path) -> Body:
 
 @pytest.fixture(scope="module")
 def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str | Path, ...]:
-    """The tiny model and its calibration: float32 against bfloat16."""
+    """The tiny model and its calibration: the emulated kernels."""
     file = tmp_path_factory.mktemp("calibration") / "calibration.json"
-    engines = ("--one", "reference:float32", "--other", "reference:bfloat16")
-    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "32", "--bank", "48")
+    few = ("--nonces", "48", "--emulated", "48", "--seq-len", "32", "--bank", "32")
     with one_thread():
-        options = ["calibrate", "noise", str(tiny), *engines, *few, "--out", str(file)]
+        options = ["calibrate", "noise", str(tiny), *few, "--out", str(file)]
         result = CliRunner().invoke(app, options)
     assert result.exit_code == 0, result.output
     return "--model", tiny, "--calibration", file
-
-
-def received(folder: Path, body: Body) -> Path:
-    """A new file of ``proofserve receive`` with the artifacts of ``body``."""
-    path = folder / f"{uuid4()}.sqlite"
-    with closing(ReceiverStore.open(path)) as store:
-        callback = Generated.model_validate({**body, "block_height": 7, "node_id": 0})
-        store.add_generated(callback, Stamp())
-    return path
 
 
 @pytest.fixture

@@ -151,11 +151,15 @@ def checkpoint(model: SmallModel) -> Path:
 def trained_calibration(scheme: str = "sketch-v1") -> AbstractContextManager[Path]:
     """The calibration of the trained model, as ``verify`` and ``verify-chat`` read it.
 
-    Of ``sketch-v1``, 64 values and 256 tokens, or of chat (``receipt-v1``), 32 values a token;
-    reference:float32 against vLLM in bfloat16.
+    Of ``sketch-v1``, 64 values and 256 tokens, of ``artifact-v1``, 12 values and 256 tokens, both by
+    emulated kernels alone; or of chat (``receipt-v1``), 32 values a token.
     """
     folder = resources.files("proofserve.models").joinpath(TRAINED)
-    names = {"sketch-v1": "calibration.json", "receipt-v1": "chat_calibration.json"}
+    names = {
+        "sketch-v1": "calibration.json",
+        "artifact-v1": "artifact_calibration.json",
+        "receipt-v1": "chat_calibration.json",
+    }
     return resources.as_file(folder.joinpath(names[scheme]))
 
 

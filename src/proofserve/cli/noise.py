@@ -235,13 +235,14 @@ def _calibration(
 ) -> CalibrationFile:
     width = task.work.scheme.width
     truth = validator.truth(task.nonces)
-    measured = []
+    measured: list[MeasuredRun] = []
     for run in runs:
         vectors = vectors_of(run.claims, width)
         if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
             raise LabError(f"{run.facts.name} has no vector of nonce {missing[0]}")
         sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in task.nonces}
-        measured.append(MeasuredRun(run.facts, sent))
+        facts = run.facts.named_beside([each.facts.name for each in measured])
+        measured.append(MeasuredRun(facts, sent))
     twins = task.work.scheme.sequences_per_nonce == TWINS
     measuring = MeasuringPlan(tuple(task.nonces), plan.emulated, plan.bank, twins)
     found = honest_figures(validator, measured, measuring, session.line)

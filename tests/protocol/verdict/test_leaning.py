@@ -115,7 +115,7 @@ def test_without_a_calibration_one_nonce_says_little() -> None:
     assert uncalibrated_log_factors(np.linspace(-2, 2, 50)).max() <= 0.5
 
 
-@pytest.mark.parametrize("figures", [[], [0.1], [0.1, 0.1]])
+@pytest.mark.parametrize("figures", [[], [0.1]])
 def test_too_few_figures_bound_nothing(figures: list[float]) -> None:
     with pytest.raises(ProtocolError, match="cosines"):
         honest_lean(np.array(figures), 0.0)

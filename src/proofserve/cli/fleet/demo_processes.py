@@ -25,6 +25,10 @@ ONE_PROCESS = (
     "--distributed-executor-backend",
     "vllm.v1.executor.uniproc_executor.UniProcExecutor",
 )
+NICE = 5
+# An engine that shares cores may answer late. One that is dead refuses connections at once.
+PATIENT = ("--look-sec", "10", "--lost-after-sec", "12")
+CONTROLLER = "controller"
 # Of the log of a process that ended.
 SHOWN_LINES = 20
 # Several engines share the cores of one machine: vLLM would bind all of them to the same core.
@@ -56,6 +60,11 @@ class DemoProcesses:
     _alive: "dict[str, tuple[subprocess.Popen[bytes], Path]]" = field(default_factory=dict)
 
     def close(self) -> None:
+        # The servers and the worker beside each other, and the controller last.
+        ended = [process for name, (process, _) in self._alive.items() if name != CONTROLLER]
+        if ended:
+            with ThreadPoolExecutor(len(ended)) as threads:
+                list(threads.map(stop, ended))
         self._stack.close()
 
     def require_alive(self) -> None:
@@ -74,11 +83,11 @@ class DemoProcesses:
         file = self.folder / "policy.toml"
         file.write_text(policy, "utf-8")
         options = ("--database", self._database, "--policy", str(file), "--lanes", "8")
-        command = _proofserve("fleet", "serve", *options, FLEET_JOIN_KEY=self._key)
+        command = _proofserve("fleet", "serve", *options, *PATIENT, FLEET_JOIN_KEY=self._key)
         log = self.folder / "controller.log"
         running = running_server(command, free_port(), log, self._waiting)
         server = self._stack.enter_context(running)
-        self._alive["controller"] = server.process, log
+        self._alive[CONTROLLER] = server.process, log
         return server.url
 
     def worker(self, model: Path) -> None:
@@ -139,6 +148,8 @@ class DemoProcesses:
         log = folder / "server.log"
         running = running_server(command, port, log, self._waiting)
         server = self._stack.enter_context(running)
+        # Engines that prove leave the cores to a server that starts, and to the worker.
+        os.setpriority(os.PRIO_PGRP, server.process.pid, NICE)
         self._servers[member.name], self._alive[member.name] = server, (server.process, log)
 
     def _waiting(self, seconds: float) -> None:

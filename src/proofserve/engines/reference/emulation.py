@@ -178,7 +178,9 @@ class _Kernels(TorchFunctionMode):
     def stacked(self, _: Any, inputs: Tensor, weight: Tensor) -> Tensor:
         return self._product(inputs, weight.mT)
 
-    def grouped(self, _: Any, inputs: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
+    def grouped(
+        self, _: Any, inputs: Tensor, weight: Tensor, offs: Tensor, **_options: None
+    ) -> Tensor:
         """Rows [rows, in], sorted by expert, times [experts, in, out]; ``offs`` are their ends."""
         ends = offs.tolist()
         rows = zip([0, *ends], ends, weight.mT, strict=False)
@@ -252,7 +254,8 @@ class _Kernels(TorchFunctionMode):
 
 _MLP: Final[Mapping[Any, Callable[..., Tensor]]] = {
     functional.linear: _Kernels.linear,
-    functional.grouped_mm: _Kernels.grouped,
+    # What functional.grouped_mm calls.
+    torch._grouped_mm: _Kernels.grouped,
     functional.silu: _Kernels.activation,
     functional.gelu: _Kernels.activation,
     torch.sigmoid: _Kernels.sigmoid,

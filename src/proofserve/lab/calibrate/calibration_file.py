@@ -5,6 +5,7 @@ kernels whose figures it has, so it says all of them, and a judgement of anythin
 No field has a default. The figures are raw: every fit is made of them when the file is read.
 """
 
+import itertools
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -60,6 +61,11 @@ class KernelFacts(_Strict):
     kv_dtype: str | None
     attention: str | None
     ranks: int | None = Field(ge=1)
+
+    def named_beside(self, taken: Collection[str]) -> Self:
+        """These facts; two machines of one kind are two populations, so the name gets a number."""
+        names = itertools.chain([self.name], (f"{self.name} ({n})" for n in itertools.count(2)))
+        return self.model_copy(update={"name": next(each for each in names if each not in taken)})
 
 
 class FigureFields(_Strict):
@@ -311,13 +317,8 @@ def merged(ours: CalibrationFile, added: CalibrationFile) -> CalibrationFile:
         twin = known.get(each.facts.name)
         if twin is not None and (each.facts.emulated or each.figures == twin.figures):
             continue
-        name, count = each.facts.name, 1
-        while name in known:
-            count += 1
-            name = f"{each.facts.name} ({count})"
-        known[name] = each.model_copy(
-            update={"facts": each.facts.model_copy(update={"name": name})}
-        )
+        facts = each.facts.named_beside(known)
+        known[facts.name] = each.model_copy(update={"facts": facts})
     longer, shorter = ours.own, added.own
     if len(longer.lengths) < len(shorter.lengths):
         longer, shorter = shorter, longer

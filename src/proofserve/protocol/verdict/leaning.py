@@ -22,6 +22,8 @@ LEAST_MARGIN = 0.05
 UNCALIBRATED_MARGIN = 0.1
 _SYMMETRIC_BETS = np.array([0.5, 1.0, 2.0, 4.0])
 UNCALIBRATED_BETS = len(_SYMMETRIC_BETS)
+# An engine in float32 may send most of the published vectors: their errors have no direction.
+LEAST_SD = 0.01
 # How often a bound of the honest spread may be wrong, and the normal quantile of that.
 _WRONG, _Z = 0.01, 2.33
 # In standard deviations of an honest figure.
@@ -89,12 +91,12 @@ def honest_lean(figures: Floats, share: float) -> HonestLean:
     """The bounds that the figures [n] of honest nonces give, each wrong 1 time in 100.
 
     For normal figures the sum of squares over the variance has a chi-square distribution with
-    n - 1 degrees of freedom. Raises ProtocolError for fewer than 2, or figures that are all equal.
+    n - 1 degrees of freedom. Raises ProtocolError for fewer than 2.
     """
-    if len(figures) < 2 or not figures.std() > 0.0:
-        raise ProtocolError("cosines", "at least two that differ are needed")
+    if len(figures) < 2:
+        raise ProtocolError("cosines", f"{len(figures)} are too few, 2 are needed")
     degrees = len(figures) - 1
-    mean, sd = float(figures.mean()), float(figures.std(ddof=1))
+    mean, sd = float(figures.mean()), max(LEAST_SD, float(figures.std(ddof=1)))
     highest = mean + _Z * sd / math.sqrt(len(figures))
     widest = sd * math.sqrt(degrees / float(stats.chi2.ppf(_WRONG, degrees)))
     return HonestLean(mean, widest, max(LEAST_MARGIN, highest), share)

@@ -1,0 +1,245 @@
+"""Emulated kernels: that each is one of its own, that ours is torch's, and what they cover."""
+
+import base64
+import json
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from proofserve.cli.model import SmallModel, checkpoint
+from proofserve.engines.reference.arithmetic import Arithmetic
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.kernels import (
+    PROFILES,
+    KernelProfile,
+    Point,
+    fp8_kv_profile,
+    own_profile,
+    with_kernels,
+)
+from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.reading import states_of
+from proofserve.engines.reference.suspects import suspect
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.identity import Block
+from proofserve.protocol.scheme import ModelFacts, Scheme
+from proofserve.protocol.sketch import SketchScheme
+from proofserve.protocol.verdict.twins import alikeness
+from proofserve.rounds.records import Workload
+from support.families import FAMILIES, model_of
+
+Vectors = NDArray[np.float32]
+
+# What vLLM served on another processor, which nothing here was fitted to.
+FOREIGN = Path(__file__).parents[1] / "data" / "vectors-amd-zen3.json"
+SUSPECTS = ("int8 per channel", "int8 g32", "fp8 per channel", "int4 g128")
+SPANNING = ("vLLM on x86 without bfloat16", "compiled", "norms", "sums of 32 in bfloat16")
+NONCES = 16
+
+IDS = torch.arange(2, 98).view(2, 48)
+
+
+def network_of(family: str) -> Network:
+    model = model_of(family, torch.float32)
+    head = model.get_output_embeddings()
+    facts = ModelFacts(model.config.hidden_size)
+    return Network(
+        model.get_decoder(), head, facts, max_seq_len=512, dtype=torch.float32, device=IDS.device
+    )
+
+
+@torch.inference_mode()
+def states(network: Network, profile: KernelProfile | None = None) -> Tensor:
+    return with_kernels(network, profile).states(input_ids=IDS)
+
+
+# -- every family ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_profile_is_one_of_its_own_and_leaves_nothing_behind(family: str) -> None:
+    network = network_of(family)
+    exact = states(network)
+    found = {name: states(network, profile) for name, profile in PROFILES.items()}
+    found |= {fp8_kv_profile.name: states(network, fp8_kv_profile), "exact": exact}
+    same = [(a, b) for a, b in combinations(found, 2) if torch.equal(found[a], found[b])]
+    assert same == []
+    for name, each in found.items():
+        assert float((each - exact).norm() / exact.norm()) < 0.1, name
+    assert torch.equal(states(network), exact)
+    assert all(not module._forward_hooks for module in network.decoder.modules())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_our_own_profile_rounds_as_torch_does(family: str) -> None:
+    network = network_of(family)
+    exact = states(network)
+    with torch.inference_mode():
+        decoder = model_of(family, torch.bfloat16).get_decoder()
+        real = decoder(input_ids=IDS, use_cache=False).last_hidden_state.float()
+    emulated = states(network, own_profile(torch.bfloat16))
+    own, wanted = (emulated - exact).flatten(), (real - exact).flatten()
+    assert float(own.norm() / wanted.norm()) == pytest.approx(1, abs=0.1)
+    # Other summation orders round some values the other way; rounding elsewhere changes nearly all.
+    assert float(torch.cosine_similarity(own, wanted, dim=0)) > 0.4
+
+
+def test_a_profile_that_fails_in_a_forward_leaves_nothing_behind() -> None:
+    network = network_of("llama")
+    with pytest.raises(ValueError, match="specify exactly one"):
+        with_kernels(network, PROFILES["norms"]).states()
+    assert all(not module._forward_hooks for module in network.decoder.modules())
+
+
+def test_kernels_are_emulated_in_float32_with_the_same_weights() -> None:
+    network = network_of("llama")
+    other = with_kernels(network, PROFILES["TF32"])
+    assert other.decoder is network.decoder
+    assert with_kernels(other, None) == network
+    assert own_profile(torch.float32) is None
+    with pytest.raises(ValueError, match=r"in float32, not in torch\.bfloat16"):
+        with_kernels(replace(network, dtype=torch.bfloat16), PROFILES["TF32"])
+
+
+def test_a_chat_is_read_by_the_emulated_kernels() -> None:
+    network = network_of("llama")
+    exact = states_of(network, [3, 4, 5], [6, 7])
+    emulated = states_of(with_kernels(network, PROFILES["torch"]), [3, 4, 5], [6, 7])
+    assert 0 < float((emulated - exact).norm() / exact.norm()) < 0.1
+
+
+def test_drawn_embeddings_arrive_in_the_served_format() -> None:
+    network = network_of("qwen3")
+    drawn = torch.randn(1, 8, 64, generator=torch.Generator().manual_seed(0))
+    profile = PROFILES["norms"]
+    found = [
+        with_kernels(network, profile).states(inputs_embeds=each)
+        for each in (drawn, drawn.to(torch.bfloat16).float())
+    ]
+    assert torch.equal(*found)
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+def arithmetic(**options: Any) -> Arithmetic:
+    chosen = {"name": "", "format": "bfloat16", "points": frozenset({Point.NORM}), **options}
+    return Arithmetic(KernelProfile(**chosen))
+
+
+@pytest.mark.parametrize(
+    ("options", "rounded"),
+    [
+        # The numbers of bfloat16 are 1/128 apart from 1 to 2, those of TF32 and float16 1/1024.
+        ({}, [1 + 2 / 128, -1 - 2 / 128]),
+        ({"truncated": frozenset({Point.NORM})}, [1 + 1 / 128, -1 - 1 / 128]),
+        ({"format": "tf32"}, [1 + 14 / 1024, -1 - 14 / 1024]),
+        ({"format": "float16"}, [1 + 14 / 1024, -1 - 14 / 1024]),
+        ({"points": frozenset()}, [1 + 14.4 / 1024, -1 - 14.4 / 1024]),
+    ],
+)
+def test_values_are_rounded_to_the_nearest_or_cut_off(
+    options: dict[str, Any], rounded: list[float]
+) -> None:
+    values = torch.tensor([1 + 14.4 / 1024, -1 - 14.4 / 1024])
+    assert torch.equal(arithmetic(**options).at(Point.NORM, values), torch.tensor(rounded))
+
+
+def test_sums_of_chunks_and_of_ranks_are_rounded_on_the_way() -> None:
+    inputs = torch.tensor([[1.0, 0.0, 2.0**-9, 2.0**-9, 2.0**-9, 2.0**-9, 2.0**-9, 2.0**-9]])
+    weight = torch.ones(1, 8)
+    exact = 1 + 6 * 2.0**-9
+    assert float(arithmetic().product(inputs, weight, split=True)) == exact
+    # Two small numbers at a time are half the step of bfloat16 above 1, and ties go to even.
+    assert float(arithmetic(partial_sums=2).product(inputs, weight, split=False)) == 1
+    assert float(arithmetic(ranks=4).product(inputs, weight, split=True)) == 1
+    assert float(arithmetic(ranks=4).product(inputs, weight, split=False)) == exact
+
+
+# -- the trained model -----------------------------------------------------------------------------
+
+
+class Trained:
+    """The trained model's vectors in ``scheme``, float32 [NONCES, width], each computed once."""
+
+    def __init__(self, scheme: Scheme) -> None:
+        self.network = load(checkpoint(SmallModel("trained")), "float32", "cpu")
+        self._work = Workload(scheme, Block("0xabc", 100), "me", 256)
+        self.exact = self.of(self.network)
+        self.own = self.errors(own_profile(torch.bfloat16))
+
+    def of(self, network: Network) -> Vectors:
+        return ReferenceEngine(network, 8).compute(self._work, range(NONCES)).values
+
+    def errors(self, profile: KernelProfile | None) -> Vectors:
+        return self.of(with_kernels(self.network, profile)) - self.exact
+
+
+def recorded(scheme: Scheme) -> Vectors:
+    text = json.loads(FOREIGN.read_text())
+    raw = base64.b64decode(text[scheme.name]["vectors_b64"])
+    rows = np.frombuffer(raw, text["dtype"]).reshape(text["nonces"], scheme.width)
+    return rows[:NONCES].astype(np.float32)
+
+
+def sizes(errors: Vectors, own: Vectors) -> dict[str, float]:
+    logs = np.log(np.linalg.norm(errors, axis=1) / np.linalg.norm(own, axis=1))
+    return {"size": float(logs.mean()), "spread of sizes": float(logs.std())}
+
+
+def alike(errors: Vectors) -> float:
+    return float(np.mean([alikeness(each) for each in errors]))
+
+
+def cosines(errors: Vectors, prediction: Vectors) -> float:
+    lengths = np.linalg.norm(errors, axis=1) * np.linalg.norm(prediction, axis=1)
+    return float(((errors * prediction).sum(axis=1) / lengths).mean())
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return Trained(SketchScheme(k_dim=64))
+
+
+def test_our_own_profile_is_as_large_and_as_alike_as_torch_in_bfloat16(trained: Trained) -> None:
+    real = trained.of(load(checkpoint(SmallModel("trained")), "bfloat16", "cpu")) - trained.exact
+    assert sizes(real, trained.own)["size"] == pytest.approx(0, abs=0.06)
+    # The standard error of either mean is 0.03.
+    assert alike(real) == pytest.approx(alike(trained.own), abs=0.08)
+    assert cosines(real, trained.own) > 0.3
+
+
+def test_kernels_of_a_foreign_processor_are_among_the_emulated(trained: Trained) -> None:
+    predictions = {
+        name: trained.of(suspect(trained.network, name)) - trained.exact for name in SUSPECTS
+    }
+
+    def figures(errors: Vectors) -> dict[str, float]:
+        along = {
+            name: cosines(errors, each) - cosines(trained.own, each)
+            for name, each in predictions.items()
+        }
+        twins = alike(errors) - alike(trained.own)
+        return {**sizes(errors, trained.own), "twins": twins, **along}
+
+    found = figures(recorded(SketchScheme(k_dim=64)) - trained.exact)
+    # The span of some is within that of all.
+    spans = [figures(trained.errors(PROFILES[name])) for name in SPANNING]
+    for figure, value in found.items():
+        values = [each[figure] for each in spans]
+        assert min(values) <= value <= max(values), f"{figure}: {value} of {values}"
+
+
+def test_artifacts_of_a_foreign_processor_are_as_large_as_the_emulated() -> None:
+    scheme = ArtifactScheme(k_dim=12)
+    trained = Trained(scheme)
+    found = sizes(recorded(scheme) - trained.exact, trained.own)["size"]
+    spans = [sizes(trained.errors(PROFILES[each]), trained.own)["size"] for each in SPANNING]
+    assert min(spans) <= found <= max(spans)
