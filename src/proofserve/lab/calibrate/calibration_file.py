@@ -273,13 +273,6 @@ class _Header(BaseModel):
     scheme: str = ""
     seq_len: int | None = None
 
-    @property
-    def command(self) -> str:
-        """Measures such a file anew."""
-        if self.scheme == RECEIPTS:
-            return f"proofserve calibrate chat {self.model} --out FILE"
-        return f"proofserve calibrate noise {self.model} --seq-len {self.seq_len or 'N'} --out FILE"
-
 
 def _refuse_older(path: Path) -> None:
     try:
@@ -288,10 +281,13 @@ def _refuse_older(path: Path) -> None:
         # Reading says what is wrong with the file.
         return
     if found.version < VERSION:
+        anew = f"noise {found.model} --seq-len {found.seq_len or 'N'}"
+        if found.scheme == RECEIPTS:
+            anew = f"chat {found.model}"
         raise LabError(
             f"version: {path} is a calibration of version {found.version}, this program reads"
             f" {VERSION}: the old one knows one kind of honest kernel and convicts others; measure"
-            f" anew by `{found.command}`"
+            f" anew by `proofserve calibrate {anew} --out FILE`"
         )
 
 

@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.calibrate.left_out import CHANCES, ROOMS
 from proofserve.lab.probe.blocks import ProbeBlocks
 from proofserve.lab.verify.direction import CalibratedYardstick, DirectionJudge
 from proofserve.lab.verify.judges import (
@@ -41,6 +40,8 @@ FORGED_SHARES: Final = (0.95, 0.7, 0.45)
 LEAST_COSINE: Final = 0.2
 # Verifications of each kernel by the others, and blocks of each, before kernels judge an endpoint.
 _VERIFICATIONS, _BLOCKS = 200, 200
+# How many times as wide margins may become until none of them is convicted so.
+_ROOMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0)
 
 Floats = NDArray[np.float64]
 
@@ -113,21 +114,21 @@ class _Measured:
     suspects: Mapping[str, Floats]
     answers: NDArray[np.int64]
 
-    def honest(self) -> HonestPopulations | None:
+    def honest(self, chances: Chances) -> HonestPopulations | None:
         """With margins so wide that no kernel is convicted by the others; None if none are.
 
         Blocks of one answer are alike, and the figures allow for it.
         """
-        for room in ROOMS:
+        for room in _ROOMS:
             found = populations(self.own, self.kernels, self.suspects, self.answers, room)
-            if not any(self._is_convicted(name, found) for name in self.kernels):
+            if not any(self._is_convicted(name, found, chances) for name in self.kernels):
                 return found
         return None
 
-    def _is_convicted(self, name: str, honest: HonestPopulations) -> bool:
+    def _is_convicted(self, name: str, honest: HonestPopulations, chances: Chances) -> bool:
         node = node_figures(self.kernels[name], self.own, honest)
         drawn = draws(len(node), _VERIFICATIONS, _BLOCKS)
-        return bool((convictions(node, honest.without(name), CHANCES, drawn) <= _BLOCKS).any())
+        return bool((convictions(node, honest.without(name), chances, drawn) <= _BLOCKS).any())
 
     @property
     def allowance(self) -> float:
@@ -187,7 +188,7 @@ class BlockJudges:
     def _begin(self, numbers: Sequence[int]) -> None:
         measured = self._measured(numbers)
         self.judges = (SizeJudge(self._blocks, measured.allowance, self._chances),)
-        honest = measured.honest()
+        honest = measured.honest(self._chances)
         if honest is None or not measured.suspects:
             return
         bank = _SomeSuspects(self._blocks, tuple(measured.suspects))
