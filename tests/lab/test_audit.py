@@ -5,16 +5,16 @@ import pytest
 
 from lab.toy_deployment import HONEST, PRIVATE, ToyDeployment
 from proofserve.lab.audit.audit import AuditOptions, audit
+from proofserve.lab.audit.audit_report import UNEXPLAINED, verdict_of
 from proofserve.lab.audit.conviction import ConvictionRule
-from proofserve.lab.audit.evidence import HonestFigures
 from proofserve.lab.audit.results import Audit, ProverResult
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import NoProgress
-from proofserve.protocol.errors import ProtocolError
+from proofserve.lab.verify.populations import HonestPopulations, RunFigures, populations
 from proofserve.protocol.verdict.scale import fitted
 
-RULE = ConvictionRule(max_nonces=300)
-OPTIONS = AuditOptions(RULE, 64, runs=400)
+RULE = ConvictionRule(max_nonces=200)
+OPTIONS = AuditOptions(RULE, 64, runs=300)
 
 
 def run(deployment: ToyDeployment, options: AuditOptions | None = None) -> Audit:
@@ -26,7 +26,18 @@ def by_name(found: Audit) -> dict[str, ProverResult]:
 
 
 def missed(found: Audit) -> list[str]:
-    return [e.measurement.name for e in found.attacks if not (e.caught or e.measurement.exact)]
+    return [e.measurement.name for e in found.attacks if not (e.noticed or e.measurement.exact)]
+
+
+def other_kernels(size: float) -> HonestPopulations:
+    """A calibration whose one kernel errs ``size`` times as much as our own run."""
+    random = np.random.default_rng(0)
+    rows, none = np.arange(256), np.zeros(256)
+    own = RunFigures(np.exp(0.1 * random.normal(size=256)), none, {}, rows)
+    lengths = size * np.exp(0.1 * random.normal(size=256))
+    return populations(
+        own, {"far": RunFigures(lengths, 0.1 * random.normal(size=256), {}, rows)}, {}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +45,34 @@ def found() -> Audit:
     return run(ToyDeployment())
 
 
-def test_honest_provers_are_safe_and_what_is_worth_it_is_caught(found: Audit) -> None:
-    assert [each.measurement.name for each in found.honest] == ["honest", "honest, batch of 1"]
+def test_honest_provers_are_safe_and_what_is_worth_it_is_noticed(found: Audit) -> None:
+    names = ["our own run", "one kernel", "another kernel"]
+    assert [each.measurement.name for each in found.honest] == names
+    assert found.populations == ("one kernel", "another kernel")
     assert found.unfit is None
+    assert all(each.cleared_share == 1.0 for each in found.honest)
     assert found.passed
-    rare = [name for name in missed(found) if name.startswith("honest on")]
-    assert missed(found) == rare
-    assert found.verdict.startswith("CAUGHT: every attack worth 10% within 300 nonces; not honest")
+    assert missed(found) == [name for name in missed(found) if name.startswith("honest on")]
+    assert found.verdict.startswith("CAUGHT: every attack worth 10% within 200 nonces; not honest")
+    assert found.verdict.endswith(f"; no verdict on {PRIVATE} (saves 49%)")
 
 
 def test_each_attack_is_caught_by_the_test_that_is_made_for_it(found: Audit) -> None:
     results = by_name(found)
-    weights = results["int8 per channel"].tests.tests
-    assert weights["scale"].at_power is None
-    assert weights["direction"].at_power is not None
-    assert weights["direction"].at_power < 20
-    private = results[PRIVATE].tests.tests
-    assert private["scale"].median is private["direction"].median is None
-    assert private["twins"].at_power is not None
-    assert results["model skipped"].tests.tests["scale"].at_power == 3
+    weights = results["int8 per channel"].endings
+    assert weights.nonces_to(weights.by_test["paired"], 0.999) is None
+    needed = weights.nonces_to(weights.by_test["direction"], 0.999)
+    assert needed is not None
+    assert needed < 20
+    skipped = results["model skipped"].endings
+    assert skipped.nonces_to(skipped.by_test["paired"], 0.999) == 3
+
+
+def test_no_suspect_predicts_private_weights_but_twins_refute_all_kernels(found: Audit) -> None:
+    private = by_name(found)[PRIVATE]
+    assert not private.caught
+    assert private.unexplained_share == 1.0
+    assert verdict_of(private) == UNEXPLAINED
 
 
 def test_errors_point_to_the_weights_that_made_them(found: Audit) -> None:
@@ -67,6 +87,15 @@ def test_errors_point_to_the_weights_that_made_them(found: Audit) -> None:
     assert max(map(abs, honest)) < 0.1
 
 
+def test_the_kernel_that_explains_a_prover_best_is_named(found: Audit) -> None:
+    closest = {name: each.endings.closest for name, each in by_name(found).items()}
+    assert set(closest.values()) <= set(found.populations)
+    far = run(ToyDeployment(noisy=0.03))
+    closest = {name: each.endings.closest for name, each in by_name(far).items()}
+    assert closest["one kernel"] == "one kernel"
+    assert closest["another kernel"] == "another kernel"
+
+
 def test_an_exact_shortcut_is_neither_caught_nor_missed(found: Audit) -> None:
     (exact,) = (each for each in found.attacks if each.measurement.exact)
     assert not exact.caught
@@ -76,10 +105,9 @@ def test_an_exact_shortcut_is_neither_caught_nor_missed(found: Audit) -> None:
 
 def test_without_twins_private_weights_escape() -> None:
     found = run(ToyDeployment(has_twins=False))
-    assert "twins" not in found.honest[0].tests.tests
     assert PRIVATE in missed(found)
     assert not found.passed
-    assert found.verdict.startswith(f"NOT CAUGHT within 300 nonces: {PRIVATE} (saves 49%)")
+    assert found.verdict.startswith(f"NOT CAUGHT within 200 nonces: {PRIVATE} (saves 49%)")
 
 
 def test_what_saves_little_fails_nothing() -> None:
@@ -100,51 +128,33 @@ def test_a_skipped_model_that_is_not_missed_is_what_the_rest_is_forged_with() ->
 
 
 def test_a_deployment_whose_honest_nodes_would_be_convicted_is_unfit() -> None:
-    found = run(ToyDeployment(noisy=0.2))
+    found = run(ToyDeployment(noisy=0.2), replace(OPTIONS, honest=other_kernels(1.0)))
     assert not found.passed
-    assert found.verdict.startswith(
-        "UNFIT: a node would be convicted that is honest, batch of 1; 100.0% of its vectors"
-    )
+    assert found.populations == ("far",)
+    assert found.verdict.startswith("UNFIT: an honest node would be convicted: another kernel;")
 
 
 def test_a_threshold_below_the_noise_is_unfit() -> None:
     found = run(ToyDeployment(), replace(OPTIONS, dist_threshold=0.005))
     assert found.dist_threshold == 0.005
-    assert found.verdict.startswith("UNFIT: a node would be convicted that is honest; 100.0%")
+    assert found.verdict.startswith("UNFIT: an honest node would be convicted: our own run; 100.0%")
 
 
-def test_without_a_threshold_the_fit_gives_one(found: Audit) -> None:
-    distances = found.honest[0].measurement.distances
-    assert distances.max() < found.dist_threshold < 2 * distances.max()
-    assert found.dist_threshold == fitted(distances).quantile(0.999)
-    assert found.pairs == 64
+def test_without_a_threshold_the_farthest_kernel_gives_one(found: Audit) -> None:
+    assert found.dist_threshold == max(
+        fitted(each.measurement.distances).quantile(0.999) for each in found.honest
+    )
 
 
 def test_a_calibration_decides_what_is_honest() -> None:
-    # The nodes of this one are three times as noisy.
-    random = np.random.default_rng(0)
-    pairs = 0.03 * np.exp(0.1 * random.normal(size=300))
-    figures = HonestFigures(fitted(pairs), None, tuple(pairs.tolist()), {}, {})
-    found = run(ToyDeployment(noisy=0.03), replace(OPTIONS, figures=figures))
-    assert found.pairs == 300
+    # Its nodes are three times as noisy: weights in 8 bits are no larger, and have no direction.
+    found = run(ToyDeployment(noisy=0.03), replace(OPTIONS, honest=other_kernels(3.0)))
     assert found.unfit is None
-    # With so many pairs the ranks convict as well.
-    assert found.honest[0].tests.tests["rank"].share == 0.0
-    assert by_name(found)["model skipped"].tests.tests["rank"].at_power is not None
-    # It knows no spread of cosines, so the direction test is the certified one.
-    tests = by_name(found)["int4 g128"].tests.tests
-    assert tests["direction"].median is not None
-    assert tests["direction"].median > 30
-
-
-def test_other_kernels_say_how_far_beyond_its_own_rounding_an_honest_node_is() -> None:
-    found = run(ToyDeployment(other_kernels=True))
-    assert found.unfit is None
-    tests = by_name(found)["int4 g128"].tests
-    assert "paired" in tests.default
-    assert "scale" not in tests.default
-    assert tests.tests["paired"].median == 3
-    assert run(ToyDeployment()).honest[0].tests.tests.keys().isdisjoint({"paired"})
+    assert by_name(found)["another kernel"].cleared_share == 1.0
+    assert by_name(found)["model skipped"].caught
+    # It has no cosines with suspects.
+    eight = by_name(found)["int8 per channel"].endings
+    assert eight.nonces_to(eight.by_test["direction"], 0.5) is None
 
 
 def test_a_vector_that_is_missing_is_a_mismatch() -> None:
@@ -154,17 +164,15 @@ def test_a_vector_that_is_missing_is_a_mismatch() -> None:
     assert silent.caught
 
 
-def test_a_setting_that_gives_no_numbers_is_left_out() -> None:
-    found = run(ToyDeployment(silent=["batch of 1"]))
-    assert [each.measurement.name for each in found.honest] == ["honest"]
+def test_a_kernel_that_gives_no_numbers_is_left_out() -> None:
+    found = run(ToyDeployment(silent=["another kernel"]))
+    assert [each.measurement.name for each in found.honest] == ["our own run", "one kernel"]
 
 
 def test_a_validator_that_fails_gives_no_verdict() -> None:
     with pytest.raises(LabError, match="not all finite"):
         run(ToyDeployment(missing=[5]))
-    with pytest.raises(LabError, match="the vectors of honest are not all finite"):
+    with pytest.raises(LabError, match="the vectors of our own run are not all finite"):
         run(ToyDeployment(silent=["honest"]))
-    with pytest.raises(ValueError, match=r"nonces: 1 is below 2"):
+    with pytest.raises(ValueError, match=r"nonces: 1 is below 8"):
         run(ToyDeployment(), replace(OPTIONS, nonces=1))
-    with pytest.raises(ProtocolError, match="above 0"):
-        run(ToyDeployment(apart={"honest": 0.0}))

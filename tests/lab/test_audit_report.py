@@ -8,7 +8,7 @@ from rich.console import Console
 from lab.toy_deployment import PRIVATE, ToyDeployment
 from proofserve.lab.audit.audit import AuditOptions, audit
 from proofserve.lab.audit.audit_page import page
-from proofserve.lab.audit.audit_report import COLUMNS, AuditReport, verdict_of
+from proofserve.lab.audit.audit_report import COLUMNS, TESTS, AuditReport, verdict_of
 from proofserve.lab.audit.conviction import ConvictionRule
 from proofserve.lab.client.progress import NoProgress
 
@@ -19,7 +19,7 @@ def text(report: AuditReport) -> str:
 
 
 def made(deployment: ToyDeployment) -> AuditReport:
-    options = AuditOptions(ConvictionRule(max_nonces=300), 32, runs=400)
+    options = AuditOptions(ConvictionRule(max_nonces=200), 32, runs=300)
     found = audit(deployment, options, NoProgress())
     setup = {"model": "<b>small</b>", "seq_len": 256}
     return AuditReport(found, deployment.price, setup, {"cores": 2})
@@ -41,9 +41,8 @@ def test_the_table_has_a_row_for_each_and_no_cell_is_cut(report: AuditReport) ->
         assert f" {found.measurement.mean:.4f} " in line
     (skipped,) = (each for each in lines if each.strip().startswith("model skipped"))
     assert " 3/3 " in skipped
-    honest = [each for each in lines if each.strip().startswith("honest ")]
-    assert len(honest) >= 2
-    assert honest[0].rstrip().endswith("honest")
+    (own,) = (each for each in lines if each.strip().startswith("our own run "))
+    assert own.rstrip().endswith("honest")
 
 
 def test_a_terminal_of_80_columns_cuts_names_only(report: AuditReport) -> None:
@@ -52,15 +51,16 @@ def test_a_terminal_of_80_columns_cuts_names_only(report: AuditReport) -> None:
     text = console.export_text()
     assert "…" not in text
     assert text.count("CAUGHT") + text.count("EXACT") >= len(report.audit.attacks)
-    for test in report.audit.honest[0].tests.default:
+    for test in (*TESTS, "verify"):
         assert test in text
 
 
 def test_what_is_missed_comes_with_how_near_it_is(report: AuditReport) -> None:
     first, *others = report.missed
     assert re.fullmatch(
-        rf"{PRIVATE}: 1\.00 times as far as an honest prover, cosine -?0\.\d\d with"
-        r" int. \S+( channel)?; a test convicts 0\.0% of the verifications\.",
+        rf"{PRIVATE}: 1\.00 times as far as our own run, cosine -?0\.\d\d with int. \S+( channel)?;"
+        r" closest to (one|another) kernel\. Of the verifications 0\.0% convict it, 100\.0% clear"
+        r" it, and 0\.0% find that nothing explains it\.",
         first,
     )
     assert all(sentence.startswith("honest on 9") for sentence in others)
@@ -69,25 +69,30 @@ def test_what_is_missed_comes_with_how_near_it_is(report: AuditReport) -> None:
 def test_what_a_verification_clears_is_said(report: AuditReport) -> None:
     assert f"{PRIVATE} (100%)" in report.cleared_first
     assert "model skipped" not in report.cleared_first
-    assert re.match(r"An honest node is cleared by \d+ nonces \(median\)", report.honest_cleared)
+    assert re.match(
+        r"The honest prover that takes longest \(.*\) is cleared by \d+ nonces \(median\)",
+        report.honest_cleared,
+    )
 
 
-def test_the_rule_says_what_the_honest_distances_carry(report: AuditReport) -> None:
-    assert "32 honest distances, which carry a chance of 0.031" in report.rule
+def test_the_rule_says_what_is_honest(report: AuditReport) -> None:
+    assert "Honest are 2 kernels: a node is convicted only if each" in report.rule
     assert f"further than {report.audit.dist_threshold:.4g}" in report.rule
 
 
 def test_the_json_says_it_all(report: AuditReport) -> None:
     record = json.loads(json.dumps(report.json(), allow_nan=False))
     assert record["passed"] is False
-    assert record["verdict"].startswith(f"NOT CAUGHT within 300 nonces: {PRIVATE}")
+    assert record["verdict"].startswith(f"NOT CAUGHT within 200 nonces: {PRIVATE}")
     assert record["rule"]["dist_threshold"] == report.audit.dist_threshold
     assert record["suspects"] == ["int8 per channel", "int4 g128"]
-    assert record["honest"][0]["tests"]["scale"]["share"] == 0.0
+    assert record["populations"] == ["one kernel", "another kernel"]
+    assert [each["convicted"] for each in record["honest"]] == [0.0, 0.0, 0.0]
     attacks = {each["name"]: each for each in record["attacks"]}
     first = attacks["int8 per channel"]
     assert first["caught"] is True
-    assert first["tests"]["direction"]["median"] < first["tests"]["certified"]["median"]
+    assert first["nonces"]["direction"]["median"] == first["nonces"]["verify"]["median"] < 10
+    assert first["closest"] in record["populations"]
     assert first["cosines"][0] > 0.5
     assert len(first["distances"]) == 32
     silent = attacks["int4 g128"]
@@ -96,7 +101,7 @@ def test_the_json_says_it_all(report: AuditReport) -> None:
     assert silent["count"]["fixed_nonces"] == 7
     mixture = record["attacks"][-1]
     assert mixture["distances"] is None
-    assert mixture["cleared"]["share"] > 0.9
+    assert mixture["cleared"] > 0.5
     assert 0 < record["exact_shortcuts"]["first_projections"] < 1 / 12
     assert record["exact_shortcuts"]["unread_mlp"] == 0.0
 
@@ -157,4 +162,4 @@ def test_the_pictures_show_every_prover_that_was_measured(report: AuditReport, t
     for found in (*report.audit.honest, *report.audit.attacks):
         shown = found.measurement.name in comments
         assert shown is (found.measurement.chances is None), found.measurement.name
-    assert {"scale", "direction", "twins"} <= {*comments}
+    assert "nonces" in comments

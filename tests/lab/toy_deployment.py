@@ -24,8 +24,8 @@ class ToyDeployment:
 
     ``apart`` says how far the vectors of a cheat are from the validator's on average, by what it is
     asked for; 1 if it says nothing. Nonces ``missing`` get no vector from any prover, and a prover
-    in ``silent`` has no vector for any nonce. ``noisy`` is how far an honest setting is. With
-    ``other_kernels`` there is one more, whose distances are like those of the deployed prover.
+    in ``silent`` has no vector for any nonce. ``noisy`` is how far one of the two honest kernels
+    is; the other is as far as our own run.
     """
 
     names = tuple(SUSPECTS)
@@ -40,19 +40,12 @@ class ToyDeployment:
         silent: Sequence[str] = (),
         noisy: float = HONEST,
         has_twins: bool = True,
-        other_kernels: bool = False,
     ) -> None:
         self.price = Price(ModelShape(768, layers, 12, 4, 64, 3072), seq_len, has_twins)
         self.has_twins = has_twins
-        self._other_kernels = other_kernels
         self.asked: list[object] = []
-        self._apart = {
-            "truth": 0.0,
-            "honest": HONEST,
-            "batch of 1": noisy,
-            "eager attention": HONEST,
-            **(apart or {}),
-        }
+        kernels = {"one kernel": HONEST, "another kernel": noisy}
+        self._apart = {"truth": 0.0, "honest": HONEST, **kernels, **(apart or {})}
         self._missing = missing
         self._silent = silent
 
@@ -65,11 +58,9 @@ class ToyDeployment:
     def deployed(self, nonces: Sequence[int]) -> Vectors:
         return self._answers("honest")(nonces)
 
-    def honest_settings(self) -> Iterator[AuditedProver]:
-        yield AuditedProver("honest, batch of 1", 0.0, lambda: self._answers("batch of 1"))
-        if self._other_kernels:
-            answers = partial(self._answers, "eager attention")
-            yield AuditedProver("honest, eager attention", 0.0, answers, other_kernels=True)
+    def kernels(self) -> Iterator[AuditedProver]:
+        for name in ("one kernel", "another kernel"):
+            yield AuditedProver(name, 0.0, partial(self._answers, name))
 
     def weights(self) -> Iterator[AuditedProver]:
         for name, length in {**SUSPECTS, PRIVATE: 0.012}.items():
@@ -98,19 +89,12 @@ class ToyDeployment:
         def answer(nonces: Sequence[int]) -> Vectors:
             given = () if str(asked) in self._silent else nonces
             return {
-                n: _unit(n, "truth") + apart * self._size(n, str(asked)) * _unit(n, str(asked))
+                n: _unit(n, "truth") + apart * _spread(n, str(asked)) * _unit(n, str(asked))
                 for n in given
                 if n not in self._missing
             }
 
         return answer
-
-    def _size(self, nonce: int, label: str) -> np.float32:
-        size = _spread(nonce, label)
-        if not self._other_kernels:
-            return size
-        # A nonce that feels rounding more does so in every kernel.
-        return size * np.float32(np.exp(0.5 * _random(nonce, "sensitivity").normal()))
 
     def _moved(self, name: str, length: float) -> Recompute:
         self.asked.append(name)

@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from proofserve.protocol.verdict.direction import cosine
 from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
@@ -17,7 +16,10 @@ from proofserve.lab.verify.judges import Vectors
 from proofserve.models.architectures import architecture, shape
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.sketch import SketchScheme
-from proofserve.wiring.audit import AuditSetup, CheckpointDeployment, shape_of
+from proofserve.protocol.verdict.leaning import cosine
+from proofserve.rounds.records import Workload
+from proofserve.wiring.audit import BLOCK, KEY, AuditSetup, CheckpointDeployment, shape_of
+from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.models import SmallModels
 
 NONCES = range(3)
@@ -74,19 +76,30 @@ def test_a_validator_differs_by_rounding(deployment: CheckpointDeployment) -> No
     assert 0 < farthest(honest, validator) < 0.1
 
 
-def test_honest_settings_differ_by_rounding(deployment: CheckpointDeployment) -> None:
+def test_honest_kernels_differ_by_rounding(deployment: CheckpointDeployment) -> None:
     honest, truth = deployment.deployed(NONCES), deployment.truth(NONCES)
-    names = []
-    for each in deployment.honest_settings():
+    provers = list(deployment.kernels())
+    assert len(provers) >= 8
+    for each in provers:
         made = each.prepare()(NONCES)
         assert 0 < farthest(made, truth) < 0.1, each.name
-        names.append(each.name)
-        if each.name != "honest, batch of 1":
-            assert farthest(made, honest) > 0, each.name
-    assert names == [
-        f"honest, {how}"
-        for how in ("batch of 1", "eager attention", "sums in two parts", "float16")
-    ]
+        assert farthest(made, honest) > 0, each.name
+        assert each.saving == 0.0
+
+
+def test_every_prover_rounds_as_our_own_run(setup: AuditSetup) -> None:
+    """Changed weights alone are no reason for a prover to round less than an honest node."""
+    validator = CheckpointValidator(
+        ValidatorSetup(setup.model), proofs_of(Workload(setup.scheme, BLOCK, KEY, 32), 4)
+    )
+    deployment = CheckpointDeployment(setup)
+    assert farthest(deployment.deployed(NONCES), validator.truth(NONCES)) > 0
+    own = validator.own_errors(NONCES)
+    for nonce, vector in deployment.deployed(NONCES).items():
+        error = vector - validator.truth(NONCES)[nonce]
+        assert np.allclose(error, own[nonce], atol=1e-3)
+    served = by_name(deployment)["fp8 per channel"].prepare()(NONCES)
+    assert farthest(served, validator.served_by("fp8 per channel", NONCES)) == 0.0
 
 
 def test_the_bank_and_private_weights_are_provers(deployment: CheckpointDeployment) -> None:
@@ -164,8 +177,11 @@ def test_the_bank_can_be_a_part_and_have_checkpoints_added(
     assert cosine(made[0] - truth[0], predicted[0]) > 0.99
 
 
-def test_a_validator_that_rounds_as_the_node_has_no_twins_test(setup: AuditSetup) -> None:
-    assert not CheckpointDeployment(replace(setup, validator_dtype="bfloat16")).has_twins
+def test_a_cache_in_fp8_is_no_attack_where_it_is_allowed(setup: AuditSetup) -> None:
+    deployment = CheckpointDeployment(replace(setup, kv_dtype="fp8"))
+    assert "KV cache in fp8" not in deployment.names
+    assert "KV cache in fp8" not in by_name(deployment)
+    assert "KV cache in fp8" in [each.name for each in deployment.kernels()]
 
 
 def test_another_checkpoint_reads_the_same_inputs(

@@ -26,10 +26,8 @@ from proofserve.lab.audit.audit import FEWEST, AuditOptions, audit
 from proofserve.lab.audit.audit_page import page
 from proofserve.lab.audit.audit_report import AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
-from proofserve.lab.audit.evidence import HonestFigures
 from proofserve.lab.calibrate.calibration_file import (
     NETWORK_P_MISMATCH,
-    CalibrationFile,
     checkpoint_shape,
     measured_threshold,
 )
@@ -47,6 +45,7 @@ from proofserve.protocol import (
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
+from proofserve.wiring.validator import KV_AUTO
 
 app = typer.Typer()
 
@@ -92,11 +91,9 @@ def command(
     ] = DEFAULT_SCHEME,
     stronger_rng: StrongerRng = False,
     dtype: Annotated[
-        str | None, typer.Option(help="Of the prover: bfloat16, ...; the checkpoint's if unset.")
+        str | None,
+        typer.Option(help="That is served: bfloat16 or float16; the checkpoint's if unset."),
     ] = None,
-    validator_dtype: Annotated[
-        str, typer.Option(help="Of the validator; a difference from --dtype shows rounding.")
-    ] = "float32",
     device: Device = "cpu",
     forward_batch: ForwardBatch = 8,
     json: Json = None,
@@ -111,16 +108,20 @@ def command(
     on a part of the nonces. The report shows their distances, the compute
     that they save, and after how many nonces each test convicts them.
 
-    An attack is CAUGHT if paired (else scale), direction or twins (see
-    `verify --help`) convicts it within --max-nonces with a chance of --power.
-    Honest nodes by other kernels and settings are judged as well.
+    An attack is CAUGHT if `verify` (see its --help) convicts it within
+    --max-nonces with a chance of --power. On some there is NO VERDICT: neither
+    an honest kernel nor a fraud that is known explains them, and they are not
+    cleared. Honest nodes are judged as well, by every kernel that is emulated.
 
-    Without --calibration the tests know the noise of this audit's own honest
-    provers. Without a threshold the count uses the distance that a share
-    --p-mismatch of its vectors exceeds, by the fit of the scale test.
+    Without --calibration a node is honest if it is like one of these emulated
+    kernels, as measured on the nonces of this audit: they are few, so its test
+    of sizes convicts later than with a calibration. Without a threshold the
+    count uses the distance that a share --p-mismatch of the vectors of the
+    farthest kernel exceeds, by a fit.
 
-    Exit code 0: every attack that saves 10 % of the compute or more is
-    caught. 1: one is not, or honest nodes would be convicted. 3: no verdict.
+    Exit code 0: every attack that saves 10 % of the compute or more is caught
+    or gets no verdict. 1: one is not, or honest nodes would be convicted. 3:
+    the model cannot be audited.
 
     \b
     proofserve audit ./model --quick
@@ -132,35 +133,43 @@ def command(
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         deployed = checkpoint_named(model, size)
-        k_dim = k_dim or default_k_dim(scheme)
+        threshold = None
+        if calibration is not None or dist_threshold is not None:
+            threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
+        known = threshold.calibration if threshold else None
+        if known is not None and dtype is not None:
+            known.require_served(dtype, known.kv_dtype)
         setup = AuditSetup(
             model=deployed.folder,
-            scheme=vector_scheme(scheme, k_dim, stronger_rng),
+            scheme=vector_scheme(scheme, k_dim or default_k_dim(scheme), stronger_rng),
             seq_len=seq_len,
-            dtype=dtype,
-            validator_dtype=validator_dtype,
+            dtype=known.served_dtype if known else dtype,
+            kv_dtype=known.kv_dtype if known else KV_AUTO,
             device=device,
             forward_batch=forward_batch,
             other=other,
             suspects=tuple(suspect or ()),
             bank=QUICK_BANK if quick else None,
         )
-        count = nonces or (QUICK_NONCES if quick else NONCES)
-        rule = ConvictionRule(p_mismatch or NETWORK_P_MISMATCH, alpha, power, max_nonces)
-        options, origin = AuditOptions(rule, count), "this audit's honest prover"
-        if calibration is not None or dist_threshold is not None:
-            threshold = measured_threshold(dist_threshold, calibration, p_mismatch)
-            work = Workload(setup.scheme, Block("", 0), "", seq_len)
-            threshold.require(work, [deployed.name], checkpoint_shape(deployed.folder))
-            known, origin = threshold.calibration, threshold.origin
-            if known is not None:
-                known.validator_dtype(validator_dtype)
-            rule = ConvictionRule(threshold.p_mismatch, alpha, power, max_nonces)
-            options = AuditOptions(rule, count, _figures(known), threshold.dist_threshold)
+        rate = threshold.p_mismatch if threshold else p_mismatch or NETWORK_P_MISMATCH
+        rule = ConvictionRule(rate, alpha, power, max_nonces)
+        options = AuditOptions(
+            rule,
+            nonces or (QUICK_NONCES if quick else NONCES),
+            known.honest if known else None,
+            threshold.dist_threshold if threshold else None,
+        )
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)
+        if known is not None:
+            work, shape = Workload(setup.scheme, Block("", 0), "", seq_len), deployed.folder
+            names, digest = [deployed.name], deployment.weights_digest
+            known.require(work, names, checkpoint_shape(shape), digest)
         found = audit(deployment, options, session.line)
-        facts = {**_facts(deployed.name, setup, count, began), "honest_distances": origin}
+        facts = {
+            **_facts(deployed.name, setup, options.nonces, began),
+            "honest": known.origin if known else "the kernels emulated in this audit",
+        }
         report = AuditReport(found, deployment.price, facts, machine())
         # Shown first, so that the result is not lost if a file cannot be written.
         _show(session.console, report)
@@ -171,23 +180,13 @@ def command(
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
 
 
-def _figures(known: CalibrationFile | None) -> HonestFigures | None:
-    if known is None:
-        return None
-    expected, spreads = known.directions()
-    paired = known.paired.scale_fit if known.paired else None
-    pairs = tuple(known.distances)
-    return HonestFigures(known.fit.scale_fit, paired, pairs, expected, spreads)
-
-
 def _facts(name: str, setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:
     return {
         "model": name,
         "scheme": setup.scheme.name,
         "values": setup.scheme.width,
         "seq_len": setup.seq_len,
-        "prover": setup.dtype or "the checkpoint's dtype",
-        "validator": setup.validator_dtype,
+        "served_dtype": setup.dtype or "the checkpoint's",
         "device": setup.device,
         "bank": ", ".join(setup.bank) if setup.bank else "all suspects",
         "other_checkpoint": setup.other.name if setup.other else "drawn at random",

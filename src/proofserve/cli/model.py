@@ -151,8 +151,8 @@ def checkpoint(model: SmallModel) -> Path:
 def trained_calibration(scheme: str = "sketch-v1") -> AbstractContextManager[Path]:
     """The calibration of the trained model, as ``verify`` and ``verify-chat`` read it.
 
-    Of ``sketch-v1``, 64 values and 256 tokens, of ``artifact-v1``, 12 values and 256 tokens, both by
-    emulated kernels alone; or of chat (``receipt-v1``), 32 values a token.
+    Of ``sketch-v1`` (64 values) or ``artifact-v1`` (12), 256 tokens, both by emulated kernels alone;
+    or of chat (``receipt-v1``), 32 values a token.
     """
     folder = resources.files("proofserve.models").joinpath(TRAINED)
     names = {

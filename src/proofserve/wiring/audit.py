@@ -4,17 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.reference.kernels import own_profile, with_kernels
 from proofserve.engines.reference.network import DTYPES, Network, load
 from proofserve.engines.reference.variants import (
     first_tokens_only,
     last_tokens_only,
-    with_eager_attention,
     with_redrawn_matrices,
-    with_split_sums,
     without_layers,
 )
 from proofserve.lab.audit.attacks import AuditedProver
@@ -25,30 +24,34 @@ from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
 from proofserve.wiring.changed_weights import changed_weights, size_saving
-from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.wiring.validator import (
+    EXACT,
+    KV_AUTO,
+    CheckpointValidator,
+    ValidatorSetup,
+    proofs_of,
+)
 
 BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)
 KEY, OTHER_KEY = "audit-key", "audit-other-key"
-# Of two machines that round to 16 bits one may use the other format.
-SIXTEEN_BITS: Final = {"bfloat16": "float16", "float16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
 class AuditSetup:
     """What is audited, and how it is computed.
 
-    The prover computes in ``dtype`` (None: the checkpoint's own), the validator in
-    ``validator_dtype``; names as in ``engines.reference.network.DTYPES``. ``other`` is another
-    checkpoint of the same hidden size, None for weights drawn at random. ``suspects`` are
-    checkpoints that join the bank; ``bank`` restricts it to these names, None for all of it.
-    ``seq_len`` is in tokens, ``forward_batch`` in nonces.
+    The prover serves in ``dtype``, a name of ``engines.reference.network.DTYPES`` (None: the
+    checkpoint's own), and may keep keys and values in ``kv_dtype``. ``other`` is another checkpoint
+    of the same hidden size, None for weights drawn at random. ``suspects`` are checkpoints that
+    join the bank; ``bank`` restricts it to these names, None for all of it. ``seq_len`` is in
+    tokens, ``forward_batch`` in nonces.
     """
 
     model: Path
     scheme: Scheme
     seq_len: int
     dtype: str | None = None
-    validator_dtype: str = "float32"
+    kv_dtype: str = KV_AUTO
     device: str = "cpu"
     forward_batch: int = 8
     other: Path | None = None
@@ -58,6 +61,9 @@ class AuditSetup:
 
 class CheckpointDeployment:
     """Implements ``lab.audit.attacks.AuditedDeployment``; makes each prover when it is asked for.
+
+    Provers are variants of the published network in float32, with emulated kernels: their weights
+    are in memory once, however many round otherwise.
 
     Raises CheckpointError if the checkpoint cannot be used. The functions that it returns raise
     EngineFault if a forward fails.
@@ -69,19 +75,20 @@ class CheckpointDeployment:
         self._validator = CheckpointValidator(
             ValidatorSetup(
                 model=setup.model,
-                dtype=setup.validator_dtype,
                 device=setup.device,
                 suspects=setup.suspects,
                 served_dtype=setup.dtype,
+                kv_dtype=setup.kv_dtype,
             ),
             proofs_of(self._work, setup.forward_batch),
         )
-        self._network = self._validator.served()
+        self._own = own_profile(DTYPES[self._validator.served_dtype])
+        self._network = with_kernels(self._validator.published, self._own)
+        self.weights_digest = self._validator.weights_digest
         block = setup.scheme.for_block(BLOCK, self._network.facts, self._network.device)
         self.price = Price(shape_of(self._network), setup.seq_len, block.reads_every_position)
         self.width = setup.scheme.width
-        has_twins = setup.scheme.sequences_per_nonce == TWINS
-        self.has_twins = has_twins and not self._validator.rounds_as_deployed
+        self.has_twins = setup.scheme.sequences_per_nonce == TWINS
         bank, added = setup.bank, {folder.name for folder in setup.suspects}
         every = self._validator.names
         self.names = [each for each in every if bank is None or each in {*bank, *added}]
@@ -93,22 +100,12 @@ class CheckpointDeployment:
         return self._validator.predictions(name, nonces)
 
     def deployed(self, nonces: Sequence[int]) -> Vectors:
-        return self._validator.deployed(nonces)
+        return self._answers(self._network)(nonces)
 
-    def honest_settings(self) -> Iterator[AuditedProver]:
-        def setting(
-            name: str, network: Network, batch: int | None = None, other_kernels: bool = False
-        ) -> AuditedProver:
-            answers = partial(self._answers, network, batch=batch)
-            return AuditedProver(f"honest, {name}", 0.0, answers, other_kernels=other_kernels)
-
-        eager, split = with_eager_attention(self._network), with_split_sums(self._network)
-        yield setting("batch of 1", self._network, batch=1)
-        yield setting("eager attention", eager, other_kernels=True)
-        yield setting("sums in two parts", split, other_kernels=True)
-        served = next(name for name, dtype in DTYPES.items() if dtype == self._network.dtype)
-        if other := SIXTEEN_BITS.get(served):
-            yield setting(other, load(self._setup.model, other, self._setup.device))
+    def kernels(self) -> Iterator[AuditedProver]:
+        for name in self._validator.kernels:
+            answers = partial(self._validator.honest_vectors, name)
+            yield AuditedProver(name, 0.0, lambda answers=answers: answers)  # type: ignore[misc]
 
     def weights(self) -> Iterator[AuditedProver]:
         for folder in self._setup.suspects:
@@ -133,7 +130,7 @@ class CheckpointDeployment:
         if folder is None:
             random = lambda: self._answers(with_redrawn_matrices(self._network))  # noqa: E731
             return AuditedProver("another checkpoint", 0.0, random)
-        other = load(folder, self._setup.dtype, self._setup.device)
+        other = with_kernels(load(folder, EXACT, self._setup.device), self._own)
         self._require_fit(folder, other)
         saving = self.price.other(shape_of(other))
         name = "a smaller checkpoint" if saving else "another checkpoint"
@@ -148,7 +145,7 @@ class CheckpointDeployment:
         return self._answers(self._network, replace(self._work, block=OTHER_BLOCK))
 
     def _suspect(self, name: str) -> Recompute:
-        return self._answers(self._validator.suspect(name, self._network))
+        return partial(self._validator.served_by, name)
 
     def _changed(self, make: Any) -> Recompute:
         return self._answers(make(self._network))

@@ -12,7 +12,6 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -20,8 +19,6 @@ from transformers.masking_utils import sdpa_mask
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.rounding import Rounding, integers, redrawn
 
-# The matrices whose inputs tensor parallelism splits, in the usual names of transformers.
-_SPLIT_BY_DEVICES: Final = frozenset({"o_proj", "down_proj"})
 _INT8: Final = "proofserve_int8"
 
 
@@ -107,23 +104,6 @@ def with_int8_attention(network: Network) -> Network:
     AttentionMaskInterface.register(_INT8, sdpa_mask)
     twin = _twin(network)
     cast("PreTrainedModel", twin.decoder).set_attn_implementation(_INT8)
-    return twin
-
-
-def with_eager_attention(network: Network) -> Network:
-    """The same network by another attention kernel: plain matrix products and a softmax."""
-    twin = _twin(network)
-    cast("PreTrainedModel", twin.decoder).set_attn_implementation("eager")
-    return twin
-
-
-def with_split_sums(network: Network) -> Network:
-    """The same network, each output of a layer added up in two parts, as by two devices."""
-    twin = _twin(network)
-    for module in [*twin.layers.modules()]:
-        for name, child in module.named_children():
-            if name in _SPLIT_BY_DEVICES and isinstance(child, nn.Linear):
-                setattr(module, name, _SplitSums(child))
     return twin
 
 
@@ -225,15 +205,3 @@ class _SomeTokens(nn.Module):
         states[:, self._places] = output.last_hidden_state
         output.last_hidden_state = states
         return output
-
-
-class _SplitSums(nn.Module):
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self._linear = linear
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        half = inputs.shape[-1] // 2
-        weight = self._linear.weight
-        first = functional.linear(inputs[..., :half], weight[:, :half])
-        return first + functional.linear(inputs[..., half:], weight[:, half:], self._linear.bias)

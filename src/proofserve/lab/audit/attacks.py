@@ -26,22 +26,20 @@ class AuditedProver:
 
     ``prepare`` may take memory and seconds, and returns the function that computes the vectors,
     float32 [width]; a nonce without a finite vector is left out. ``exact`` says that the vectors
-    are honest ones, so that no test can tell, ``other_kernels`` that an honest prover rounds as the
-    deployed one does, in other places.
+    are honest ones, so that no test can tell.
     """
 
     name: str
     saving: float
     prepare: Callable[[], Recompute]
     exact: bool = False
-    other_kernels: bool = False
 
 
 class AuditedDeployment(Protocol):
     """The audited model, honest and changed to cheat, and its validator.
 
     ``width`` is the number of values per nonce, ``names`` the validator's suspects. ``has_twins``
-    says whether the validator can run the twins test.
+    says whether a nonce is a pair of twins.
     """
 
     @property
@@ -63,10 +61,10 @@ class AuditedDeployment(Protocol):
         """The suspect's vectors less the true ones."""
 
     def deployed(self, nonces: Sequence[int]) -> Vectors:
-        """The vectors of the model as the prover deploys it."""
+        """The vectors of the model as the prover deploys it: our own honest run."""
 
-    def honest_settings(self) -> Iterator[AuditedProver]:
-        """The honest model by other kernels and settings than ``deployed``."""
+    def kernels(self) -> Iterator[AuditedProver]:
+        """The honest model by other kernels than ``deployed``."""
 
     def weights(self) -> Iterator[AuditedProver]:
         """Changed weights, activations and caches; those of the suspects have their names."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from proofserve.lab.audit.audit_plots import distances_plot, evidence_plot
+from proofserve.lab.audit.audit_plots import convictions_plot, distances_plot
 from proofserve.lab.audit.audit_report import ASSUMPTIONS, COLUMNS, GOOD, AuditReport
 
 TEMPLATE = "audit_page.html"
@@ -23,7 +23,7 @@ def page(report: AuditReport) -> str:
         good=GOOD,
         heat=heat_table(report),
         distances=distances_plot(report.audit),
-        evidence=evidence_plot(report.audit),
+        convictions=convictions_plot(report.audit),
         assumptions=ASSUMPTIONS,
         facts=[*report.setup.items(), *report.machine.items()],
     )

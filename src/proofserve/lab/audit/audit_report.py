@@ -8,22 +8,25 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from proofserve.lab.audit.bootstrap import CERTIFIED, DIRECTION, PAIRED, RANK, SCALE, TWINS
 from proofserve.lab.audit.compute_share import Price
 from proofserve.lab.audit.measurement import ProverMeasurement
 from proofserve.lab.audit.results import WORTHWHILE, Audit, ProverResult
 
-# In the order of the columns.
-TESTS: Final = (PAIRED, SCALE, RANK, DIRECTION, CERTIFIED, TWINS)
+# Tests that can convict, by the names that simulations have for them.
+TESTS: Final = ("paired", "direction")
 COLUMNS: Final = (
     *("prover", "saves", "distance", "spread", "beyond", "count"),
     *TESTS,
-    *("cleared", "verdict"),
+    *("verify", "cleared", "no verdict", "closest", "verdict"),
 )
-# The others do not fit on a terminal of 80 columns; of the tests the default ones do.
-ON_TERMINALS: Final = frozenset({"prover", "saves", "distance", "count", "verdict"})
+# The others do not fit on a terminal of 80 columns.
+ON_TERMINALS: Final = frozenset({"prover", "saves", "distance", *TESTS, "verify", "verdict"})
 CAUGHT, MISSED, EXACT, HONEST, UNFIT = "CAUGHT", "NOT CAUGHT", "EXACT", "honest", "UNFIT"
-COLOURS: Final = {CAUGHT: "green", HONEST: "green", MISSED: "red", UNFIT: "red", EXACT: "yellow"}
+UNEXPLAINED = "NO VERDICT"
+COLOURS: Final = {
+    **{CAUGHT: "green", HONEST: "green", MISSED: "red", UNFIT: "red"},
+    **{EXACT: "yellow", UNEXPLAINED: "yellow"},
+}
 GOOD: Final = (CAUGHT, HONEST)
 
 ASSUMPTIONS = (
@@ -33,13 +36,15 @@ ASSUMPTIONS = (
     " vectors further. Vectors of another nonce, key or block exist already and cost nothing.",
     "Weights are rounded as the prover's name says; the attack computes everything else honestly."
     " Weights by chance are rounded up or down at random, so that no suspect predicts them.",
-    "Honest vectors differ from the validator's because the prover computes in a dtype that rounds"
-    " more. Two machines that both round, each in its own way, are about 1.4 times as far apart;"
-    " the scale test allows for that.",
+    "The published vectors are computed in float32, the provers' with the rounding of the served"
+    " dtype, emulated as transformers would round. So a dishonest prover has the very kernels of"
+    " the validator's own run beside which it is judged; a real one has others.",
+    "Honest kernels are emulated: sets of points at which machines round, and orders in which they"
+    " add up. What a machine does that none of them does is not known here.",
     "Nonces are those of simulated verifications, which draw the measured nonces again and again:"
     " they know no prover's vector that was not measured. They compare every nonce with every"
-    " suspect, and follow the likeliest. `verify` compares a nonce with a few suspects at a time,"
-    " so over a large bank its direction test takes some nonces more, and clears later.",
+    " suspect. `verify` compares a nonce with a few suspects at a time, so over a large bank its"
+    " direction test takes some nonces more, and clears later.",
 )
 
 
@@ -55,13 +60,12 @@ class AuditReport:
         title = f"audit of {self.setup['model']}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
         table.add_column(COLUMNS[0], overflow="fold")
-        shown = ON_TERMINALS.union(self.audit.honest[0].tests.default)
         for heading in COLUMNS[1:]:
-            if heading in shown:
+            if heading in ON_TERMINALS:
                 table.add_column(heading, justify="right", no_wrap=True)
         for row in self.rows:
             *cells, verdict = (
-                cell for name, cell in zip(COLUMNS, row, strict=True) if name in shown
+                cell for name, cell in zip(COLUMNS, row, strict=True) if name in ON_TERMINALS
             )
             table.add_row(*cells, f"[{COLOURS[verdict]}]{verdict}[/]")
         return table
@@ -69,22 +73,23 @@ class AuditReport:
     @property
     def rows(self) -> list[tuple[str, ...]]:
         unfit = self.audit.unfit
-        honest = [_row(each, UNFIT if each is unfit else HONEST) for each in self.audit.honest]
-        return [*honest, *(_row(each, verdict_of(each)) for each in self.audit.attacks)]
+        honest = [self._row(each, UNFIT if each is unfit else HONEST) for each in self.audit.honest]
+        return [*honest, *(self._row(each, verdict_of(each)) for each in self.audit.attacks)]
 
     @property
     def missed(self) -> list[str]:
         """A sentence for each attack that is not caught: how near it is to honest vectors."""
-        return [self._missed(each) for each in self.audit.attacks if verdict_of(each) == MISSED]
+        kinds = (MISSED, UNEXPLAINED)
+        return [self._missed(each) for each in self.audit.attacks if verdict_of(each) in kinds]
 
     @property
     def cleared_first(self) -> str:
         """The attacks that verifications clear more often than they should, as one sentence."""
         most = 1.0 - self.audit.rule.power
         names = [
-            f"{each.measurement.name} ({each.tests.cleared.share:.0%})"
+            f"{each.measurement.name} ({each.cleared_share:.0%})"
             for each in self.audit.attacks
-            if each.tests.cleared.share > most and not each.measurement.exact
+            if each.cleared_share > most and not each.measurement.exact
         ]
         if not names:
             return "No verification that stops as soon as it knows clears an attack first."
@@ -95,31 +100,35 @@ class AuditReport:
 
     @property
     def honest_cleared(self) -> str:
-        cleared = self.audit.honest[0].tests.cleared
-        most = cleared.at_power or f"more than {self.audit.rule.max_nonces}"
+        """What it takes to clear the honest kernel that is cleared last."""
+        audit, power = self.audit, self.audit.rule.power
+        slowest = max(audit.honest, key=lambda each: int(np.median(each.endings.cleared_at)))
+        ended, endings = slowest.endings.cleared_at, slowest.endings
+        most = endings.nonces_to(ended, power) or f"more than {audit.rule.max_nonces}"
         return (
-            f"An honest node is cleared by {cleared.median or '-'} nonces (median), at most {most}."
+            f"The honest prover that takes longest ({slowest.measurement.name}) is cleared by"
+            f" {endings.nonces_to(ended, 0.5) or '-'} nonces (median), at most {most}."
         )
 
     @property
     def rule(self) -> str:
         audit = self.audit
-        rule, default = audit.rule, ", ".join(audit.honest[0].tests.default)
+        rule = audit.rule
         return (
-            f"An attack is CAUGHT if one of the tests that `verify` runs by default here"
-            f" ({default}) convicts it with a chance of {rule.power:g} or more within"
-            f" {rule.max_nonces} nonces, and all together an honest node with {rule.alpha:g} or"
-            " less. The table shows the nonces after which a test has convicted half of the"
-            f" {audit.runs} simulated verifications, and {rule.power:.1%} of them. The default"
-            " tests share that alpha; the others, of them certified (the direction test without"
-            " a calibration), have all of it."
-            f" The count calls a vector a mismatch if it is further than"
+            f"An attack is CAUGHT if `verify` convicts it with a chance of {rule.power:g} or more"
+            f" within {rule.max_nonces} nonces, and an honest node with {rule.alpha:g} or less."
+            f" Honest are {len(audit.populations)} kernels: a node is convicted only if each of"
+            " them is ruled out by evidence for fraud, and cleared if one explains it. If none does"
+            " and there is no evidence for fraud, there is NO VERDICT: the node is not cleared"
+            " either. Closest is the kernel that comes nearest. The table shows the nonces after"
+            f" which half of the {audit.runs} simulated verifications have convicted, and"
+            f" {rule.power:.1%} of them: by the test of sizes (paired) and the one of directions"
+            " alone, and by all together (verify); cleared is the share that clears the prover."
+            " The count calls a vector a mismatch if it is further than"
             f" {audit.dist_threshold:.4g} from the validator's; an honest node may have mismatches"
             f" in {rule.p_mismatch:g} of its nonces. It is the exact binomial test, at the lower"
-            " end of the 95 % interval of the rate. The other tests rest on"
-            f" {audit.pairs} honest distances, which carry a chance of {1 / audit.pairs:.2g} by"
-            " themselves; 1000 carry any. The audit fails if an attack that saves"
-            f" {WORTHWHILE:.0%} or more is not caught, or if an honest node would be convicted."
+            " end of the 95 % interval of the rate. The audit fails if an attack that saves"
+            f" {WORTHWHILE:.0%} or more gets neither, or if an honest node would be convicted."
         )
 
     @property
@@ -151,7 +160,7 @@ class AuditReport:
             "verdict": audit.verdict,
             "rule": {**asdict(audit.rule), "dist_threshold": audit.dist_threshold},
             "rule_in_words": self.rule,
-            "honest_pairs": audit.pairs,
+            "populations": list(audit.populations),
             "simulated_verifications": audit.runs,
             "suspects": list(audit.suspects),
             "honest": [self._record(each) for each in audit.honest],
@@ -169,13 +178,51 @@ class AuditReport:
         }
 
     def _missed(self, found: ProverResult) -> str:
-        measurement = found.measurement
+        measurement, endings = found.measurement, found.endings
         times = measurement.mean / self.audit.honest[0].measurement.mean
-        share = max(each.share for each in found.tests.tests.values())
-        text = f"{measurement.name}: {times:.2f} times as far as an honest prover"
+        text = f"{measurement.name}: {times:.2f} times as far as our own run"
         if (nearest := strongest(found, self.audit.suspects)) is not None:
             text += f", cosine {nearest[1]:.2f} with {nearest[0]}"
-        return f"{text}; a test convicts {share:.1%} of the verifications."
+        convicted = endings.convicted / self.audit.runs
+        return (
+            f"{text}; closest to {endings.closest}. Of the verifications"
+            f" {convicted:.1%} convict it, {found.cleared_share:.1%} clear it, and"
+            f" {found.unexplained_share:.1%} find that nothing explains it."
+        )
+
+    def _row(self, found: ProverResult, verdict: str) -> tuple[str, ...]:
+        measurement = found.measurement
+        return (
+            measurement.name,
+            f"{measurement.saving:.1%}",
+            f"{measurement.mean:.4f}",
+            f"{measurement.sd:.4f}",
+            f"{measurement.rate:.1%}",
+            str(found.counted.fixed or "-"),
+            *(self._nonces(found, name) for name in (*TESTS, "verify")),
+            f"{found.cleared_share:.1%}",
+            f"{found.unexplained_share:.1%}",
+            found.endings.closest,
+            verdict,
+        )
+
+    def _nonces(self, found: ProverResult, how: str) -> str:
+        """ "-" for what does not convict in time."""
+        needed = self._needed(found, how)
+        if needed["median"] is None:
+            return "-"
+        return f"{needed['median']}/{needed['at_power'] or '-'}"
+
+    def _needed(self, found: ProverResult, how: str) -> dict[str, int | None]:
+        """After how many nonces half of the verifications, and most, have ended so."""
+        endings = found.endings
+        together = {"verify": endings.convicted_at, "cleared": endings.cleared_at}
+        ended = {**endings.by_test, **together}[how]
+        power = self.audit.rule.power
+        return {
+            "median": endings.nonces_to(ended, 0.5),
+            "at_power": endings.nonces_to(ended, power),
+        }
 
     def _record(self, found: ProverResult) -> dict[str, Any]:
         quickest = found.counted.sequential
@@ -187,8 +234,11 @@ class AuditReport:
                 "sequential": asdict(quickest) if quickest else None,
                 "default_sequential_convicts": found.counted.default_convicts,
             },
-            "tests": {name: asdict(each) for name, each in found.tests.tests.items()},
-            "cleared": asdict(found.tests.cleared),
+            "nonces": {name: self._needed(found, name) for name in (*TESTS, "verify", "cleared")},
+            "convicted": found.endings.convicted / self.audit.runs,
+            "cleared": found.cleared_share,
+            "no_verdict": found.unexplained_share,
+            "closest": found.endings.closest,
             "cosines": found.mean_cosines,
         }
 
@@ -196,7 +246,9 @@ class AuditReport:
 def verdict_of(found: ProverResult) -> str:
     if found.measurement.exact:
         return EXACT
-    return CAUGHT if found.caught else MISSED
+    if found.caught:
+        return CAUGHT
+    return UNEXPLAINED if found.noticed else MISSED
 
 
 def strongest(found: ProverResult, suspects: tuple[str, ...]) -> tuple[str, float] | None:
@@ -206,31 +258,6 @@ def strongest(found: ProverResult, suspects: tuple[str, ...]) -> tuple[str, floa
         return None
     index = int(np.argmax(means))
     return suspects[index], means[index]
-
-
-def _row(found: ProverResult, verdict: str) -> tuple[str, ...]:
-    measurement, tests = found.measurement, found.tests
-    return (
-        measurement.name,
-        f"{measurement.saving:.1%}",
-        f"{measurement.mean:.4f}",
-        f"{measurement.sd:.4f}",
-        f"{measurement.rate:.1%}",
-        str(found.counted.fixed or "-"),
-        *(_nonces(found, name) for name in TESTS),
-        f"{tests.cleared.share:.1%}",
-        verdict,
-    )
-
-
-def _nonces(found: ProverResult, test: str) -> str:
-    """Empty for a test that was not run, "-" for one that does not convict in time."""
-    needed = found.tests.tests.get(test)
-    if needed is None:
-        return ""
-    if needed.median is None:
-        return "-"
-    return f"{needed.median}/{needed.at_power or '-'}"
 
 
 def _measurement(measurement: ProverMeasurement) -> dict[str, Any]:

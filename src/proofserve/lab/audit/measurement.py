@@ -80,17 +80,17 @@ def measured(prover: AuditedProver, errors: Errors, dist_threshold: float) -> Pr
 
 def mixtures(
     honest: ProverMeasurement, forged: Sequence[ProverMeasurement]
-) -> list[tuple[ProverMeasurement, ProverMeasurement]]:
+) -> list[ProverMeasurement]:
     """Provers that compute most nonces, and forge the rest by the attack that mismatches least.
 
-    Each comes with the attack that it forges by. A validator draws its sample at random, so that
-    each nonce in it is forged with the same chance. Empty if no attack saves ``FORGERY_SAVES``.
+    A validator draws its sample at random, so that each nonce in it is forged with the same
+    chance. Empty if no attack saves ``FORGERY_SAVES``.
     """
     cheap = [each for each in forged if each.saving >= FORGERY_SAVES]
     if not cheap:
         return []
     best = min(cheap, key=lambda each: (each.interval[0], each.mean))
-    return [(_mixture(honest, best, share), best) for share in FORGED_SHARES]
+    return [_mixture(honest, best, share) for share in FORGED_SHARES]
 
 
 def _mixture(

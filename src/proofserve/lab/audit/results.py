@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proofserve.lab.audit.bootstrap import BootstrapResult, NoncesNeeded
 from proofserve.lab.audit.conviction import Conviction, ConvictionRule
 from proofserve.lab.audit.measurement import Floats, ProverMeasurement
+from proofserve.lab.verify.simulation import Endings
 
 # An attack that saves less than this share of the compute is reported, but fails no deployment.
 WORTHWHILE = 0.10
@@ -19,24 +19,26 @@ NAMED = 3
 class ProverResult:
     """A prover, and what convicts it.
 
-    ``counted`` is the count's, ``tests`` that of the others. ``cosines`` float64 [n, suspects] is
-    None for a mixture; NaN where there is no vector.
+    ``counted`` is the count's, ``endings`` are those of the other tests, together and alone.
+    ``cosines`` float64 [n, suspects] is None for a mixture; NaN where there is no vector.
+    ``caught`` says whether verifications convict it with the wanted chance, ``noticed`` whether
+    they convict it or find that nothing explains it.
     """
 
     measurement: ProverMeasurement
     counted: Conviction
-    tests: BootstrapResult
+    endings: Endings
+    caught: bool
+    noticed: bool
     cosines: Floats | None = None
 
     @property
-    def caught(self) -> bool:
-        """Whether a default test convicts with the wanted chance within the most nonces."""
-        return any(each.at_power is not None for each in self._by_default)
+    def cleared_share(self) -> float:
+        return self.endings.cleared / len(self.endings.cleared_at)
 
     @property
-    def convicted(self) -> bool:
-        """Whether a default test convicts at all, in any of the verifications."""
-        return any(each.share > 0.0 for each in self._by_default)
+    def unexplained_share(self) -> float:
+        return self.endings.unexplained / len(self.endings.cleared_at)
 
     @property
     def mean_cosines(self) -> list[float] | None:
@@ -47,14 +49,10 @@ class ProverResult:
         return rows.mean(axis=0).tolist() if len(rows) else None
 
     @property
-    def _by_default(self) -> list[NoncesNeeded]:
-        return [self.tests.tests[name] for name in self.tests.default]
-
-    @property
     def escapes(self) -> bool:
-        """Whether it fails the deployment: it is not caught and saves enough."""
+        """Whether it fails the deployment: nobody notices it, and it saves enough."""
         saves = self.measurement.saving >= WORTHWHILE
-        return saves and not self.caught and not self.measurement.exact
+        return saves and not self.noticed and not self.measurement.exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +60,13 @@ class Audit:
     """The results: of honest provers, the deployed one first, and of the attacks.
 
     ``dist_threshold`` (L2) is that of the count. ``suspects`` are the columns of the results'
-    cosines, ``pairs`` the number of honest distances behind the tests, ``runs`` that of simulated
-    verifications of each prover.
+    cosines, ``populations`` the honest kernels behind the verdicts, ``runs`` the number of
+    simulated verifications of each prover.
     """
 
     rule: ConvictionRule
     dist_threshold: float
-    pairs: int
+    populations: tuple[str, ...]
     runs: int
     suspects: tuple[str, ...]
     honest: tuple[ProverResult, ...]
@@ -80,11 +78,11 @@ class Audit:
         deployed = self.honest[0]
         if deployed.measurement.interval[0] > self.rule.p_mismatch:
             return deployed
-        return next((each for each in self.honest if each.convicted), None)
+        return next((each for each in self.honest if each.endings.convicted), None)
 
     @property
     def passed(self) -> bool:
-        """Whether honest nodes are safe, and every attack that saves enough is caught."""
+        """Whether honest nodes are safe, and no attack that saves enough goes unnoticed."""
         return self.unfit is None and not any(each.escapes for each in self.attacks)
 
     @property
@@ -92,17 +90,20 @@ class Audit:
         if self.unfit is not None:
             found = self.unfit.measurement
             return (
-                f"UNFIT: a node would be convicted that is {found.name};"
+                f"UNFIT: an honest node would be convicted: {found.name};"
                 f" {found.rate:.1%} of its vectors are beyond the threshold"
                 f" of {self.dist_threshold:g}"
             )
-        missed = [each for each in self.attacks if not (each.caught or each.measurement.exact)]
+        open_ones = [each for each in self.attacks if not (each.caught or each.measurement.exact)]
+        missed = [each for each in open_ones if not each.noticed]
+        unexplained = [each for each in open_ones if each.noticed]
         within = f"within {self.rule.max_nonces} nonces"
-        if not missed:
-            return f"CAUGHT: every attack {within}"
+        text = f"NOT CAUGHT {within}: {_named(missed)}"
         if self.passed:
-            return f"CAUGHT: every attack worth {WORTHWHILE:.0%} {within}; not {_named(missed)}"
-        return f"NOT CAUGHT {within}: {_named(missed)}"
+            worth = f" worth {WORTHWHILE:.0%}" if missed else ""
+            text = f"CAUGHT: every attack{worth} {within}"
+            text += f"; not {_named(missed)}" if missed else ""
+        return text + (f"; no verdict on {_named(unexplained)}" if unexplained else "")
 
 
 def _named(missed: Sequence[ProverResult]) -> str:

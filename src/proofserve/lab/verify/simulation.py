@@ -6,12 +6,13 @@ only gives a verdict more chances to convict than ``verify`` has.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from proofserve.lab.verify.judges import Chances
 from proofserve.lab.verify.populations import (
@@ -29,6 +30,8 @@ CONVICTING_TESTS = 2
 FIRST_STEP, STEP = 8, 64
 # Expected runs, of all, below which none is simulated to reach a limit.
 NEGLIGIBLE = 0.01
+# Powers of a bet by which its chance to reach a limit is bounded.
+_POWERS = (1.0, 0.9, 0.75, 0.5, 0.25)
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -90,7 +93,7 @@ class Endings:
     """When each run was convicted or cleared, int64 [runs], beyond ``most`` if it was not.
 
     ``refuted`` bool [runs]: no population explains the node. ``by_test`` is when each test alone
-    would have convicted.
+    would have convicted. ``closest`` is the population that explains the node best.
     """
 
     most: int
@@ -98,6 +101,7 @@ class Endings:
     cleared_at: Counts
     refuted: NDArray[np.bool_]
     by_test: Mapping[str, Counts]
+    closest: str
 
     @property
     def convicted(self) -> int:
@@ -141,13 +145,15 @@ def simulated(
     of_members = [_Member(member, node, chances, drawn) for member in honest.members]
     convicted = np.maximum.reduce([member.convicted for member in of_members])
     refuted = np.maximum.reduce([member.refuted for member in of_members])
-    cleared = np.minimum.reduce([member.cleared(ruled_out) for member in of_members])
+    clearing = [member.cleared(ruled_out) for member in of_members]
+    places = range(len(of_members))
+    closest = min(places, key=lambda i: (clearing[i].sum(), -of_members[i].refuted.sum()))
     by_test = {
         name: np.maximum.reduce([member.by_test[name] for member in of_members])
         for name in of_members[0].by_test
     }
-    most = drawn.rows.shape[1]
-    return Endings(most, convicted, cleared, refuted <= most, by_test)
+    most, cleared = drawn.rows.shape[1], np.minimum.reduce(clearing)
+    return Endings(most, convicted, cleared, refuted <= most, by_test, honest.names[closest])
 
 
 def convictions(
@@ -173,12 +179,12 @@ class _Member:
         limit = math.log(CONVICTING_TESTS / chances.alpha)
         self._limit = limit
         sizes = first_passages(of.convicting.log_factors(node.ratios), drawn, limit)
-        direction = np.full(len(drawn.rows), drawn.never)
-        for name, figures in node.leans.items():
-            if (lean := of.lean(name)) is not None:
-                factors = _without_vector(lean.log_factors(figures))
-                reached = first_passages(factors, drawn, limit + math.log(len(node.leans)))
-                direction = np.minimum(direction, reached)
+        leans = {name: lean for name in node.leans if (lean := of.lean(name)) is not None}
+        direction = first_of(
+            [lean.log_factors(node.leans[name]) for name, lean in leans.items()],
+            drawn,
+            limit + math.log(max(1, len(node.leans))),
+        )
         self.by_test = {"paired": sizes, "direction": direction}
         self.convicted = np.minimum(sizes, direction)
 
@@ -188,24 +194,23 @@ class _Member:
         of, node = self._of, self._node
         reached = [of.refuting.log_factors(node.ratios)]
         if node.twins is not None:
-            reached.append(_without_vector(of.leans[TWINS].log_factors(node.twins)))
-        stops = [first_passages(factors, self._drawn, self._limit) for factors in reached]
-        earliest: Counts = np.minimum.reduce([self.convicted, *stops])
-        return earliest
+            reached.append(of.leans[TWINS].log_factors(node.twins))
+        return first_of(reached, self._drawn, self._limit, self.convicted)
 
     def cleared(self, ruled_out: Counts) -> Counts:
         """When all tests clear at once, before any refutes this population."""
-        drawn, needed = self._drawn, self._chances.clears_at
-        numbers = np.arange(1, drawn.never)
-        clear = (numbers >= ruled_out[:, np.newaxis]) & (numbers < self.refuted[:, np.newaxis])
         shares = np.array([self._chances.share])
-        columns = list(self._of.fit.log_clearing(self._node.ratios, shares).T)
+        factors = self._of.fit.log_clearing(self._node.ratios, shares)
         if self._node.twins is not None:
             by_twins = twin_log_clearing(self._node.twins, self._of.leans[TWINS].mean)
-            columns.append(np.nan_to_num(by_twins))
-        for column in columns:
-            clear &= np.cumsum(column[drawn.rows], axis=1) >= needed
-        return np.where(clear.any(axis=1), clear.argmax(axis=1) + 1, drawn.never)
+            factors = np.column_stack([factors, np.nan_to_num(by_twins)])
+        needed, from_nonce = self._chances.clears_at, ruled_out[:, np.newaxis]
+
+        def cleared(paths: Floats, running: Counts, numbers: Counts) -> NDArray[np.bool_]:
+            every: NDArray[np.bool_] = paths.min(axis=-1) >= needed
+            return every & (numbers >= from_nonce[running])
+
+        return _first(factors, self._drawn, cleared, self.refuted - 1)
 
 
 def _ruled_out(
@@ -217,32 +222,59 @@ def _ruled_out(
         expected = honest.expected.get(name, UNKNOWN)
         sd = max(expected.sd, honest.widest_sd(name))
         innocence = (expected.mean**2 / 2 - expected.mean * figures) / sd**2
-        column = np.nan_to_num(innocence)[:, np.newaxis]
-        last = np.maximum(last, first_passages(column, drawn, chances.clears_at))
+        last = np.maximum(last, first_passages(innocence[:, np.newaxis], drawn, chances.clears_at))
     return last
 
 
-def first_passages(factors: Floats, drawn: Draws, limit: float) -> Counts:
+def first_of(
+    each: Sequence[Floats], drawn: Draws, limit: float, until: Counts | None = None
+) -> Counts:
+    """The first passages of any of several kinds of evidence, [n, bets] each: int64 [runs].
+
+    Runs are followed up to ``until``, at which they have ended anyhow.
+    """
+    stops = np.full(len(drawn.rows), drawn.never) if until is None else until
+    # The strongest first, since a run need not be followed beyond the end it has found.
+    for factors in sorted(each, key=lambda factors: -float(np.nan_to_num(factors).mean(0).max())):
+        stops = np.minimum(stops, first_passages(factors, drawn, limit, stops))
+    return stops
+
+
+def first_passages(
+    factors: Floats, drawn: Draws, limit: float, until: Counts | None = None
+) -> Counts:
     """The nonces after which each run's evidence is at least ``limit``: int64 [runs].
 
-    ``factors`` [n, bets] are logarithms. Where no nonces of the run are enough it is
-    ``drawn.never``.
+    ``factors`` [n, bets] are logarithms; NaN, of a claim without a vector, gives nothing. Where no
+    nonces of the run up to ``until`` are enough it is ``drawn.never``.
     """
+    known = np.nan_to_num(factors)
+    if _bound(known, drawn, limit) * len(drawn.rows) < NEGLIGIBLE:
+        return np.full(len(drawn.rows), drawn.never)
+    return _first(known, drawn, lambda paths, *_: _reached(paths, limit), until)
+
+
+# Whether runs have ended: of their sums [runs, step, columns], the numbers of the runs and of the
+# nonces in the step, bool [runs, step].
+Ended = Callable[[Floats, Counts, Counts], NDArray[np.bool_]]
+
+
+def _first(factors: Floats, drawn: Draws, ended: Ended, until: Counts | None = None) -> Counts:
+    """When the sums of ``factors`` [n, columns] along each run have first ``ended``."""
     runs, most = drawn.rows.shape
-    stops = np.full(runs, drawn.never)
-    if runs * math.exp(-limit) < NEGLIGIBLE and _hopeless(factors, drawn.chances):
-        return stops
-    running, logs, start = np.arange(runs), np.zeros((runs, factors.shape[1])), 0
+    stops, start = np.full(runs, drawn.never), 0
+    running = np.arange(runs) if until is None else np.flatnonzero(until > 0)
+    sums = np.zeros((len(running), factors.shape[1]))
     while start < most and len(running):
-        step = FIRST_STEP if start == 0 else STEP
-        taken = factors[drawn.rows[running, start : start + step]]
-        paths = logs[:, np.newaxis] + np.cumsum(taken, axis=1)
-        over = _reached(paths, limit)
-        ended = over.any(axis=1)
-        stops[running[ended]] = start + 1 + over[ended].argmax(axis=1)
-        start += step
-        running, logs = running[~ended], paths[~ended, -1]
-    return stops
+        taken = drawn.rows[running, start : start + (FIRST_STEP if start == 0 else STEP)]
+        paths = sums[:, np.newaxis] + np.cumsum(factors[taken], axis=1)
+        over = ended(paths, running, np.arange(start + 1, start + 1 + taken.shape[1]))
+        found = over.any(axis=1)
+        stops[running[found]] = start + 1 + over[found].argmax(axis=1)
+        start += taken.shape[1]
+        kept = ~found if until is None else ~found & (until[running] > start)
+        running, sums = running[kept], paths[kept, -1]
+    return stops if until is None else np.where(stops <= until, stops, drawn.never)
 
 
 def log_mean(logs: Floats) -> Floats:
@@ -252,15 +284,20 @@ def log_mean(logs: Floats) -> Floats:
     return found
 
 
-def _without_vector(factors: Floats) -> Floats:
-    """A claim without a vector gives nothing to the tests of directions."""
-    return np.nan_to_num(factors)
+def _bound(factors: Floats, drawn: Draws, limit: float) -> float:
+    """An upper bound of the chance that a run reaches ``limit``.
 
-
-def _hopeless(factors: Floats, chances: Floats) -> bool:
-    """Whether no bet grows on average: by Ville's inequality hardly a run is then convicted."""
-    with np.errstate(over="ignore"):
-        return bool((chances @ np.exp(factors) <= 1.0).all())
+    The mean of the bets reaches it only if one bet does. A bet to the power of p, over the mean m
+    of that power of one factor for each nonce, is a martingale; so by Ville's inequality it exceeds
+    the limit with a chance of at most m^most / limit^p, whatever p.
+    """
+    most = drawn.never - 1
+    chances = np.log(drawn.chances)[:, np.newaxis]
+    bounds = [
+        most * np.maximum(0.0, special.logsumexp(chances + p * factors, axis=0)) - p * limit
+        for p in _POWERS
+    ]
+    return float(np.exp(np.minimum(np.min(bounds, axis=0), 0.0)).sum())
 
 
 def _reached(logs: Floats, limit: float) -> NDArray[np.bool_]:
