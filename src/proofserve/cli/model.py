@@ -151,7 +151,7 @@ def checkpoint(model: SmallModel) -> Path:
 def trained_calibration(scheme: str = "sketch-v1") -> AbstractContextManager[Path]:
     """The calibration of the trained model, as ``verify`` and ``verify-chat`` read it.
 
-    Of ``sketch-v1`` (64 values) or ``artifact-v1`` (12), 256 tokens, both by emulated kernels alone;
+    Of ``sketch-v1`` (64 values) or ``artifact-v1`` (12), 256 tokens, both by emulated kernels;
     or of chat (``receipt-v1``), 32 values a token.
     """
     folder = resources.files("proofserve.models").joinpath(TRAINED)
