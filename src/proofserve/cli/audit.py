@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from proofserve.cli.model import NAMES, checkpoint_named
+from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
 from proofserve.cli.options import (
     Calibration,
     Device,
@@ -21,13 +21,20 @@ from proofserve.cli.options import (
     StrongerRng,
     Suspects,
 )
-from proofserve.cli.session import EXIT_FAILED, EXIT_NO_VERDICT, VerdictCommand, open_session
+from proofserve.cli.session import (
+    EXIT_FAILED,
+    EXIT_NO_VERDICT,
+    CommandSession,
+    VerdictCommand,
+    open_session,
+)
 from proofserve.lab.audit.audit import FEWEST, AuditOptions, audit
 from proofserve.lab.audit.audit_page import page
 from proofserve.lab.audit.audit_report import AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
 from proofserve.lab.calibrate.calibration_file import (
     NETWORK_P_MISMATCH,
+    CalibrationFile,
     checkpoint_shape,
     measured_threshold,
 )
@@ -162,22 +169,21 @@ def command(
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)
         if known is not None:
-            work, shape = Workload(setup.scheme, Block("", 0), "", seq_len), deployed.folder
-            names, digest = [deployed.name], deployment.weights_digest
-            known.require(work, names, checkpoint_shape(shape), digest)
+            _require_fit(known, deployed, setup, deployment.weights_digest)
         found = audit(deployment, options, session.line)
         facts = {
             **_facts(deployed.name, setup, options.nonces, began),
             "honest": known.origin if known else "the kernels emulated in this audit",
         }
-        report = AuditReport(found, deployment.price, facts, machine())
-        # Shown first, so that the result is not lost if a file cannot be written.
-        _show(session.console, report)
-        if json is not None:
-            write_json(json, report.json())
-        if html is not None:
-            html.write_text(page(report), encoding="utf-8")
+        _write(AuditReport(found, deployment.price, facts, machine()), json, html, session)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
+
+
+def _require_fit(
+    known: CalibrationFile, deployed: Checkpoint, setup: AuditSetup, digest: str | None
+) -> None:
+    work, shape = Workload(setup.scheme, Block("", 0), "", setup.seq_len), deployed.folder
+    known.require(work, [deployed.name], checkpoint_shape(shape), digest)
 
 
 def _facts(name: str, setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:
@@ -194,6 +200,17 @@ def _facts(name: str, setup: AuditSetup, nonces: int, began: float) -> dict[str,
         "seconds": round(time.monotonic() - began),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _write(
+    report: AuditReport, json: Path | None, html: Path | None, session: CommandSession
+) -> None:
+    # Shown first, so that the result is not lost if a file cannot be written.
+    _show(session.console, report)
+    if json is not None:
+        write_json(json, report.json())
+    if html is not None:
+        html.write_text(page(report), encoding="utf-8")
 
 
 def _show(console: Console, report: AuditReport) -> None:

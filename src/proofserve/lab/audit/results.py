@@ -50,7 +50,7 @@ class ProverResult:
 
     @property
     def escapes(self) -> bool:
-        """Whether it fails the deployment: nobody notices it, and it saves enough."""
+        """Whether it fails the deployment: no validator notices it, and it saves enough."""
         saves = self.measurement.saving >= WORTHWHILE
         return saves and not self.noticed and not self.measurement.exact
 

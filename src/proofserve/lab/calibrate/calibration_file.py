@@ -96,7 +96,7 @@ class PopulationFields(_Strict):
     figures: FigureFields
 
 
-class LeftOut(_Strict):
+class LeftOutCheck(_Strict):
     """Whether the calibration holds for kernels that it lacks, tried with its own left out.
 
     Each population of which the figures are at hand was left out in turn, and verified
@@ -148,7 +148,7 @@ class CalibrationFile(_Strict):
     suspects: dict[Name, list[Cosine]]
     dist_threshold: float = Field(gt=0.0, le=2.0)
     p_mismatch: float = Field(gt=0.0, lt=1.0)
-    left_out: LeftOut | None
+    left_out: LeftOutCheck | None
     groups: list[int] | None = None
     greedy: GreedyFields | None = None
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from proofserve.lab.calibrate.calibration_file import CalibrationFile, LeftOut
+from proofserve.lab.calibrate.calibration_file import CalibrationFile, LeftOutCheck
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.judges import Chances
 from proofserve.lab.verify.populations import HonestPopulations
@@ -17,7 +17,7 @@ CHANCES: Final = Chances(alpha=1e-6, beta=1e-3)
 ROOMS: Final = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 
 
-def left_out(file: CalibrationFile, progress: Progress) -> LeftOut | None:
+def left_out(file: CalibrationFile, progress: Progress) -> LeftOutCheck | None:
     """The check of a file; None if it has one population alone, with nothing to judge it by."""
     names = [each.facts.name for each in file.populations]
     if len(names) < 2:
@@ -33,7 +33,7 @@ def left_out(file: CalibrationFile, progress: Progress) -> LeftOut | None:
         at_once = at_once or found
         if not any(found.values()):
             break
-    return LeftOut(
+    return LeftOutCheck(
         verifications=VERIFICATIONS,
         nonces=NONCES,
         room=room,
@@ -48,7 +48,7 @@ def _convicted(file: CalibrationFile, honest: HonestPopulations, name: str) -> i
     return int(np.count_nonzero(convictions(node, honest.without(name), CHANCES, drawn) <= NONCES))
 
 
-def left_out_lines(found: LeftOut | None) -> list[str]:
+def left_out_lines(found: LeftOutCheck | None) -> list[str]:
     """The result of the check in words, for a reader."""
     if found is None:
         return ["one kernel alone: nothing says how others differ; give --other or --add"]

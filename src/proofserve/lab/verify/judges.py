@@ -178,7 +178,7 @@ class PairedJudge:
 class TwinJudge:
     """Asks whether the errors of twins are more alike than those of honest kernels.
 
-    It refutes populations and does not convict: kernels that nobody measured differ in this.
+    It refutes populations and does not convict: kernels that were not measured differ in this.
     """
 
     name = TWINS

@@ -22,7 +22,7 @@ SCALES = (1.4, 2.0, 4.0, 12.0)
 SMALL_FRAUD, GROSS_FRAUD = 2.0, 12.0
 # A prover may compute some nonces honestly: the shares that it forges.
 SHARES = (1.0, 0.4, 0.1)
-# Kernels that nobody measured may round up to this many times as much as those of a calibration:
+# Kernels that were not measured may round up to this many times as much as those of a calibration:
 # errors that are larger convict, and smaller ones only say that the node is not of these kernels.
 CONVICTING: Final = 2.0
 REFUTING: Final = 1.45
