@@ -36,6 +36,7 @@ PROOFS = Feature(
             "ParallelConfig",
             ("tensor_parallel_size",),
         ),
+        Pin("client.served_kernels", "vllm.platforms", "current_platform"),
         Pin("client.served_kernels", "vllm.platforms.interface", "Platform.is_cpu"),
         Pin("client.served_kernels", "vllm.platforms.interface", "Platform.get_device_name"),
         Pin("compat_client.call_engine", "vllm.v1.engine.async_llm", "AsyncLLM", ("engine_core",)),
