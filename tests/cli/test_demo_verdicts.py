@@ -22,7 +22,7 @@ def test_a_server_that_cheats_is_no_success(monkeypatch: pytest.MonkeyPatch) -> 
     # Of the forgeries beside it, the altered copy and the other model's artifacts are enough.
     monkeypatch.setattr(demo, "QUANTISED", ())
     mine, other = checkpoint(demo.MODEL), checkpoint(demo.OTHER_MODEL)
-    setup = ValidatorSetup(mine, "float32")
+    setup = ValidatorSetup(mine)
     console = Console(record=True, width=120)
     with one_thread(), Interrupts() as interrupts:
         vectors = CheckpointValidator(setup, proofs_of(demo.WORKLOAD, 8)).served_by(

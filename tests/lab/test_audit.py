@@ -54,7 +54,8 @@ def test_honest_provers_are_safe_and_what_is_worth_it_is_noticed(found: Audit) -
     assert found.passed
     assert missed(found) == [name for name in missed(found) if name.startswith("honest on")]
     assert found.verdict.startswith("CAUGHT: every attack worth 10% within 200 nonces; not honest")
-    assert found.verdict.endswith(f"; no verdict on {PRIVATE} (saves 49%)")
+    # A tenth of the nonces shows too seldom for a verdict on 99.9 % of the samples.
+    assert f"; no verdict on {PRIVATE} (saves 49%), honest on 90%" in found.verdict
 
 
 def test_each_attack_is_caught_by_the_test_that_is_made_for_it(found: Audit) -> None:
