@@ -69,8 +69,11 @@ def chat(
     """
     # Loading torch takes seconds, and --help must not wait for it.
     from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
+    from proofserve.wiring.validator import KV_DTYPES  # noqa: PLC0415
 
     with open_session() as session:
+        if kv_cache not in KV_DTYPES:
+            raise LabError(f"--kv-cache {kv_cache}: choose from {', '.join(KV_DTYPES)}")
         deployed = checkpoint_named(model, size)
         found: list[Conversation] = []
         servers: dict[str, KernelFacts] = {}

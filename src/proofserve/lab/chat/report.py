@@ -34,6 +34,8 @@ class ChatReport:
             yield f"  {finding.test:9} {finding.result}: {finding.text}"
         for reason in outcome.unknown:
             yield f"  not checked: {reason}"
+        if outcome.closest is not None:
+            yield f"Closest honest kernel: {outcome.closest}."
         if outcome.verdict is SequentialResult.UNDECIDED:
             yield "More answers are needed: give several files."
         if outcome.verdict is SequentialResult.UNEXPLAINED:
@@ -50,6 +52,7 @@ class ChatReport:
             "not_checked": list(outcome.unknown),
             "failures": [asdict(each) for each in outcome.failures],
             "findings": [asdict(each) for each in outcome.findings],
+            "closest": outcome.closest,
             "figures_from": self.origin,
             "seed": self.seed,
         }

@@ -26,7 +26,8 @@ class ChatOutcome:
     """``sketches`` is None if the answers together have no whole block of tokens.
 
     Of all ``choices``, ``answers`` were checked, and ``without_receipt`` had none. ``unknown`` says
-    of each answer that could not be checked why.
+    of each answer that could not be checked why. ``closest`` is the honest kernel of the
+    calibration that explains the sketches best.
     """
 
     failures: tuple[FailedCheck, ...]
@@ -36,6 +37,7 @@ class ChatOutcome:
     without_receipt: int
     unknown: tuple[str, ...]
     choices: int
+    closest: str | None = None
 
     @property
     def verdict(self) -> SequentialResult:

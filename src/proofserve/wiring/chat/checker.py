@@ -88,7 +88,10 @@ class ChatChecker:
         validator = self.validator.reading(blocks)
         tests = ChatTests(partial(self._judges, validator), self._greedy, chances)
         sketches, tokens = verify_answers(blocks, validator, tests, progress)
-        return ChatOutcome((), sketches, tokens, len(answers), missing, unknown, choices)
+        measured, closest = self._setup.measured, None
+        if measured is not None and sketches is not None:
+            closest = measured.honest.names[sketches.closest]
+        return ChatOutcome((), sketches, tokens, len(answers), missing, unknown, choices, closest)
 
     def calibration(
         self, about: Calibrated, chats: Sequence[Conversation], progress: Progress
