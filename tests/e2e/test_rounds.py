@@ -122,7 +122,7 @@ def test_a_validator_verifies_a_round_without_vllm(
     node.stop()
     # The node says which checkpoint it serves, so another one to compare with gives no verdict.
     for model, verdict in ((tiny, 0), (small_models.get("qwen3", seed=1), 3)):
-        options = ("--model", str(model), "--dist-threshold", TINY_THRESHOLD, "--dtype", "float32")
+        options = ("--model", str(model), "--dist-threshold", TINY_THRESHOLD)
         outcome = CliRunner().invoke(app, ["verify", node.server.url, *options])
         assert outcome.exit_code == verdict, outcome.output
     assert "weights_digest: the source has" in outcome.output
@@ -133,11 +133,15 @@ def test_the_noise_of_a_node_is_far_below_a_threshold_for_frauds(
     node: ServedNode, tiny: Path, tmp_path: Path
 ) -> None:
     figures = tmp_path / "noise.json"
-    few = ("--nonces", "48", "--rate", "0.08", "--seq-len", "16", "--json", str(figures))
-    engines = ("--one", "reference:float32", "--other", node.server.url)
+    few = ("--nonces", "48", "--emulated", "16", "--bank", "0", "--seq-len", "16")
+    engine = ("--other", node.server.url, "--json", str(figures))
     with one_thread():
-        outcome = CliRunner().invoke(app, ["calibrate", "noise", str(tiny), *engines, *few])
+        outcome = CliRunner().invoke(app, ["calibrate", "noise", str(tiny), *engine, *few])
     assert outcome.exit_code == 0, outcome.output
-    (found,) = json.loads(figures.read_text())["pairs"].values()
-    assert 0 < found["median"] < found["dist_threshold"] <= float(TINY_THRESHOLD)
-    assert found["convicted_sequential"] == found["convicted_fixed"] == 0
+    found = json.loads(figures.read_text())
+    measured = [each for each in found["populations"] if not each["facts"]["emulated"]]
+    assert len(measured) == 1
+    # The node says on what it runs.
+    assert measured[0]["facts"]["engine"].startswith("vLLM 0.")
+    assert measured[0]["facts"]["dtype"] in {"bfloat16", "float32"}
+    assert 0 < found["dist_threshold"] <= float(TINY_THRESHOLD)
