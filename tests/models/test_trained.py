@@ -32,6 +32,7 @@ def test_the_package_holds_at_most_8_megabytes_of_it() -> None:
     assert {file.name for file in packed} == {
         "config.json",
         "model.safetensors",
+        "artifact_calibration.json",
         "calibration.json",
         "chat_calibration.json",
     }

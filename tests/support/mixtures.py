@@ -102,6 +102,7 @@ def network_of(name: str, dtype: torch.dtype = torch.float32, **fields: Any) -> 
         facts=ModelFacts(config.hidden_size, "00" * 32, AllowedTokens(((3, config.vocab_size),))),
         max_seq_len=config.max_position_embeddings,
         dtype=dtype,
+        declared_dtype=dtype,
         device=torch.device("cpu"),
     )
 
