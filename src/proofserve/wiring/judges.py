@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from proofserve.lab.calibrate.calibration_file import (
     HOW_TO_CALIBRATE,
@@ -18,14 +18,12 @@ from proofserve.lab.verify.direction import (
     CalibratedYardstick,
     DirectionJudge,
     EmulatedYardstick,
+    KernelBank,
     Yardstick,
 )
 from proofserve.lab.verify.judges import Chances, Judge, PairedJudge, TwinJudge, default_share
 from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.rounds.records import Workload
-
-if TYPE_CHECKING:
-    from proofserve.wiring.validator import CheckpointValidator
 
 COUNT, PAIRED, DIRECTION, TWINS = TESTS = ("count", "paired", "direction", "twins")
 # They can convict, so they share alpha; twins only say that no calibrated kernel explains a node.
@@ -91,9 +89,7 @@ class JudgingOptions:
         return CountRule(test, self.threshold.dist_threshold, self.sequential)
 
 
-def judges_of(
-    options: JudgingOptions, sample: int, validator: "CheckpointValidator | None"
-) -> list[Judge]:
+def judges_of(options: JudgingOptions, sample: int, validator: KernelBank | None) -> list[Judge]:
     """A judge for each test, which together convict an honest node with a chance of alpha at most.
 
     By default all that a calibration allows, and without a calibration the count. Raises LabError
@@ -118,7 +114,7 @@ def judges_of(
     return [_judge(test, options, shared, sample, validator) for test in tests]
 
 
-def _obstacle(test: str, options: JudgingOptions, validator: "CheckpointValidator | None") -> str:
+def _obstacle(test: str, options: JudgingOptions, validator: KernelBank | None) -> str:
     """Why this test cannot be run; empty if it can."""
     if test == COUNT:
         return ""
@@ -132,11 +128,7 @@ def _obstacle(test: str, options: JudgingOptions, validator: "CheckpointValidato
 
 
 def _judge(
-    test: str,
-    options: JudgingOptions,
-    chances: Chances,
-    sample: int,
-    validator: "CheckpointValidator | None",
+    test: str, options: JudgingOptions, chances: Chances, sample: int, validator: KernelBank | None
 ) -> Judge:
     measured, rule = options.calibration, options.count_rule()
     if test == COUNT and rule is not None:

@@ -7,7 +7,7 @@ only gives a verdict more chances to convict than ``verify`` has.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,10 +18,12 @@ from proofserve.lab.verify.judges import Chances
 from proofserve.lab.verify.populations import (
     TWINS,
     UNKNOWN,
+    Expected,
     HonestPopulations,
     Population,
     RunFigures,
 )
+from proofserve.protocol.verdict.leaning import uncalibrated_log_factors
 from proofserve.protocol.verdict.twins import twin_log_clearing
 
 # Tests that can convict share alpha: sizes and directions.
@@ -76,8 +78,16 @@ class Draws:
     chances: Floats
 
     @property
+    def most(self) -> int:
+        return int(self.rows.shape[1])
+
+    @property
     def never(self) -> int:
-        return int(self.rows.shape[1]) + 1
+        return self.most + 1
+
+    def of(self, runs: Counts) -> "Draws":
+        """Those of ``runs`` alone."""
+        return Draws(self.rows[runs], self.chances)
 
 
 def draws(count: int, runs: int, most: int, chances: Floats | None = None, seed: int = 0) -> Draws:
@@ -93,7 +103,8 @@ class Endings:
     """When each run was convicted or cleared, int64 [runs], beyond ``most`` if it was not.
 
     ``refuted`` bool [runs]: no population explains the node. ``by_test`` is when each test alone
-    would have convicted. ``closest`` is the population that explains the node best.
+    would have convicted. ``closest`` is the population that explains the node best, empty without a
+    calibration.
     """
 
     most: int
@@ -141,87 +152,150 @@ def simulated(
 
     ``chances`` are those of the whole verdict.
     """
-    ruled_out = _ruled_out(node, honest, chances, drawn)
-    of_members = [_Member(member, node, chances, drawn) for member in honest.members]
-    convicted = np.maximum.reduce([member.convicted for member in of_members])
-    refuted = np.maximum.reduce([member.refuted for member in of_members])
-    clearing = [member.cleared(ruled_out) for member in of_members]
-    places = range(len(of_members))
-    closest = min(places, key=lambda i: (clearing[i].sum(), -of_members[i].refuted.sum()))
-    by_test = {
-        name: np.maximum.reduce([member.by_test[name] for member in of_members])
-        for name in of_members[0].by_test
+    guilty = {
+        name: replace(expected, sd=max(expected.sd, honest.widest_sd(name)))
+        for name in node.leans
+        for expected in [honest.expected.get(name, UNKNOWN)]
     }
-    most, cleared = drawn.rows.shape[1], np.minimum.reduce(clearing)
-    return Endings(most, convicted, cleared, refuted <= most, by_test, honest.names[closest])
+    ruled_out = _ruled_out(node.leans, guilty, chances, drawn)
+    members = _closest_first(node, honest, chances)
+    cleared = np.full(len(drawn.rows), drawn.never)
+    for member in members:
+        cleared = np.minimum(cleared, member.cleared(drawn, ruled_out, cleared - 1))
+    return Endings(
+        most=drawn.most,
+        convicted_at=_by_all(members, drawn, _Member.convicted),
+        cleared_at=cleared,
+        refuted=_by_all(members, drawn, _Member.refuted) <= drawn.most,
+        by_test={
+            "paired": _by_all(members, drawn, _Member.paired),
+            "direction": _by_all(members, drawn, _Member.direction),
+        },
+        closest=members[0].name,
+    )
+
+
+def simulated_uncalibrated(
+    node: RunFigures, own: RunFigures, kernels: Sequence[RunFigures], chances: Chances, drawn: Draws
+) -> Endings:
+    """Verifications of ``node`` without a calibration, as ``verify --test direction`` runs them.
+
+    All figures are of the same nonces; ``kernels`` are the honest ones that are emulated.
+    """
+    above_own, above_all = {}, {}
+    for name, cosines in node.cosines.items():
+        ours = own.cosines[name]
+        above_own[name] = cosines - ours
+        honest = [ours, *(kernel.cosines[name] for kernel in kernels)]
+        above_all[name] = cosines - np.maximum.reduce(honest)
+    limit = math.log(len(node.cosines) / chances.alpha)
+    convicting, refuting = (
+        [uncalibrated_log_factors(figures) for figures in every.values()]
+        for every in (above_all, above_own)
+    )
+    convicted = first_of(convicting, drawn, limit)
+    refuted = first_of(refuting, drawn, limit, convicted)
+    ruled_out = _ruled_out(above_own, dict.fromkeys(above_own, UNKNOWN), chances, drawn)
+    cleared = np.where(ruled_out < refuted, ruled_out, drawn.never)
+    return Endings(
+        drawn.most, convicted, cleared, refuted <= drawn.most, {"direction": convicted}, ""
+    )
 
 
 def convictions(
     node: NodeFigures, honest: HonestPopulations, chances: Chances, drawn: Draws
 ) -> Counts:
     """When each run is convicted, int64 [runs], if clearing did not end it before."""
-    stops = np.zeros(len(drawn.rows), dtype=np.int64)
-    for of in honest.members:
-        stops = np.maximum(stops, _Member(of, node, chances, drawn).convicted)
-        if (stops == drawn.never).all():
-            break
-    return stops
+    return _by_all(_closest_first(node, honest, chances), drawn, _Member.convicted)
 
 
 class _Member:
-    """The runs of a simulation beside one population."""
+    """One population, and what the node's figures are to it."""
 
-    def __init__(self, of: Population, node: NodeFigures, chances: Chances, drawn: Draws) -> None:
+    def __init__(self, of: Population, node: NodeFigures, chances: Chances) -> None:
         self._of = of
         self._node = node
         self._chances = chances
-        self._drawn = drawn
-        limit = math.log(CONVICTING_TESTS / chances.alpha)
-        self._limit = limit
-        sizes = first_passages(of.convicting.log_factors(node.ratios), drawn, limit)
-        leans = {name: lean for name in node.leans if (lean := of.lean(name)) is not None}
-        direction = first_of(
-            [lean.log_factors(node.leans[name]) for name, lean in leans.items()],
-            drawn,
-            limit + math.log(max(1, len(node.leans))),
-        )
-        self.by_test = {"paired": sizes, "direction": direction}
-        self.convicted = np.minimum(sizes, direction)
-
-    @cached_property
-    def refuted(self) -> Counts:
-        """When the population is refuted, by what convicts or by less."""
-        of, node = self._of, self._node
-        reached = [of.refuting.log_factors(node.ratios)]
+        self._limit = math.log(CONVICTING_TESTS / chances.alpha)
+        self.name = of.name
+        self._clearing = of.fit.log_clearing(node.ratios, np.array([chances.share]))
         if node.twins is not None:
-            reached.append(of.leans[TWINS].log_factors(node.twins))
-        return first_of(reached, self._drawn, self._limit, self.convicted)
+            by_twins = twin_log_clearing(node.twins, of.leans[TWINS].mean)
+            self._clearing = np.column_stack([self._clearing, np.nan_to_num(by_twins)])
 
-    def cleared(self, ruled_out: Counts) -> Counts:
-        """When all tests clear at once, before any refutes this population."""
-        shares = np.array([self._chances.share])
-        factors = self._of.fit.log_clearing(self._node.ratios, shares)
+    @property
+    def nearness(self) -> float:
+        """How much a nonce says on average that the node is of this population."""
+        return float(self._clearing.mean(axis=0).min())
+
+    def paired(self, drawn: Draws) -> Counts:
+        return first_passages(self._sizes, drawn, self._limit)
+
+    def direction(self, drawn: Draws) -> Counts:
+        return first_of(self._leans, drawn, self._limit + math.log(max(1, len(self._node.leans))))
+
+    def convicted(self, drawn: Draws) -> Counts:
+        return np.minimum(self.paired(drawn), self.direction(drawn))
+
+    def refuted(self, drawn: Draws) -> Counts:
+        """When the population is refuted, by what convicts or by less."""
+        reached = [self._of.refuting.log_factors(self._node.ratios)]
         if self._node.twins is not None:
-            by_twins = twin_log_clearing(self._node.twins, self._of.leans[TWINS].mean)
-            factors = np.column_stack([factors, np.nan_to_num(by_twins)])
-        needed, from_nonce = self._chances.clears_at, ruled_out[:, np.newaxis]
+            reached.append(self._of.leans[TWINS].log_factors(self._node.twins))
+        return first_of(reached, drawn, self._limit, self.convicted(drawn))
 
-        def cleared(paths: Floats, running: Counts, numbers: Counts) -> NDArray[np.bool_]:
+    def cleared(self, drawn: Draws, ruled_out: Counts, until: Counts) -> Counts:
+        """When all tests clear at once, if that is by ``until`` and before one refutes this."""
+        needed, from_nonce = self._chances.clears_at, ruled_out[:, np.newaxis]
+        found = np.full(len(drawn.rows), drawn.never)
+        for column in self._clearing.T:
+            if _bound(column[:, np.newaxis], drawn, needed) * len(found) < NEGLIGIBLE:
+                return found
+
+        def is_clear(paths: Floats, running: Counts, numbers: Counts) -> NDArray[np.bool_]:
             every: NDArray[np.bool_] = paths.min(axis=-1) >= needed
             return every & (numbers >= from_nonce[running])
 
-        return _first(factors, self._drawn, cleared, self.refuted - 1)
+        stops = _first(self._clearing, drawn, is_clear, until)
+        clear = np.flatnonzero(stops < drawn.never)
+        before = self.refuted(drawn.of(clear)) > stops[clear]
+        found[clear[before]] = stops[clear[before]]
+        return found
+
+    @cached_property
+    def _sizes(self) -> Floats:
+        return self._of.convicting.log_factors(self._node.ratios)
+
+    @cached_property
+    def _leans(self) -> list[Floats]:
+        known = ((self._of.lean(name), figures) for name, figures in self._node.leans.items())
+        return [lean.log_factors(figures) for lean, figures in known if lean is not None]
+
+
+def _closest_first(node: NodeFigures, honest: HonestPopulations, chances: Chances) -> list[_Member]:
+    members = [_Member(member, node, chances) for member in honest.members]
+    return sorted(members, key=lambda member: -member.nearness)
+
+
+def _by_all(
+    members: Sequence[_Member], drawn: Draws, ended: Callable[[_Member, Draws], Counts]
+) -> Counts:
+    """When a run has ``ended`` by each of ``members``, whose first ones end the fewest runs."""
+    stops, still = np.zeros(len(drawn.rows), dtype=np.int64), np.arange(len(drawn.rows))
+    for member in members:
+        stops[still] = np.maximum(stops[still], ended(member, drawn.of(still)))
+        still = still[stops[still] < drawn.never]
+    return stops
 
 
 def _ruled_out(
-    node: NodeFigures, honest: HonestPopulations, chances: Chances, drawn: Draws
+    leans: Mapping[str, Floats], guilty: Mapping[str, Expected], chances: Chances, drawn: Draws
 ) -> Counts:
-    """When every suspect is ruled out."""
+    """When every suspect is ruled out, by what its prover would show."""
     last = np.zeros(len(drawn.rows), dtype=np.int64)
-    for name, figures in node.leans.items():
-        expected = honest.expected.get(name, UNKNOWN)
-        sd = max(expected.sd, honest.widest_sd(name))
-        innocence = (expected.mean**2 / 2 - expected.mean * figures) / sd**2
+    for name, figures in leans.items():
+        mean, sd = guilty[name].mean, guilty[name].sd
+        innocence = (mean**2 / 2 - mean * figures) / sd**2
         last = np.maximum(last, first_passages(innocence[:, np.newaxis], drawn, chances.clears_at))
     return last
 
@@ -291,7 +365,7 @@ def _bound(factors: Floats, drawn: Draws, limit: float) -> float:
     of that power of one factor for each nonce, is a martingale; so by Ville's inequality it exceeds
     the limit with a chance of at most m^most / limit^p, whatever p.
     """
-    most = drawn.never - 1
+    most = drawn.most
     chances = np.log(drawn.chances)[:, np.newaxis]
     bounds = [
         most * np.maximum(0.0, special.logsumexp(chances + p * factors, axis=0)) - p * limit

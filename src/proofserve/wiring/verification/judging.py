@@ -1,19 +1,16 @@
 """A verdict about claimed artifacts, for ``proofserve verify`` and for workers of a fleet."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
+from proofserve.lab.verify.direction import KernelBank
 from proofserve.lab.verify.judges import Recompute
 from proofserve.lab.verify.verdict_report import VerdictReport
 from proofserve.lab.verify.verification import Recomputation, verify
 from proofserve.protocol.nonces import draw
 from proofserve.rounds.records import Workload
 from proofserve.wiring.judges import JudgingOptions, judges_of
-
-if TYPE_CHECKING:
-    from proofserve.wiring.validator import CheckpointValidator
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +22,7 @@ class Truth:
 
     vectors: Recompute
     weights_digest: str | None
-    validator: "CheckpointValidator | None" = None
+    validator: KernelBank | None = None
 
 
 @dataclass(frozen=True, slots=True)

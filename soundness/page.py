@@ -1,0 +1,147 @@
+"""``docs/soundness.md``: what was tried and what came of it, in figures that were seen."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from soundness.results import FORMS, Cell, Cheat, Found, HonestNode
+from soundness.subjects import BY_NAME
+
+TEXT: Final = Path(__file__).with_suffix(".txt")
+UNKNOWN: Final = (
+    "GPUs, models of a real size, contexts beyond {longest} tokens, processors other than those"
+    " named here, kernels that round where none of the emulated ones does, and weights that were"
+    " rounded with the help of data (AWQ, GPTQ)."
+)
+Row = Sequence[str]
+
+
+def page(found: Sequence[Found], machine: str) -> str:
+    """``found`` has every model with both schemes."""
+    lengths = {f"{max(n.nonces for n in f.honest)} nonces of {f.seq_len}": 0 for f in found}
+    arches = list(dict.fromkeys(each.arch for each in found))
+    return TEXT.read_text().format(
+        summary=summary(found),
+        unknown=UNKNOWN.format(longest=max(f.seq_len for f in found)),
+        runs=found[0].runs,
+        most=found[0].most,
+        matrix=_matrix(found),
+        details="\n\n".join(_details(found, arch) for arch in arches),
+        cheats=_cheats(found),
+        forged=_forged(found),
+        nonces=f"{' or '.join(lengths)} tokens",
+        models=", ".join(f"{arch} ({BY_NAME[arch].what})" for arch in arches),
+        machine=machine,
+    )
+
+
+def summary(found: Sequence[Found]) -> str:
+    """The answer in one paragraph."""
+    emulated = {node.name for each in found for node in each.honest if node.processor is None}
+    real = [_title(node) for each in found for node in each.honest if node.processor is not None]
+    processors = {n.processor for each in found for n in each.honest if n.processor is not None}
+    cells = [cell for each in found for node in each.honest for cell in node.cells.values()]
+    convicted, tried = sum(cell.convicted for cell in cells), found[0].runs * len(cells)
+    text = (
+        f"Tried as honest nodes were {len(emulated)} emulated kernels on"
+        f" {len({each.arch for each in found})} models, and {len(real)} runs of real nodes on"
+        f" {len(processors)} processors ({'; '.join(sorted(processors))}), with two schemes, and"
+        " with a calibration, with one that lacks the node's kernel, and without any:"
+        f" **{convicted:,} of {tried:,}** simulated verifications convicted one."
+    )
+    if convicted:
+        text += f" They are: {'; '.join(convicted_honest(found))}."
+    cheats = [cheat for each in found for cheat in each.cheats]
+    slow = sum(cheat.convicts_at[1] is None for cheat in cheats)
+    return (
+        f"{text} Of {len(cheats)} cheats (weights, kernels and schemes), {len(cheats) - slow} are"
+        " convicted by 99.9 % of the verifications within 1,000 nonces."
+    )
+
+
+def convicted_honest(found: Sequence[Found]) -> list[str]:
+    """The cells that must not be: honest nodes that were convicted."""
+    return [
+        f"{each.arch}, {each.scheme}, {form}: {node.name} in {node.cells[form].convicted:,}"
+        for each in found
+        for node in each.honest
+        for form in node.cells
+        if node.cells[form].convicted
+    ]
+
+
+def _matrix(found: Sequence[Found]) -> str:
+    head = ["model", "scheme", "nodes", *(f"{form}: convicted, cleared" for form in FORMS)]
+    rows = [
+        [each.arch, each.scheme, str(len(each.honest)), *(_worst(each, form) for form in FORMS)]
+        for each in found
+    ]
+    return _table(head, rows)
+
+
+def _worst(found: Found, form: str) -> str:
+    cells = [node.cells[form] for node in found.honest]
+    most, least = max(cell.convicted for cell in cells), min(cell.cleared for cell in cells)
+    return f"{_strong(most)}, {least / found.runs:.1%}"
+
+
+def _details(found: Sequence[Found], arch: str) -> str:
+    """The model's nodes one by one: convicted, cleared, no verdict and undecided of each form."""
+    of_model = [each for each in found if each.arch == arch]
+    head = ["honest node", *(f"{each.scheme}, {form}" for each in of_model for form in FORMS)]
+    names = dict.fromkeys(_title(node) for each in of_model for node in each.honest)
+    known = [{_title(node): node for node in each.honest} for each in of_model]
+    rows = [
+        [name, *(_cell(of[name].cells[form]) for of in known for form in FORMS)] for name in names
+    ]
+    about = "; ".join(f"{each.scheme}: {each.calibration}" for each in of_model)
+    return (
+        f"### {arch}: {BY_NAME[arch].what}, {of_model[0].seq_len} tokens\n\n{about}. In a cell:"
+        f" convicted, then cleared, no verdict, undecided.\n\n{_table(head, rows)}"
+    )
+
+
+def _title(node: HonestNode) -> str:
+    return f"{node.name}, {node.processor}" if node.processor else node.name
+
+
+def _cell(cell: Cell) -> str:
+    return f"{_strong(cell.convicted)}; {cell.cleared}, {cell.unexplained}, {cell.undecided}"
+
+
+def _strong(convicted: int) -> str:
+    return f"**{convicted}**" if convicted else "0"
+
+
+def _cheats(found: Sequence[Found]) -> str:
+    head = ["model", "scheme", "weights", "kernels", "size", "cosine", "nonces", "ideal", "cleared"]
+    return _table(head, [_cheat(each, cheat) for each in found for cheat in each.cheats])
+
+
+def _cheat(found: Found, cheat: Cheat) -> Row:
+    half, most = ("never" if n is None else str(n) for n in cheat.convicts_at)
+    return (
+        found.arch,
+        found.scheme,
+        cheat.weights,
+        cheat.kernel,
+        f"{cheat.size:.2f}",
+        "" if cheat.cosine is None else f"{cheat.cosine:.2f}",
+        f"{half}, {most}",
+        f"{cheat.ideal:.1f}",
+        f"{cheat.cleared / found.runs:.2%}",
+    )
+
+
+def _forged(found: Sequence[Found]) -> str:
+    head = ["scheme", "tests", "convicted", "nonces at most"]
+    rows = [
+        [each.scheme, one.tests, f"{one.convicted} of {one.times}", str(one.most)]
+        for each in found
+        for one in each.forged
+    ]
+    return _table(head, rows)
+
+
+def _table(head: Row, rows: Sequence[Row]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])

@@ -1,0 +1,94 @@
+"""What was found, as it is kept between runs: a file for each model and scheme."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter
+
+CALIBRATED, LEFT_OUT, UNCALIBRATED = FORMS = ("calibrated", "left out", "uncalibrated")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """How the simulated verifications of an honest node ended."""
+
+    convicted: int
+    cleared: int
+    unexplained: int
+    undecided: int
+    closest: str
+
+
+@dataclass(frozen=True, slots=True)
+class HonestNode:
+    """``processor`` is what a real node ran on; None if it is emulated. ``cells`` are by form.
+
+    ``size`` is the median length of its errors over our own.
+    """
+
+    name: str
+    processor: str | None
+    nonces: int
+    size: float
+    cells: dict[str, Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Cheat:
+    """A node that serves ``weights`` by the kernels ``kernel``, "ours" for those of our own run.
+
+    ``convicts_at`` are the nonces after which half, and 99.9 %, of the verifications have convicted
+    it, None beyond the most; ``ideal`` those that a test needs on average which knows both
+    distributions. ``cleared`` and ``open`` count the verifications that clear it, and that do not
+    end or find it unlike all that is known.
+    """
+
+    weights: str
+    kernel: str
+    size: float
+    cosine: float | None
+    convicts_at: tuple[int | None, int | None]
+    cleared: int
+    open: int
+    ideal: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """A file, most of it invented: ``convicted`` of ``times``, after ``most`` nonces or less."""
+
+    tests: str
+    convicted: int
+    times: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of one model and scheme. ``calibration`` says in words which one the model has."""
+
+    arch: str
+    scheme: str
+    seq_len: int
+    runs: int
+    most: int
+    calibration: str
+    honest: tuple[HonestNode, ...]
+    cheats: tuple[Cheat, ...]
+    forged: tuple[Forged, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        (folder / _file_name(self.arch, self.scheme)).write_bytes(_FOUND.dump_json(self))
+
+    @staticmethod
+    def read(folder: Path, arch: str, scheme: str) -> "Found":
+        """Raises OSError and ValueError."""
+        return _FOUND.validate_json((folder / _file_name(arch, scheme)).read_bytes())
+
+
+def _file_name(arch: str, scheme: str) -> str:
+    return f"{arch}-{scheme}.json"
+
+
+_FOUND: Final = TypeAdapter(Found)

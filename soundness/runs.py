@@ -1,0 +1,149 @@
+"""Vectors of every run of a model, kept on disk: what was interrupted goes on where it was."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+import proofserve
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
+from proofserve.engines.reference.network import DTYPES, Network
+from proofserve.lab.audit.compute_share import Price
+from proofserve.lab.calibrate.calibration_file import KernelFacts
+from proofserve.lab.verify.judges import Recompute, Vectors
+from proofserve.protocol.codec import to_float16
+from proofserve.rounds.calls import chunks
+from proofserve.rounds.records import Workload
+from proofserve.wiring.audit import shape_of
+from proofserve.wiring.changed_weights import changed_weights
+from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from soundness.subjects import FOLDER, FORWARD_BATCH, Subject
+
+# Nonces after which what was computed is written: some seconds' work.
+AT_ONCE: Final = 32
+# On which vectors depend; a change of one of these files computes all of them anew.
+_CODE: Final = ("engines/reference/*.py", "protocol/*.py")
+
+
+class KeptRuns:
+    """Implements ``lab.calibrate.measuring.CalibratingBank``, by a validator and its folder.
+
+    ``kernels`` and ``names`` restrict the emulated kernels and the suspects; None for all.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        scheme: str,
+        kernels: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+        folder: Path = FOLDER,
+    ) -> None:
+        self.subject = subject
+        self.work: Workload = subject.workload(scheme)
+        model = subject.model.folder
+        self._validator = CheckpointValidator(
+            ValidatorSetup(model), proofs_of(self.work, FORWARD_BATCH)
+        )
+        self.kernels = tuple(self._validator.kernels if kernels is None else kernels)
+        self.names = tuple(self._validator.names if names is None else names)
+        about = f"{model.name} {scheme} {subject.seq_len} {_code()}"
+        digest = hashlib.sha256(about.encode()).hexdigest()[:8]
+        self.folder = folder / f"{subject.arch}-{scheme}-{digest}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def weights_digest(self) -> str | None:
+        return self._validator.weights_digest
+
+    @property
+    def served_dtype(self) -> str:
+        return self._validator.served_dtype
+
+    def kernel_facts(self, kernel: str) -> KernelFacts:
+        return self._validator.kernel_facts(kernel)
+
+    def truth(self, nonces: Sequence[int]) -> Vectors:
+        return self._kept("published", nonces, self._validator.truth)
+
+    def own_errors(self, nonces: Sequence[int]) -> Vectors:
+        return self._kept("own", nonces, self._validator.own_errors)
+
+    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
+        compute = lambda nonces: self._validator.kernel_errors(kernel, nonces)  # noqa: E731
+        return self._kept(f"kernel {kernel}", nonces, compute)
+
+    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        compute = lambda nonces: self._validator.predictions(name, nonces)  # noqa: E731
+        return self._kept(f"suspect {name}", nonces, compute)
+
+    def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
+        return self.cheat_errors(name, None, nonces)
+
+    def cheat_errors(self, name: str, kernel: str | None, nonces: Sequence[int]) -> Vectors:
+        """The errors of a node with changed weights, private ones too, by the kernels ``kernel``.
+
+        None for those of our own run.
+        """
+        own = own_profile(DTYPES[self.served_dtype])
+        profile = own if kernel is None else PROFILES[kernel]
+        # Made only if a vector is missing.
+        network = cache(lambda: with_kernels(self._changed(name), profile))
+
+        def compute(nonces: Sequence[int]) -> Vectors:
+            made = ReferenceEngine(network(), FORWARD_BATCH).compute(self.work, nonces)
+            return self.errors_of(dict(zip(made.nonces, made.values, strict=True)))
+
+        return self._kept(f"cheat {name} by {kernel or 'own'}", nonces, compute)
+
+    def errors_of(self, vectors: Vectors) -> Vectors:
+        """Of a node that gave these vectors, as a validator sees them."""
+        truth = self.truth(tuple(vectors))
+        return {n: _as_sent(vector) - _as_sent(truth[n]) for n, vector in vectors.items()}
+
+    def _changed(self, name: str) -> Network:
+        published = self._validator.published
+        price = Price(shape_of(published), self.subject.seq_len)
+        (found,) = (each for each in changed_weights(published, price) if each.name == name)
+        return found.make(published)
+
+    def _kept(self, run: str, nonces: Sequence[int], compute: Recompute) -> Vectors:
+        file = self.folder / f"{re.sub('[^a-z0-9]+', '-', run.lower())}.npz"
+        known = _read(file)
+        for part in chunks([nonce for nonce in nonces if nonce not in known], AT_ONCE):
+            known |= compute(part)
+            _write(file, known)
+        return {nonce: known[nonce] for nonce in nonces}
+
+
+def _read(file: Path) -> dict[int, NDArray[np.float32]]:
+    with suppress(FileNotFoundError), np.load(file) as kept:
+        return dict(zip(kept["nonces"].tolist(), kept["vectors"], strict=True))
+    return {}
+
+
+def _write(file: Path, vectors: Vectors) -> None:
+    # Whole or not at all: a signal may come at any time.
+    part = file.with_suffix(".part.npz")
+    np.savez(part, nonces=np.array([*vectors]), vectors=np.array([*vectors.values()]))
+    part.replace(file)
+
+
+def _as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    return to_float16(vector).astype(np.float32)
+
+
+def _code() -> str:
+    source = Path(proofserve.__file__).parent
+    digest = hashlib.sha256()
+    for pattern in _CODE:
+        for file in sorted(source.glob(pattern)):
+            digest.update(f"{file.name}\n".encode() + file.read_bytes())
+    return digest.hexdigest()

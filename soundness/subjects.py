@@ -1,0 +1,87 @@
+"""The models on which verdicts are tried, and the nonces of each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from proofserve.cli.model import SEEDS, TRAINED, Checkpoint, SmallModel, checkpoint
+from proofserve.lab.client.records import Work
+from proofserve.lab.verify.claimed import vector_scheme
+from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, default_k_dim
+from proofserve.protocol.identity import Block
+from proofserve.rounds.records import Workload
+
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / ".cache" / "soundness"
+SCHEMES: Final = (SKETCH, ARTIFACT)
+# The round of recorded vectors. The calibrations that the package ships are of another one.
+BLOCK, KEY = Block("0xabc", 100), "me"
+FORWARD_BATCH: Final = 8
+
+DENSE_CHEATS: Final = (
+    *("int8 g32", "int8 per channel", "fp8 per channel", "int4 g128"),
+    *("int8 g48, private", "int8 per channel by chance"),
+)
+MIXTURE_CHEATS: Final = ("int4 g128", "fp8 per channel", "int8 per channel", "int8 g32")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A small model of the package: ``arch`` in its ``what``, and the cheats that serve it.
+
+    A node is judged on the first ``nonces``. The model's calibration is of as many as
+    ``calibrating`` after these, ``bank`` of them with suspects; the package ships one if that is 0.
+    """
+
+    arch: str
+    what: str
+    cheats: tuple[str, ...] = ()
+    seq_len: int = 64
+    nonces: int = 64
+    calibrating: int = 128
+    bank: int = 64
+
+    @property
+    def model(self) -> Checkpoint:
+        small = SmallModel(self.arch, "tiny", SEEDS.get(self.arch, 0))
+        return Checkpoint(self.arch, checkpoint(small))
+
+    @property
+    def is_trained(self) -> bool:
+        return self.arch == TRAINED
+
+    @property
+    def judged(self) -> tuple[int, ...]:
+        return tuple(range(self.nonces))
+
+    @property
+    def calibrated(self) -> tuple[int, ...]:
+        return tuple(range(self.nonces, self.nonces + self.calibrating))
+
+    def workload(self, scheme: str) -> Workload:
+        made = vector_scheme(scheme, default_k_dim(scheme), stronger_rng=False)
+        return Workload(made, BLOCK, KEY, self.seq_len)
+
+    def order(self, scheme: str) -> Work:
+        """The same work, as a node gets it."""
+        return Work(
+            self.arch,
+            block_hash=BLOCK.hash,
+            block_height=BLOCK.height,
+            public_key=KEY,
+            seq_len=self.seq_len,
+            k_dim=default_k_dim(scheme),
+            scheme=scheme,
+        )
+
+
+SUBJECTS: Final = (
+    Subject(TRAINED, "dense, trained", DENSE_CHEATS, SEQ_LEN, nonces=128, calibrating=0),
+    Subject("qwen3_moe", "mixture of 32 experts, 4 a token, seeded", MIXTURE_CHEATS),
+    Subject("gpt_oss", "mixture of 8 experts, 2 a token, seeded", MIXTURE_CHEATS),
+    Subject("deepseek_v3", "mixture with latent attention (MLA), seeded"),
+    Subject("massive", "dense, with massive activations, seeded"),
+    Subject("gemma3", "dense, with sliding windows, seeded"),
+    Subject("qwen3", "dense, seeded"),
+)
+BY_NAME: Final = {subject.arch: subject for subject in SUBJECTS}
