@@ -1,6 +1,5 @@
 """``docs/versions.md``: the results of all columns as a table, and how to read it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from matrix.results import ColumnResult, Measured
 from matrix.vectors import NONCES, SCHEME, SEQ_LEN
 from proofserve.cli.model import trained_calibration
 from proofserve.engines.vllm.vetting.versions import VETTED
+from proofserve.lab.calibrate.calibration_file import read
 
 REFERENCE = "0.32-V1"
 STEPS = ("contract", "smoke", "e2e", "coexist", "chat first")
@@ -37,9 +37,9 @@ def page(wanted: Sequence[Column], found: Mapping[str, ColumnResult], machine: s
 
 
 def honest_noise() -> float:
-    """The largest distance between honest engines in the trained model's calibration."""
+    """The largest error of an honest kernel in the trained model's calibration (L2)."""
     with trained_calibration(SCHEME) as file:
-        return float(max(json.loads(Path(file).read_text())["distances"]))
+        return max(max(each.figures.lengths) for each in read(file).populations)
 
 
 def passed(result: ColumnResult, reference: Measured | None, limit: float) -> bool:

@@ -51,7 +51,13 @@ def network_of(family: str) -> Network:
     head = model.get_output_embeddings()
     facts = ModelFacts(model.config.hidden_size)
     return Network(
-        model.get_decoder(), head, facts, max_seq_len=512, dtype=torch.float32, device=IDS.device
+        decoder=model.get_decoder(),
+        head=head,
+        facts=facts,
+        max_seq_len=512,
+        dtype=torch.float32,
+        declared_dtype=torch.float32,
+        device=IDS.device,
     )
 
 

@@ -58,7 +58,13 @@ def replay_forward(case: Case) -> None:
     decoder.load_state_dict(weights)
     block = block_of(case, shape.hidden_size)
     network = Network(
-        decoder.to(DEVICE), torch.nn.Identity(), block.model, 1024, torch.float32, DEVICE
+        decoder=decoder.to(DEVICE),
+        head=torch.nn.Identity(),
+        facts=block.model,
+        max_seq_len=1024,
+        dtype=torch.float32,
+        declared_dtype=torch.float32,
+        device=DEVICE,
     )
     args = case.args
     z = network.values(block, args["public_key"], (args["nonce"],), args["seq_len"])[0]

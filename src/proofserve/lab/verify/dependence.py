@@ -20,7 +20,7 @@ def widened(values: Floats, groups: Sequence[int]) -> Floats:
     numbers = np.unique(np.array(groups), return_inverse=True)[1]
     sizes = np.bincount(numbers).astype(np.float64)
     count, of_groups = len(values), len(sizes)
-    if of_groups < 2 or count == of_groups:
+    if of_groups < 2 or count == of_groups or np.ptp(values) == 0.0:
         return values
     means = np.bincount(numbers, weights=values) / sizes
     overall = float(values.mean())

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.verify.populations import TWINS, HonestPopulations
+from proofserve.lab.verify.populations import TWINS, HonestPopulations, size_ratios
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import check_inside
@@ -143,7 +143,8 @@ class PairedJudge:
 
     def add(self, error: ClaimError) -> None:
         # A claim without a vector is infinitely far.
-        ratio = np.array([error.distance / self._lengths.get(error.nonce, 1.0)])
+        own = np.array([self._lengths.get(error.nonce, 1.0)])
+        ratio = size_ratios(np.array([error.distance]), own)
         self._ratios.append(float(ratio[0]))
         for index, member in enumerate(self._honest.members):
             self._convicting[index].add(member.convicting.log_factors(ratio)[0])

@@ -19,6 +19,9 @@ from proofserve.protocol.verdict.scale import CONVICTING, REFUTING, ScaleFit, Si
 Floats = NDArray[np.float64]
 # The name under which the shares of our own figures have that of the alikeness of twins.
 TWINS: Final = "twins"
+# Ratios to our errors below this count as this. A kernel in float32 errs a million times less than
+# ours, except where a rounding of the wire flips: beside such figures no error would be large.
+LEAST_RATIO: Final = 0.1
 # Fewer honest nonces bound no spread.
 LEAST_LEANING: Final = 8
 
@@ -52,6 +55,12 @@ class RunFigures:
     rows: NDArray[np.int64]
 
 
+def size_ratios(lengths: Floats, own: Floats) -> Floats:
+    """The figures of sizes: lengths of errors over those of our own run on the same nonces."""
+    ratios: Floats = np.maximum(lengths / own, LEAST_RATIO)
+    return ratios
+
+
 class Population:
     """The honest figures of one kernel, beside the validator's ``own`` ones of the same nonces.
 
@@ -70,7 +79,7 @@ class Population:
     ) -> None:
         self.name = name
         self._groups = None if groups is None else groups[run.rows]
-        logs = np.log(run.lengths / own.lengths[run.rows])
+        logs = np.log(size_ratios(run.lengths, own.lengths[run.rows]))
         self.ratios = np.exp(self._widened(logs))
         self.room = room
         self.fit: ScaleFit = fitted(self.ratios)

@@ -22,6 +22,7 @@ from proofserve.lab.verify.populations import (
     HonestPopulations,
     Population,
     RunFigures,
+    size_ratios,
 )
 from proofserve.protocol.verdict.leaning import uncalibrated_log_factors
 from proofserve.protocol.verdict.twins import twin_log_clearing
@@ -67,7 +68,7 @@ def node_figures(node: RunFigures, own: RunFigures, honest: HonestPopulations) -
         name: values[:measured] - honest.share(name) * own.cosines[name][rows]
         for name, values in node.cosines.items()
     }
-    return NodeFigures(node.lengths[:measured] / own.lengths[rows], twins, leans)
+    return NodeFigures(size_ratios(node.lengths[:measured], own.lengths[rows]), twins, leans)
 
 
 @dataclass(frozen=True, slots=True)
