@@ -192,7 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("gpu-report"), help="folder of the report")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--short", action="store_true", help="tiny sizes: do all steps run at all?")
-    parser.add_argument("--model", default="qwen", help="qwen, llama, gemma, trained, or a folder")
+    parser.add_argument(
+        "--model", help="qwen (if unset), llama, gemma, trained, or a folder; with --url the node's"
+    )
     parser.add_argument("--url", help="measure this running node instead of starting servers")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="stop after so many")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps alone")

@@ -25,7 +25,7 @@ def pictures(report: RunReport) -> list[tuple[str, str]]:
     for title, names, draw in (
         ("Reference engine: nonces a second", ("reference",), _reference),
         ("One forward: shares of inputs, model and finish", ("profile",), _profile),
-        ("Noise: distances from the processor's vectors", (), _noise),
+        ("Noise: errors of honest kernels, less the vectors in float32", (), _noise),
         ("Chat beside proofs, eager and with CUDA graphs", ("chat-priority",), _chat),
         ("What a token of proofs costs chat", ("same-batch",), _same_batch),
     ):
@@ -83,21 +83,19 @@ def _profile(records: Mapping[str, Record]) -> str | None:
 
 
 def _noise(records: Mapping[str, Record]) -> str | None:
-    rows = {
-        f"{name.removeprefix('noise-')}: {title}": pair["windows"]["distances"]
-        for name, record in records.items()
-        for title, pair in record.get("pairs", {}).items()
+    """Emulated kernels once, and every real one."""
+    shown = {
+        population["facts"]["name"]: population["figures"]["lengths"]
+        for record in records.values()
+        for population in record.get("populations", ())
     }
-    # Equal vectors have no place on a logarithmic axis.
-    shown = {name: [d for d in distances if d > 0] for name, distances in rows.items()}
-    shown = {name: distances for name, distances in shown.items() if distances}
 
     def draw(axes: "Axes") -> None:
         for height, distances in enumerate(shown.values()):
             axes.plot(distances, [height] * len(distances), "|", color="tab:blue", alpha=0.4)
         axes.set_yticks(range(len(shown)), list(shown))
         axes.invert_yaxis()
-        axes.set(xscale="log", xlabel="distance")
+        axes.set(xscale="log", xlabel="length of the error")
 
     return drawn([draw], ROW * len(shown) + 1.2) if shown else None
 

@@ -17,7 +17,7 @@ HEADLINES: Mapping[str, Sequence[str]] = {
     "chat-graphs": ("identical", "throughput_ratio", "resume_ms_p50"),
     "same-batch": ("same_batch_over_dedicated",),
 }
-NOISE = ("median", "p99", "convicted_")
+NOISE = ("dist_threshold", "left_out_convicted", "room")
 
 
 @dataclass(frozen=True, slots=True)

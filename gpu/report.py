@@ -106,15 +106,13 @@ def write_record(
 
 
 def figures_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """The named numbers of a record; those of several pairs or models begin with their number."""
+    """The named numbers of a record; of a calibration those that say how far it reaches."""
     if record is None:
         return {}
-    if "pairs" in record:
-        several = list(record["pairs"].values())
-        named = [figures_of(each) for each in several]
-        if len(named) == 1:
-            return named[0]
-        return {f"{i}.{name}": v for i, each in enumerate(named) for name, v in each.items()}
+    if (check := record.get("left_out")) is not None:
+        convicted = max(check["convicted"].values(), default=0)
+        figures = {"left_out_convicted": convicted, "room": check["room"]}
+        return {"dist_threshold": record["dist_threshold"], **figures}
     return {
         name: value
         for name, value in record.items()

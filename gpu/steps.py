@@ -35,7 +35,7 @@ class Scale:
 FULL = Scale(
     size="0.6b",
     noise_size="small",
-    noise=("--nonces", "400"),
+    noise=("--nonces", "400", "--bank", "0"),
     reference=(
         *("--seq-len", "64", "--seq-len", "256"),
         *("--batch", "32", "--batch", "128", "--batch", "512", "--batch", "1024"),
@@ -52,7 +52,7 @@ FULL = Scale(
 SHORT = Scale(
     size="tiny",
     noise_size="tiny",
-    noise=("--nonces", "48", "--rate", "0.08", "--seq-len", "8"),
+    noise=("--nonces", "48", "--emulated", "16", "--bank", "0", "--seq-len", "8"),
     reference=("--seq-len", "8", "--batch", "2", "--batch", "4", "--seconds", "0.1"),
     profile=("--batch", "2", "--seq-len", "8", "--repeats", "2"),
     rows=32,
@@ -74,13 +74,20 @@ SHORT = Scale(
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """``device`` is cuda or cpu. ``url`` names a running node instead of servers of our own."""
+    """``device`` is cuda or cpu. ``url`` names a running node instead of servers of our own.
+
+    ``model`` is its checkpoint, or the one that is served; None for a small one of the package.
+    """
 
     device: str
     folder: Path
     scale: Scale = FULL
-    model: str = "qwen"
+    model: str | None = None
     url: str | None = None
+
+    @property
+    def checkpoint(self) -> str:
+        return self.model or "qwen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,8 @@ def lack(step: Step, run: RunOptions, host: HostFacts | None) -> str | None:
         return f"not installed: {' '.join(missing)}; see docs/gpu.md"
     if step.cards > len(host.torch.cards):
         return _too_few(step, host)
+    if step.name.startswith("noise-vllm") and run.url is not None and run.model is None:
+        return "the node is compared with its checkpoint: name that with --model"
     return _no_server(run, host) if step.served and run.url is None else None
 
 
@@ -169,11 +178,11 @@ def _exact(run: RunOptions) -> Iterator[Step]:
 
 def _reference(run: RunOptions) -> Iterator[Step]:
     scale = run.scale
-    model = (run.model, "--size", scale.size)
+    model = (run.checkpoint, "--size", scale.size)
     yield Step(
         "models",
         "writing the checkpoints that the next steps load",
-        _own("checkpoints", run, "models", run.model, *_sizes(scale)),
+        _own("checkpoints", run, "models", run.checkpoint, *_sizes(scale)),
         240,
         ("torch", "transformers", "safetensors", "typer", "rich"),
     )
@@ -200,27 +209,16 @@ def _sizes(scale: Scale) -> tuple[str, ...]:
 
 
 def _noise(run: RunOptions) -> Iterator[Step]:
-    """Vectors by the processor in float32 and bfloat16, then others against them."""
+    """What honest kernels show: those that are emulated, and real ones beside them."""
     scale = run.scale
-    model = (run.model, "--size", scale.noise_size)
-    base = (*CLI, "calibrate", "noise")
-    saved = {dtype: _file(run, f"cpu-{dtype}-vectors.json") for dtype in ("float32", "bfloat16")}
-    for dtype, file in saved.items():
-        yield Step(
-            f"noise-cpu-{dtype}",
-            f"vectors by the processor in {dtype}, to compare with",
-            (*base, *model, "--one", f"reference:{dtype}", "--save", file, *scale.noise),
-            240,
-        )
-    for ours, theirs in (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")):
-        name = f"noise-{ours}-{theirs}"
-        other = ("--one", saved[ours], "--other", f"reference:{theirs}", "--device", run.device)
-        yield Step(
-            name,
-            f"noise: the processor in {ours} against {run.device} in {theirs}",
-            (*base, *model, *other, *_rate(scale), "--json", _file(run, f"{name}.json")),
-            90,
-        )
+    model = (run.checkpoint, "--size", scale.noise_size)
+    base = (*CLI, "calibrate", "noise", *model, "--device", run.device, *scale.noise)
+
+    def command(name: str, *more: str) -> tuple[str, ...]:
+        return (*base, *more, "--json", _file(run, f"{name}.json"))
+
+    name = "noise-emulated"
+    yield Step(name, f"honest kernels, emulated on {run.device}", command(name), 400)
     yield Step(
         "audit",
         "audit: which attacks would validators on this device notice",
@@ -235,28 +233,13 @@ def _noise(run: RunOptions) -> Iterator[Step]:
         ("noise-vllm-v2", "vLLM, second model runner", "vllm", V2, 1),
         ("noise-vllm-tp2", "vLLM on two cards", "vllm:tp2", {}, 2),
     ):
-        # A running node has its own model, and the runner that it was started with.
-        of = () if run.url else model
-        against = ("--one", saved["float32"], "--other", run.url or engine)
-        yield Step(
-            name,
-            f"noise: the processor in float32 against {title}",
-            (*base, *of, *against, *_rate(scale), "--json", _file(run, f"{name}.json")),
-            180,
-            cards=cards,
-            served=True,
-            env=env,
-        )
-
-
-def _rate(scale: Scale) -> tuple[str, ...]:
-    """The rate alone: nonces and lengths are those of the file."""
-    words = tuple(scale.noise)
-    return words[words.index("--rate") :][:2] if "--rate" in words else ()
+        # A running node has the runner that it was started with.
+        argv = command(name, "--other", run.url or engine)
+        yield Step(name, f"{title}, and emulated kernels", argv, 400, None, cards, True, env)
 
 
 def _served(run: RunOptions) -> Iterator[Step]:
-    at = ("--url", run.url) if run.url else ("--model", run.model, "--size", run.scale.size)
+    at = ("--url", run.url) if run.url else ("--model", run.checkpoint, "--size", run.scale.size)
     for name, kind, title, more in (
         ("generation", "generation", "vLLM: a round beside bare forwards and prefill", ()),
         ("chat-priority", "chat", "vLLM: chat beside proofs, eager", ()),

@@ -10,6 +10,7 @@ from proofserve.lab.verify.claimed import vector_scheme
 from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, default_k_dim
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
+from soundness.massive import MASSIVE, massive_checkpoint
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / ".cache" / "soundness"
@@ -43,6 +44,8 @@ class Subject:
 
     @property
     def model(self) -> Checkpoint:
+        if self.arch == MASSIVE:
+            return Checkpoint(MASSIVE, massive_checkpoint(FOLDER / "models"))
         small = SmallModel(self.arch, "tiny", SEEDS.get(self.arch, 0))
         return Checkpoint(self.arch, checkpoint(small))
 
@@ -80,7 +83,7 @@ SUBJECTS: Final = (
     Subject("qwen3_moe", "mixture of 32 experts, 4 a token, seeded", MIXTURE_CHEATS),
     Subject("gpt_oss", "mixture of 8 experts, 2 a token, seeded", MIXTURE_CHEATS),
     Subject("deepseek_v3", "mixture with latent attention (MLA), seeded"),
-    Subject("massive", "dense, with massive activations, seeded"),
+    Subject(MASSIVE, "dense, with massive activations, seeded"),
     Subject("gemma3", "dense, with sliding windows, seeded"),
     Subject("qwen3", "dense, seeded"),
 )

@@ -28,7 +28,12 @@ FORWARDS = [
     for name in ("artifact-v1", "sketch-v1")
 ]
 CHAT = {"latency_s_plain": 0.2, "latency_s_round": 0.25, "throughput_ratio": 0.99}
-NOISE = {"pairs": {"x: a against b": {"median": 0.01, "windows": {"distances": [0.01, 0.02, 0.0]}}}}
+NOISE = {
+    "populations": [{"facts": {"name": "TF32"}, "figures": {"lengths": [0.01, 0.02]}}],
+    "left_out": {"room": 1.25, "convicted": {"TF32": 12}},
+    "dist_threshold": 0.03,
+    "seq_len": 256,
+}
 COSTS = {
     "chat_tokens_lost_per_proof_token_dedicated": 0.03,
     "chat_tokens_lost_per_proof_token_same_batch": 0.01,
@@ -46,7 +51,7 @@ def full_report() -> RunReport:
     report.steps = [
         step("reference", SPEEDS),
         step("profile", {"overhead_artifact-v1_64": 0.15, "windows": {"forwards": FORWARDS}}),
-        step("noise-float32-float32", NOISE),
+        step("noise-emulated", NOISE),
         step("chat-priority", CHAT),
         step("chat-graphs", CHAT),
         step("same-batch", COSTS),
@@ -85,9 +90,8 @@ def test_figures_are_the_named_numbers() -> None:
         "a": 1,
         "b": None,
     }
-    assert figures_of(NOISE) == {"median": 0.01}
-    two = {"pairs": {"one": {"mean": 1.0}, "two": {"mean": 2.0}}}
-    assert figures_of(two) == {"0.mean": 1.0, "1.mean": 2.0}
+    covered = {"dist_threshold": 0.03, "left_out_convicted": 12, "room": 1.25}
+    assert figures_of(NOISE) == covered
 
 
 def test_the_best_figure_is_the_headline() -> None:

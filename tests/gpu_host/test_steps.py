@@ -1,6 +1,5 @@
 """Which steps there are, and why one is skipped on a host."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from proofserve.cli.main import app
 from proofserve.lab.host.facts import HostFacts, TorchFacts
 from support.hosts import CARD, HOST
 
-ARTIFACTS = Path(__file__).parents[1] / "data" / "artifacts-tiny-qwen3.json"
 CARDLESS = replace(HOST, torch=TorchFacts("2.13.0", problem="torch 2.13.0 was built without CUDA"))
 
 
@@ -30,8 +28,7 @@ def test_names_are_unique_and_each_step_writes_its_own_record() -> None:
     names = [each.name for each in steps]
     assert len(set(names)) == len(names)
     for each in steps:
-        if "--save" not in each.argv:
-            assert f"/out/{each.name}.json" in each.argv
+        assert f"/out/{each.name}.json" in each.argv
 
 
 def test_a_host_with_everything_lacks_only_the_second_card() -> None:
@@ -76,15 +73,6 @@ def test_a_step_needs_its_own_packages() -> None:
     assert found == "not installed: pytest fastapi; see docs/gpu.md"
 
 
-def vectors() -> str:
-    """A file of 400 artifacts, which is enough for the default rate."""
-    body = json.loads(ARTIFACTS.read_text())
-    texts = [artifact["vector_b64"] for artifact in body["artifacts"]]
-    body["nonces"] = list(range(400))
-    body["artifacts"] = [{"nonce": n, "vector_b64": texts[n % len(texts)]} for n in range(400)]
-    return json.dumps(body)
-
-
 @pytest.mark.parametrize(
     "name", [step.name for step in all_steps(options()) if "proofserve" in step.argv]
 )
@@ -94,8 +82,6 @@ def test_a_command_understands_the_words_of_its_step(
 ) -> None:
     """It refuses the model, which is no folder, and not an option; sizes are checked before."""
     run = RunOptions("cpu", tmp_path, scale, model=str(tmp_path / "no-model"))
-    for dtype in ("float32", "bfloat16"):
-        (tmp_path / f"cpu-{dtype}-vectors.json").write_text(vectors())
     (step,) = (each for each in all_steps(run) if each.name == name)
     result = CliRunner().invoke(app, list(step.argv[3:]))
     assert result.exit_code in {2, 3}, result.output
@@ -106,10 +92,14 @@ def test_an_unknown_host_skips_nothing() -> None:
     assert not any(lack(each, options(), None) for each in all_steps(options()))
 
 
-def test_a_running_node_is_measured_without_naming_a_model() -> None:
+def test_a_running_node_is_measured_beside_its_checkpoint_alone() -> None:
     run = RunOptions("cpu", Path("/out"), SHORT, url="http://node")
     served = [each for each in all_steps(run) if each.served]
     assert len(served) == 7
+    lacking = {each.name for each in served if lack(each, run, HOST)}
+    assert lacking == {"noise-vllm-v1", "noise-vllm-v2", "noise-vllm-tp2"}
     for each in served:
         assert "http://node" in each.argv
-        assert "qwen" not in each.argv
+        assert ("qwen" in each.argv) == (each.name in lacking)
+    named = replace(run, model="theirs")
+    assert not any(lack(each, named, HOST) for each in all_steps(named) if each.cards < 2)

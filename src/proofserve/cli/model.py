@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
 # Two checkpoints with one seed have equal tensors under equal names. With the seed of qwen, llama
 # would be qwen without its query norms, and a check of llama would show nothing new.
-SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2}
+SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2, "qwen3_moe": 3, "gpt_oss": 4, "deepseek_v3": 5}
 # The name of the trained model, which has one size and no seed.
 TRAINED = "trained"
 NAMES = ("qwen", "llama", "gemma", TRAINED)
@@ -35,7 +35,9 @@ def _group() -> None:
 @app.command("new")
 def new(
     directory: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
-    arch: Annotated[str, typer.Option(help="qwen3, llama, gemma3 or trained.")] = "qwen3",
+    arch: Annotated[
+        str, typer.Option(help="qwen3, llama, gemma3, qwen3_moe, gpt_oss, deepseek_v3 or trained.")
+    ] = "qwen3",
     size: Annotated[
         str | None, typer.Option(help="tiny (a few MB, if unset), small (100M) or 0.6b.")
     ] = None,

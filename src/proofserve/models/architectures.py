@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    DeepseekV3Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from proofserve.models.tokenizer import BOS, EOS_IDS, PAD, SPECIALS, VOCABULARY
 
@@ -40,7 +48,8 @@ class Architecture:
     whether queries and keys are normalised per head, in which case only the gain of that norm,
     and not the scale of the projection, sets the spread of the attention scores. ``scales_tokens``
     says whether the model multiplies the embeddings of tokens by the square root of the hidden
-    size; it never multiplies embeddings that are its input.
+    size; it never multiplies embeddings that are its input. ``chosen`` counts the experts of a
+    token, 1 without experts.
     """
 
     class_name: str
@@ -48,6 +57,7 @@ class Architecture:
     norm_offset: float = 0.0
     norms_queries: bool = False
     scales_tokens: bool = False
+    chosen: int = 1
 
 
 def _common(shape: Shape) -> dict[str, int | float | bool | list[int]]:
@@ -79,14 +89,68 @@ def _gemma3(shape: Shape) -> PreTrainedConfig:
     )
 
 
+def _qwen3(shape: Shape) -> PreTrainedConfig:
+    return Qwen3Config(**_common(shape))
+
+
+def _qwen3_moe(shape: Shape) -> PreTrainedConfig:
+    """32 experts, of which 4 together are as wide as the dense model of this size."""
+    return Qwen3MoeConfig(
+        **_common(shape),
+        num_experts=32,
+        num_experts_per_tok=4,
+        moe_intermediate_size=shape.intermediate // 4,
+        norm_topk_prob=True,
+    )
+
+
+def _gpt_oss(shape: Shape) -> PreTrainedConfig:
+    """8 experts, 2 a token; biases everywhere, a sink in each head, every second layer slides."""
+    return GptOssConfig(
+        **{**_common(shape), "intermediate_size": shape.intermediate // 2},
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        sliding_window=shape.sliding_window,
+        # The default stretches positions to a context that this model does not have.
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+
+
+def _deepseek_v3(shape: Shape) -> PreTrainedConfig:
+    """Latent attention, 16 experts in 4 groups beside a shared one, the first layer dense."""
+    common = _common(shape)
+    del common["head_dim"]
+    config = DeepseekV3Config(
+        **{**common, "num_key_value_heads": shape.heads},
+        n_routed_experts=16,
+        num_experts_per_tok=4,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.0,
+        moe_intermediate_size=shape.intermediate // 4,
+        num_nextn_predict_layers=0,
+        q_lora_rank=shape.hidden // 2,
+        kv_lora_rank=512,
+        qk_nope_head_dim=shape.head_dim,
+        qk_rope_head_dim=64,
+        v_head_dim=shape.head_dim,
+    )
+    # vLLM looks for the correction of the router's scores by this field alone.
+    config.topk_method = "noaux_tc"
+    return config
+
+
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "qwen3": Architecture(
-        "Qwen3ForCausalLM", lambda shape: Qwen3Config(**_common(shape)), norms_queries=True
-    ),
+    "qwen3": Architecture("Qwen3ForCausalLM", _qwen3, norms_queries=True),
     "llama": Architecture("LlamaForCausalLM", lambda shape: LlamaConfig(**_common(shape))),
     "gemma3": Architecture(
         "Gemma3ForCausalLM", _gemma3, norm_offset=1.0, norms_queries=True, scales_tokens=True
     ),
+    "qwen3_moe": Architecture("Qwen3MoeForCausalLM", _qwen3_moe, norms_queries=True, chosen=4),
+    "gpt_oss": Architecture("GptOssForCausalLM", _gpt_oss, chosen=2),
+    "deepseek_v3": Architecture("DeepseekV3ForCausalLM", _deepseek_v3, chosen=4),
 }
 
 SHAPES: Final[Mapping[str, Shape]] = {

@@ -20,6 +20,7 @@ from typing import Final
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.core_model_loading import revert_weight_conversion
 
 from proofserve.models.architectures import Architecture
 
@@ -30,6 +31,8 @@ ATTENTION_GAIN: Final = 2.5
 MLP_GAIN: Final = 1.7
 # Norms that are not all alike, so that a loader which mixes two of them up changes the vectors.
 NORM_SPREAD: Final = 0.05
+# What is added to outputs, to the scores of experts and to those of attention's sinks.
+BIAS_STD: Final = 0.1
 
 
 def _normal(seed: int, name: str, shape: torch.Size) -> Tensor:
@@ -45,12 +48,15 @@ def _norm(family: Architecture, name: str, unit: Tensor) -> Tensor:
 
 
 def _matrix(family: Architecture, name: str, unit: Tensor) -> Tensor:
-    fan_in = unit.shape[1]
+    # Experts are matrices one upon the other; those of gpt-oss are written inputs first.
+    is_transposed = unit.ndim > 2 and "gpt" in family.class_name.lower()
+    fan_in = unit.shape[-2 if is_transposed else -1]
     gain = 1.0
     if name.endswith("o_proj.weight"):
         gain = ATTENTION_GAIN
-    elif name.endswith("down_proj.weight"):
-        gain = MLP_GAIN
+    elif name.endswith(("down_proj.weight", "experts.down_proj")):
+        # A token's experts are averaged.
+        gain = MLP_GAIN * (math.sqrt(family.chosen) if ".experts." in name else 1.0)
     elif name.endswith(("q_proj.weight", "k_proj.weight")) and not family.norms_queries:
         gain = math.sqrt(SCORE_STD)
     elif name.endswith("embed_tokens.weight") and not family.scales_tokens:
@@ -59,17 +65,25 @@ def _matrix(family: Architecture, name: str, unit: Tensor) -> Tensor:
     return gain / math.sqrt(fan_in) * unit
 
 
+def _drawn(family: Architecture, name: str, unit: Tensor) -> Tensor:
+    if name.endswith(("bias", "sinks")):
+        return BIAS_STD * unit
+    return _norm(family, name, unit) if unit.ndim == 1 else _matrix(family, name, unit)
+
+
 def seeded_weights(
     family: Architecture, config: PreTrainedConfig, seed: int, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of the checkpoint by name, in ``dtype``, sorted by name.
+    """Yield every tensor of the checkpoint by name, in ``dtype``.
 
-    Names and shapes are those of the model's own class, built on the meta device, so only
-    one tensor at a time is in memory. The same arguments give the same bits.
+    Names and shapes are those of the model's own class, built on the meta device, as it saves them:
+    experts one by one, for example. The same arguments give the same bits.
     """
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
-    for name, blank in sorted(skeleton.state_dict().items()):
-        unit = _normal(seed, name, blank.shape)
-        drawn = _norm(family, name, unit) if unit.ndim == 1 else _matrix(family, name, unit)
-        yield name, drawn.to(dtype)
+    drawn = {
+        name: _drawn(family, name, _normal(seed, name, blank.shape)).to(dtype)
+        for name, blank in sorted(skeleton.state_dict().items())
+    }
+    for name, tensor in revert_weight_conversion(skeleton, drawn).items():
+        yield name, tensor.contiguous()
