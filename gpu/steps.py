@@ -52,7 +52,10 @@ FULL = Scale(
 SHORT = Scale(
     size="tiny",
     noise_size="tiny",
-    noise=("--nonces", "48", "--emulated", "16", "--bank", "0", "--seq-len", "8"),
+    noise=(
+        *("--nonces", "48", "--emulated", "16", "--bank", "0", "--seq-len", "8"),
+        *("--verifications", "100"),
+    ),
     reference=("--seq-len", "8", "--batch", "2", "--batch", "4", "--seconds", "0.1"),
     profile=("--batch", "2", "--seq-len", "8", "--repeats", "2"),
     rows=32,
@@ -68,7 +71,10 @@ SHORT = Scale(
             *("--windows", "1", "--seconds", "4"),
         ),
     },
-    audit=("--quick", "--nonces", "12", "--seq-len", "32", "--forward-batch", "12"),
+    audit=(
+        *("--quick", "--nonces", "12", "--seq-len", "32", "--forward-batch", "12"),
+        *("--verifications", "100"),
+    ),
 )
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from proofserve.cli.model import trained_calibration
 from proofserve.lab.calibrate.calibration_file import FORMAT, VERSION, CalibrationFile, read
-from proofserve.lab.calibrate.left_out import left_out
+from proofserve.lab.calibrate.left_out import checked
 from proofserve.lab.calibrate.measuring import (
     MeasuringPlan,
     figure_fields,
@@ -103,7 +103,7 @@ def calibration_of(runs: KeptRuns, progress: Progress) -> CalibrationFile:
         p_mismatch=RATE,
         left_out=None,
     )
-    return made.model_copy(update={"left_out": left_out(made, progress)})
+    return checked(made, progress)
 
 
 class _Trying:

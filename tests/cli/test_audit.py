@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from proofserve.cli.main import app
 from support.models import TINY_THRESHOLD, SmallModels
 
-# Most of an audit's time is that of 2000 simulated verifications, of 1000 nonces unless told.
-SHORT = ("--quick", "--max-nonces", "200")
+# Most of an audit's time is that of its simulated verifications.
+SIMULATED = ("--verifications", "200")
+SHORT = ("--quick", "--max-nonces", "200", *SIMULATED)
 FEW = (*SHORT, "--nonces", "12", "--seq-len", "32", "--forward-batch", "12")
 SKETCHES = ("--scheme", "sketch-v1")
 
@@ -77,7 +78,7 @@ def test_a_model_that_can_be_skipped(small_models: SmallModels, tmp_path: Path) 
 def test_a_calibration_is_of_the_audited_work(small_models: SmallModels, tmp_path: Path) -> None:
     calibration, record = tmp_path / "calibration.json", tmp_path / "audit.json"
     flat = str(small_models.flat())
-    few = ("--nonces", "16", "--emulated", "16", "--bank", "8", "--seq-len", "8")
+    few = ("--nonces", "16", "--emulated", "16", "--bank", "8", "--seq-len", "8", *SIMULATED)
     made = CliRunner().invoke(app, ["calibrate", "noise", flat, *few, "--out", str(calibration)])
     assert made.exit_code == 0, made.output
     of_it = (*SHORT, "--nonces", "8", "--calibration", calibration)

@@ -16,7 +16,8 @@ from support.four_bits import one_thread
 from support.models import SmallModels
 
 # Few and short nonces: what they measure does not matter here.
-FEW = ("--nonces", "16", "--emulated", "16", "--seq-len", "8")
+SIMULATED = ("--verifications", "100")
+FEW = ("--nonces", "16", "--emulated", "16", "--seq-len", "8", *SIMULATED)
 NO_BANK = ("--bank", "0")
 SKETCH = ("--scheme", "sketch-v1")
 
@@ -76,7 +77,7 @@ def test_nodes_and_files_of_other_machines_are_populations(tiny: Path, tmp_path:
         assert claimed.nonces == tuple(range(16))
         assert (claimed.seq_len, claimed.width, claimed.scheme) == (8, 12, "artifact-v1")
         # The file names the block, key and nonces, and says what they ran on.
-        measured = run(tiny, *NO_BANK, "--emulated", "16", "--other", there, "--out", out)
+        measured = run(tiny, *NO_BANK, *FEW[2:4], *SIMULATED, "--other", there, "--out", out)
         assert measured.exit_code == 0, measured.output
         joined = run(tiny, *FEW, *NO_BANK, "--other", url, "--add", out, "--out", both)
         assert joined.exit_code == 0, joined.output

@@ -13,7 +13,7 @@ from proofserve.settings.process import environment
 from support.four_bits import one_thread
 from support.gateway import gateway_process
 from support.models import SmallModels
-from support.node import ServedNode
+from support.node import DTYPE, ServedNode
 
 pytestmark = pytest.mark.engine
 
@@ -37,7 +37,8 @@ def test_vllm_is_honest_directly_and_behind_the_gateway(
 ) -> None:
     code, found = probed(tmp_path, node.server.url, tiny)
     assert (code, found["label"]) == (0, "honest")
-    assert 0.7 < found["error_over_own_rounding"] < 1.4
+    # In float32 a server rounds hardly at all beside our own run in bfloat16.
+    assert (0.7 if DTYPE == "bfloat16" else 0.0) < found["error_over_own_rounding"] < 1.4
     assert {each["ids_from"] for each in found["prompts"]} == {"token ids"}
     with gateway_process(tmp_path, environment({}), backend_url=node.server.url) as gateway:
         code, found = probed(tmp_path, gateway.url, tiny, "--no-completions")

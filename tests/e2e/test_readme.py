@@ -56,7 +56,10 @@ ADDED = {
     # vLLM would compile the model, and start a second process that imports everything again.
     "proofserve serve": ("--enforce-eager", *IN_ONE_PROCESS),
     # It would measure 400 nonces, and 256 of each emulated kernel.
-    "proofserve calibrate noise": ("--nonces", "64", "--emulated", "32", "--bank", "16"),
+    "proofserve calibrate noise": (
+        *("--nonces", "64", "--emulated", "32", "--bank", "16"),
+        *("--verifications", "100"),
+    ),
     # An answer with an error is a failure.
     "curl": ("--fail-with-body", "--silent", "--show-error"),
 }

@@ -134,9 +134,12 @@ def test_the_noise_of_a_node_is_far_below_a_threshold_for_frauds(
 ) -> None:
     figures = tmp_path / "noise.json"
     few = ("--nonces", "48", "--emulated", "16", "--bank", "0", "--seq-len", "16")
+    simulated = ("--verifications", "100")
     engine = ("--other", node.server.url, "--json", str(figures))
     with one_thread():
-        outcome = CliRunner().invoke(app, ["calibrate", "noise", str(tiny), *engine, *few])
+        outcome = CliRunner().invoke(
+            app, ["calibrate", "noise", str(tiny), *engine, *few, *simulated]
+        )
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(figures.read_text())
     measured = [each for each in found["populations"] if not each["facts"]["emulated"]]

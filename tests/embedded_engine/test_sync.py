@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from proofserve.settings.process import environment
+from support.engines import SEQ_LEN
 
 pytestmark = pytest.mark.engine
 
@@ -21,8 +22,9 @@ TESTS = Path(__file__).parent.parent
 def offline_example() -> str:
     page = (TESTS.parent / "docs" / "offline.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    # The key and the block of the vectors that the other tests of this folder compute.
-    return str(code).replace("0xabc", "block").replace("node-key", "key")
+    # The work of the vectors that the other tests of this folder compute.
+    code = code.replace("0xabc", "block").replace("node-key", "key")
+    return str(code).replace("seq_len=256", f"seq_len={SEQ_LEN}")
 
 
 def test_the_documented_offline_engine_defers_while_requests_are_unfinished(

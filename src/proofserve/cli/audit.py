@@ -28,7 +28,7 @@ from proofserve.cli.session import (
     VerdictCommand,
     open_session,
 )
-from proofserve.lab.audit.audit import FEWEST, AuditOptions, audit
+from proofserve.lab.audit.audit import FEWEST, RUNS, AuditOptions, audit
 from proofserve.lab.audit.audit_page import page
 from proofserve.lab.audit.audit_report import AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
@@ -83,6 +83,7 @@ def command(
             help=f"Nonces per prover; {NONCES}, or {QUICK_NONCES} with --quick.", min=FEWEST
         ),
     ] = None,
+    verifications: Annotated[int, typer.Option(help="Simulated of each prover.", min=1)] = RUNS,
     quick: Annotated[
         bool, typer.Option("--quick", help=f"Fewer nonces; of the bank {', '.join(QUICK_BANK)}.")
     ] = False,
@@ -165,6 +166,7 @@ def command(
             nonces or (QUICK_NONCES if quick else NONCES),
             known.honest if known else None,
             threshold.dist_threshold if threshold else None,
+            verifications,
         )
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)

@@ -37,7 +37,7 @@ from proofserve.lab.calibrate.calibration_file import (
     read,
 )
 from proofserve.lab.calibrate.histogram import write_noise
-from proofserve.lab.calibrate.left_out import left_out, left_out_lines
+from proofserve.lab.calibrate.left_out import VERIFICATIONS, checked, left_out_lines
 from proofserve.lab.calibrate.measuring import (
     MeasuredRun,
     MeasuringPlan,
@@ -65,13 +65,17 @@ RATE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class NoisePlan:
-    """How many nonces each kind of run computes, and the files of other machines to merge."""
+    """How many nonces each kind of run computes, and the files of other machines to merge.
+
+    ``verifications`` are those simulated of each kernel that is left out.
+    """
 
     nonces: int | None
     emulated: int
     bank: int
     added: tuple[Path, ...]
     kv_dtype: str
+    verifications: int
 
 
 def noise(
@@ -120,6 +124,9 @@ def noise(
         str, typer.Option(help="What nodes may keep keys and values in: auto, or also fp8.")
     ] = "auto",
     suspect: Suspects = None,
+    verifications: Annotated[
+        int, typer.Option(help="Simulated of each kernel that is left out.", min=1)
+    ] = VERIFICATIONS,
     stronger_rng: StrongerRng = False,
     api_key: ApiKey = None,
     device: Device = "cpu",
@@ -150,7 +157,7 @@ def noise(
     """
     with open_session() as session:
         engines = [engine_named(name) for name in other or ()]
-        plan = NoisePlan(nonces, emulated, bank, tuple(add or ()), kv_cache)
+        plan = NoisePlan(nonces, emulated, bank, tuple(add or ()), kv_cache, verifications)
         claimed = _to_compute(engines, nonces)
         given = _completed(WorkOptions(scheme, k_dim, seq_len, None, stronger_rng), claimed)
         work = workload(claimed, given)
@@ -270,7 +277,7 @@ def _calibration(
     )
     for file in plan.added:
         made = merged(made, read(file))
-    return made.model_copy(update={"left_out": left_out(made, session.line)})
+    return checked(made, session.line, plan.verifications)
 
 
 def _table(made: CalibrationFile) -> Table:

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from proofserve.lab.calibrate.calibration_file import CalibrationFile, KernelFacts
+from proofserve.lab.calibrate.left_out import checked
 from proofserve.lab.chat.answers import BLOCK_TOKENS, Answer, Blocks
 from proofserve.lab.chat.calibration import (
     Calibrated,
@@ -114,7 +115,8 @@ def blocks() -> Blocks:
 def made(blocks: Blocks) -> CalibrationFile:
     servers = dict.fromkeys(("key a", "key b"), facts("vLLM"))
     about = Calibrated("trained", {"hidden_size": 64}, "auto", servers)
-    return chat_calibration(about, blocks, MadeUpValidator(blocks), NoProgress())
+    made = chat_calibration(about, blocks, MadeUpValidator(blocks), NoProgress())
+    return checked(made, NoProgress(), verifications=500)
 
 
 def test_every_server_and_every_kernel_is_a_population(made: CalibrationFile) -> None:

@@ -14,6 +14,7 @@ from proofserve.cli.recompute import kernel_facts
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession, open_session
 from proofserve.lab.calibrate.calibration_file import KernelFacts, checkpoint_shape
+from proofserve.lab.calibrate.left_out import VERIFICATIONS, checked
 from proofserve.lab.chat.calibration import Calibrated, calibration_lines
 from proofserve.lab.chat.collecting import ReceiptClient
 from proofserve.lab.chat.conversation import Conversation
@@ -41,6 +42,9 @@ def chat(
         str, typer.Option(help="What servers may keep keys and values in: auto, or also fp8.")
     ] = "auto",
     suspect: Suspects = None,
+    verifications: Annotated[
+        int, typer.Option(help="Simulated of each kernel that is left out.", min=1)
+    ] = VERIFICATIONS,
     api_key: ApiKey = None,
     device: Device = "cpu",
     size: Size = "tiny",
@@ -97,6 +101,7 @@ def chat(
                 kv_dtype=kv_cache,
             )
             made = ChatChecker(setup).calibration(about, found, session.line)
+            made = checked(made, session.line, verifications)
             made.write(out)
         for line in calibration_lines(made, len(found)):
             session.console.print(line, markup=False, soft_wrap=True)

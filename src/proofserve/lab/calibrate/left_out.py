@@ -17,7 +17,16 @@ CHANCES: Final = Chances(alpha=1e-6, beta=1e-3)
 ROOMS: Final = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 
 
-def left_out(file: CalibrationFile, progress: Progress) -> LeftOutCheck | None:
+def checked(
+    file: CalibrationFile, progress: Progress, verifications: int = VERIFICATIONS
+) -> CalibrationFile:
+    """The file with its check."""
+    return file.model_copy(update={"left_out": left_out(file, progress, verifications)})
+
+
+def left_out(
+    file: CalibrationFile, progress: Progress, verifications: int = VERIFICATIONS
+) -> LeftOutCheck | None:
     """The check of a file; None if it has one population alone, with nothing to judge it by."""
     names = [each.facts.name for each in file.populations]
     if len(names) < 2:
@@ -28,23 +37,25 @@ def left_out(file: CalibrationFile, progress: Progress) -> LeftOutCheck | None:
         progress.step(f"each kernel left out, margins times {room:g}", len(names))
         found = {}
         for name in names:
-            found[name] = _convicted(file, honest, name)
+            found[name] = _convicted(file, honest, name, verifications)
             progress.advance()
         at_once = at_once or found
         if not any(found.values()):
             break
     return LeftOutCheck(
-        verifications=VERIFICATIONS,
+        verifications=verifications,
         nonces=NONCES,
         room=room,
         convicted={name: count for name, count in at_once.items() if count},
     )
 
 
-def _convicted(file: CalibrationFile, honest: HonestPopulations, name: str) -> int:
+def _convicted(
+    file: CalibrationFile, honest: HonestPopulations, name: str, verifications: int
+) -> int:
     run = next(each.figures.figures for each in file.populations if each.facts.name == name)
     node = node_figures(run, file.own.figures, honest)
-    drawn = draws(len(node), VERIFICATIONS, NONCES)
+    drawn = draws(len(node), verifications, NONCES)
     return int(np.count_nonzero(convictions(node, honest.without(name), CHANCES, drawn) <= NONCES))
 
 
