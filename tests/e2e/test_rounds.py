@@ -134,7 +134,6 @@ def test_the_noise_of_a_node_is_far_below_a_threshold_for_frauds(
 ) -> None:
     figures = tmp_path / "noise.json"
     few = ("--nonces", "48", "--emulated", "16", "--bank", "0", "--seq-len", "16")
-    simulated = ("--verifications", "100")
     engine = ("--other", node.server.url, "--json", str(figures))
     with one_thread():
         outcome = CliRunner().invoke(

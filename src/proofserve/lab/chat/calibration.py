@@ -15,6 +15,7 @@ from proofserve.lab.calibrate.calibration_file import (
     GreedyFields,
     KernelFacts,
 )
+from proofserve.lab.calibrate.left_out import left_out_lines
 from proofserve.lab.calibrate.measuring import (
     CalibratingBank,
     MeasuredRun,
