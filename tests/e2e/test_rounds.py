@@ -137,7 +137,7 @@ def test_the_noise_of_a_node_is_far_below_a_threshold_for_frauds(
     engine = ("--other", node.server.url, "--json", str(figures))
     with one_thread():
         outcome = CliRunner().invoke(
-            app, ["calibrate", "noise", str(tiny), *engine, *few, *simulated]
+            app, ["calibrate", "noise", str(tiny), *engine, *few, "--verifications", "100"]
         )
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(figures.read_text())
