@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from proofserve.cli.model import trained_calibration
 from proofserve.lab.calibrate.calibration_file import FORMAT, VERSION, CalibrationFile, read
-from proofserve.lab.calibrate.left_out import checked
+from proofserve.lab.calibrate.left_out import VERIFICATIONS, checked
 from proofserve.lab.calibrate.measuring import (
     MeasuringPlan,
     figure_fields,
@@ -72,7 +72,9 @@ def tried(
     return _Trying(runs, calibration, trial, progress).found(real)
 
 
-def calibration_of(runs: KeptRuns, progress: Progress) -> CalibrationFile:
+def calibration_of(
+    runs: KeptRuns, progress: Progress, verifications: int = VERIFICATIONS
+) -> CalibrationFile:
     """The one that the package ships, or as ``calibrate noise`` makes it without any real node."""
     subject, work = runs.subject, runs.work
     if not subject.calibrating:
@@ -103,7 +105,7 @@ def calibration_of(runs: KeptRuns, progress: Progress) -> CalibrationFile:
         p_mismatch=RATE,
         left_out=None,
     )
-    return checked(made, progress)
+    return checked(made, progress, verifications)
 
 
 class _Trying:

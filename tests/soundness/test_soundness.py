@@ -1,0 +1,94 @@
+"""``make soundness`` in its short form: one small mixture, three kernels, a cheat, and the page."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.progress import NoProgress
+from proofserve.protocol import SKETCH
+from proofserve.protocol.codec import encode
+from soundness import page as pages
+from soundness.recorded import README, foreign, nodes_in
+from soundness.results import FORMS, Found
+from soundness.runs import KeptRuns
+from soundness.subjects import SUBJECTS, Subject
+from soundness.trying import RealNode, Trial, calibration_of, tried
+from support.four_bits import one_thread
+
+KERNELS = ("vLLM on x86 with AMX", "vLLM on a GPU", "float32")
+SUSPECTS = ("int4 g128", "int8 per channel")
+MIXTURE = Subject(
+    "qwen3_moe", "mixture", SUSPECTS[:1], seq_len=16, nonces=16, calibrating=64, bank=32
+)
+TRIAL = Trial(runs=200, most=100, most_of_cheats=100)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> KeptRuns:
+    return KeptRuns(MIXTURE, SKETCH, KERNELS, SUSPECTS, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def found(runs: KeptRuns) -> Found:
+    with one_thread():
+        calibration = calibration_of(runs, NoProgress(), TRIAL.runs)
+        truth = runs.truth(MIXTURE.judged)
+        errors = runs.kernel_errors("vLLM on a GPU", MIXTURE.judged)
+        real = RealNode("a node", "a card", {n: truth[n] + errors[n] for n in MIXTURE.judged})
+        return tried(runs, calibration, [real], TRIAL, NoProgress())
+
+
+def test_no_honest_node_is_convicted_and_the_cheat_is(found: Found) -> None:
+    assert [node.name for node in found.honest] == [*KERNELS, "a node"]
+    for node in found.honest:
+        assert set(node.cells) == set(FORMS)
+        for cell in node.cells.values():
+            ended = cell.cleared + cell.unexplained + cell.undecided
+            assert (cell.convicted, ended) == (0, TRIAL.runs)
+    for cheat in found.cheats:
+        assert cheat.weights == "int4 g128"
+        assert cheat.cleared == 0
+        assert cheat.convicts_at[1] is not None
+
+
+def test_what_was_computed_is_kept(runs: KeptRuns, found: Found) -> None:
+    files = {file.name: file.stat().st_mtime_ns for file in runs.folder.iterdir()}
+    assert found.runs == TRIAL.runs
+    again = KeptRuns(MIXTURE, SKETCH, KERNELS, SUSPECTS, runs.folder.parent)
+    again.kernel_errors("float32", MIXTURE.judged)
+    assert {file.name: file.stat().st_mtime_ns for file in again.folder.iterdir()} == files
+
+
+def test_the_page_says_what_was_tried_and_a_wrong_conviction(found: Found, tmp_path: Path) -> None:
+    found.write(tmp_path)
+    assert Found.read(tmp_path, "qwen3_moe", SKETCH) == found
+    text = pages.page([found], "a processor")
+    assert f"**0 of {TRIAL.runs * 4 * len(FORMS):,}**" in text
+    assert "a node, a card" in text
+    assert pages.convicted_honest([found]) == []
+    node = found.honest[0]
+    cells = {**node.cells, FORMS[0]: replace(node.cells[FORMS[0]], convicted=3)}
+    wrong = replace(found, honest=(replace(node, cells=cells), *found.honest[1:]))
+    assert pages.convicted_honest([wrong]) == [
+        f"qwen3_moe, {SKETCH}, calibrated: {KERNELS[0]} in 3"
+    ]
+
+
+def test_a_recorded_folder_is_read_by_its_readme(runs: KeptRuns, tmp_path: Path) -> None:
+    scheme = runs.work.scheme
+    (text,) = encode(runs.truth((3,))[3][None])
+    row = {"seq": 1, "round_id": "recorded", "nonce": 3, "vector_b64": text}
+    (tmp_path / f"theirs-{SKETCH}.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(LabError, match=r"README\.md that says what its node ran on"):
+        list(nodes_in(tmp_path, scheme))
+    (tmp_path / README).write_text("Processor: a card.\n")
+    (node,) = nodes_in(tmp_path, scheme)
+    assert (node.name, node.processor, [*node.vectors]) == ("theirs", "a card", [3])
+
+
+def test_the_recorded_foreign_node_has_the_nonces_of_the_trained_model(runs: KeptRuns) -> None:
+    node = foreign(runs.work.scheme)
+    assert tuple(node.vectors) == SUBJECTS[0].judged
