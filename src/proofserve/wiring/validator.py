@@ -203,7 +203,9 @@ class CheckpointValidator:
 
 
 def _own_profile(served: str | None, published: Network) -> KernelProfile:
-    """Raises LabError for a dtype in which no server rounds."""
+    """Raises LabError for an unknown dtype, and for one in which no server rounds."""
+    if served is not None and served not in DTYPES:
+        raise LabError(f"unknown dtype {served!r}; give bfloat16 or float16")
     dtype = DTYPES[served] if served else published.declared_dtype
     # A checkpoint in float32 is served in 16 bits too, unless an operator asks for more.
     profile = own_profile(torch.bfloat16 if dtype == torch.float32 and not served else dtype)
