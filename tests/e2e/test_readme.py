@@ -28,7 +28,7 @@ import pytest
 from proofserve.cli.servers import SMALL_MACHINE
 from proofserve.models.writer import write_trained
 from proofserve.wiring.launch import free_port, stop
-from support.node import IN_ONE_PROCESS
+from support.node import DTYPE, IN_ONE_PROCESS
 from support.readme import PageCommand, commands_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -53,8 +53,9 @@ SKIPPED = {
 }
 # By the beginning of the command: what it would take minutes without.
 ADDED = {
-    # vLLM would compile the model, and start a second process that imports everything again.
-    "proofserve serve": ("--enforce-eager", *IN_ONE_PROCESS),
+    # vLLM would compile the model, start a second process that imports everything again, and
+    # multiply in bfloat16 also where that takes ten times as long.
+    "proofserve serve": ("--enforce-eager", "--dtype", DTYPE, *IN_ONE_PROCESS),
     # It would measure 400 nonces, and 256 of each emulated kernel.
     "proofserve calibrate noise": (
         *("--nonces", "64", "--emulated", "32", "--bank", "16"),
