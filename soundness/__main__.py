@@ -39,9 +39,9 @@ def run(
 ) -> None:
     """Try everything, and write docs/soundness.md (an hour on two cores).
 
-    Vectors are kept in .cache: what was interrupted goes on where it was, and
-    results of models that do not run now are those of the last time. Exit code
-    1: an honest node was convicted.
+    Vectors are kept in .cache: what was interrupted goes on where it was. The
+    page has the models that were ever run, each as it was the last time. Exit
+    code 1: an honest node was convicted.
     """
     if unknown := set(only or ()) - set(BY_NAME):
         raise typer.BadParameter(f"{', '.join(unknown)}; the models are {', '.join(BY_NAME)}")
@@ -58,7 +58,7 @@ def run(
     with open_session() as session, session.interrupts.allowed():
         run_all([job for each in subjects for job in _servers(each)], typer.echo)
         run_all(tries, typer.echo)
-        found = [Found.read(RESULTS, each.arch, scheme) for each in SUBJECTS for scheme in SCHEMES]
+        found = Found.all_of(RESULTS, [(s.arch, scheme) for s in SUBJECTS for scheme in SCHEMES])
     facts = machine()
     PAGE.write_text(page(found, f"{facts['cores']} cores of {facts['processor']}"))
     minutes = (time.monotonic() - began) / 60

@@ -17,12 +17,12 @@ Row = Sequence[str]
 
 
 def page(found: Sequence[Found], machine: str) -> str:
-    """``found`` has every model with both schemes."""
+    """``found`` are the models and schemes that were tried."""
     lengths = {f"{max(n.nonces for n in f.honest)} nonces of {f.seq_len}": 0 for f in found}
     arches = list(dict.fromkeys(each.arch for each in found))
     return TEXT.read_text().format(
         summary=summary(found),
-        unknown=UNKNOWN.format(longest=max(f.seq_len for f in found)),
+        unknown=_unknown(found),
         runs=found[0].runs,
         most=found[0].most,
         matrix=_matrix(found),
@@ -32,6 +32,18 @@ def page(found: Sequence[Found], machine: str) -> str:
         nonces=f"{' or '.join(lengths)} tokens",
         models=", ".join(f"{arch} ({BY_NAME[arch].what})" for arch in arches),
         machine=machine,
+    )
+
+
+def _unknown(found: Sequence[Found]) -> str:
+    """Also which of the models have not been run."""
+    text = UNKNOWN.format(longest=max(each.seq_len for each in found))
+    done = {each.arch for each in found}
+    left = [f"{arch} ({subject.what})" for arch, subject in BY_NAME.items() if arch not in done]
+    return (
+        f"{text} Of the models that can be tried, these were not: {', '.join(left)}."
+        if left
+        else text
     )
 
 

@@ -1,5 +1,6 @@
 """What was found, as it is kept between runs: a file for each model and scheme."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -85,6 +86,13 @@ class Found:
     def read(folder: Path, arch: str, scheme: str) -> "Found":
         """Raises OSError and ValueError."""
         return _FOUND.validate_json((folder / _file_name(arch, scheme)).read_bytes())
+
+    @staticmethod
+    def all_of(folder: Path, tried: Iterable[tuple[str, str]]) -> "list[Found]":
+        """Those of models and schemes that have a file, in the order of ``tried``."""
+        return [
+            Found.read(folder, *each) for each in tried if (folder / _file_name(*each)).is_file()
+        ]
 
 
 def _file_name(arch: str, scheme: str) -> str:
