@@ -103,8 +103,8 @@ class Endings:
     """When each run was convicted or cleared, int64 [runs], beyond ``most`` if it was not.
 
     ``refuted`` bool [runs]: no population explains the node. ``by_test`` is when each test alone
-    would have convicted. ``closest`` is the population that explains the node best, empty without a
-    calibration.
+    would have convicted. ``closest`` is the population whose figures are most like the node's on
+    average, empty without a calibration.
     """
 
     most: int
@@ -171,7 +171,7 @@ def simulated(
             "paired": _by_all(members, drawn, _Member.paired),
             "direction": _by_all(members, drawn, _Member.direction),
         },
-        closest=members[0].name,
+        closest=min(members, key=lambda member: member.distance).name,
     )
 
 
@@ -225,8 +225,16 @@ class _Member:
 
     @property
     def nearness(self) -> float:
-        """How much a nonce says on average that the node is of this population."""
+        """How much a nonce says on average for this population and against a fraud beside it."""
         return float(self._clearing.mean(axis=0).min())
+
+    @property
+    def distance(self) -> float:
+        """How far the node's figures are from the population's on average."""
+        sizes = abs(float(np.log(np.median(self._node.ratios) / np.median(self._of.ratios))))
+        if self._node.twins is None:
+            return sizes
+        return sizes + abs(float(self._node.twins.mean()) - self._of.leans[TWINS].mean)
 
     def paired(self, drawn: Draws) -> Counts:
         return first_passages(self._sizes, drawn, self._limit)
