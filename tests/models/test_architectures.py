@@ -29,7 +29,7 @@ def test_shapes_split_over_two_ranks_and_two_stages(size: str) -> None:
     assert dimensions.sliding_window < 256
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", [n for n, each in ARCHITECTURES.items() if each.chosen == 1])
 @pytest.mark.parametrize(
     ("size", "low", "high"), [("tiny", 1e6, 6e6), ("small", 90e6, 115e6), ("0.6b", 435e6, 450e6)]
 )
@@ -38,6 +38,14 @@ def test_sizes_are_what_they_are_called(arch: str, size: str, low: float, high: 
         model = AutoModelForCausalLM.from_config(architecture(arch).config(shape(size)))
     assert type(model).__name__ == architecture(arch).class_name
     assert low < sum(p.numel() for p in model.parameters()) < high
+
+
+@pytest.mark.parametrize("arch", [n for n, each in ARCHITECTURES.items() if each.chosen > 1])
+def test_a_token_s_experts_are_together_no_wider_than_the_dense_model(arch: str) -> None:
+    config = architecture(arch).config(shape("tiny"))
+    width = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    assert config.num_experts_per_tok == architecture(arch).chosen
+    assert width * config.num_experts_per_tok == shape("tiny").intermediate
 
 
 @pytest.mark.parametrize("size", SHAPES)

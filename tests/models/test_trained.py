@@ -6,16 +6,17 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from proofserve.engines.checkpoints.digest import CACHE, weights_digest
+from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape, read
 from proofserve.models import trained, writer
 from proofserve.models.tokenizer import build_tokenizer
 from proofserve.models.trained import OtherTokensError
 from proofserve.models.writer import DirectoryInUseError, ModelSummary, write_trained
-from proofserve.protocol.sketch import SketchScheme
+from proofserve.protocol import ARTIFACT, SKETCH
 from training.chats import written_chats
 
-BUDGET = 8_000_000
+BUDGET = 9_000_000
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def test_the_weights_are_those_that_the_digest_names(summary: ModelSummary) -> N
     assert weights_digest(summary.path) == trained.WEIGHTS_DIGEST
 
 
-def test_the_package_holds_at_most_8_megabytes_of_it() -> None:
+def test_the_package_holds_at_most_9_megabytes_of_it() -> None:
     packed = [Path(str(file)) for file in trained.files().iterdir()]
     assert {file.name for file in packed} == {
         "config.json",
@@ -86,16 +87,23 @@ def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_its_calibration_is_of_this_model_and_carries_any_alpha(summary: ModelSummary) -> None:
-    found = read(Path(str(trained.files().joinpath("calibration.json"))))
+@pytest.mark.parametrize(
+    ("name", "scheme", "k_dim"),
+    [("calibration.json", SKETCH, 64), ("artifact_calibration.json", ARTIFACT, 12)],
+)
+def test_its_calibrations_are_of_this_model_and_of_emulated_kernels_alone(
+    summary: ModelSummary, name: str, scheme: str, k_dim: int
+) -> None:
+    found = read(Path(str(trained.files().joinpath(name))))
     assert found.shape == checkpoint_shape(summary.path)
-    assert (found.model, found.scheme, found.seq_len) == ("trained", "sketch-v1", 256)
-    assert (found.k_dim, found.dtype) == (SketchScheme().k_dim, "float32")
-    assert found.engines == ("reference:float32", "vllm")
-    assert found.paired is not None
-    assert found.least_alpha(found.fit) == found.least_alpha(found.paired) == 0.0
+    assert (found.model, found.weights_digest) == ("trained", trained.WEIGHTS_DIGEST)
+    assert (found.scheme, found.seq_len, found.k_dim) == (scheme, 256, k_dim)
+    assert (found.served_dtype, found.kv_dtype) == ("bfloat16", "auto")
+    assert all(each.facts.emulated for each in found.populations)
+    # Our own run is no population: it has no spread beside itself.
+    assert set(found.honest.names) == {*PROFILES} - {"torch"}
+    assert found.left_out is not None
     assert set(found.suspects) == set(SUSPECTS)
-    # Weights in 4 bits are plain to see, and an honest node's errors do not lean to them.
-    four = found.suspects["int4 g128"]
-    assert four.own_mean > 0.9
-    assert four.margin < 0.2
+    # Weights in 4 bits are plain to see, and honest errors do not lean to them.
+    assert found.honest.expected["int4 g128"].mean > 0.8
+    assert max(member.leans["int4 g128"].mean for member in found.honest.members) < 0.1

@@ -19,7 +19,8 @@ def test_it_loads_without_a_missing_or_a_spare_tensor(tiny: ModelSummary) -> Non
     assert not any(info.values())
     assert type(model).__name__ == architectures.architecture(tiny.arch).class_name
     assert model.dtype == torch.bfloat16
-    assert tiny.parameters == sum(p.numel() for p in model.parameters())
+    # With the numbers that a router adds to its scores, which torch calls a buffer.
+    assert tiny.parameters == sum(each.numel() for each in model.state_dict().values())
     assert tiny.bytes == sum(len(content) for content in _contents(tiny.path).values())
     assert tiny.bytes > 2 * tiny.parameters
 
