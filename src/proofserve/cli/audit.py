@@ -173,10 +173,8 @@ def command(
         if known is not None:
             _require_fit(known, deployed, setup, deployment.weights_digest)
         found = audit(deployment, options, session.line)
-        facts = {
-            **_facts(deployed.name, setup, options.nonces, began),
-            "honest": known.origin if known else "the kernels emulated in this audit",
-        }
+        honest = known.origin if known else "the kernels emulated in this audit"
+        facts = {**_facts(deployed.name, setup, options.nonces, began), "honest": honest}
         _write(AuditReport(found, deployment.price, facts, machine()), json, html, session)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
 
