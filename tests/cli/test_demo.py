@@ -11,10 +11,10 @@ from support.demo import is_free, running_demo
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(1700)
 def test_the_demo_tells_honest_from_forged_and_leaves_nothing() -> None:
     with running_demo("demo") as demo:
-        assert demo.process.wait(900) == 0, demo.output
+        assert demo.process.wait(1500) == 0, demo.output
         lines = demo.output.splitlines()
         assert len([line for line in lines if not line.endswith(" ...")]) <= 35
         assert any("What is a nonce? - A nonce is a number." in line for line in lines)
@@ -25,8 +25,9 @@ def test_the_demo_tells_honest_from_forged_and_leaves_nothing() -> None:
         # Each with the tests that agree on it.
         for what, verdict in (
             ("what this server produced", r"honest +\d+ +paired, direction, twins"),
-            ("a copy with 32 of 64 altered", r"fraud +\d+ +paired: E = "),
-            ("another model's artifacts", r"fraud +\d+ +paired: E = "),
+            ("an honest node: vLLM on a GPU", r"honest +\d+ +paired, direction, twins"),
+            ("a copy with 32 of 64 altered", r"fraud +\d+ +paired: errors are .*, E = "),
+            ("another model's artifacts", r"fraud +\d+ +paired: errors are .*, E = "),
             ("4-bit weights", r"fraud +\d+ +direction: int4 g128, E = "),
             ("fp8 weights", r"fraud +\d+ +direction: fp8 \S+ \S+, E = "),
         ):
