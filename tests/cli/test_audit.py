@@ -33,7 +33,7 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
     missed = {name: each["saving"] for name, each in attacks.items() if not each["caught"]}
     # Twelve nonces tell little of the sizes of honest errors, and 200 not always of a tenth forged.
     assert {name for name, saving in missed.items() if saving >= 0.1} <= {
-        *("int8 per channel by chance", "int8 g32 by chance", "honest on 90%, else zero vectors"),
+        *("int8 per channel by chance", "int8 g32 by chance", "honest on 90%, else zero vectors")
     }
     assert "first layer's projections kept per token" in missed
     assert result.exit_code in {0, 1}, result.output
