@@ -76,6 +76,9 @@ def trained(tokenizer: PreTrainedTokenizerFast, steps: int) -> tuple[Qwen3ForCau
     return model, lines
 
 
+# Muon computes in bfloat16, which takes ten times as long where the processor has no instructions
+# for it.
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("small_steps")
 def test_training_learns(tokenizer: PreTrainedTokenizerFast) -> None:
     _, lines = trained(tokenizer, 25)
@@ -83,6 +86,7 @@ def test_training_learns(tokenizer: PreTrainedTokenizerFast) -> None:
     assert loss < 4.0  # an untrained model has log 2048 = 7.6
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("small_steps")
 def test_training_gives_the_same_weights_again(tokenizer: PreTrainedTokenizerFast) -> None:
     (first, _), (second, _) = trained(tokenizer, 5), trained(tokenizer, 5)
