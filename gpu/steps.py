@@ -241,7 +241,9 @@ def _noise(run: RunOptions) -> Iterator[Step]:
     ):
         # A running node has the runner that it was started with.
         argv = command(name, "--other", run.url or engine)
-        yield Step(name, f"{title}, and emulated kernels", argv, 400, None, cards, True, env)
+        yield Step(
+            name, f"{title}, and emulated kernels", argv, 400, cards=cards, served=True, env=env
+        )
 
 
 def _served(run: RunOptions) -> Iterator[Step]:

@@ -11,10 +11,10 @@ from support.demo import is_free, running_demo
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.timeout(1700)
+@pytest.mark.timeout(1000)
 def test_the_demo_tells_honest_from_forged_and_leaves_nothing() -> None:
     with running_demo("demo") as demo:
-        assert demo.process.wait(1500) == 0, demo.output
+        assert demo.process.wait(900) == 0, demo.output
         lines = demo.output.splitlines()
         assert len([line for line in lines if not line.endswith(" ...")]) <= 35
         assert any("What is a nonce? - A nonce is a number." in line for line in lines)

@@ -39,7 +39,8 @@ def new(
         str, typer.Option(help="qwen3, llama, gemma3, qwen3_moe, gpt_oss, deepseek_v3 or trained.")
     ] = "qwen3",
     size: Annotated[
-        str | None, typer.Option(help="tiny (a few MB, if unset), small (100M) or 0.6b.")
+        str | None,
+        typer.Option(help="tiny (a few MB, if unset), small (100M) or 0.6b; mixtures are larger."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Another seed than 0 gives other weights.")

@@ -49,7 +49,7 @@ class Architecture:
     and not the scale of the projection, sets the spread of the attention scores. ``scales_tokens``
     says whether the model multiplies the embeddings of tokens by the square root of the hidden
     size; it never multiplies embeddings that are its input. ``chosen`` counts the experts of a
-    token, 1 without experts.
+    token, 1 without experts; ``inputs_first`` says whether their matrices are [inputs, outputs].
     """
 
     class_name: str
@@ -58,6 +58,7 @@ class Architecture:
     norms_queries: bool = False
     scales_tokens: bool = False
     chosen: int = 1
+    inputs_first: bool = False
 
 
 def _common(shape: Shape) -> dict[str, int | float | bool | list[int]]:
@@ -149,7 +150,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         "Gemma3ForCausalLM", _gemma3, norm_offset=1.0, norms_queries=True, scales_tokens=True
     ),
     "qwen3_moe": Architecture("Qwen3MoeForCausalLM", _qwen3_moe, norms_queries=True, chosen=4),
-    "gpt_oss": Architecture("GptOssForCausalLM", _gpt_oss, chosen=2),
+    "gpt_oss": Architecture("GptOssForCausalLM", _gpt_oss, chosen=2, inputs_first=True),
     "deepseek_v3": Architecture("DeepseekV3ForCausalLM", _deepseek_v3, chosen=4),
 }
 

@@ -48,9 +48,8 @@ def _norm(family: Architecture, name: str, unit: Tensor) -> Tensor:
 
 
 def _matrix(family: Architecture, name: str, unit: Tensor) -> Tensor:
-    # Experts are matrices one upon the other; those of gpt-oss are written inputs first.
-    is_transposed = unit.ndim > 2 and "gpt" in family.class_name.lower()
-    fan_in = unit.shape[-2 if is_transposed else -1]
+    # Experts are matrices one upon the other.
+    fan_in = unit.shape[-2 if unit.ndim > 2 and family.inputs_first else -1]
     gain = 1.0
     if name.endswith("o_proj.weight"):
         gain = ATTENTION_GAIN
