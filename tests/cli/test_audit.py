@@ -13,6 +13,8 @@ from support.models import TINY_THRESHOLD, SmallModels
 SIMULATED = ("--verifications", "200")
 SHORT = ("--quick", "--max-nonces", "200", *SIMULATED)
 FEW = (*SHORT, "--nonces", "12", "--seq-len", "32", "--forward-batch", "12")
+# A tenth of forged nonces shows in 99.9 % of verifications within as many.
+LONGER = ("--max-nonces", "500")
 SKETCHES = ("--scheme", "sketch-v1")
 
 
@@ -28,13 +30,11 @@ def audited(record: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> None:
     record, page = tmp_path / "audit.json", tmp_path / "audit.html"
-    result = run(tiny, *FEW, *SKETCHES, "--json", record, "--html", page)
+    result = run(tiny, *FEW, *LONGER, *SKETCHES, "--json", record, "--html", page)
     found, attacks = audited(record)
     missed = {name: each["saving"] for name, each in attacks.items() if not each["caught"]}
-    # Twelve nonces tell little of the sizes of honest errors, and 200 not always of a tenth forged.
-    assert {name for name, saving in missed.items() if saving >= 0.1} <= {
-        *("int8 per channel by chance", "int8 g32 by chance", "honest on 90%, else zero vectors")
-    }
+    # Twelve nonces tell little of the sizes of honest errors.
+    assert all("by chance" in name for name, saving in missed.items() if saving >= 0.1)
     assert "first layer's projections kept per token" in missed
     assert result.exit_code in {0, 1}, result.output
     assert found["setup"]["scheme"] == "sketch-v1"
