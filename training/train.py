@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from proofserve.lab.host.processor import multiplies_bf16
 from proofserve.models.tokenizer import BOS, EOS_IDS, PAD, SPECIALS, VOCABULARY
 from training.data import Data, batches
 
@@ -84,8 +83,8 @@ def nats_per_byte(model: Qwen3ForCausalLM, data: Data) -> float:
 
 def _loss(model: Qwen3ForCausalLM, rows: Tensor) -> Tensor:
     # Weights and sums stay in float32; products in bfloat16 take half the time on processors with
-    # matrix units, and ten times as long on those without instructions for them.
-    with torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bf16()):
+    # matrix units.
+    with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=rows[:, :-1]).logits
     return cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
 

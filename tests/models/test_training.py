@@ -72,13 +72,13 @@ def test_windows_overlap_by_the_token_that_is_only_predicted() -> None:
 def trained(tokenizer: PreTrainedTokenizerFast, steps: int) -> tuple[Qwen3ForCausalLM, list[str]]:
     ids = torch.tensor(tokenizer(LINE * 2000, add_special_tokens=False)["input_ids"])
     model, lines = train.new_model(), list[str]()
+    # A step of Muon computes in bfloat16: of all six layers it takes ten seconds on a processor
+    # without instructions for that.
+    model.model.layers = model.model.layers[:1]
     train.train(model, data.Data(ids, ids, ids[:1000], len(LINE) * 50), steps, lines.append)
     return model, lines
 
 
-# Muon computes in bfloat16, which takes ten times as long where the processor has no instructions
-# for it.
-@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("small_steps")
 def test_training_learns(tokenizer: PreTrainedTokenizerFast) -> None:
     _, lines = trained(tokenizer, 25)
@@ -86,7 +86,6 @@ def test_training_learns(tokenizer: PreTrainedTokenizerFast) -> None:
     assert loss < 4.0  # an untrained model has log 2048 = 7.6
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("small_steps")
 def test_training_gives_the_same_weights_again(tokenizer: PreTrainedTokenizerFast) -> None:
     (first, _), (second, _) = trained(tokenizer, 5), trained(tokenizer, 5)
