@@ -68,10 +68,12 @@ def _moves(model: PreTrainedModel) -> Moves:
 
 
 def test_a_cheat_moves_the_vectors_ten_times_as_far_as_rounding(tiny: ModelSummary) -> None:
-    if architecture(tiny.arch).chosen > 1:
-        pytest.skip("rounding alone changes experts of a mixture, and moves its vectors as far")
     moves = _moves(AutoModelForCausalLM.from_pretrained(tiny.path))
     assert len(moves.drops) == shape("tiny").layers
+    if architecture(tiny.arch).chosen > 1:
+        # Rounding alone changes the experts of some tokens, and moves vectors further.
+        assert moves.margin > 2
+        return
     assert moves.rounding.mean() < 0.03
     assert moves.margin > 10
     # Not on average alone: no single nonce may hide a cheat, either.
