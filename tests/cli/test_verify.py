@@ -26,8 +26,9 @@ from support.four_bits import engine_of, one_thread
 from support.models import TINY_THRESHOLD, SmallModels
 
 WORK = Work("tiny", seq_len=32)
-# So many, because the direction test has to rule out every suspect with 12 values a nonce.
-NONCES = 96
+# So many, because the direction test has to rule out every suspect with 12 values a nonce. One
+# kernel in a hundred orders of nonces takes 200.
+NONCES = 256
 CLOSE = ("--dist-threshold", TINY_THRESHOLD)
 Body = dict[str, Any]
 
@@ -54,8 +55,9 @@ def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str 
     """The tiny model and its calibration: the emulated kernels."""
     file = tmp_path_factory.mktemp("calibration") / "calibration.json"
     few = ("--nonces", "48", "--emulated", "48", "--seq-len", "32", "--bank", "32")
+    short = ("--verifications", "100")
     with one_thread():
-        options = ["calibrate", "noise", str(tiny), *few, "--out", str(file)]
+        options = ["calibrate", "noise", str(tiny), *few, *short, "--out", str(file)]
         result = CliRunner().invoke(app, options)
     assert result.exit_code == 0, result.output
     return "--model", tiny, "--calibration", file
@@ -87,7 +89,7 @@ def test_an_honest_node_is_honest(
     result = run(write(published), "--model", tiny, *CLOSE, "--seed", "42", "--json", record)
     assert result.exit_code == 0, result.output
     assert "honest" in result.output
-    assert "10 of 96 nonces recomputed (to reproduce this sample: --seed 42)" in result.output
+    assert f"10 of {NONCES} nonces recomputed (to reproduce this sample: --seed 42)" in result.output
     assert "The seed was given: this holds only if the node did not know it" in result.output
     assert "count     honest: 0 mismatches, likelihood ratio 0.000986" in result.output
     outcome = json.loads(record.read_text())
@@ -192,7 +194,7 @@ def test_another_model_is_fraud(
     other = small_models.get("qwen3", seed=1)
     result = run(write(published), "--model", other, *CLOSE, "--json", record)
     assert result.exit_code == 1, result.output
-    assert "3 of 96 nonces recomputed" in result.output
+    assert f"3 of {NONCES} nonces recomputed" in result.output
     outcome = json.loads(record.read_text())
     assert [m["reason"] for m in outcome["mismatches"]] == ["too far"] * 3
     assert min(m["distance"] for m in outcome["mismatches"]) > 0.1
@@ -204,7 +206,7 @@ def test_a_fixed_test_recomputes_all_nonces_and_may_be_undecided(
     path = write(published)
     whole = run(path, "--model", tiny, *CLOSE, "--fixed")
     assert whole.exit_code == 0, whole.output
-    assert "96 of 96 nonces recomputed" in whole.output
+    assert f"{NONCES} of {NONCES} nonces recomputed" in whole.output
     assert "p-value 1" in whole.output
     little = run(path, "--model", tiny, *CLOSE, "--fixed", "--nonces", "2")
     assert little.exit_code == 2
