@@ -41,10 +41,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``runs`` verifications of up to ``most`` nonces, of cheats of up to ``most_of_cheats``."""
+    """``runs`` verifications of up to ``most`` nonces, and those of cheats, which end late."""
 
     runs: int = 10_000
     most: int = 200
+    runs_of_cheats: int = 2000
     most_of_cheats: int = 1000
 
     @property
@@ -185,7 +186,7 @@ class _Trying:
         trial, honest = self._trial, self._honest
         shown = self._figures(self._runs.cheat_errors(name, kernel, self._judged))
         node = node_figures(shown, self._own, honest)
-        drawn = draws(len(node), trial.runs, trial.most_of_cheats)
+        drawn = draws(len(node), trial.runs_of_cheats, trial.most_of_cheats)
         ended = simulated(node, honest, trial.chances, drawn)
         cosines = shown.cosines.get(name)
         self._progress.advance()

@@ -89,7 +89,9 @@ def test_an_honest_node_is_honest(
     result = run(write(published), "--model", tiny, *CLOSE, "--seed", "42", "--json", record)
     assert result.exit_code == 0, result.output
     assert "honest" in result.output
-    assert f"10 of {NONCES} nonces recomputed (to reproduce this sample: --seed 42)" in result.output
+    assert (
+        f"10 of {NONCES} nonces recomputed (to reproduce this sample: --seed 42)" in result.output
+    )
     assert "The seed was given: this holds only if the node did not know it" in result.output
     assert "count     honest: 0 mismatches, likelihood ratio 0.000986" in result.output
     outcome = json.loads(record.read_text())

@@ -33,8 +33,8 @@ def other_kernels(size: float) -> HonestPopulations:
     """A calibration whose one kernel errs ``size`` times as much as our own run."""
     random = np.random.default_rng(0)
     rows, none = np.arange(256), np.zeros(256)
-    own = RunFigures(np.exp(0.1 * random.normal(size=256)), none, {}, rows)
-    lengths = size * np.exp(0.1 * random.normal(size=256))
+    own = RunFigures(HONEST * np.exp(0.1 * random.normal(size=256)), none, {}, rows)
+    lengths = HONEST * size * np.exp(0.1 * random.normal(size=256))
     return populations(
         own, {"far": RunFigures(lengths, 0.1 * random.normal(size=256), {}, rows)}, {}
     )

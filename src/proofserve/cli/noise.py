@@ -286,7 +286,8 @@ def _table(made: CalibrationFile) -> Table:
     table = Table("honest kernel", "", *right, title=made.model, title_justify="left")
     honest = made.null(1.0)
     for fields, member in zip(made.populations, honest.members, strict=True):
-        leans = {name: lean for name, lean in member.leans.items() if name in honest.suspects}
+        known = honest.shares.suspects
+        leans = {name: lean for name, lean in member.leans.items() if name in known}
         most = max(leans, key=lambda name: leans[name].mean, default="")
         twins = member.leans.get(TWIN_FIGURE)
         table.add_row(

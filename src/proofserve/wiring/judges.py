@@ -141,6 +141,6 @@ def _judge(
         return TwinJudge(validator.own_errors, measured.honest, chances)
     yardstick: Yardstick = EmulatedYardstick(validator)
     # Suspects need not have been measured for the other tests.
-    if measured is not None and measured.honest.suspects:
+    if measured is not None and measured.honest.shares.suspects:
         yardstick = CalibratedYardstick(validator, measured.honest)
     return DirectionJudge(validator, yardstick, chances)

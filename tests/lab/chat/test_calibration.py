@@ -152,7 +152,7 @@ def test_suspects_are_measured_on_blocks_of_all_servers(made: CalibrationFile) -
     for population in made.populations[:2]:
         assert {len(each) for each in population.figures.cosines.values()} == {96}
     honest = made.honest
-    assert honest.suspects == ("int8", "fp8")
+    assert honest.shares.suspects == ("int8", "fp8")
     assert all(abs(member.leans["int8"].mean) < 0.1 for member in honest.members)
     assert honest.expected["int8"].mean > 0.8
 

@@ -95,14 +95,26 @@ def test_a_small_calibration_bets_less_on_one_nonce_and_holds_its_alpha(count: i
     """Whatever lies beyond the largest of its figures, one time in ``count / 4``."""
     known = honest(count, seed=3)
     made = SizeBets(fitted(known), known, CONVICTING)
-    beyond = 4 * CONVICTING * known.max()
+    beyond = 1.5 * CONVICTING * known.max()
     rare = np.append(honest(count // 4 - 1, seed=4), 0.99 * beyond)
     assert np.exp(made.log_factors(rare)).mean(axis=0).max() < 1.6
     assert made.log_factors(rare[-1:]).max() <= math.log(max(1.0, count / 46)) + 1e-9
     # What is far beyond is no rounding, and neither is a claim without a vector.
-    gross = made.log_factors(np.array([1.01 * beyond, math.inf]))
+    gross = made.log_factors(np.array([2 * beyond, math.inf]))
     assert np.isfinite(gross).all()
     assert math.log(100) < gross[1].max() <= math.log(1000)
+
+
+@pytest.mark.parametrize("power", [4.0, 8.0])
+def test_what_no_rounding_explains_is_further_out_where_honest_tails_are_heavier(
+    power: float,
+) -> None:
+    """No bet wins on a kernel half as rough again, far beyond what 256 nonces have shown."""
+    for seed in range(5):
+        tails = np.sqrt(np.random.default_rng(seed).f(10.0, power, 100_256))
+        known, others = tails[:256], 1.5 * tails[256:]
+        made = SizeBets(fitted(known), known, CONVICTING)
+        assert np.exp(made.log_factors(others)).mean(axis=0).max() < 1.0
 
 
 def test_an_honest_node_is_cleared_of_small_and_gross_frauds(fit: ScaleFit) -> None:

@@ -119,7 +119,7 @@ class CalibratedYardstick:
 
     def add(self, of: Suspicion, suspect: str, error: ClaimError, prediction: Vector) -> None:
         ours = cosine(self._own[error.nonce], prediction)
-        figure = _cosine(error, prediction) - self._honest.share(suspect) * ours
+        figure = _cosine(error, prediction) - self._honest.shares.lean(suspect) * ours
         of.weigh(figure)
         for member, evidence in zip(self._honest.members, of.convicting, strict=True):
             if (lean := member.lean(suspect)) is not None:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.verify.populations import TWINS, HonestPopulations, size_ratios
+from proofserve.lab.verify.populations import TWINS, HonestPopulations
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.verdict.comparison import ClaimError
 from proofserve.protocol.verdict.counting import check_inside
@@ -144,7 +144,7 @@ class PairedJudge:
     def add(self, error: ClaimError) -> None:
         # A claim without a vector is infinitely far.
         own = np.array([self._lengths.get(error.nonce, 1.0)])
-        ratio = size_ratios(np.array([error.distance]), own)
+        ratio = self._honest.shares.sizes.ratios(np.array([error.distance]), own)
         self._ratios.append(float(ratio[0]))
         for index, member in enumerate(self._honest.members):
             self._convicting[index].add(member.convicting.log_factors(ratio)[0])
@@ -188,7 +188,7 @@ class TwinJudge:
     def __init__(self, own: Recompute, honest: HonestPopulations, chances: Chances) -> None:
         self._own = own
         self._leans = [member.leans[TWINS] for member in honest.members]
-        self._share = honest.shares[TWINS]
+        self._share = honest.shares.leans[TWINS]
         self._chances = chances
         self._evidence = [Evidence(LEANING_BETS) for _ in self._leans]
         self._clearing = np.zeros(len(self._leans))

@@ -4,7 +4,7 @@ No verdict rests on one idea of honest rounding. The null is "one of these kerne
 convicted only if every one of them is, and cleared if one of them explains it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -55,10 +55,50 @@ class RunFigures:
     rows: NDArray[np.int64]
 
 
-def size_ratios(lengths: Floats, own: Floats) -> Floats:
-    """The figures of sizes: lengths of errors over those of our own run on the same nonces."""
-    ratios: Floats = np.maximum(lengths / own, LEAST_RATIO)
-    return ratios
+@dataclass(frozen=True, slots=True)
+class SizeUnit:
+    """The unit of an error's length: our own run's of the nonce to the power of ``share``.
+
+    The rest of the power is from ``typical``, the geometric mean of our own lengths. With many
+    values in a vector a long error of ours says that the nonce feels rounding more, and ``share``
+    is nearly 1; with few it says half as much, and all of it would only add our own noise.
+    """
+
+    share: float
+    typical: float
+
+    def ratios(self, lengths: Floats, own: Floats) -> Floats:
+        """The figures of sizes: ``lengths`` [n] in this unit, ``own`` [n] of the same nonces."""
+        unit = own**self.share * self.typical ** (1.0 - self.share)
+        ratios: Floats = np.maximum(lengths / unit, LEAST_RATIO)
+        return ratios
+
+
+@dataclass(frozen=True, slots=True)
+class OwnShares:
+    """How much of our own figure each test takes off; ``leans`` by suspect and ``TWINS``."""
+
+    sizes: SizeUnit
+    leans: Mapping[str, float]
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Those whose leaning was measured."""
+        return tuple(name for name in self.leans if name != TWINS)
+
+    def lean(self, suspect: str) -> float:
+        """For a suspect that was not measured the share in the middle of the others."""
+        others = [self.leans[name] for name in self.suspects]
+        return self.leans.get(suspect, float(np.median(others)) if others else 1.0)
+
+
+def size_unit(own: RunFigures, honest: Iterable[RunFigures]) -> SizeUnit:
+    """The unit in which these honest runs differ least."""
+    pairs = []
+    for run in honest:
+        ours = own.lengths[run.rows]
+        pairs.append((np.log(np.maximum(run.lengths, LEAST_RATIO * ours)), np.log(ours)))
+    return SizeUnit(own_share(pairs), float(np.exp(np.log(own.lengths).mean())))
 
 
 class Population:
@@ -73,13 +113,13 @@ class Population:
         name: str,
         run: RunFigures,
         own: RunFigures,
-        shares: Mapping[str, float],
+        shares: OwnShares,
         groups: NDArray[np.int64] | None = None,
         room: float = 1.0,
     ) -> None:
         self.name = name
         self._groups = None if groups is None else groups[run.rows]
-        logs = np.log(size_ratios(run.lengths, own.lengths[run.rows]))
+        logs = np.log(shares.sizes.ratios(run.lengths, own.lengths[run.rows]))
         self.ratios = np.exp(self._widened(logs))
         self.room = room
         self.fit: ScaleFit = fitted(self.ratios)
@@ -87,13 +127,13 @@ class Population:
         self.refuting = SizeBets(self.fit, self.ratios, REFUTING * room)
         self.leans: dict[str, HonestLean] = {}
         if run.alike is not None and own.alike is not None:
-            figures = run.alike - shares[TWINS] * own.alike[run.rows]
-            self.leans[TWINS] = self._lean(figures, shares[TWINS])
+            figures = run.alike - shares.leans[TWINS] * own.alike[run.rows]
+            self.leans[TWINS] = self._lean(figures, shares.leans[TWINS])
         for suspect, cosines in run.cosines.items():
             if len(cosines) >= LEAST_LEANING:
                 ours = own.cosines[suspect][run.rows[: len(cosines)]]
-                figures = cosines - shares[suspect] * ours
-                self.leans[suspect] = self._lean(figures, shares[suspect])
+                figures = cosines - shares.leans[suspect] * ours
+                self.leans[suspect] = self._lean(figures, shares.leans[suspect])
 
     @cached_property
     def widest(self) -> HonestLean | None:
@@ -116,16 +156,12 @@ class Population:
 class HonestPopulations:
     """All kernels of a calibration; ``members`` are never empty.
 
-    ``shares`` say how much of our own figure each test takes off, by suspect and ``TWINS``.
     ``expected`` are the figures of provers with each suspect's weights. ``without`` gives the same
     with a member left out.
     """
 
     def __init__(
-        self,
-        members: Sequence[Population],
-        shares: Mapping[str, float],
-        expected: Mapping[str, Expected],
+        self, members: Sequence[Population], shares: OwnShares, expected: Mapping[str, Expected]
     ) -> None:
         self.members = tuple(members)
         self.shares = shares
@@ -136,19 +172,8 @@ class HonestPopulations:
         return tuple(member.name for member in self.members)
 
     @property
-    def suspects(self) -> tuple[str, ...]:
-        """Those whose leaning was measured."""
-        return tuple(name for name in self.shares if name != TWINS)
-
-    @property
     def has_twins(self) -> bool:
         return all(TWINS in member.leans for member in self.members)
-
-    def share(self, suspect: str) -> float:
-        """For a suspect that was not measured the share in the middle of the others."""
-        others = [share for name, share in self.shares.items() if name != TWINS]
-        middle = float(np.median(others)) if others else 1.0
-        return self.shares.get(suspect, middle)
 
     def widest_sd(self, suspect: str) -> float:
         leans = (member.lean(suspect) for member in self.members)
@@ -171,21 +196,22 @@ def populations(
     ``cheats`` are cosines float64 [m] with the suspect, of our own first m nonces. Raises
     ProtocolError for too few figures.
     """
-    shares = {}
+    leans = {}
     for suspect in own.cosines:
         pairs = [
             (run.cosines[suspect], own.cosines[suspect][run.rows[: len(run.cosines[suspect])]])
             for run in honest.values()
             if suspect in run.cosines
         ]
-        shares[suspect] = own_share(pairs)
+        leans[suspect] = own_share(pairs)
     if own.alike is not None:
         alike = own.alike
         pairs = [(r.alike, alike[r.rows]) for r in honest.values() if r.alike is not None]
-        shares[TWINS] = own_share(pairs)
+        leans[TWINS] = own_share(pairs)
+    shares = OwnShares(size_unit(own, honest.values()), leans)
     members = [Population(name, run, own, shares, groups, room) for name, run in honest.items()]
     expected = {
-        name: _expected(cosines - shares[name] * own.cosines[name][: len(cosines)])
+        name: _expected(cosines - leans[name] * own.cosines[name][: len(cosines)])
         for name, cosines in cheats.items()
     }
     return HonestPopulations(members, shares, expected)

@@ -21,7 +21,6 @@ from proofserve.lab.verify.populations import (
     HonestPopulations,
     Population,
     RunFigures,
-    size_ratios,
 )
 from proofserve.protocol.verdict.leaning import uncalibrated_log_factors
 from proofserve.protocol.verdict.twins import twin_log_clearing
@@ -62,12 +61,13 @@ def node_figures(node: RunFigures, own: RunFigures, honest: HonestPopulations) -
     rows = node.rows[:measured]
     twins = None
     if node.alike is not None and own.alike is not None and honest.has_twins:
-        twins = node.alike[:measured] - honest.shares[TWINS] * own.alike[rows]
+        twins = node.alike[:measured] - honest.shares.leans[TWINS] * own.alike[rows]
     leans = {
-        name: values[:measured] - honest.share(name) * own.cosines[name][rows]
+        name: values[:measured] - honest.shares.lean(name) * own.cosines[name][rows]
         for name, values in node.cosines.items()
     }
-    return NodeFigures(size_ratios(node.lengths[:measured], own.lengths[rows]), twins, leans)
+    ratios = honest.shares.sizes.ratios(node.lengths[:measured], own.lengths[rows])
+    return NodeFigures(ratios, twins, leans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,9 @@ _MEAN_ERRORS = 2.33
 # (exp(-4.6) is 0.01). The largest factor of one nonce is capped so that such figures add at most
 # ``_UNSEEN`` to the mean of a bet. So a small calibration convicts more slowly, at any alpha.
 _RARE, _UNSEEN = 4.6, 0.1
-# An error so many times the largest honest one is no rounding: it is capped by ``_CAP_LARGE``
-# alone. That adds less than ``_UNSEEN`` from 256 figures on, if their tail falls faster than the
-# power -2.7 of the size; where experts of a mixture flip, the power of the fit is about -6.
-_GROSS = 4.0
+# An error so far above the largest honest one that, by the power with which the fit's tail falls,
+# it adds less than ``_UNSEEN`` too is capped by ``_CAP_LARGE`` alone. At least so many times.
+_GROSS = 1.5
 # The largest factor of a bet below a scale of 3, and from there on.
 _CAP_SMALL, _CAP_LARGE, _LARGE = 25.0, 1000.0, 3.0
 # Bounds of the logarithms of nu1 and nu2. Without the upper one a fit of figures with light
@@ -103,7 +102,8 @@ class SizeBets:
         most = np.where(scales < _LARGE, _CAP_SMALL, _CAP_LARGE)
         self._caps = np.log(np.clip(_UNSEEN * len(honest) / _RARE, 1.0, most))
         self._gross_caps = np.log(most)
-        self._gross = _GROSS * allowance * float(honest.max())
+        unlikely = _UNSEEN * len(honest) / (_RARE * _CAP_LARGE)
+        self._gross = allowance * float(honest.max()) * max(_GROSS, unlikely ** (-1.0 / fit.nu2))
         self._norms = np.zeros(len(SCALES))
         bets = np.exp(self._log_bets(honest))
         error = bets.std(axis=0, ddof=1) / math.sqrt(len(bets))
