@@ -25,6 +25,7 @@ def page(found: Sequence[Found], machine: str) -> str:
         unknown=_unknown(found),
         runs=found[0].runs,
         most=found[0].most,
+        runs_of_cheats=found[0].runs_of_cheats,
         matrix=_matrix(found),
         details="\n\n".join(_details(found, arch) for arch in arches),
         cheats=_cheats(found),
@@ -141,7 +142,7 @@ def _cheat(found: Found, cheat: Cheat) -> Row:
         "" if cheat.cosine is None else f"{cheat.cosine:.2f}",
         f"{half}, {most}",
         f"{cheat.ideal:.1f}",
-        f"{cheat.cleared / found.runs:.2%}",
+        f"{cheat.cleared / found.runs_of_cheats:.2%}",
     )
 
 

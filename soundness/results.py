@@ -74,6 +74,7 @@ class Found:
     seq_len: int
     runs: int
     most: int
+    runs_of_cheats: int
     calibration: str
     honest: tuple[HonestNode, ...]
     cheats: tuple[Cheat, ...]

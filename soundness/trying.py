@@ -148,6 +148,7 @@ class _Trying:
             seq_len=runs.work.seq_len,
             runs=trial.runs,
             most=trial.most,
+            runs_of_cheats=trial.runs_of_cheats,
             calibration=f"{self._calibration.origin}, margins times {room:g}",
             honest=tuple(honest),
             cheats=tuple(self._cheat(name, kernel) for name in cheats for kernel in kernels),
