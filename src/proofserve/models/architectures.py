@@ -108,12 +108,18 @@ def _qwen3_moe(shape: Shape) -> PreTrainedConfig:
 def _gpt_oss(shape: Shape) -> PreTrainedConfig:
     """8 experts, 2 a token; biases everywhere, a sink in each head, every second layer slides."""
     return GptOssConfig(
-        **{**_common(shape), "intermediate_size": shape.intermediate // 2},
+        # vLLM has this epsilon in its code.
+        **{**_common(shape), "intermediate_size": shape.intermediate // 2, "rms_norm_eps": 1e-5},
         num_local_experts=8,
         num_experts_per_tok=2,
         sliding_window=shape.sliding_window,
-        # The default stretches positions to a context that this model does not have.
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        # vLLM reads no other kind of positions for this family. The default stretches them to a
+        # context that this model does not have.
+        rope_parameters={
+            **{"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 4.0},
+            "original_max_position_embeddings": shape.context // 4,
+            **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+        },
     )
 
 
