@@ -28,6 +28,7 @@ from proofserve.lab.verify.simulation import (
     simulated_uncalibrated,
 )
 from proofserve.protocol.sketch import TWINS
+from proofserve.protocol.verdict.leaning import LEAST_SD
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
 from soundness.runs import KeptRuns
 
@@ -221,7 +222,7 @@ class _Trying:
 
         The lean is to the suspect, or to the bank on average where the weights are private.
         """
-        columns = [np.log(shown.lengths / self._own.lengths)]
+        columns = [np.log(self._honest.shares.sizes.ratios(shown.lengths, self._own.lengths))]
         if shown.alike is not None and self._own.alike is not None:
             columns.append(shown.alike - self._own.alike)
         near = [suspect] if suspect in shown.cosines else [*shown.cosines]
@@ -243,7 +244,9 @@ def _cell(ended: Endings) -> Cell:
 def _divergence(one: Floats, other: Floats) -> float:
     """Of two normal distributions, fitted to rows [n, d]: of the first from the second."""
     mean = other.mean(axis=0) - one.mean(axis=0)
-    first, second = (np.cov(rows, rowvar=False) for rows in (one, other))
+    # A figure that never changes would make the other infinitely far.
+    least = np.diag(np.full(one.shape[1], LEAST_SD**2))
+    first, second = (np.cov(rows, rowvar=False) + least for rows in (one, other))
     inverse = np.linalg.inv(second)
     parts = np.trace(inverse @ first) + mean @ inverse @ mean - len(mean)
     return float(parts + np.linalg.slogdet(second)[1] - np.linalg.slogdet(first)[1]) / 2

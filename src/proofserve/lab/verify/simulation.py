@@ -70,7 +70,7 @@ def node_figures(node: RunFigures, own: RunFigures, honest: HonestPopulations) -
     return NodeFigures(ratios, twins, leans)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Draws:
     """The nonces of each run, int64 [runs, most], and the chance of each nonce [n]."""
 
@@ -86,8 +86,8 @@ class Draws:
         return self.most + 1
 
     def of(self, runs: Counts) -> "Draws":
-        """Those of ``runs`` alone."""
-        return Draws(self.rows[runs], self.chances)
+        """Those of ``runs`` alone, itself if they are all."""
+        return self if len(runs) == len(self.rows) else Draws(self.rows[runs], self.chances)
 
 
 def draws(count: int, runs: int, most: int, chances: Floats | None = None, seed: int = 0) -> Draws:
@@ -218,6 +218,8 @@ class _Member:
         self._chances = chances
         self._limit = math.log(CONVICTING_TESTS / chances.alpha)
         self.name = of.name
+        # What one of the questions below has found out, another one asks again.
+        self._found: dict[tuple[str, Draws], Counts] = {}
         self._clearing = of.fit.log_clearing(node.ratios, np.array([chances.share]))
         if node.twins is not None:
             by_twins = twin_log_clearing(node.twins, of.leans[TWINS].mean)
@@ -237,10 +239,16 @@ class _Member:
         return sizes + abs(float(self._node.twins.mean()) - self._of.leans[TWINS].mean)
 
     def paired(self, drawn: Draws) -> Counts:
-        return first_passages(self._sizes, drawn, self._limit)
+        if ("paired", drawn) not in self._found:
+            found = first_passages(self._sizes, drawn, self._limit)
+            self._found["paired", drawn] = found
+        return self._found["paired", drawn]
 
     def direction(self, drawn: Draws) -> Counts:
-        return first_of(self._leans, drawn, self._limit + math.log(max(1, len(self._node.leans))))
+        if ("direction", drawn) not in self._found:
+            limit = self._limit + math.log(max(1, len(self._node.leans)))
+            self._found["direction", drawn] = first_of(self._leans, drawn, limit)
+        return self._found["direction", drawn]
 
     def convicted(self, drawn: Draws) -> Counts:
         return np.minimum(self.paired(drawn), self.direction(drawn))
@@ -264,6 +272,8 @@ class _Member:
             every: NDArray[np.bool_] = paths.min(axis=-1) >= needed
             return every & (numbers >= from_nonce[running])
 
+        # A run in which a suspect stays is not followed.
+        until = np.where(ruled_out <= until, until, 0)
         stops = _first(self._clearing, drawn, is_clear, until)
         clear = np.flatnonzero(stops < drawn.never)
         before = self.refuted(drawn.of(clear)) > stops[clear]
