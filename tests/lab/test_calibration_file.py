@@ -19,6 +19,7 @@ from proofserve.lab.calibrate.left_out import left_out, left_out_lines
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions
+from proofserve.lab.verify.populations import LEAST_RATIO
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
@@ -115,7 +116,8 @@ def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: 
         ({"populations": []}, "populations: "),
         ({"populations": [population("a", 1), population("a", 2)]}, ".*two have the same name"),
         ({"own": {**run_of(0), "lengths": [0.01]}}, r"own\.lengths: "),
-        ({"own": {**run_of(0), "lengths": [0.01, 0.0]}}, r"own\.lengths\.1: "),
+        ({"own": {**run_of(0), "lengths": [0.01, -0.1]}}, r"own\.lengths\.1: "),
+        ({"own": {**run_of(0), "lengths": [0.01, 0.0]}}, ".*own: our own run has no error"),
         ({"suspects": {"int4": [1.5]}}, r"suspects\.int4\.0: "),
         ({"own": {**run_of(0), "lengths": [0.01, 0.01]}}, ".*vLLM here has nonces that our run"),
     ],
@@ -124,6 +126,16 @@ def test_a_broken_field_is_named(path: Path, change: dict[str, Any], named: str)
     path.write_text(json.dumps(FIELDS | change))
     with pytest.raises(LabError, match=rf"calibration\.json: {named}"):
         read(path)
+
+
+def test_a_kernel_may_send_the_published_vector(path: Path) -> None:
+    """One in float32 does so, where the float16 of the wire takes its error away."""
+    exact = population("exact", 3)
+    exact["figures"]["lengths"] = [0.0, *exact["figures"]["lengths"][1:]]
+    path.write_text(json.dumps(FIELDS | {"populations": [*FIELDS["populations"], exact]}))
+    found = read(path).honest.members[-1]
+    assert found.ratios[0] == pytest.approx(LEAST_RATIO)
+    assert np.isfinite(found.convicting.log_factors(found.ratios)).all()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "0.02", "\xff", "[" * 100_000])

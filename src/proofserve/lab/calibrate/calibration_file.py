@@ -39,6 +39,7 @@ DIGITS: Final = 4
 Shape = Mapping[str, int]
 Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0.0)]
+Length = Annotated[float, Field(ge=0.0)]
 Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
@@ -71,11 +72,13 @@ class KernelFacts(_Strict):
 class FigureFields(_Strict):
     """``RunFigures`` of a run: lengths of its errors (L2), and cosines.
 
+    A kernel in float32 may send the published vector: then the length is 0.
+
     ``rows`` are the places of its nonces among those of the validator's own run; None for the first
     ones in their order.
     """
 
-    lengths: list[Positive] = Field(min_length=2)
+    lengths: list[Length] = Field(min_length=2)
     alike: list[Cosine] | None
     cosines: dict[Name, list[Cosine]]
     rows: list[Annotated[int, Field(ge=0)]] | None
@@ -157,6 +160,8 @@ class CalibrationFile(_Strict):
         names = [each.facts.name for each in self.populations]
         if len(set(names)) != len(names):
             raise ValueError("populations: two have the same name")
+        if min(self.own.lengths) == 0.0:
+            raise ValueError("own: our own run has no error, so there is nothing to compare with")
         known = len(self.own.lengths)
         for each in self.populations:
             if max(each.figures.figures.rows, default=0) >= known:
