@@ -54,8 +54,8 @@ class KeptRuns:
         )
         self.kernels = tuple(self._validator.kernels if kernels is None else kernels)
         self.names = tuple(self._validator.names if names is None else names)
-        about = f"{model.name} {scheme} {subject.seq_len} {_code()}"
-        digest = hashlib.sha256(about.encode()).hexdigest()[:8]
+        about = f"{self.weights_digest} {subject.seq_len} {_code()}".encode()
+        digest = hashlib.sha256(about + (model / "config.json").read_bytes()).hexdigest()[:8]
         self.folder = folder / f"{subject.arch}-{scheme}-{digest}"
         self.folder.mkdir(parents=True, exist_ok=True)
 
