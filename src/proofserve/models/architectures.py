@@ -144,8 +144,9 @@ def _deepseek_v3(shape: Shape) -> PreTrainedConfig:
         qk_rope_head_dim=64,
         v_head_dim=shape.head_dim,
     )
-    # vLLM looks for the correction of the router's scores by this field alone.
+    # vLLM reads both of the config, as published ones have them; transformers has them in its code.
     config.topk_method = "noaux_tc"
+    config.scoring_func = "sigmoid"
     return config
 
 
