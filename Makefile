@@ -89,7 +89,7 @@ checks: $(READY) ## Run `proofserve check` on real servers of three models (twel
 matrix: $(READY) ## Start every vetted vLLM on this CPU, and write docs/versions.md (an hour; MATRIX=options).
 	OMP_NUM_THREADS=1 $(BIN)/python -m matrix run $(MATRIX)
 
-soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in docs/soundness.md (an hour; RECORD, EXAMINE=folder).
+soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in docs/soundness.md (some 80 minutes; RECORD, EXAMINE=folder).
 	$(BIN)/python -m soundness $(if $(RECORD),record $(RECORD),run $(EXAMINE:%=--examine %) $(SOUNDNESS))
 
 golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, GOLDEN_DEVICE=cuda).
