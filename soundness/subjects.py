@@ -82,7 +82,6 @@ SUBJECTS: Final = (
     Subject(TRAINED, "dense, trained", DENSE_CHEATS, SEQ_LEN, nonces=128, calibrating=0),
     Subject("qwen3_moe", "mixture of 32 experts, 4 a token, seeded", MIXTURE_CHEATS),
     Subject("gpt_oss", "mixture of 8 experts, 2 a token, seeded", MIXTURE_CHEATS),
-    Subject("deepseek_v3", "mixture with latent attention (MLA), seeded"),
     Subject(MASSIVE, "dense, with massive activations, seeded"),
     Subject("gemma3", "dense, with sliding windows, seeded"),
     Subject("qwen3", "dense, seeded"),
