@@ -11,9 +11,7 @@ TEXT: Final = Path(__file__).with_suffix(".txt")
 UNKNOWN: Final = (
     "GPUs, models of a real size, contexts beyond {longest} tokens, processors other than those"
     " named here, kernels that round where none of the emulated ones does, and weights that were"
-    " rounded with the help of data (AWQ, GPTQ). Latent attention (deepseek_v2, deepseek_v3): there"
-    " a real vLLM was convicted in every verification, because it computes something else than"
-    " transformers, so such a checkpoint gets no verdict."
+    " rounded with the help of data (AWQ, GPTQ)."
 )
 Row = Sequence[str]
 
@@ -60,7 +58,7 @@ def summary(found: Sequence[Found]) -> str:
     text = (
         f"Tried as honest nodes were {len(emulated)} emulated kernels on"
         f" {len({each.arch for each in found})} models, and {len(real)} runs of real nodes on"
-        f" {len(processors)} processors ({'; '.join(sorted(processors))}), with two schemes, and"
+        f" processors that call themselves {'; '.join(sorted(processors))}, with two schemes, and"
         " with a calibration, with one that lacks the node's kernel, and without any:"
         f" **{convicted:,} of {tried:,}** simulated verifications convicted one."
     )

@@ -261,12 +261,12 @@ def test_a_receivers_file_of_another_scheme_convicts_nobody_unless_it_was_not_as
     assert known.exit_code == 1, known.output
 
 
-def test_a_family_that_vllm_computes_otherwise_gets_no_verdict(
+def test_a_model_with_latent_attention_gets_no_verdict(
     small_models: SmallModels, published: Body, write: Callable[[Body], Path]
 ) -> None:
     result = run(write(published), "--model", small_models.get("deepseek_v3"), *CLOSE)
     assert result.exit_code == 3, result.output
-    assert "is of the family deepseek_v3: vLLM was seen to compute it otherwise" in result.output
+    assert "(deepseek_v3) has latent attention (kv_lora_rank): " in result.output
 
 
 def test_missing_artifacts_convict(

@@ -94,13 +94,14 @@ def test_a_tenth_of_gross_errors_convicts(bets: SizeBets) -> None:
 def test_a_small_calibration_bets_less_on_one_nonce_and_holds_its_alpha(count: int) -> None:
     """Whatever lies beyond the largest of its figures, one time in ``count / 4``."""
     known = honest(count, seed=3)
-    made = SizeBets(fitted(known), known, CONVICTING)
-    beyond = 1.5 * CONVICTING * known.max()
+    fit = fitted(known)
+    made = SizeBets(fit, known, CONVICTING)
+    beyond = CONVICTING * known.max() * max(1.5, (46_000 / count) ** (1 / fit.nu2))
     rare = np.append(honest(count // 4 - 1, seed=4), 0.99 * beyond)
     assert np.exp(made.log_factors(rare)).mean(axis=0).max() < 1.6
     assert made.log_factors(rare[-1:]).max() <= math.log(max(1.0, count / 46)) + 1e-9
     # What is far beyond is no rounding, and neither is a claim without a vector.
-    gross = made.log_factors(np.array([2 * beyond, math.inf]))
+    gross = made.log_factors(np.array([1.01 * beyond, math.inf]))
     assert np.isfinite(gross).all()
     assert math.log(100) < gross[1].max() <= math.log(1000)
 
