@@ -32,6 +32,7 @@ class Subject:
 
     A node is judged on the first ``nonces``. The model's calibration is of as many as
     ``calibrating`` after these, ``bank`` of them with suspects; the package ships one if that is 0.
+    Its real node has ``vllm_options``.
     """
 
     arch: str
@@ -41,6 +42,7 @@ class Subject:
     nonces: int = 64
     calibrating: int = 128
     bank: int = 64
+    vllm_options: tuple[str, ...] = ()
 
     @property
     def model(self) -> Checkpoint:
@@ -82,6 +84,11 @@ SUBJECTS: Final = (
     Subject(TRAINED, "dense, trained", DENSE_CHEATS, SEQ_LEN, nonces=128, calibrating=0),
     Subject("qwen3_moe", "mixture of 32 experts, 4 a token, seeded", MIXTURE_CHEATS),
     Subject("gpt_oss", "mixture of 8 experts, 2 a token, seeded", MIXTURE_CHEATS),
+    Subject(
+        "deepseek_v3",
+        "mixture with latent attention (MLA), seeded",
+        vllm_options=("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}'),
+    ),
     Subject(MASSIVE, "dense, with massive activations, seeded"),
     Subject("gemma3", "dense, with sliding windows, seeded"),
     Subject("qwen3", "dense, seeded"),

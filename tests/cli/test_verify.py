@@ -261,14 +261,6 @@ def test_a_receivers_file_of_another_scheme_convicts_nobody_unless_it_was_not_as
     assert known.exit_code == 1, known.output
 
 
-def test_a_model_with_latent_attention_gets_no_verdict(
-    small_models: SmallModels, published: Body, write: Callable[[Body], Path]
-) -> None:
-    result = run(write(published), "--model", small_models.get("deepseek_v3"), *CLOSE)
-    assert result.exit_code == 3, result.output
-    assert "(deepseek_v3) has latent attention (kv_lora_rank): " in result.output
-
-
 def test_missing_artifacts_convict(
     tiny: Path, published: Body, write: Callable[[Body], Path]
 ) -> None:

@@ -6,16 +6,18 @@ A failure here after an upgrade says which function of ``engines/vllm/compat_*.p
 import dataclasses
 import importlib
 import inspect
+import json
 import queue
 from types import SimpleNamespace
 
 import prometheus_client
 import pytest
+import torch
 import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from vllm import logger
-from vllm.config import ParallelConfig
+from vllm.config import CompilationConfig, ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.entrypoints.launchers import launcher
 from vllm.entrypoints.launchers.api_server import entry
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -24,6 +26,7 @@ from vllm.entrypoints.launchers.utils import server_utils
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.exception_handling.handlers import vllm_error
 from vllm.entrypoints.serve.instrumentator import metrics
+from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -47,6 +50,39 @@ def test_sequences_divided_over_ranks_are_refused(kind: str) -> None:
         support.require_supported_options(SimpleNamespace(parallel_config=divided))
     fields = {field.name for field in dataclasses.fields(ParallelConfig)}
     assert f"{kind}_context_parallel_size" in fields
+
+
+def test_latent_attention_on_a_processor_needs_positions_by_torch() -> None:
+    """Mended in vLLM, the refusal goes: then its kernel rotates each head of a query alike."""
+    with set_current_vllm_config(VllmConfig()):
+        kind = {"rope_type": "default"}
+        rotary = get_rope(64, 32, is_neox_style=False, rope_parameters=kind, dtype=torch.float32)
+    query, key = torch.randn(8, 4, 64), torch.randn(8, 1, 64)
+    positions = torch.arange(8)
+    right, _ = rotary.forward_native(positions, query.clone(), key.clone())
+    flat, _ = rotary.forward_cpu(positions, query.flatten(1), key.flatten(1))
+    heads, _ = rotary.forward_cpu(positions, query.clone(), key.clone())
+    torch.testing.assert_close(flat.view_as(right), right)
+    assert (heads - right).abs().max() > 1
+
+    latent = SimpleNamespace(kv_lora_rank=512)
+    with pytest.raises(support.UnsupportedEngine, match=r"-rotary_embedding") as refused:
+        support.require_supported_options(options(latent, CompilationConfig(custom_ops=["all"])))
+    option = str(refused.value).partition("--compilation-config '")[2].partition("'")[0]
+    offered = CompilationConfig(**json.loads(option))
+    offered.custom_ops.append("all")
+    support.require_supported_options(options(latent, offered))
+    support.require_supported_options(
+        options(SimpleNamespace(), CompilationConfig(custom_ops=["all"]))
+    )
+
+
+def options(text_config: SimpleNamespace, compilation: CompilationConfig) -> SimpleNamespace:
+    return SimpleNamespace(
+        parallel_config=ParallelConfig(),
+        model_config=SimpleNamespace(hf_text_config=text_config, is_moe=True),
+        compilation_config=compilation,
+    )
 
 
 def test_call_engine_sync() -> None:

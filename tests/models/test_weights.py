@@ -16,8 +16,8 @@ from proofserve.protocol.schemes import scheme
 
 CPU = torch.device("cpu")
 KEY = "node-key"
-NONCES = range(8)
-SEQ_LEN = 256
+NONCES = range(4)
+SEQ_LEN = 128
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from proofserve.engines.reference.suspects import SUSPECTS, suspect
 from proofserve.lab.probe.ports import PUBLISHED, SERVED
 from proofserve.lab.probe.records import TokensRead
 from proofserve.rounds.errors import EngineFault
-from proofserve.wiring.validator import EXACT, ValidatorSetup, published_network
+from proofserve.wiring.validator import EXACT, ValidatorSetup
 
 # In what most servers compute.
 DEFAULT_SERVED = "bfloat16"
@@ -44,7 +44,7 @@ class CheckpointReader:
         self._others = {folder.name: folder for folder in setup.suspects}
         self._setup = setup
         self._own = own
-        self._published = published_network(setup)
+        self._published = load(setup.model, EXACT, setup.device)
         self._experts = ExpertMemory(self._published)
         self.names = (*SUSPECTS, *self._others)
         # One like our own would have no spread to judge others by.

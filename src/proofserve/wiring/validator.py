@@ -10,10 +10,8 @@ from typing import Final, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig
 
 from proofserve.engines.reference.engine import ReferenceEngine
-from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.kernels import (
     PROFILES,
     KernelProfile,
@@ -62,22 +60,6 @@ class ValidatorSetup:
     kv_dtype: str = KV_AUTO
 
 
-def published_network(setup: ValidatorSetup) -> Network:
-    """The checkpoint in float32. Raises CheckpointError for one whose servers cannot be judged."""
-    network = load(setup.model, EXACT, setup.device)
-    config = AutoConfig.from_pretrained(setup.model, local_files_only=True).get_text_config()
-    # A small deepseek_v3 was served by vLLM 0.32 on a processor: its vectors were 0.8 from ours,
-    # six times as far as rounding explains. Whether that is vLLM's, ours or transformers' doing is
-    # not known.
-    if getattr(config, "kv_lora_rank", None):
-        raise CheckpointError(
-            f"{setup.model} ({config.model_type}) has latent attention (kv_lora_rank): results of"
-            " an honest server were seen to differ from ours by more than rounding, so it would be"
-            " convicted, and there is no verdict for such a model"
-        )
-    return network
-
-
 class CheckpointValidator:
     """Implements ``lab.calibrate.measuring.CalibratingBank``. Nothing is computed twice.
 
@@ -96,7 +78,7 @@ class CheckpointValidator:
         self._setup = setup
         self._compute = compute
         self._others = others
-        self.published = published_network(setup)
+        self.published = load(setup.model, EXACT, setup.device)
         self._own = _own_profile(setup.served_dtype, self.published)
         # A population like our own run has no spread to judge others by.
         self._kernels = {name: each for name, each in PROFILES.items() if each != self._own}

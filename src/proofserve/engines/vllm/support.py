@@ -1,6 +1,10 @@
 """Which options of vLLM support proofs; ``vetting`` says which versions."""
 
-from typing import Any
+from typing import Any, Final
+
+# Runs vLLM's rotary embedding in PyTorch instead of in its own kernel.
+_ROTARY: Final = "rotary_embedding"
+_WITHOUT_ROTARY: Final = f"""--compilation-config '{{"custom_ops": ["-{_ROTARY}"]}}'"""
 
 
 class UnsupportedEngine(RuntimeError):
@@ -30,6 +34,28 @@ def require_supported_options(vllm_config: Any) -> None:
             "engine cores step together, and a proof on one of them would stop the others. Start "
             "with --data-parallel-size 1 and --tensor-parallel-size, or one server for each "
             "replica with its own POC_OUTBOX, and give each its group_id of n_groups."
+        )
+    _require_right_positions(vllm_config)
+
+
+def _require_right_positions(vllm_config: Any) -> None:
+    """Raise UnsupportedEngine for latent attention whose queries would get wrong positions.
+
+    In vLLM 0.32 the kernel of the CPU build mixes up the heads of queries that come as [tokens,
+    heads, dims], as latent attention has them: chat is wrong too, from its second token on.
+
+    Relies on: CompilationConfig.is_custom_op_enabled, ModelConfig.hf_text_config.
+    """
+    from vllm.platforms import current_platform  # noqa: PLC0415 - asks the drivers
+
+    latent = getattr(vllm_config.model_config.hf_text_config, "kv_lora_rank", None)
+    if not (latent and current_platform.is_cpu()):
+        return
+    if vllm_config.compilation_config.is_custom_op_enabled(_ROTARY):
+        raise UnsupportedEngine(
+            "latent attention (kv_lora_rank) on a processor: vLLM's kernel there gives queries "
+            "wrong positions, so chat and proofs would be those of another model. Start with "
+            f"{_WITHOUT_ROTARY}."
         )
 
 

@@ -25,6 +25,11 @@ PROOFS = Feature(
                 "prefill_context_parallel_size",
             ),
         ),
+        Pin("support", "vllm.config.model", "ModelConfig", ("hf_text_config",)),
+        Pin(
+            "support", "vllm.config.compilation", "CompilationConfig.is_custom_op_enabled", ("op",)
+        ),
+        Pin("support", "vllm.platforms", "current_platform"),
         Pin("client.served_facts", "vllm.config.model", "ModelConfig.get_hidden_size"),
         Pin("client.served_facts", "vllm.config.model", "ModelConfig", ("model", "revision")),
         Pin("client.served_facts", "vllm.config.load", "LoadConfig", ("download_dir",)),
