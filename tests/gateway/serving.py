@@ -73,7 +73,9 @@ class Server:
         self._server.should_exit = True
         await asyncio.to_thread(self._thread.join, PATIENCE_S)
         self._socket.close()
-        assert not self._thread.is_alive(), "the gateway does not end"
+        if self._thread.is_alive():
+            left = asyncio.all_tasks(self.gateway.loop)
+            raise AssertionError(f"the gateway does not end: {left}")
 
     def is_settled(self) -> bool:
         """Whether no request holds a permit or is queued, and every backend connection is idle."""

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
 from prometheus_client import generate_latest
 
-from gateway.scripted import answers, backends, until
+from gateway.scripted import PATIENCE_S, answers, backends, until
 from gateway.serving import Server, once, order, plan_for, post, serving
 from proofserve.gateway.limits import shared_budgets
 from proofserve.gateway.limits.shared_budgets import SharedBudgets, require_valid
@@ -209,6 +209,26 @@ async def test_without_redis_each_gateway_counts_alone_and_says_so(
         await until(lambda: known(first) == known(second) == 30)
         await until(lambda: shows_shared(first))
         assert len(calls) == 35
+
+
+async def test_it_ends_though_the_client_of_redis_loses_the_cancellation(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets, asked = SharedBudgets(redis.url), asyncio.Event()
+
+    async def lose(*_: object) -> tuple[dict[str, int], dict[str, int]]:
+        if not asked.is_set():
+            asked.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(600.0)
+        return {}, {}
+
+    monkeypatch.setattr(budgets, "_ask", lose)
+    running = asyncio.create_task(budgets.run())
+    await asked.wait()
+    running.cancel()
+    await asyncio.wait([running], timeout=PATIENCE_S)
+    assert running.done()
 
 
 async def test_a_gateway_starts_without_redis(

@@ -44,8 +44,12 @@ class SharedBudgets:
         """Send what is used here, and learn what is used elsewhere, until cancelled."""
         now = asyncio.get_running_loop().time
         look_at = now()
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            while True:
+            # Redis' client sends by asyncio.wait_for, which up to Python 3.11 may lose the
+            # cancellation that comes as the sending ends.
+            while not task.cancelling():
                 looks = now() >= look_at
                 if looks:
                     look_at = now() + LOOK_EVERY_S
