@@ -45,11 +45,10 @@ class SharedBudgets:
         now = asyncio.get_running_loop().time
         look_at = now()
         task = asyncio.current_task()
-        assert task is not None
         try:
             # Redis' client sends by asyncio.wait_for, which up to Python 3.11 may lose the
             # cancellation that comes as the sending ends.
-            while not task.cancelling():
+            while task is None or not task.cancelling():
                 looks = now() >= look_at
                 if looks:
                     look_at = now() + LOOK_EVERY_S
