@@ -82,7 +82,7 @@ def _servers(subject: Subject) -> list[Job]:
         folder = NODES / f"{subject.arch}-{name}"
         arguments = ("--arch", subject.arch, "--name", name, "--ranks", ranks)
         if not (folder / README).is_file():
-            jobs.append(Job(folder.name, ("record", str(folder), *arguments), env))
+            jobs.append(Job(folder.name, ("record", str(folder), *arguments), env, int(ranks)))
     return jobs
 
 

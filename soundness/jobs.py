@@ -20,11 +20,15 @@ PROGRESS_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command of ``python -m soundness``, and what it needs in its environment."""
+    """A command of ``python -m soundness``, and what it needs in its environment.
+
+    Ranks of a server wait for each other on their cores, so they share them with no other job.
+    """
 
     name: str
     arguments: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    cores: int = 1
 
     @property
     def log(self) -> Path:
@@ -46,10 +50,14 @@ class Job:
 def run_all(jobs: Sequence[Job], tell: Callable[[str], None]) -> None:
     """Run ``jobs``, as many at once as there are cores. Raises LabError for one that fails."""
     LOGS.mkdir(parents=True, exist_ok=True)
+    cores = len(os.sched_getaffinity(0))
     waiting, running, done = [*jobs], dict[str, tuple[Job, subprocess.Popen[bytes]]](), 0
     try:
         while waiting or running:
-            while waiting and len(running) < len(os.sched_getaffinity(0)):
+            while waiting:
+                used = sum(job.cores for job, _ in running.values())
+                if running and used + waiting[0].cores > cores:
+                    break
                 job = waiting.pop(0)
                 running[job.name] = job, job.start()
             time.sleep(PROGRESS_S)
