@@ -35,8 +35,10 @@ class Job:
         return LOGS / f"{self.name.replace(' ', '-')}.log"
 
     def start(self) -> subprocess.Popen[bytes]:
-        # A thread that waits for a core which another job has would spin.
-        env = environment({"OMP_NUM_THREADS": "1", **self.env})
+        # A thread that waits for a core which another job has would spin, and vLLM by itself binds
+        # the servers of all jobs to the same core.
+        usual = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        env = environment({**usual, **self.env})
         argv = (sys.executable, "-m", "soundness", *self.arguments)
         with self.log.open("wb") as out:
             return subprocess.Popen(argv, env=env, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
