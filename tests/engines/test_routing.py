@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.rounding import in_groups, integers
 from proofserve.engines.reference.routers import FAMILIES, routers_of
-from proofserve.engines.reference.routing import ExpertMemory, choosing
+from proofserve.engines.reference.routing import ExpertMemory, choosing, seeded_experts
 from proofserve.engines.reference.suspects import suspect
 from proofserve.engines.reference.variants import in_dtype, with_matrices, without_layers
 from proofserve.protocol.artifact import ArtifactScheme
@@ -141,6 +142,38 @@ def test_the_mix_is_weighed_by_the_rule_where_the_experts_are_foreign(router: st
     assert torch.allclose(weights.double(), share / total.sum(dim=-1, keepdim=True), atol=1e-6)
 
 
+def test_the_block_chooses_the_experts_of_every_family(network: Network) -> None:
+    work = replace(WORK, scheme=SketchScheme(seeded_experts=True))
+    block = work.scheme.for_block(work.block, network.facts, network.device)
+    seeded = ReferenceEngine(network, 2).compute(work, range(2)).values
+    natural = ReferenceEngine(network, 2).compute(replace(work, scheme=SketchScheme()), [0, 1])
+    with seeded_experts(network, block, SEQ_LEN), watched(network) as seen:
+        network.values(block, work.public_key, (0, 1), SEQ_LEN)
+    assert not np.allclose(seeded, natural.values, atol=1e-3)
+    routers = routers_of(network)
+    for router, (weights, ids) in zip(routers, seen, strict=True):
+        chosen = block.experts(router.layer, router.choosing(CHOSEN), SEQ_LEN).sort().values
+        # Two nonces of two twins, all with the experts of their position.
+        assert torch.equal(ids.view(4, SEQ_LEN, CHOSEN), chosen.expand(4, -1, -1))
+        assert weights.min() > 0
+
+
+def test_a_dense_network_has_nothing_to_choose() -> None:
+    dense = network_of("qwen3", **{"head_dim": 16})
+    schemes = (SketchScheme(seeded_experts=seeded) for seeded in (False, True))
+    first, second = (
+        ReferenceEngine(dense, 2).compute(replace(WORK, scheme=each), [0, 5]) for each in schemes
+    )
+    assert np.array_equal(first.values, second.values)
+
+
+def test_an_unknown_router_cannot_follow_the_block(qwen: Network) -> None:
+    strange = with_unknown_router(qwen)
+    work = replace(WORK, scheme=SketchScheme(seeded_experts=True))
+    with pytest.raises(EngineFault, match=r"NewRouter weighs experts.*sketch-v2"):
+        ReferenceEngine(strange, 2).compute(work, [0])
+
+
 def test_batches_and_order_do_not_matter(qwen: Network) -> None:
     memory, read, changed = ExpertMemory(qwen), tokens(), rounded(qwen)
     with memory.recording():
@@ -235,7 +268,7 @@ def test_an_unknown_router_is_named_when_experts_must_be_held(qwen: Network) -> 
     with memory.recording():
         assert torch.equal(states(strange, read), states(qwen, read))
     with (
-        pytest.raises(CheckpointError, match=r"direction test .* NewRouter"),
+        pytest.raises(CheckpointError, match=r"how NewRouter weighs experts.*direction test"),
         memory.holding(strange),
     ):
         pass

@@ -10,7 +10,7 @@ from proofserve.protocol.schemes import SCHEMES, from_wire, scheme
 
 
 def test_the_schemes_are_the_networks_and_our_own() -> None:
-    assert SCHEMES == ("distance-v1", "artifact-v1", "artifact-v1-layers", "sketch-v1")
+    assert SCHEMES == ("distance-v1", "artifact-v1", "artifact-v1-layers", "sketch-v1", "sketch-v2")
 
 
 @pytest.mark.parametrize("name", SCHEMES)

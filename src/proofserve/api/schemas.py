@@ -102,8 +102,8 @@ class CommonFields(WorkFields):
     url: Url | None = Field(None, description="Callbacks are POSTed below this address.")
     scheme: Text | None = Field(
         None,
-        description="artifact-v1, artifact-v1-layers or sketch-v1. If left out, the node's own, or"
-        " artifact-v1 where the node proves any.",
+        description="artifact-v1, artifact-v1-layers, sketch-v1 or sketch-v2. If left out, the"
+        " node's own, or artifact-v1 where the node proves any.",
     )
     weights_digest: Digest | None = Field(
         None, description="The digest of the weights that the node must serve, see /versions."

@@ -18,7 +18,7 @@ from proofserve.api.schemas import (
     RoundRequest,
     Thresholds,
 )
-from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DEFAULT_SCHEME, SKETCH, schemes
+from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DEFAULT_SCHEME, SKETCHES, schemes
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
@@ -38,7 +38,7 @@ from proofserve.rounds.records import (
 )
 
 # The schemes of the artifact protocol; the first is the network's.
-ARTIFACT_SCHEMES = (ARTIFACT, ARTIFACT_LAYERS, SKETCH)
+ARTIFACT_SCHEMES = (ARTIFACT, ARTIFACT_LAYERS, *SKETCHES)
 
 
 def artifact_round(body: RoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:

@@ -46,7 +46,7 @@ from proofserve.protocol import (
     ARTIFACT_LAYERS,
     DEFAULT_SCHEME,
     SEQ_LEN,
-    SKETCH,
+    SKETCHES,
     default_k_dim,
 )
 from proofserve.protocol.identity import Block
@@ -95,7 +95,7 @@ def command(
     seq_len: Annotated[int, typer.Option(help="Tokens per nonce.", min=2)] = SEQ_LEN,
     k_dim: KDim = None,
     scheme: Annotated[
-        str, typer.Option(help=f"{ARTIFACT}, {ARTIFACT_LAYERS} or {SKETCH}.")
+        str, typer.Option(help=f"{ARTIFACT}, {ARTIFACT_LAYERS}, {' or '.join(SKETCHES)}.")
     ] = DEFAULT_SCHEME,
     stronger_rng: StrongerRng = False,
     dtype: Annotated[

@@ -7,7 +7,7 @@ import typer
 
 from proofserve.lab.calibrate.calibration_file import NETWORK_P_MISMATCH
 from proofserve.lab.client.records import AnyWork, DistanceWork, work_of_scheme
-from proofserve.protocol import ARTIFACT_K_DIM, SKETCH, SKETCH_K_DIM
+from proofserve.protocol import ARTIFACT_K_DIM, SKETCH_K_DIM
 
 Url = Annotated[str | None, typer.Option(help="Use this running server; start none.")]
 Name = Annotated[
@@ -26,7 +26,7 @@ SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
 KDim = Annotated[
     int | None,
     typer.Option(
-        help=f"Values per vector; {ARTIFACT_K_DIM}, or {SKETCH_K_DIM} of {SKETCH}, if unset.", min=1
+        help=f"Values per vector; {ARTIFACT_K_DIM}, or {SKETCH_K_DIM} of a sketch, if unset.", min=1
     ),
 ]
 Protocol = Annotated[Literal["artifact", "distance"], typer.Option(help="Of the proofs.")]
@@ -34,7 +34,7 @@ Protocols = Annotated[
     Literal["artifact", "distance", "both"], typer.Option("--protocol", help="Of the proofs.")
 ]
 SchemeName = Annotated[
-    Literal["artifact-v1", "artifact-v1-layers", "sketch-v1"] | None,
+    Literal["artifact-v1", "artifact-v1-layers", "sketch-v1", "sketch-v2"] | None,
     typer.Option("--scheme", help="Of the artifact protocol; the node's default if unset."),
 ]
 Models = Annotated[
@@ -62,7 +62,7 @@ Suspects = Annotated[
     typer.Option(help="A checkpoint that a cheating node may serve, beside the bank of suspects."),
 ]
 BlockHeight = Annotated[
-    int | None, typer.Option(help="For sketch-v1, if the source does not say.", min=0)
+    int | None, typer.Option(help="For sketches, if the source does not say.", min=0)
 ]
 PMismatch = Annotated[
     float | None,

@@ -12,6 +12,8 @@ from typing import Final
 ARTIFACT: Final = "artifact-v1"
 ARTIFACT_LAYERS: Final = "artifact-v1-layers"
 SKETCH: Final = "sketch-v1"
+SKETCH_2: Final = "sketch-v2"
+SKETCHES: Final = (SKETCH, SKETCH_2)
 DISTANCE: Final = "distance-v1"
 
 DEFAULT_SCHEME: Final = ARTIFACT
@@ -23,4 +25,4 @@ SKETCH_K_DIM: Final = 64
 
 def default_k_dim(scheme: str) -> int:
     """The number of values of a scheme with vectors: of a sketch, those of one twin."""
-    return SKETCH_K_DIM if scheme == SKETCH else ARTIFACT_K_DIM
+    return SKETCH_K_DIM if scheme in SKETCHES else ARTIFACT_K_DIM

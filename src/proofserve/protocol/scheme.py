@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.experts import ExpertLayer
 from proofserve.protocol.identity import Block
 from proofserve.protocol.tokens import AllowedTokens
 from proofserve.protocol.transforms import LayerOutput
@@ -15,7 +16,7 @@ from proofserve.protocol.transforms import LayerOutput
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What schemes use of a model. Only sketch-v1 needs the digest of its weights and its tokens.
+    """What schemes use of a model. Only sketches need the digest of its weights and its tokens.
 
     ``weights_digest`` is in hexadecimal. Raises ProtocolError for ``hidden_size`` below 1.
     """
@@ -70,6 +71,19 @@ class BlockScheme(abc.ABC):
         true; any other raises NotImplementedError.
         """
         raise NotImplementedError("this scheme has no layer transforms")
+
+    @property
+    def chooses_experts(self) -> bool:
+        """Whether ``experts`` stands in for the model's routers in a proof forward."""
+        return False
+
+    def experts(self, layer: int, of: ExpertLayer, seq_len: int) -> Tensor:
+        """The experts of each position in decoder layer ``layer`` (global index).
+
+        int64 [seq_len, of.chosen], the same for every nonce. Only for schemes whose
+        ``chooses_experts`` is true; any other raises NotImplementedError.
+        """
+        raise NotImplementedError("this scheme leaves experts to the router")
 
     @abc.abstractmethod
     def finish(self, public_key: str, nonces: Sequence[int], states: Tensor) -> Tensor:

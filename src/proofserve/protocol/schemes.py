@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DISTANCE, SKETCH
+from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DISTANCE, SKETCH, SKETCH_2
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError, UnknownScheme
@@ -18,6 +18,7 @@ _BUILDERS: Mapping[str, _Builder] = {
     ARTIFACT: (ArtifactScheme, _ARTIFACT_OPTIONS),
     ARTIFACT_LAYERS: (partial(ArtifactScheme, layer_reflections=True), _ARTIFACT_OPTIONS),
     SKETCH: (SketchScheme, {"k_dim": int}),
+    SKETCH_2: (partial(SketchScheme, seeded_experts=True), {"k_dim": int}),
 }
 
 SCHEMES = tuple(_BUILDERS)

@@ -1,7 +1,8 @@
-"""``sketch-v1``: prompts of token ids, and a short projection of every position's final state.
+"""Sketches: prompts of token ids, and a short projection of every position's final state.
 
-The formulas stand in ``docs/native.md``. All integers, so tokens and signs, are exact on every
-device.
+In ``sketch-v2`` the block also chooses the experts of a mixture; on a dense model its numbers are
+those of ``sketch-v1``. The formulas stand in ``docs/native.md``. All integers, so tokens, signs and
+experts, are exact on every device.
 """
 
 import math
@@ -13,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofserve.protocol import SKETCH, SKETCH_K_DIM
+from proofserve.protocol import SKETCH, SKETCH_2, SKETCH_K_DIM
 from proofserve.protocol.device.copies import to_device
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.experts import DRAWS, ExpertLayer
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
 from proofserve.protocol.shake import signs, streams, u64
@@ -29,9 +31,13 @@ _DEVICE_TILE = 2**24
 
 @dataclass(frozen=True)
 class SketchScheme(Scheme):
-    """``sketch-v1``. Raises ProtocolError for ``k_dim`` outside 1..4096."""
+    """``sketch-v1``, or ``sketch-v2``, whose experts are seeded.
+
+    Raises ProtocolError for ``k_dim`` outside 1..4096.
+    """
 
     k_dim: int = SKETCH_K_DIM
+    seeded_experts: bool = False
 
     sequences_per_nonce = TWINS
 
@@ -41,7 +47,7 @@ class SketchScheme(Scheme):
 
     @property
     def name(self) -> str:
-        return SKETCH
+        return SKETCH_2 if self.seeded_experts else SKETCH
 
     @property
     def width(self) -> int:
@@ -69,13 +75,15 @@ class SketchBlock(BlockScheme):
         super().__init__(block, model, device)
         if model.tokens is None or model.weights_digest is None:
             raise ProtocolError(
-                "scheme", "sketch-v1 needs the model's tokenizer and weights digest"
+                "scheme", f"{scheme.name} needs the model's tokenizer and weights digest"
             )
         self._tokens = model.tokens
         self._digest = bytes.fromhex(model.weights_digest)
         self._k_dim = scheme.k_dim
+        self._seeded_experts = scheme.seeded_experts
         # Of the last length only: a client may ask for any number of lengths.
         self._rows: tuple[int, Tensor] | None = None
+        self._routing: tuple[int, NDArray[np.uint64]] = 0, np.empty((0, 0, DRAWS), np.uint64)
 
     def inputs(
         self,
@@ -90,6 +98,14 @@ class SketchBlock(BlockScheme):
         """
         places = self._places(public_key, nonces, seq_len)
         return to_device(torch.from_numpy(self._tokens.ids(places)), self.device)
+
+    @property
+    def chooses_experts(self) -> bool:
+        return self._seeded_experts
+
+    def experts(self, layer: int, of: ExpertLayer, seq_len: int) -> Tensor:
+        drawn = self._routing_of(layer, seq_len)
+        return torch.from_numpy(of.experts_of(drawn)).to(self.device)
 
     def finish(self, public_key: str, nonces: Sequence[int], states: Tensor) -> Tensor:
         """z of both twins, float32 [len(nonces), 2 * k_dim]; see ``BlockScheme``.
@@ -140,6 +156,18 @@ class SketchBlock(BlockScheme):
             scaled = torch.from_numpy(rows).to(self.device) / math.sqrt(self._k_dim)
             self._rows = seq_len, scaled
         return self._rows[1]
+
+    def _routing_of(self, layer: int, seq_len: int) -> NDArray[np.uint64]:
+        """The numbers from which the experts of ``layer`` are chosen: [seq_len, DRAWS]."""
+        known, drawn = self._routing
+        if known != seq_len or layer >= len(drawn):
+            # A longer stream begins as a shorter one, so layers need not be counted beforehand.
+            length = (layer + 1) * seq_len * DRAWS * _U64
+            stream = self._streams("routing", [0], seq_len, "", length)
+            drawn = stream.view("<u8").reshape(layer + 1, seq_len, DRAWS)
+            self._routing = seq_len, drawn
+        numbers: NDArray[np.uint64] = drawn[layer]
+        return numbers
 
     def _streams(
         self, label: str, nonces: Sequence[int], seq_len: int, public_key: str, length: int

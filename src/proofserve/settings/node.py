@@ -53,7 +53,7 @@ class EngineSettings(BaseSettings):
     )
 
     forward_batch: int = Field(32, ge=1, le=1024)
-    """Sequences per forward: one a nonce, in sketch-v1 two. Chat waits for at most one forward."""
+    """Sequences per forward: one a nonce, in sketches two. Chat waits for at most one forward."""
     share: float = Field(0.0, ge=0.0, le=0.9)
     """Fraction of engine time for proofs while chat never pauses."""
     lease_idle_sec: float = Field(30.0, gt=0.0)
@@ -77,7 +77,7 @@ class NodeSettings(EngineSettings):
     """Dimensions of a token's sketch in a receipt."""
     resume: bool = False
     """Continue the round that ran when the server ended; same model only."""
-    scheme: Literal["artifact-v1", "artifact-v1-layers", "sketch-v1"] | None = None
+    scheme: Literal["artifact-v1", "artifact-v1-layers", "sketch-v1", "sketch-v2"] | None = None
     """Fix the scheme of artifacts; requests for another get 409. Unset: as each request says."""
     seq_len: int | None = Field(None, ge=1)
     """Fix the tokens per nonce; requests with another value get 409."""

@@ -123,7 +123,7 @@ def _obstacle(test: str, options: JudgingOptions, validator: KernelBank | None) 
     if test in OF_A_CALIBRATION and options.calibration is None:
         return f"it needs a calibration; {HOW_TO_CALIBRATE}"
     if test == TWINS and options.calibration and not options.calibration.honest.has_twins:
-        return "the nonces of this scheme are no twins; those of sketch-v1 are"
+        return "the nonces of this scheme are no twins; those of sketches are"
     return ""
 
 

@@ -13,7 +13,7 @@ from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.tokens import AllowedTokens, allowed_tokens
 
 _logger = logging.getLogger(__name__)
-_WITHOUT = "sketch-v1 cannot be proved with this checkpoint: %s"
+_WITHOUT = "sketches cannot be proved with this checkpoint: %s"
 
 
 def checkpoint_folder(name: str, revision: str | None, cache: str | None) -> Path | None:

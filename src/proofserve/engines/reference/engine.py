@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
+from proofserve.engines.reference.routing import seeded_experts
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import pad
 from proofserve.protocol.scheme import BlockScheme, Scheme
@@ -38,7 +40,7 @@ class ReferenceEngine:
             raise EngineFault(f"seq_len {work.seq_len} exceeds the model's {limit}")
         try:
             rows = [self._forward(work, chunk) for chunk in chunks(nonces, self._forward_batch)]
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, CheckpointError) as error:
             raise EngineFault(f"the reference forward failed: {error}") from error
         values = np.concatenate([*rows, np.empty((0, work.scheme.width), np.float32)])
         finite = np.isfinite(values).all(axis=1)
@@ -48,7 +50,9 @@ class ReferenceEngine:
 
     def _forward(self, work: Workload, nonces: Sequence[int]) -> NDArray[np.float32]:
         padded = pad(nonces, self._forward_batch)
-        values = self._network.values(self._block_of(work), work.public_key, padded, work.seq_len)
+        block = self._block_of(work)
+        with seeded_experts(self._network, block, work.seq_len):
+            values = self._network.values(block, work.public_key, padded, work.seq_len)
         rows: NDArray[np.float32] = values[: len(nonces)].cpu().numpy()
         return rows
 

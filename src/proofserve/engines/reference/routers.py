@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
+from proofserve.protocol.experts import ExpertLayer
 
 # How a router weighs experts: of itself, its logits [tokens, experts] and ids [tokens, k].
 Rule = Callable[[Any, Tensor, Tensor], Tensor]
@@ -99,6 +100,12 @@ class Router:
     layer: int
     experts: int
 
+    def choosing(self, chosen: int) -> ExpertLayer:
+        """What may be chosen where a token has ``chosen`` experts."""
+        groups = int(getattr(self.module, "num_group", None) or 1)
+        of_them = int(getattr(self.module, "topk_group", None) or groups)
+        return ExpertLayer(self.experts, chosen, groups, of_them)
+
     @property
     def place(self) -> tuple[int, int]:
         return self.layer, self.experts
@@ -155,6 +162,7 @@ def _name_of_router(layer: nn.Module, stacks: list[str]) -> str:
 
 def _unknown(name: str) -> CheckpointError:
     return CheckpointError(
-        f"the direction test does not know how {name} weighs experts, so it cannot compute a"
-        " suspect with the experts of the published weights; choose other tests"
+        f"it is not known how {name} weighs experts, so nothing can be computed with experts that"
+        " others chose: neither the direction test, which holds those of the published weights, nor"
+        " sketch-v2, of which the block chooses them"
     )

@@ -1,4 +1,4 @@
-"""Which experts a mixture uses: kept from one forward, and held in the forward of other weights.
+"""Which experts a mixture uses: the block's, or kept from one forward and held in another one's.
 
 A token whose experts score nearly alike changes one of them whatever pushed its scores, be it
 rounding or changed weights. Honest errors then point to where a suspect's weights move the result,
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routers import FAMILIES, Router, routers_of
+from proofserve.protocol.scheme import BlockScheme
 
 # Decides for one forward: the router's place in ``routers_of`` and the ids that it chose, int64
 # [n, positions, k], give the ids to use.
@@ -43,6 +44,27 @@ def choosing(
             hook = forward.of_router(index, router)
             hooks.enter_context(router.module.register_forward_hook(hook))
         hooks.enter_context(network.decoder.register_forward_hook(forward.ended(routers)))
+        yield
+
+
+@contextmanager
+def seeded_experts(network: Network, block: BlockScheme, seq_len: int) -> Iterator[None]:
+    """While this is open, ``block`` chooses the experts of forwards of ``seq_len`` positions.
+
+    Does nothing for a scheme that leaves them to the routers, and of a dense network. Raises
+    CheckpointError for a router that is unknown, and a forward as in ``choosing``.
+    """
+    routers = routers_of(network) if block.chooses_experts else ()
+    if not routers:
+        yield
+        return
+
+    def seeded(index: int, ids: Tensor) -> Tensor:
+        router = routers[index]
+        chosen = block.experts(router.layer, router.choosing(ids.shape[-1]), seq_len)
+        return chosen.to(ids.dtype).expand_as(ids).contiguous()
+
+    with choosing(network, routers, lambda _read: seeded):
         yield
 
 
@@ -75,7 +97,7 @@ class _Forward:
             if sorted(self._asked) != list(range(len(routers))):
                 name = type(routers[0].module).__name__
                 raise CheckpointError(
-                    f"the direction test cannot hold experts: layers did not ask their {name};"
+                    f"experts cannot be chosen for this model: layers did not ask their {name};"
                     " a kernel chooses the experts itself"
                 )
 

@@ -6,17 +6,19 @@ forwards read none of a runner's state of requests: not ``input_batch``, ``block
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from proofserve.engines.vllm.support import UnsupportedEngine
+from proofserve.protocol.experts import ExpertLayer
 
 # Where models keep their decoder layers; the first three as in protocol A.3.
 LAYER_PLACES = (
@@ -26,6 +28,10 @@ LAYER_PLACES = (
     "language_model.model.layers",
     "model.language_model.layers",
 )
+
+# Routers that weigh the experts they chose by ``scoring_func``, ``renormalize`` and, where they
+# have it, ``routed_scaling_factor``. A bias of theirs chooses experts and does not weigh them.
+ROUTERS = frozenset({"CPURouter", "FusedTopKRouter", "FusedTopKBiasRouter", "GroupedTopKRouter"})
 
 
 def attention_metadata(runner: Any, common: Sequence[Any]) -> dict[str, Any]:
@@ -217,6 +223,66 @@ def decoder_layers(model: torch.nn.Module) -> Iterator[tuple[int, torch.nn.Modul
             f"{', '.join(LAYER_PLACES)}; schemes with layer transforms cannot be proved on it."
         )
     return enumerate(layers)
+
+
+def routers(model: torch.nn.Module) -> Iterator[tuple[int, Any]]:
+    """The routers of a mixture with the global index of their layer, those of this rank.
+
+    Raises UnsupportedEngine if a layer's experts have a router that is not known, or choose by
+    themselves inside a kernel.
+
+    Relies on: MoERunner.router and .is_monolithic; expert weights being [experts, ., .].
+    """
+    for index, layer in decoder_layers(model):
+        found = [each for each in layer.modules() if isinstance(each, MoERunner)]
+        for each in found:
+            kind = type(each.router).__name__
+            if each.is_monolithic:
+                raise _cannot_choose(f"{kind} of layer {index} chooses inside a kernel")
+            if kind not in ROUTERS or getattr(each.router, "custom_routing_function", None):
+                raise _cannot_choose(f"{kind} of layer {index} weighs experts in its own way")
+            yield index, each.router
+        known = {id(weight) for each in found for weight in each.parameters()}
+        if any(weight.ndim > 2 and id(weight) not in known for weight in layer.parameters()):
+            raise _cannot_choose(f"layer {index} has experts without a router of vLLM's")
+
+
+def _cannot_choose(reason: str) -> UnsupportedEngine:
+    return UnsupportedEngine(
+        f"sketch-v2 cannot choose this model's experts: {reason}. Ask for sketch-v1 or artifact-v1."
+    )
+
+
+def expert_layer(router: Any) -> ExpertLayer:
+    """Relies on: BaseRouter.top_k and .global_num_experts; the groups of its subclasses."""
+    grouped = getattr(router, "use_grouped_topk", True)
+    groups = (getattr(router, "num_expert_group", None) or 1) if grouped else 1
+    chosen_groups = (getattr(router, "topk_group", None) or groups) if grouped else 1
+    return ExpertLayer(router.global_num_experts, router.top_k, groups, chosen_groups)
+
+
+@contextmanager
+def with_experts(router: Any, ids: torch.Tensor) -> Iterator[None]:
+    """While this is open, tokens have the experts ``ids`` [tokens, k], weighed by its own scores.
+
+    Relies on: BaseRouter._compute_routing, which every router of ``ROUTERS`` has, and the fields by
+    which it weighs.
+    """
+
+    def chosen(_states: Any, logits: torch.Tensor, kind: torch.dtype | None, **_: Any) -> Any:
+        scores = logits.float()
+        scored = scores.sigmoid() if router.scoring_func == "sigmoid" else scores.softmax(dim=-1)
+        weights = scored.gather(1, ids)
+        if router.renormalize:
+            weights = weights / weights.sum(dim=1, keepdim=True)
+        weights = weights * getattr(router, "routed_scaling_factor", 1.0)
+        return weights.contiguous(), ids.to(kind or torch.int32)
+
+    router._compute_routing = chosen
+    try:
+        yield
+    finally:
+        del router._compute_routing
 
 
 def _layer_list(model: torch.nn.Module) -> torch.nn.ModuleList | None:

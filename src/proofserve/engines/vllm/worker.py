@@ -70,7 +70,8 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     narrowed = (
         nullcontext() if block.reads_every_position else published_rows_only(model, n, seq_len)
     )
-    with _layer_transforms(model, block), narrowed:
+    chosen = _seeded_experts(model, block, positions, seq_len)
+    with _layer_transforms(model, block), chosen, narrowed:
         output = compat_worker.call_model(runner, metadata, slots, inputs)
     hidden = compat_worker.send_stage(output)
     if hidden is None:
@@ -115,6 +116,21 @@ def _layer_transforms(model: torch.nn.Module, block: BlockScheme) -> Iterator[No
             for index, layer in compat_worker.decoder_layers(model):
                 hook = partial(_transform, block, index)
                 hooks.enter_context(layer.register_forward_hook(hook))
+        yield
+
+
+@contextmanager
+def _seeded_experts(
+    model: torch.nn.Module, block: BlockScheme, positions: torch.Tensor, seq_len: int
+) -> Iterator[None]:
+    """Let the block choose the experts of every token for the length of one forward.
+
+    ``positions`` int64 [tokens]. Chat never runs inside this context.
+    """
+    with ExitStack() as routed:
+        for index, router in compat_worker.routers(model) if block.chooses_experts else ():
+            ids = block.experts(index, compat_worker.expert_layer(router), seq_len)[positions]
+            routed.enter_context(compat_worker.with_experts(router, ids))
         yield
 
 

@@ -13,7 +13,7 @@ from proofserve.lab.client.load import ask_all
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.records import AnyWork, DistanceWork, Work
 from proofserve.lab.client.vectors import claims_of, distances, vectors_of
-from proofserve.protocol import SKETCH
+from proofserve.protocol import SKETCHES
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.verdict.comparison import Claim
 
@@ -75,7 +75,7 @@ def _vectors_are_valid(claims: Sequence[Claim], work: Work) -> Check:
         return Check(name, False, str(error))
     rows = np.concatenate([vector.reshape(-1, work.k_dim) for vector in vectors.values()])
     off = float(np.abs(np.linalg.norm(rows, axis=1) - 1.0).max())
-    spread = math.sqrt(1 / (2 * work.k_dim)) if work.scheme == SKETCH else 0.0
+    spread = math.sqrt(1 / (2 * work.k_dim)) if work.scheme in SKETCHES else 0.0
     detail = f"{len(vectors)} of {work.width} finite numbers, length 1 within {off:.1e}"
     return Check(name, off < NORM_TOLERANCE + SKETCH_DEVIATIONS * spread, detail)
 

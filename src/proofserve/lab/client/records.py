@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ClassVar, Final, TypeVar
 
-from proofserve.protocol import ARTIFACT_K_DIM, DEFAULT_SCHEME, SEQ_LEN, SKETCH, default_k_dim
+from proofserve.protocol import ARTIFACT_K_DIM, DEFAULT_SCHEME, SEQ_LEN, SKETCHES, default_k_dim
 from proofserve.rounds.status import EngineGauges
 
 R = TypeVar("R")
@@ -66,7 +66,7 @@ class Work(ProofOrder):
 
     @property
     def sequences_per_nonce(self) -> int:
-        return _TWINS if self.scheme == SKETCH else 1
+        return _TWINS if self.scheme in SKETCHES else 1
 
     @property
     def width(self) -> int:

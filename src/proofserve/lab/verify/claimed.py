@@ -10,8 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.report.json_files import read_json, write_json
-from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, default_k_dim
-from proofserve.protocol import SKETCH as SKETCH  # noqa: PLC0414 - others take it here
+from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, SKETCHES, default_k_dim
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.identity import Block
@@ -125,7 +124,7 @@ def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
         raise LabError(f"scheme: the source says k_dim {said}, {name} has {usual}; give --scheme")
     k_dim = _agreed("k_dim", said, options.k_dim) or usual
     height = _agreed("block_height", claimed.block_height, options.block_height)
-    if height is None and name == SKETCH:
+    if height is None and name in SKETCHES:
         raise LabError("the source does not say block_height; give --block-height")
     block = Block(claimed.block_hash, height or 0)
     seq_len = _known("seq_len", claimed.seq_len, options.seq_len)
@@ -178,14 +177,14 @@ def vector_scheme(name: str, k_dim: int, stronger_rng: bool) -> Scheme:
     """The scheme of that name. Raises LabError for one without vectors, and ProtocolError."""
     if name == DISTANCE:
         raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
-    # Only sketch-v1 has no weaker seeds to strengthen; asked for, it refuses the option by name.
-    stronger = {"stronger_rng": stronger_rng} if stronger_rng or name != SKETCH else {}
+    # Only sketches have no weaker seeds to strengthen; asked for, they refuse the option by name.
+    stronger = {"stronger_rng": stronger_rng} if stronger_rng or name not in SKETCHES else {}
     return scheme_named(name, k_dim=k_dim, **stronger)
 
 
 def vectors_per_nonce(name: str) -> int:
     """How many vectors of ``k_dim`` values follow each other in one artifact."""
-    return scheme_named(name, k_dim=1).width if name == SKETCH else 1
+    return scheme_named(name, k_dim=1).width if name in SKETCHES else 1
 
 
 def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:

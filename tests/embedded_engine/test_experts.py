@@ -1,0 +1,63 @@
+"""A mixture whose experts the block chooses, against transformers, and chat beside it."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from proofserve.protocol.schemes import scheme
+from support.engines import EmbeddedEngine, workload
+from support.models import SmallModels
+from support.reference import reference_vectors
+
+pytestmark = pytest.mark.engine
+
+NATURAL, SEEDED = (workload(made_by=scheme(name)) for name in ("sketch-v1", "sketch-v2"))
+NONCES = range(8)
+
+
+@pytest.fixture(scope="module")
+def mixture(small_models: SmallModels) -> Path:
+    return small_models.get("qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def engine(mixture: Path, cpu_environment: pytest.MonkeyPatch) -> Iterator[EmbeddedEngine]:
+    started = EmbeddedEngine(mixture, dtype="float32")
+    yield started
+    started.close()
+
+
+def test_vectors_agree_with_transformers(engine: EmbeddedEngine, mixture: Path) -> None:
+    seeded = engine.run(engine.prove(SEEDED, NONCES)).values
+    expected = reference_vectors(mixture, SEEDED, NONCES, torch.float32)
+    natural = engine.run(engine.prove(NATURAL, NONCES)).values
+    apart = np.linalg.norm(seeded - expected, axis=1)
+    print(f"largest distance {apart.max():.6f}")
+    assert apart.max() < 1e-3
+    # Other experts are other numbers, and routing is free again after it.
+    assert np.linalg.norm(seeded - natural, axis=1).min() > 0.1
+    free = reference_vectors(mixture, NATURAL, NONCES, torch.float32)
+    assert np.median(np.linalg.norm(natural - free, axis=1)) < 1e-3
+
+
+def test_the_batch_does_not_matter(engine: EmbeddedEngine) -> None:
+    together = engine.run(engine.prove(SEEDED, NONCES)).values
+    alone = [engine.run(engine.prove(SEEDED, [nonce])).values[0] for nonce in (0, 5)]
+    assert np.array_equal(together[[0, 5]], np.stack(alone))
+
+
+async def chat_beside(engine: EmbeddedEngine) -> None:
+    before = [await engine.chat(i) for i in range(4)]
+    async with engine.engine.session(SEEDED) as session:
+        proofs = asyncio.gather(session.prove(range(32)), session.prove(range(32, 64)))
+        assert [await engine.chat(i) for i in range(4)] == before
+        await proofs
+    assert [await engine.chat(i) for i in range(4)] == before
+
+
+def test_chat_routes_as_ever_before_beside_and_after(engine: EmbeddedEngine) -> None:
+    engine.run(chat_beside(engine))
