@@ -18,7 +18,7 @@ from rounds.doubles import computed, until
 
 pytestmark = pytest.mark.anyio
 
-ALL = ["artifact-v1", "artifact-v1-layers", "sketch-v1"]
+ALL = ["artifact-v1", "artifact-v1-layers", "sketch-v1", "sketch-v2"]
 SKETCH = changed({**JOB, "scheme": "sketch-v1", "wait": True}, "params.k_dim", 64)
 DIGEST = TOY_FACTS.weights_digest
 

@@ -119,7 +119,7 @@ def test_the_log_says_when_weights_are_hashed_and_why_there_are_no_sketches(
     for hashed in (1, 1):
         model_facts(tmp_path, 8)
         assert caplog.text.count(f"hashing the weights in {tmp_path}") == hashed
-    assert "sketch-v1 cannot be proved with this checkpoint: no tokenizer" in caplog.text
+    assert "sketches cannot be proved with this checkpoint: no tokenizer" in caplog.text
     caplog.clear()
     model_facts(None, 8)
-    assert "sketch-v1 cannot be proved" in caplog.text
+    assert "sketches cannot be proved" in caplog.text

@@ -4,27 +4,29 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3Model
+from transformers import Qwen3Config, Qwen3Model, Qwen3MoeConfig, Qwen3MoeModel
 
+from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import Network
 from proofserve.protocol import commitments
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.identity import Block
+from proofserve.protocol.model import AllowedTokens, ExpertLayer
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.sketch import SketchBlock, SketchScheme
-from proofserve.protocol.tokens import AllowedTokens
+from proofserve.rounds.records import Workload
 
 from .cases import DEVICE, Case, assert_f16_close
 from .make import qwen3
 
 
-def block_of(case: Case, hidden: int) -> SketchBlock:
+def block_of(case: Case, hidden: int, seeded_experts: bool = False) -> SketchBlock:
     args = case.args
     facts = ModelFacts(
         hidden, args["weights_digest"], AllowedTokens(tuple(map(tuple, args["allowed"])))
     )
     block = Block(args["block_hash"], args["block_height"])
-    return SketchScheme(args["k_dim"]).for_block(block, facts, DEVICE)
+    return SketchScheme(args["k_dim"], seeded_experts).for_block(block, facts, DEVICE)
 
 
 def replay_sketch(case: Case) -> None:
@@ -57,7 +59,61 @@ def replay_forward(case: Case) -> None:
     }
     decoder.load_state_dict(weights)
     block = block_of(case, shape.hidden_size)
-    network = Network(
+    args = case.args
+    z = network_of(decoder, block).values(
+        block, args["public_key"], (args["nonce"],), args["seq_len"]
+    )[0]
+    assert_f16_close(to_float16(z.cpu().numpy()), np.array(case.expect["z"]).ravel())
+
+
+def replay_experts(case: Case) -> None:
+    args = case.args
+    facts = ModelFacts(16, args["weights_digest"], AllowedTokens(((3, 64),)))
+    block = SketchScheme(args["k_dim"], seeded_experts=True).for_block(
+        Block(args["block_hash"], args["block_height"]), facts, DEVICE
+    )
+    layer = ExpertLayer(args["experts"], args["chosen"], args["groups"], args["chosen_groups"])
+    found = block.experts(args["layer"], layer, args["seq_len"])
+    assert found.tolist() == case.expect["experts"]
+
+
+def replay_mixture(case: Case) -> None:
+    """By the engine, which lets the block choose; weights as transformers stacks them."""
+    shape = qwen3.MixtureShape()
+    config = Qwen3MoeConfig(
+        **vars(shape), rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta}
+    )
+    decoder = Qwen3MoeModel(config).to(torch.float32).eval()
+    decoder.load_state_dict(stacked(qwen3.weights_of(shape), shape.num_experts))
+    args = case.args
+    block = block_of(case, shape.hidden_size, seeded_experts=True)
+    scheme = SketchScheme(args["k_dim"], seeded_experts=True)
+    work = Workload(scheme, block.block, args["public_key"], args["seq_len"])
+    made = ReferenceEngine(network_of(decoder, block), 1).compute(work, [args["nonce"]])
+    assert_f16_close(to_float16(made.values[0]), np.array(case.expect["z"]).ravel())
+
+
+def stacked(weights: qwen3.Weights, experts: int) -> dict[str, torch.Tensor]:
+    """The weights of a mixture under the names of transformers' modules."""
+    found = {}
+    for name, values in weights.items():
+        if ".experts." not in name:
+            found[name.removeprefix("model.")] = torch.from_numpy(values)
+    for layer in sorted({name.split(".")[2] for name in weights if ".experts." in name}):
+        at = f"model.layers.{layer}.mlp.experts"
+
+        def every(kind: str, at: str = at) -> list[torch.Tensor]:
+            return [torch.from_numpy(weights[f"{at}.{e}.{kind}.weight"]) for e in range(experts)]
+
+        gates = zip(every("gate_proj"), every("up_proj"), strict=True)
+        to = at.removeprefix("model.")
+        found[f"{to}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in gates])
+        found[f"{to}.down_proj"] = torch.stack(every("down_proj"))
+    return found
+
+
+def network_of(decoder: torch.nn.Module, block: SketchBlock) -> Network:
+    return Network(
         decoder=decoder.to(DEVICE),
         head=torch.nn.Identity(),
         facts=block.model,
@@ -66,9 +122,6 @@ def replay_forward(case: Case) -> None:
         declared_dtype=torch.float32,
         device=DEVICE,
     )
-    args = case.args
-    z = network.values(block, args["public_key"], (args["nonce"],), args["seq_len"])[0]
-    assert_f16_close(to_float16(z.cpu().numpy()), np.array(case.expect["z"]).ravel())
 
 
 def replay_commitments(case: Case) -> None:
@@ -87,5 +140,7 @@ def replay_commitments(case: Case) -> None:
 REPLAYS: dict[str, Callable[[Case], None]] = {
     "sketch_v1.json": replay_sketch,
     "sketch_forward.json": replay_forward,
+    "sketch_experts.json": replay_experts,
+    "sketch_mixture.json": replay_mixture,
     "commitments.json": replay_commitments,
 }

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.experts import DRAWS, ExpertLayer
 from proofserve.protocol.identity import Block
+from proofserve.protocol.model import DRAWS, AllowedTokens, ExpertLayer
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.sketch import SketchBlock, SketchScheme
-from proofserve.protocol.tokens import AllowedTokens
 
 CPU = torch.device("cpu")
 DIGEST = "ab" * 32

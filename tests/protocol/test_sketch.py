@@ -4,10 +4,10 @@ import torch
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
+from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.nonces import pad
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.sketch import SketchBlock, SketchScheme
-from proofserve.protocol.tokens import AllowedTokens
 
 CPU = torch.device("cpu")
 HIDDEN, SEQ_LEN, K = 32, 24, 16

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from proofserve.engines.reference.network import Network
+from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.tokens import AllowedTokens
 
 EXPERTS: Final = 8
 CHOSEN: Final = 2

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from proofserve.protocol.draws import normal
 from proofserve.protocol.identity import Block, Challenge, seed
+from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
-from proofserve.protocol.tokens import AllowedTokens
 from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges, over_cores

@@ -7,8 +7,8 @@ from proofserve.api.node import Deployment
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.member_status import MemberDeployment
 from proofserve.fleet.records import MemberState
+from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.tokens import AllowedTokens
 from proofserve.rounds.records import EngineInfo
 
 _LEAST_TOKENS = 2

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.experts import ExpertLayer
 from proofserve.protocol.identity import Block
-from proofserve.protocol.tokens import AllowedTokens
+from proofserve.protocol.model import AllowedTokens, ExpertLayer
 from proofserve.protocol.transforms import LayerOutput
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from proofserve.protocol import SKETCH, SKETCH_2, SKETCH_K_DIM
 from proofserve.protocol.device.copies import to_device
 from proofserve.protocol.errors import ProtocolError
-from proofserve.protocol.experts import DRAWS, ExpertLayer
 from proofserve.protocol.identity import Block
+from proofserve.protocol.model import DRAWS, ExpertLayer
 from proofserve.protocol.scheme import BlockScheme, ModelFacts, Scheme
 from proofserve.protocol.shake import signs, streams, u64
 

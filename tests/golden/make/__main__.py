@@ -1,4 +1,4 @@
-"""Writes ``sketch_v1.json``, ``sketch_forward.json`` and ``commitments.json``."""
+"""Writes the files of our own schemes: their names stand in ``files``."""
 
 import json
 from pathlib import Path
@@ -69,6 +69,48 @@ def forward_cases() -> list[dict[str, Any]]:
     return cases
 
 
+def expert_cases() -> list[dict[str, Any]]:
+    layers = (
+        (32, 4, 1, 1),
+        (128, 8, 1, 1),
+        (7, 7, 1, 1),
+        (1, 1, 1, 1),
+        (256, 8, 8, 4),
+        (16, 4, 4, 2),
+    )
+    names = ("experts", "chosen", "groups", "chosen_groups")
+    return [
+        {
+            "id": f"{number}-{layer}-{'-'.join(map(str, numbers))}",
+            "args": {**vars(setting), "layer": layer, **dict(zip(names, numbers, strict=True))},
+            "expect": {"experts": setting.experts(layer, *numbers)},
+        }
+        for number, setting in enumerate(SETTINGS[:3])
+        for layer in (0, 5)
+        for numbers in layers
+    ]
+
+
+def mixture_cases() -> list[dict[str, Any]]:
+    shape = qwen3.MixtureShape()
+    weights = qwen3.weights_of(shape)
+    digest = sketch_v1.digest_of({name: ("F32", values) for name, values in weights.items()})
+    allowed = [[2, shape.vocab_size]]
+    cases = []
+    for seq_len, k_dim, nonce in ((1, 8, 0), (16, 64, 0), (16, 64, 3), (50, 16, 1)):
+        setting = Setting("block-1", 7, "node-key", digest, seq_len, k_dim)
+        chosen = [
+            setting.experts(layer, shape.num_experts, shape.num_experts_per_tok)
+            for layer in range(shape.num_hidden_layers)
+        ]
+        prompts = setting.twins(nonce, ids_of(allowed))
+        states = np.array([qwen3.forward(shape, weights, ids, chosen) for ids in prompts])
+        args = {**vars(setting), "nonce": nonce, "allowed": allowed}
+        expect = {"weights_digest": digest, "z": setting.sketch(nonce, states).tolist()}
+        cases.append({"id": f"{seq_len}-{k_dim}-{nonce}", "args": args, "expect": expect})
+    return cases
+
+
 def commitment_cases() -> list[dict[str, Any]]:
     cases = []
     for count in (1, 2, 3, 5, 8, 13, 32):
@@ -89,6 +131,8 @@ def files() -> dict[str, list[dict[str, Any]]]:
     return {
         "sketch_v1.json": integer_cases(),
         "sketch_forward.json": forward_cases(),
+        "sketch_experts.json": expert_cases(),
+        "sketch_mixture.json": mixture_cases(),
         "commitments.json": commitment_cases(),
     }
 

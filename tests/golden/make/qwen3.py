@@ -1,4 +1,7 @@
-"""The forward of a small qwen3 in float64, and weights that need no random generator."""
+"""The forward of a small qwen3 in float64, and weights that need no random generator.
+
+With experts it is a small qwen3_moe, whose experts are given and not routed.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -25,9 +28,19 @@ class Shape:
     rms_norm_eps: float = 1e-6
 
 
+@dataclass(frozen=True)
+class MixtureShape(Shape):
+    """As above; every layer has experts."""
+
+    num_experts: int = 6
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int = 24
+    norm_topk_prob: bool = True
+
+
 def weights_of(shape: Shape) -> Weights:
     """Every weight under its name in a checkpoint, drawn from its name."""
-    d, m, h = shape.hidden_size, shape.intermediate_size, shape.head_dim
+    d, h = shape.hidden_size, shape.head_dim
     queries, keys = shape.num_attention_heads * h, shape.num_key_value_heads * h
     weights = {
         "model.embed_tokens.weight": _matrix("embed_tokens", shape.vocab_size, d),
@@ -44,22 +57,44 @@ def weights_of(shape: Shape) -> Weights:
             at + "self_attn.o_proj.weight": _matrix(at + "o", d, queries),
             at + "self_attn.q_norm.weight": _norm(at + "q_norm", h),
             at + "self_attn.k_norm.weight": _norm(at + "k_norm", h),
-            at + "mlp.gate_proj.weight": _matrix(at + "gate", m, d),
-            at + "mlp.up_proj.weight": _matrix(at + "up", m, d),
-            at + "mlp.down_proj.weight": _matrix(at + "down", d, m),
         }
+        if isinstance(shape, MixtureShape):
+            weights[at + "mlp.gate.weight"] = _matrix(at + "router", shape.num_experts, d)
+            for expert in range(shape.num_experts):
+                to = f"{at}mlp.experts.{expert}."
+                weights |= _mlp_weights(to, d, shape.moe_intermediate_size)
+        else:
+            weights |= _mlp_weights(at + "mlp.", d, shape.intermediate_size)
     return weights
 
 
-def forward(shape: Shape, weights: Weights, ids: list[int]) -> Floats:
-    """The states behind the final norm, float64 [len(ids), hidden_size]."""
+def _mlp_weights(at: str, d: int, m: int) -> Weights:
+    return {
+        at + "gate_proj.weight": _matrix(at.replace("mlp.", "") + "gate", m, d),
+        at + "up_proj.weight": _matrix(at.replace("mlp.", "") + "up", m, d),
+        at + "down_proj.weight": _matrix(at.replace("mlp.", "") + "down", d, m),
+    }
+
+
+def forward(
+    shape: Shape, weights: Weights, ids: list[int], experts: list[list[list[int]]] | None = None
+) -> Floats:
+    """The states behind the final norm, float64 [len(ids), hidden_size].
+
+    ``experts`` of a mixture are those of each position in each layer.
+    """
     exact = {name: values.astype(np.float64) for name, values in weights.items()}
     x = exact["model.embed_tokens.weight"][ids]
     for index in range(shape.num_hidden_layers):
         at = f"model.layers.{index}."
         layer = {name.removeprefix(at): w for name, w in exact.items() if name.startswith(at)}
         x = x + _attention(shape, layer, _rms(x, layer["input_layernorm.weight"], shape))
-        x = x + _mlp(layer, _rms(x, layer["post_attention_layernorm.weight"], shape))
+        normed = _rms(x, layer["post_attention_layernorm.weight"], shape)
+        x = x + (
+            _mlp(layer, "mlp.", normed)
+            if experts is None
+            else _mixed(layer, normed, experts[index])
+        )
     return _rms(x, exact["model.norm.weight"], shape)
 
 
@@ -93,10 +128,20 @@ def _turned(shape: Shape, x: Floats) -> Floats:
     return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
 
 
-def _mlp(layer: dict[str, Floats], x: Floats) -> Floats:
-    gate = x @ layer["mlp.gate_proj.weight"].T
-    up = x @ layer["mlp.up_proj.weight"].T
-    return (gate / (1 + np.exp(-gate)) * up) @ layer["mlp.down_proj.weight"].T
+def _mlp(layer: dict[str, Floats], at: str, x: Floats) -> Floats:
+    gate = x @ layer[at + "gate_proj.weight"].T
+    up = x @ layer[at + "up_proj.weight"].T
+    return (gate / (1 + np.exp(-gate)) * up) @ layer[at + "down_proj.weight"].T
+
+
+def _mixed(layer: dict[str, Floats], x: Floats, experts: list[list[int]]) -> Floats:
+    """Each position's experts, weighed by the softmax of their scores."""
+    mixed = np.zeros_like(x)
+    for position, chosen in enumerate(experts):
+        scores = np.exp(layer["mlp.gate.weight"][chosen] @ x[position])
+        for expert, share in zip(chosen, scores / scores.sum(), strict=True):
+            mixed[position] += share * _mlp(layer, f"mlp.experts.{expert}.", x[position])
+    return mixed
 
 
 def _rms(x: Floats, weight: Floats, shape: Shape) -> Floats:

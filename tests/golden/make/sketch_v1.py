@@ -1,4 +1,4 @@
-"""The formulas of sketch-v1 (``docs/native.md``): seeds, prompts, signs, and the sketch."""
+"""The formulas of sketches (``docs/native.md``): seeds, prompts, signs, experts, the sketch."""
 
 import hashlib
 import math
@@ -63,6 +63,23 @@ class Setting:
         stream = self.stream("rows", 0, math.ceil(count / 8), public_key="")
         return _signs(stream, count).reshape(self.k_dim, hidden)
 
+    def experts(
+        self, layer: int, experts: int, chosen: int, groups: int = 1, chosen_groups: int = 1
+    ) -> list[list[int]]:
+        """The experts of each position in a layer, of sketch-v2."""
+        stream = self.stream("routing", 0, 32 * self.seq_len * (layer + 1), public_key="")
+        size = experts // groups
+        rows = []
+        for position in range(self.seq_len):
+            at = 32 * (layer * self.seq_len + position)
+            a, b, c, d = (
+                int.from_bytes(stream[at + i : at + i + 8], "little") for i in (0, 8, 16, 24)
+            )
+            of_groups = _progression(c, d, groups, chosen_groups)
+            places = _progression(a, b, size * chosen_groups, chosen)
+            rows.append([of_groups[place // size] * size + place % size for place in places])
+        return rows
+
     def sketch(self, nonce: int, states: NDArray[np.float64]) -> NDArray[np.float64]:
         """z [2, k_dim] of the twins' final states [2, seq_len, hidden]."""
         sketches = []
@@ -84,6 +101,11 @@ def digest_of(tensors: dict[str, tuple[str, NDArray[np.generic]]]) -> str:
         content = hashlib.sha256(values.tobytes()).hexdigest()
         lines += f"{name} {dtype} {shape} {content}\n".encode()
     return hashlib.sha256(lines).hexdigest()
+
+
+def _progression(first: int, step: int, modulus: int, count: int) -> list[int]:
+    steps = [b for b in range(1, modulus + 1) if math.gcd(b, modulus) == 1]
+    return [(first + j * steps[step % len(steps)]) % modulus for j in range(count)]
 
 
 def _signs(stream: bytes, count: int) -> NDArray[np.int64]:

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from proofserve.engines.checkpoints.digest import weights_digest
 from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.model import AllowedTokens, allowed_tokens
 from proofserve.protocol.scheme import ModelFacts
-from proofserve.protocol.tokens import AllowedTokens, allowed_tokens
 
 _logger = logging.getLogger(__name__)
 _WITHOUT = "sketches cannot be proved with this checkpoint: %s"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
-from proofserve.protocol.experts import ExpertLayer
+from proofserve.protocol.model import ExpertLayer
 
 # How a router weighs experts: of itself, its logits [tokens, experts] and ids [tokens, k].
 Rule = Callable[[Any, Tensor, Tensor], Tensor]

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import set_forward_context
-from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from proofserve.engines.vllm.support import UnsupportedEngine
-from proofserve.protocol.experts import ExpertLayer
+from proofserve.protocol.model import ExpertLayer
 
 # Where models keep their decoder layers; the first three as in protocol A.3.
 LAYER_PLACES = (
@@ -231,20 +230,31 @@ def routers(model: torch.nn.Module) -> Iterator[tuple[int, Any]]:
     Raises UnsupportedEngine if a layer's experts have a router that is not known, or choose by
     themselves inside a kernel.
 
-    Relies on: MoERunner.router and .is_monolithic; expert weights being [experts, ., .].
+    Relies on: MoERunner.router and .is_monolithic (0.32; other versions are refused if they lack
+    them); expert weights being [experts, ., .].
     """
     for index, layer in decoder_layers(model):
-        found = [each for each in layer.modules() if isinstance(each, MoERunner)]
+        found = [each for each in layer.modules() if hasattr(each, "is_monolithic")]
         for each in found:
             kind = type(each.router).__name__
             if each.is_monolithic:
                 raise _cannot_choose(f"{kind} of layer {index} chooses inside a kernel")
-            if kind not in ROUTERS or getattr(each.router, "custom_routing_function", None):
+            if not _weighs_by_its_fields(each.router):
                 raise _cannot_choose(f"{kind} of layer {index} weighs experts in its own way")
             yield index, each.router
         known = {id(weight) for each in found for weight in each.parameters()}
         if any(weight.ndim > 2 and id(weight) not in known for weight in layer.parameters()):
-            raise _cannot_choose(f"layer {index} has experts without a router of vLLM's")
+            raise _cannot_choose(f"layer {index} has experts without a known router")
+
+
+def _weighs_by_its_fields(router: Any) -> bool:
+    return (
+        type(router).__name__ in ROUTERS
+        and router.scoring_func in {"softmax", "sigmoid"}
+        and getattr(router, "custom_routing_function", None) is None
+        and getattr(router, "_hash_indices_table", None) is None
+        and not getattr(router, "num_fused_shared_experts", 0)
+    )
 
 
 def _cannot_choose(reason: str) -> UnsupportedEngine:

@@ -11,9 +11,9 @@ from proofserve.engines.vllm import compat_worker
 from proofserve.engines.vllm.core_messages import Forward, ProveCall, proved
 from proofserve.engines.vllm.last_layer import published_rows_only
 from proofserve.protocol.identity import Block
+from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import BlockScheme, ModelFacts
 from proofserve.protocol.schemes import from_wire
-from proofserve.protocol.tokens import AllowedTokens
 
 
 def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
