@@ -17,7 +17,7 @@ from soundness.page import convicted_honest, page
 from soundness.recorded import README, foreign, nodes_in, record
 from soundness.results import Found
 from soundness.runs import KeptRuns
-from soundness.subjects import BY_NAME, FOLDER, ROOT, SCHEMES, SUBJECTS, Subject
+from soundness.subjects import BY_NAME, FOLDER, ROOT, SUBJECTS, Subject
 from soundness.trying import Trial, calibration_of, tried
 
 PAGE: Final = ROOT / "docs" / "soundness.md"
@@ -52,13 +52,13 @@ def run(
     tries = [
         Job(f"{each.arch} {scheme}", ("try", each.arch, scheme, *folders))
         for each in subjects
-        for scheme in SCHEMES
+        for scheme in each.schemes
     ]
     began = time.monotonic()
     with open_session() as session, session.interrupts.allowed():
         run_all([job for each in subjects for job in _servers(each)], typer.echo)
         run_all(tries, typer.echo)
-        found = Found.all_of(RESULTS, [(s.arch, scheme) for s in SUBJECTS for scheme in SCHEMES])
+        found = Found.all_of(RESULTS, [(s.arch, scheme) for s in SUBJECTS for scheme in s.schemes])
     facts = machine()
     PAGE.write_text(page(found, f"{facts['cores']} cores of {facts['processor']}"))
     minutes = (time.monotonic() - began) / 60

@@ -19,7 +19,7 @@ from proofserve.lab.client.vectors import vectors_of
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.calls import chunks
-from soundness.subjects import BLOCK, FORWARD_BATCH, KEY, ROOT, SCHEMES, Subject
+from soundness.subjects import BLOCK, FORWARD_BATCH, KEY, ROOT, Subject
 from soundness.trying import RealNode
 
 # Of a processor that none of this was written on, recorded by somebody else.
@@ -53,7 +53,7 @@ def record(subject: Subject, name: str, ranks: int, folder: Path, session: Comma
     )
     with serving(options, session) as node:
         said = node.kernels()
-        for scheme in SCHEMES:
+        for scheme in subject.schemes:
             calls = chunks(subject.judged, AT_ONCE)
             session.line.step(f"{model.name}, {scheme}: {subject.nonces} nonces", len(calls))
             rows: list[dict[str, object]] = []
@@ -66,7 +66,7 @@ def record(subject: Subject, name: str, ranks: int, folder: Path, session: Comma
             (folder / f"{name}-{scheme}.jsonl").write_text(lines)
     processor = said.pop("processor", "unknown")
     text = _TEXT.format(
-        files=", ".join(f"`{name}-{scheme}.jsonl`" for scheme in SCHEMES),
+        files=", ".join(f"`{name}-{scheme}.jsonl`" for scheme in subject.schemes),
         nonces=subject.nonces,
         model=model.name,
         node=", ".join(f"{field} {value}" for field, value in said.items()),

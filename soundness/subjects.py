@@ -7,7 +7,7 @@ from typing import Final
 from proofserve.cli.model import SEEDS, TRAINED, Checkpoint, SmallModel, checkpoint
 from proofserve.lab.client.records import Work
 from proofserve.lab.verify.claimed import vector_scheme
-from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, default_k_dim
+from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, SKETCH_2, default_k_dim
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
 from soundness.massive import MASSIVE, massive_checkpoint
@@ -15,6 +15,8 @@ from soundness.massive import MASSIVE, massive_checkpoint
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / ".cache" / "soundness"
 SCHEMES: Final = (SKETCH, ARTIFACT)
+# Of a dense model both sketches are the same numbers.
+MIXTURE_SCHEMES: Final = (SKETCH, SKETCH_2, ARTIFACT)
 # The round of recorded vectors. The calibrations that the package ships are of another one.
 BLOCK, KEY = Block("0xabc", 100), "me"
 FORWARD_BATCH: Final = 8
@@ -42,6 +44,7 @@ class Subject:
     nonces: int = 64
     calibrating: int = 128
     bank: int = 64
+    schemes: tuple[str, ...] = SCHEMES
     vllm_options: tuple[str, ...] = ()
 
     @property
@@ -82,11 +85,22 @@ class Subject:
 
 SUBJECTS: Final = (
     Subject(TRAINED, "dense, trained", DENSE_CHEATS, SEQ_LEN, nonces=128, calibrating=0),
-    Subject("qwen3_moe", "mixture of 32 experts, 4 a token, seeded", MIXTURE_CHEATS),
-    Subject("gpt_oss", "mixture of 8 experts, 2 a token, seeded", MIXTURE_CHEATS),
+    Subject(
+        "qwen3_moe",
+        "mixture of 32 experts, 4 a token, seeded",
+        MIXTURE_CHEATS,
+        schemes=MIXTURE_SCHEMES,
+    ),
+    Subject(
+        "gpt_oss",
+        "mixture of 8 experts, 2 a token, seeded",
+        MIXTURE_CHEATS,
+        schemes=MIXTURE_SCHEMES,
+    ),
     Subject(
         "deepseek_v3",
         "mixture with latent attention (MLA), seeded",
+        schemes=MIXTURE_SCHEMES,
         vllm_options=("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}'),
     ),
     Subject(MASSIVE, "dense, with massive activations, seeded"),
