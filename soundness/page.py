@@ -52,13 +52,14 @@ def summary(found: Sequence[Found]) -> str:
     """The answer in one paragraph."""
     emulated = {node.name for each in found for node in each.honest if node.processor is None}
     real = [_title(node) for each in found for node in each.honest if node.processor is not None]
+    schemes = {each.scheme for each in found}
     processors = {n.processor for each in found for n in each.honest if n.processor is not None}
     cells = [cell for each in found for node in each.honest for cell in node.cells.values()]
     convicted, tried = sum(cell.convicted for cell in cells), found[0].runs * len(cells)
     text = (
         f"Tried as honest nodes were {len(emulated)} emulated kernels on"
         f" {len({each.arch for each in found})} models, and {len(real)} runs of real nodes on"
-        f" processors that call themselves {'; '.join(sorted(processors))}, with {len({each.scheme for each in found})} schemes, and"
+        f" processors that call themselves {'; '.join(sorted(processors))}, with {len(schemes)} schemes, and"
         " with a calibration, with one that lacks the node's kernel, and without any:"
         f" **{convicted:,} of {tried:,}** simulated verifications convicted one."
     )
