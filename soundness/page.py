@@ -59,8 +59,8 @@ def summary(found: Sequence[Found]) -> str:
     text = (
         f"Tried as honest nodes were {len(emulated)} emulated kernels on"
         f" {len({each.arch for each in found})} models, and {len(real)} runs of real nodes on"
-        f" processors that call themselves {'; '.join(sorted(processors))}, with {len(schemes)} schemes, and"
-        " with a calibration, with one that lacks the node's kernel, and without any:"
+        f" processors that call themselves {'; '.join(sorted(processors))}, with {len(schemes)}"
+        " schemes, and with a calibration, with one that lacks the node's kernel, and without any:"
         f" **{convicted:,} of {tried:,}** simulated verifications convicted one."
     )
     if convicted:

@@ -99,7 +99,10 @@ def test_routers_are_found_in_their_layers() -> None:
         (Runner(router(), is_monolithic=True), "CPURouter of layer 1 chooses inside a kernel"),
         (Runner(router(custom_routing_function=print)), "layer 1 weighs experts in its own way"),
         (Runner(router(scoring_func="sqrtsoftplus")), "layer 1 weighs experts in its own way"),
-        (Runner(SimpleNamespace()), "SimpleNamespace of layer 1 weighs experts"),
+        (
+            Runner(SimpleNamespace(select_experts=print)),
+            "SimpleNamespace of layer 1 weighs experts",
+        ),
         (nn.ParameterList([nn.Parameter(torch.zeros(8, 2, 2))]), "layer 1 has experts without"),
     ],
     ids=["kernel", "function", "score", "router", "no router"],

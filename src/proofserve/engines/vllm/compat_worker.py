@@ -234,17 +234,26 @@ def routers(model: torch.nn.Module) -> Iterator[tuple[int, Any]]:
     them); expert weights being [experts, ., .].
     """
     for index, layer in decoder_layers(model):
-        found = [each for each in layer.modules() if hasattr(each, "is_monolithic")]
+        found = [each for each in layer.modules() if _has_router(each)]
         for each in found:
             kind = type(each.router).__name__
-            if each.is_monolithic:
+            if getattr(each, "is_monolithic", True):
                 raise _cannot_choose(f"{kind} of layer {index} chooses inside a kernel")
             if not _weighs_by_its_fields(each.router):
                 raise _cannot_choose(f"{kind} of layer {index} weighs experts in its own way")
             yield index, each.router
         known = {id(weight) for each in found for weight in each.parameters()}
-        if any(weight.ndim > 2 and id(weight) not in known for weight in layer.parameters()):
+        matrices = (
+            name for name, w in layer.named_parameters() if w.ndim > 2 and id(w) not in known
+        )
+        # Latent attention has a matrix for each head.
+        if any("attn" not in name for name in matrices):
             raise _cannot_choose(f"layer {index} has experts without a known router")
+
+
+def _has_router(module: Any) -> bool:
+    # Some models call the matrix of the scores a router.
+    return hasattr(getattr(module, "router", None), "select_experts")
 
 
 def _weighs_by_its_fields(router: Any) -> bool:
