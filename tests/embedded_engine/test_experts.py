@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from proofserve.protocol.schemes import scheme
+from support import ranks
 from support.engines import EmbeddedEngine, workload
 from support.models import SmallModels
 from support.reference import reference_vectors
@@ -61,3 +62,21 @@ async def chat_beside(engine: EmbeddedEngine) -> None:
 
 def test_chat_routes_as_ever_before_beside_and_after(engine: EmbeddedEngine) -> None:
     engine.run(chat_beside(engine))
+
+
+@pytest.mark.slow
+def test_two_ranks_agree_with_one(
+    engine: EmbeddedEngine, mixture: Path, cpu_environment: pytest.MonkeyPatch
+) -> None:
+    one = engine.run(engine.prove(SEEDED, NONCES)).values
+    cpu_environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    options = {"dtype": "float32", "tensor_parallel_size": 2, **ranks.EXTENSION}
+    several = EmbeddedEngine(mixture, **options)
+    try:
+        two = several.run(several.prove(SEEDED, NONCES)).values
+    finally:
+        several.close()
+        cpu_environment.delenv("VLLM_CPU_OMP_THREADS_BIND")
+    apart = np.linalg.norm(two - one, axis=1).max()
+    print(f"2 ranks against 1: {apart:.6f}")
+    assert apart < 1e-3

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).parent / "second_runner.py"
 FOLDER = "tests/embedded_engine"
 # All tests of an engine, as `make test` and `make slow` run them on the first runner.
-ALL = ("test_embedded.py", "test_receipts.py", "test_shapes.py", "test_receipt_deployments.py")
+ALL = (
+    *("test_embedded.py", "test_experts.py", "test_receipts.py", "test_shapes.py"),
+    "test_receipt_deployments.py",
+)
 
 
 @pytest.fixture(scope="module")
