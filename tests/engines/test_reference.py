@@ -98,8 +98,6 @@ def test_what_the_model_cannot_do_is_a_fault(engine: ReferenceEngine) -> None:
         engine.compute(work(seq_len=10**6), [0])
     with pytest.raises(EngineFault, match="k_dim"):
         engine.compute(work(ArtifactScheme(k_dim=100_000)), [0])
-    with pytest.raises(EngineFault, match="occurs twice"):
-        engine.compute(work(), [1, 1])
 
 
 @pytest.mark.parametrize(

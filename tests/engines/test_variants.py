@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,13 +17,16 @@ from proofserve.engines.reference.variants import (
     share_of_rank,
     with_int8_attention,
     with_matrices,
+    with_redrawn_matrices,
     without_layers,
 )
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
+from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
+from support.mixtures import network_of
 from support.models import SmallModels
 
 SEQ_LEN = 32
@@ -112,13 +116,67 @@ def test_attention_in_8_bits_is_still_causal(network: Network) -> None:
     assert torch.allclose(one, other, atol=0.1, rtol=0.05)
 
 
+def weights_in_use(network: Network) -> dict[str, tuple[Tensor, int]]:
+    """The weights of every layer while a forward is in it, each with its address."""
+    seen: dict[str, tuple[Tensor, int]] = {}
+
+    def see(layer: nn.Module, _args: object, _output: object, at: str) -> None:
+        for name, weight in layer.named_parameters():
+            seen[f"{at}.{name}"] = weight.data.clone(), weight.data_ptr()
+
+    hooks = [
+        # In front of what undoes a change.
+        layer.register_forward_hook(partial(see, at=f"layers.{index}"), prepend=True)
+        for index, layer in enumerate(network.layers)
+    ]
+    vectors(network)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
 def test_changes_can_be_of_some_layers(network: Network) -> None:
     variant = with_matrices(network, lambda w: w / 2, layers=[1, 3])
-    before, after = network.layers, variant.layers
-    for index in range(len(before)):
-        one = before[index].get_submodule("self_attn.q_proj").get_parameter("weight")
-        other = after[index].get_submodule("self_attn.q_proj").get_parameter("weight")
+    before, after = weights_in_use(network), weights_in_use(variant)
+    for index in range(len(network.layers)):
+        name = f"layers.{index}.self_attn.q_proj.weight"
+        (one, _), (other, _) = before[name], after[name]
         assert torch.equal(other, one / 2 if index in {1, 3} else one)
+
+
+def test_a_change_of_a_change_is_undone(network: Network) -> None:
+    before, halved = vectors(network), with_matrices(network, lambda w: w / 2)
+    whole = with_matrices(halved, lambda w: w * 2)
+    assert np.array_equal(vectors(whole), before)
+    assert not np.array_equal(vectors(halved), before)
+    assert np.array_equal(vectors(network), before)
+
+
+def test_a_forward_that_fails_leaves_the_published_weights(network: Network) -> None:
+    before, calls = vectors(network), []
+
+    def fail_at_first(weight: Tensor) -> Tensor:
+        calls.append(weight)
+        if len(calls) == 10:
+            raise ValueError("no change of this matrix")
+        return weight / 2
+
+    variant = with_matrices(network, fail_at_first)
+    with pytest.raises(EngineFault, match="no change of this matrix"):
+        vectors(variant)
+    assert np.array_equal(vectors(network), before)
+    stored = dict(network.layers.named_parameters())
+    for name, weight in variant.layers.named_parameters():
+        assert weight.data_ptr() == stored[name].data_ptr(), name
+
+
+def test_random_weights_are_the_same_in_every_forward_and_differ_by_matrix() -> None:
+    network = network_of("qwen3", head_dim=16)
+    variant = with_redrawn_matrices(network)
+    first, second = weights_in_use(variant), weights_in_use(variant)
+    assert all(torch.equal(weight, second[name][0]) for name, (weight, _) in first.items())
+    one, other = (first[f"layers.{index}.mlp.up_proj.weight"][0] for index in (0, 1))
+    assert not torch.allclose(one / one.std(), other / other.std(), atol=0.1)
 
 
 def test_two_of_four_weights_are_pruned() -> None:
@@ -146,23 +204,38 @@ def test_layer_transforms_reach_a_network_that_reads_less(network: Network) -> N
 
 
 def test_matrices_change_and_norms_do_not(network: Network) -> None:
-    changed: list[tuple[int, ...]] = []
-
-    def halved(weight: Tensor) -> Tensor:
-        changed.append(tuple(weight.shape))
-        return weight / 2
-
-    variant = with_matrices(network, halved)
-    # Four projections of attention and three of the MLP.
-    assert len(changed) == 7 * len(network.layers)
-    assert apart(network, variant) > 0.05
-    before, after = (dict(each.decoder.named_parameters()) for each in (network, variant))
+    variant = with_matrices(network, lambda weight: weight / 2)
+    before, after = weights_in_use(network), weights_in_use(variant)
     assert before.keys() == after.keys()
-    for name, weight in before.items():
-        halves = weight.ndim == 2 and "layers" in name
-        assert torch.equal(after[name], weight / 2 if halves else weight), name
+    changed = 0
+    for name, (weight, address) in before.items():
+        halves = weight.ndim == 2
+        changed += halves
+        assert torch.equal(after[name][0], weight / 2 if halves else weight), name
         # What stays is not stored twice.
-        assert halves != (after[name].data_ptr() == weight.data_ptr()), name
+        assert halves != (after[name][1] == address), name
+    # Four projections of attention and three of the MLP.
+    assert changed == 7 * len(network.layers)
+    assert apart(network, variant) > 0.05
+
+
+def test_the_matrices_of_one_layer_are_changed_at_a_time(network: Network) -> None:
+    variant = with_matrices(network, lambda weight: weight / 2)
+    stored = {weight.data_ptr() for weight in network.layers.parameters()}
+    changed: list[list[int]] = []
+
+    def count(*_: object) -> None:
+        own = ([w.data_ptr() not in stored for w in each.parameters()] for each in variant.layers)
+        changed.append([sum(each) for each in own])
+
+    for layer in variant.layers:
+        layer.register_forward_hook(count, prepend=True)
+    vectors(variant)
+    layers = len(network.layers)
+    assert changed == [
+        [7 if here == other else 0 for other in range(layers)] for here in range(layers)
+    ]
+    assert {weight.data_ptr() for weight in variant.layers.parameters()} == stored
 
 
 def test_matrices_that_stay_give_the_same_vectors(network: Network) -> None:

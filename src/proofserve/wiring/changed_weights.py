@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.rounding import Rounding, in_groups, integers, stochastic
 from proofserve.engines.reference.suspects import SUSPECTS, suspect, weight_bits
@@ -18,6 +16,7 @@ from proofserve.engines.reference.variants import (
     with_cache,
     with_int8_attention,
     with_matrices,
+    with_random_matrices,
 )
 from proofserve.lab.audit.compute_share import SERVED_BITS, Price
 
@@ -52,8 +51,12 @@ def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
     def matrices(rounding: Rounding) -> Callable[[Network], Network]:
         return lambda of: with_matrices(of, in_dtype(rounding))
 
-    yield change("int8 per channel by chance", price.bits(8), matrices(_by_chance()))
-    yield change("int8 g32 by chance", price.bits(8), matrices(in_groups(_by_chance(), 32)))
+    chance = partial(with_random_matrices, change=lambda g: in_dtype(stochastic(8, g)))
+    yield change("int8 per channel by chance", price.bits(8), chance)
+    groups = partial(
+        with_random_matrices, change=lambda g: in_dtype(in_groups(stochastic(8, g), 32))
+    )
+    yield change("int8 g32 by chance", price.bits(8), groups)
     grouped = in_groups(integers(8), PRIVATE_GROUP)
     yield change(f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped))
     every_other = range(0, len(network.layers), 2)
@@ -66,10 +69,6 @@ def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
     for name, share in RANKS.items():
         saving = price.of_matrices(1.0 - share_of_rank(network, share))
         yield change(f"{name} of the rank", saving, matrices(partial(of_rank, share=share)))
-
-
-def _by_chance() -> Rounding:
-    return stochastic(8, torch.Generator().manual_seed(0))
 
 
 def size_saving(folder: Path, model: Path) -> float:

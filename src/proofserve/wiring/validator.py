@@ -143,7 +143,7 @@ class CheckpointValidator:
         """
         truth = self.truth(nonces)
         self.forwards += sum((name, nonce) not in self._known for nonce in nonces)
-        # Changed weights are made anew for each call: keeping all would take their memory 20 times.
+        # Another checkpoint is loaded anew for each call: keeping all would take their memory.
         make = lambda: self.suspect(name)  # noqa: E731
         made = self._of(name, make, nonces, self._experts.holding)
         return {nonce: made[nonce] - truth[nonce] for nonce in nonces}

@@ -1,4 +1,4 @@
-"""Proofs by a ``Network``: every forward of one shape, one at a time."""
+"""Proofs by a ``Network``, several nonces in a forward."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,6 @@ from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import seeded_experts
 from proofserve.protocol.identity import Block
-from proofserve.protocol.nonces import pad
 from proofserve.protocol.scheme import BlockScheme, Scheme
 from proofserve.rounds.calls import chunks
 from proofserve.rounds.errors import EngineFault
@@ -17,10 +16,9 @@ from proofserve.rounds.records import ProofBatch, Workload
 
 
 class ReferenceEngine:
-    """Recomputes proofs; ``forward_batch`` nonces per forward, padding nonces included.
+    """Recomputes proofs, up to ``forward_batch`` nonces in a forward.
 
-    The shape of a forward is always the same, so that a vector does not depend on the other
-    nonces of its forward.
+    How many they are may change the last bits of a vector, as another order of summation does.
     """
 
     def __init__(self, network: Network, forward_batch: int) -> None:
@@ -49,11 +47,10 @@ class ReferenceEngine:
         return ProofBatch(kept, values[finite], failed)
 
     def _forward(self, work: Workload, nonces: Sequence[int]) -> NDArray[np.float32]:
-        padded = pad(nonces, self._forward_batch)
         block = self._block_of(work)
         with seeded_experts(self._network, block, work.seq_len):
-            values = self._network.values(block, work.public_key, padded, work.seq_len)
-        rows: NDArray[np.float32] = values[: len(nonces)].cpu().numpy()
+            values = self._network.values(block, work.public_key, tuple(nonces), work.seq_len)
+        rows: NDArray[np.float32] = values.cpu().numpy()
         return rows
 
     def _block_of(self, work: Workload) -> BlockScheme:

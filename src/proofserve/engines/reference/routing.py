@@ -7,7 +7,7 @@ the weights of the mix are the suspect's own scores at these ids, by the model's
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -137,9 +137,8 @@ class ExpertMemory:
         """While this is open, forwards of ``suspect`` use the experts of the published network.
 
         ``suspect`` may share modules with it. Raises CheckpointError if a router is unknown, or if
-        the two have other layers or numbers of experts. Sequences that were not recorded, such as
-        those of padding nonces, route by themselves, and their states are no numbers. A forward
-        over nothing else raises ValueError.
+        the two have other layers or numbers of experts. A forward over a sequence that was not
+        recorded raises ValueError.
         """
         if self._obstacle:
             raise self._obstacle
@@ -152,11 +151,7 @@ class ExpertMemory:
                 f"the direction test cannot hold experts: the suspect mixes {_layout(routers)},"
                 f" the published checkpoint {_layout(self._routers)}"
             )
-        held = _Held(self._chosen)
-        with (
-            choosing(suspect, routers, held.begin),
-            suspect.decoder.register_forward_hook(held.spoil_unknown),
-        ):
+        with choosing(suspect, routers, self._held):
             yield
 
     def _record(self, read: Tensor) -> Choice:
@@ -171,35 +166,16 @@ class ExpertMemory:
 
         return record
 
-
-class _Held:
-    """Forwards by the experts in ``chosen``, by digest of the sequence and place of the router."""
-
-    def __init__(
-        self, chosen: Mapping[tuple[bytes, int], NDArray[np.unsignedinteger[Any]]]
-    ) -> None:
-        self._chosen = chosen
-        self._unknown: list[int] = []
-
-    def begin(self, read: Tensor) -> Choice:
+    def _held(self, read: Tensor) -> Choice:
         rows = _digests(read)
-        known = [place for place, row in enumerate(rows) if (row, 0) in self._chosen]
-        self._unknown = [place for place in range(len(rows)) if place not in known]
-        if not known:
+        if any((row, 0) not in self._chosen for row in rows):
             raise ValueError("the published network has not read this sequence before")
 
         def held(router: int, ids: Tensor) -> Tensor:
-            kept = np.stack([self._chosen[rows[place], router] for place in known])
-            used = ids.clone()
-            used[known] = torch.from_numpy(kept.astype(np.int64)).to(ids.device)
-            return used
+            kept = np.stack([self._chosen[row, router] for row in rows])
+            return torch.from_numpy(kept.astype(np.int64)).to(ids)
 
         return held
-
-    def spoil_unknown(self, _decoder: nn.Module, _args: Any, output: Any) -> None:
-        # A vector with other experts is no prediction, so it must not pass for one.
-        if self._unknown:
-            output.last_hidden_state[self._unknown] = float("nan")
 
 
 def _layout(routers: tuple[Router, ...]) -> str:

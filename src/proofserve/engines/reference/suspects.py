@@ -88,8 +88,5 @@ def rounding_of(name: str) -> Rounding:
 
 
 def suspect(network: Network, name: str) -> Network:
-    """``network`` changed as the suspect ``name`` of ``SUSPECTS`` is.
-
-    The memory is that of the matrices of all layers, once more.
-    """
+    """``network`` changed as the suspect ``name`` of ``SUSPECTS`` is."""
     return _BANK[name](network)

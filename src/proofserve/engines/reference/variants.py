@@ -5,7 +5,7 @@ that do not change, so that a variant costs only the memory of what it changes.
 """
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
@@ -61,17 +61,20 @@ def with_matrices(
     """The network with every weight matrix of its ``layers`` replaced by ``change`` of it.
 
     ``change`` gets [..., out, in] (experts of a mixture come stacked) and gives the same shape;
-    norms and biases stay. ``layers`` are indices, None for all.
+    norms and biases stay. ``layers`` are indices, None for all. A forward makes the matrices of a
+    layer when it reaches it, and drops them behind it: those of one layer are in memory at a time.
     """
-    twin = _twin(network)
-    changed_layers = [each for i, each in enumerate(twin.layers) if layers is None or i in layers]
-    with torch.no_grad():
-        for module in (module for layer in changed_layers for module in layer.modules()):
-            for name, weight in module.named_parameters(recurse=False):
-                if weight.ndim >= 2:
-                    changed = change(weight.detach()).to(weight.dtype)
-                    setattr(module, name, nn.Parameter(changed, requires_grad=False))
-    return twin
+    return _changing(network, lambda _: change, layers)
+
+
+def with_random_matrices(
+    network: Network, change: Callable[[torch.Generator], Callable[[Tensor], Tensor]]
+) -> Network:
+    """As ``with_matrices``; ``change`` draws from a generator that each matrix has of its own.
+
+    Its numbers are the same in every forward.
+    """
+    return _changing(network, lambda seed: change(torch.Generator().manual_seed(seed)), None)
 
 
 def with_redrawn_matrices(network: Network) -> Network:
@@ -79,8 +82,9 @@ def with_redrawn_matrices(network: Network) -> Network:
 
     Each keeps its mean and deviation, so it is like a model of this shape with other training.
     """
-    generator = torch.Generator().manual_seed(0)
-    return with_matrices(network, in_dtype(lambda weight: redrawn(weight, generator)))
+    return with_random_matrices(
+        network, lambda generator: in_dtype(partial(redrawn, generator=generator))
+    )
 
 
 def with_activations(network: Network, rounding: Rounding) -> Network:
@@ -157,6 +161,65 @@ def _int8_attention(
     rounded = in_dtype(integers(8))
     inputs = (rounded(each) for each in (query, key, value))
     return sdpa_attention_forward(module, *inputs, *args, **options)
+
+
+def _changing(
+    network: Network,
+    change_of: Callable[[int], Callable[[Tensor], Tensor]],
+    layers: Collection[int] | None,
+) -> Network:
+    """``change_of`` gets the place of a matrix, counted from 0 through all layers."""
+    twin, place = _twin(network), 0
+    for index, layer in enumerate(twin.layers):
+        found = [
+            (module, name)
+            for module in layer.modules()
+            for name, weight in module.named_parameters(recurse=False)
+            if weight.ndim >= 2
+        ]
+        if layers is None or index in layers:
+            for module, name in found:
+                # One of its own, whose numbers can change while the published ones stay.
+                own = nn.Parameter(module.get_parameter(name).detach(), requires_grad=False)
+                setattr(module, name, own)
+            matrices = _ChangedMatrices(found, place, change_of)
+            layer.register_forward_pre_hook(matrices.make)
+            # In front: of two changes the later one is undone first.
+            layer.register_forward_hook(matrices.drop, prepend=True, always_call=True)
+        place += len(found)
+    return twin
+
+
+class _ChangedMatrices:
+    """The matrices of one layer, by module and name, while a forward is in it.
+
+    ``change_of`` gets a place in the whole network; the first matrix here is at ``place``.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[tuple[nn.Module, str]],
+        place: int,
+        change_of: Callable[[int], Callable[[Tensor], Tensor]],
+    ) -> None:
+        self._matrices = matrices
+        self._place = place
+        self._change_of = change_of
+        self._before: list[tuple[nn.Parameter, Tensor]] = []
+
+    # Parameters cannot take tensors that were made in inference mode.
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def make(self, *_: Any) -> None:
+        for place, (module, name) in enumerate(self._matrices, self._place):
+            weight = module.get_parameter(name)
+            self._before.append((weight, weight.data))
+            weight.data = self._change_of(place)(weight.data).to(weight.dtype)
+
+    def drop(self, *_: Any) -> None:
+        for weight, data in self._before:
+            weight.data = data
+        self._before = []
 
 
 class _SkippedLayer(nn.Module):
