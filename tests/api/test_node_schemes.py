@@ -56,6 +56,17 @@ async def test_a_sketch_has_64_values_a_twin_unless_the_request_says_more(
     assert wide["encoding"]["k_dim"] == 2 * 4096
 
 
+async def test_experts_that_no_block_can_choose_are_refused_before_a_round_starts() -> None:
+    obstacle = "sketch-v2 cannot choose this model's experts: a kernel chooses"
+    engine_info = replace(TOY_ENGINE_INFO, experts_obstacle=obstacle)
+    async with serving(scheme=None, engine_info=engine_info) as server:
+        for path, body in ((START, ORDER), (GENERATE, JOB)):
+            refused = await server.post(path, {**body, "scheme": "sketch-v2"})
+            assert refused.status_code == 409
+            assert refused.json()["detail"]["deployed"] == {"experts": obstacle}
+            assert (await server.post(path, {**body, "scheme": "sketch-v1"})).status_code == 200
+
+
 async def test_a_sketch_depends_on_the_block_height(any_scheme: Server) -> None:
     one = (await any_scheme.post(GENERATE, SKETCH)).json()
     other = (await any_scheme.post(GENERATE, {**SKETCH, "block_height": 8})).json()

@@ -112,6 +112,19 @@ def test_experts_that_the_block_cannot_choose_are_refused(module: nn.Module, rea
         list(compat_worker.routers(model(module)))
 
 
+def test_a_start_can_tell_whether_the_block_can_choose() -> None:
+    def obstacle(made: nn.Module) -> str | None:
+        return compat_worker.obstacle_to_seeded_experts(SimpleNamespace(get_model=lambda: made))
+
+    assert obstacle(model(Runner(router()))) is None
+    assert obstacle(model()) is None
+    fused = obstacle(model(Runner(router(), is_monolithic=True)))
+    assert fused is not None
+    assert "chooses inside a kernel" in fused
+    more_than_there_are = CPURouter(top_k=EXPERTS + 1, global_num_experts=EXPERTS)
+    assert "cannot choose experts of" in str(obstacle(model(Runner(more_than_there_are))))
+
+
 def test_the_runner_asks_its_router_unless_it_is_monolithic() -> None:
     assert isinstance(inspect.getattr_static(MoERunner, "is_monolithic"), property)
     assert "self.router.select_experts(" in source(MoERunner._apply_quant_method)

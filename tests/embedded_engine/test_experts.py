@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from proofserve.engines.vllm.ranks.client import require_equal_ranks
 from proofserve.protocol.schemes import scheme
 from support import ranks
 from support.engines import EmbeddedEngine, workload
@@ -64,15 +65,31 @@ def test_chat_routes_as_ever_before_beside_and_after(engine: EmbeddedEngine) -> 
     engine.run(chat_beside(engine))
 
 
+def test_a_start_finds_no_obstacle(engine: EmbeddedEngine) -> None:
+    assert engine.run(require_equal_ranks(engine.llm)).obstacle is None
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    ],
+    ids=["tensor parallel", "pipeline parallel", "expert parallel"],
+)
 def test_two_ranks_agree_with_one(
-    engine: EmbeddedEngine, mixture: Path, cpu_environment: pytest.MonkeyPatch
+    engine: EmbeddedEngine,
+    mixture: Path,
+    cpu_environment: pytest.MonkeyPatch,
+    split: dict[str, int],
 ) -> None:
     one = engine.run(engine.prove(SEEDED, NONCES)).values
     cpu_environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    options = {"dtype": "float32", "tensor_parallel_size": 2, **ranks.EXTENSION}
-    several = EmbeddedEngine(mixture, **options)
+    several = EmbeddedEngine(mixture, dtype="float32", **split, **ranks.EXTENSION)
     try:
+        assert several.run(require_equal_ranks(several.llm)).obstacle is None
         two = several.run(several.prove(SEEDED, NONCES)).values
     finally:
         several.close()
@@ -80,3 +97,18 @@ def test_two_ranks_agree_with_one(
     apart = np.linalg.norm(two - one, axis=1).max()
     print(f"2 ranks against 1: {apart:.6f}")
     assert apart < 1e-3
+
+
+@pytest.mark.slow
+def test_a_compiled_engine_agrees_with_an_eager_one(
+    engine: EmbeddedEngine, mixture: Path, cpu_environment: pytest.MonkeyPatch
+) -> None:
+    eager = engine.run(engine.prove(SEEDED, NONCES)).values
+    compiled = EmbeddedEngine(mixture, dtype="float32", enforce_eager=False)
+    try:
+        compiled.run(chat_beside(compiled))
+        apart = compiled.run(compiled.prove(SEEDED, NONCES)).values - eager
+    finally:
+        compiled.close()
+    print(f"compiled against eager: {np.linalg.norm(apart, axis=1).max():.6f}")
+    assert np.linalg.norm(apart, axis=1).max() < 1e-3

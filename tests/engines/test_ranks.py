@@ -72,7 +72,15 @@ def test_the_report_travels_as_code_to_a_worker_with_and_without_proofserve(
 
 
 def test_equal_ranks_pass_with_the_names_of_their_hosts() -> None:
-    assert require_equal(core(rank(0), rank(1, "other"), rank(2)), OWN) == ["head", "other"]
+    assert require_equal(core(rank(0), rank(1, "other"), rank(2)), OWN) == {
+        "hosts": ["head", "other"],
+        "obstacle": None,
+    }
+
+
+def test_a_model_whose_experts_no_block_can_choose_is_told_and_not_refused() -> None:
+    ranks = core(rank(0), rank(1, obstacle="a kernel chooses"))
+    assert require_equal(ranks, OWN)["obstacle"] == "a kernel chooses"
 
 
 def test_another_digest_or_version_is_refused_with_rank_host_and_both() -> None:

@@ -18,7 +18,14 @@ from proofserve.api.schemas import (
     RoundRequest,
     Thresholds,
 )
-from proofserve.protocol import ARTIFACT, ARTIFACT_LAYERS, DEFAULT_SCHEME, SKETCHES, schemes
+from proofserve.protocol import (
+    ARTIFACT,
+    ARTIFACT_LAYERS,
+    DEFAULT_SCHEME,
+    SKETCH_2,
+    SKETCHES,
+    schemes,
+)
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
@@ -128,8 +135,12 @@ def _match_params(params: Params, scheme: Scheme, deployment: Deployment) -> Non
 
 def _require_usable(scheme: Scheme, params: Params, deployment: Deployment) -> None:
     """Raise for a scheme that the deployed model cannot have."""
-    facts = deployment.engine_info.facts
-    _check_fits("params.seq_len", params.seq_len, deployment.engine_info.max_seq_len, "context")
+    engine = deployment.engine_info
+    facts = engine.facts
+    _check_fits("params.seq_len", params.seq_len, engine.max_seq_len, "context")
+    if scheme.name == SKETCH_2 and engine.experts_obstacle is not None:
+        needed = {"scheme": scheme.name, "needs": "a model whose experts the block can choose"}
+        raise DeploymentMismatch("scheme", needed, {"experts": engine.experts_obstacle})
     if not isinstance(scheme, SketchScheme):
         _check_fits("params.k_dim", params.k_dim, facts.hidden_size, "hidden size")
     elif facts.weights_digest is None or facts.tokens is None:

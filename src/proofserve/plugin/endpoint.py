@@ -172,7 +172,8 @@ class ProofEndpoints:
         from proofserve.engines.vllm.client import VllmEngine, served_facts, served_kernels  # noqa: PLC0415
         from proofserve.engines.vllm.ranks.client import require_equal_ranks  # noqa: PLC0415
 
-        _logger.info("%s", await require_equal_ranks(engine_client))
+        ranks = await require_equal_ranks(engine_client)
+        _logger.info("%s", ranks.text)
         # In a thread, because it may hash the whole checkpoint.
         facts = await asyncio.to_thread(served_facts, config)
         engine_info = EngineInfo(
@@ -181,6 +182,7 @@ class ProofEndpoints:
             max_seq_len=config.model_config.max_model_len,
             versions=versions(vllm=version.number),
             kernels={"processor": processor_here(), **served_kernels(config)},
+            experts_obstacle=ranks.obstacle,
         )
         timeout_s = self._settings.rpc_timeout_ms / 1e3
         return VllmEngine(engine_client, engine_info, self._settings.defer_sec, timeout_s)

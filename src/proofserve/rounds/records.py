@@ -95,13 +95,17 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """``kernels`` says on what the model runs: dtypes, ranks and processor, as far as known."""
+    """``kernels`` says on what the model runs: dtypes, ranks and processor, as far as known.
+
+    ``experts_obstacle`` says why a block cannot choose the model's experts; None if it can.
+    """
 
     model_names: tuple[str, ...]
     facts: "ModelFacts"
     max_seq_len: int
     versions: Mapping[str, str]
     kernels: Mapping[str, str] = field(default_factory=dict)
+    experts_obstacle: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from proofserve.engines.vllm.support import UnsupportedEngine
+from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.model import ExpertLayer
 
 # Where models keep their decoder layers; the first three as in protocol A.3.
@@ -249,6 +250,16 @@ def routers(model: torch.nn.Module) -> Iterator[tuple[int, Any]]:
         # Latent attention has a matrix for each head.
         if any("attn" not in name for name in matrices):
             raise _cannot_choose(f"layer {index} has experts without a known router")
+
+
+def obstacle_to_seeded_experts(runner: Any) -> str | None:
+    """Why a block cannot choose the experts of this rank's model; None if it can."""
+    try:
+        for _, router in routers(runner.get_model()):
+            expert_layer(router)
+    except (UnsupportedEngine, ProtocolError) as error:
+        return str(error)
+    return None
 
 
 def _has_router(module: Any) -> bool:

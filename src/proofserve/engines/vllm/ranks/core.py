@@ -7,8 +7,10 @@ from proofserve.engines.vllm.ranks.reports import RankReport, differences, repor
 from proofserve.engines.vllm.support import UnsupportedEngine
 
 
-def require_equal(engine: Any, own: dict[str, Any]) -> list[str]:
-    """The hosts of all ranks, each of which has what ``own``, the API process's report, has.
+def require_equal(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """The ``hosts`` of all ranks, which must have the proofserve of the API process, ``own``.
+
+    ``obstacle`` is that of the first rank which has one, as in ``RankReport``.
 
     The core compares, not the API process, so that each of several cores refuses for itself.
 
@@ -23,4 +25,5 @@ def require_equal(engine: Any, own: dict[str, Any]) -> list[str]:
             f"{' '.join(found)} Install the same release of proofserve in vLLM's environment on "
             "every node, and start the server again."
         )
-    return sorted({rank.host for rank in ranks})
+    obstacle = next((rank.obstacle for rank in ranks if rank.obstacle), None)
+    return {"hosts": sorted({rank.host for rank in ranks}), "obstacle": obstacle}

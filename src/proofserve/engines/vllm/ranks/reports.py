@@ -1,4 +1,4 @@
-"""Which proofserve a process has: its version, and a digest of the package's source files."""
+"""What a process has: the version of proofserve, a digest of its source files, and its model."""
 
 # ruff: noqa: PLC0415 - see ``reporter``
 
@@ -14,12 +14,14 @@ class RankReport:
     """What one process has. ``rank`` is None for a process that is no worker.
 
     ``version`` and ``digest`` (64 hexadecimal digits) are None if it cannot import proofserve.
+    ``obstacle`` says why a block cannot choose the experts of its model; None if it can.
     """
 
     rank: int | None
     host: str
     version: str | None
     digest: str | None
+    obstacle: str | None = None
 
     def __str__(self) -> str:
         if self.version is None or self.digest is None:
@@ -49,7 +51,12 @@ def reporter() -> Callable[[Any], dict[str, Any]]:
         for path in sorted(folder.rglob("*.py")):
             name = path.relative_to(folder).as_posix()
             digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-        return {**found, "version": proofserve.__version__, "digest": digest.hexdigest()}
+        found |= {"version": proofserve.__version__, "digest": digest.hexdigest()}
+        if (runner := getattr(worker, "model_runner", None)) is not None:
+            from proofserve.engines.vllm.compat_worker import obstacle_to_seeded_experts
+
+            found["obstacle"] = obstacle_to_seeded_experts(runner)
+        return found
 
     return report
 
