@@ -1,5 +1,6 @@
 """A calibration in a file: what was measured is read back, and nothing else is taken for it."""
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.progress import NoProgress
 from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions
 from proofserve.lab.verify.populations import LEAST_RATIO
+from proofserve.protocol import SKETCHES, schemes
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
@@ -180,6 +182,20 @@ def test_other_artifacts_are_refused_by_the_name_of_the_field(
     work = Workload(values["scheme"], Block("block", 7), "key", values["seq_len"])
     with pytest.raises(LabError, match=message):
         read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST)
+
+
+@pytest.mark.parametrize(("measured", "judged"), itertools.permutations(SKETCHES))
+def test_both_sketches_are_the_same_numbers_of_a_dense_model_alone(
+    path: Path, measured: str, judged: str
+) -> None:
+    calibration = read(path).model_copy(update={"scheme": measured})
+    work = Workload(schemes.scheme(judged, k_dim=12), Block("block", 7), "key", WORK.seq_len)
+    calibration.require(work, ["tiny-qwen3"], SHAPE, DIGEST, is_dense=True)
+    message = f"scheme: the calibration has {measured}, the artifacts have {judged}"
+    with pytest.raises(LabError, match=message):
+        calibration.require(work, ["tiny-qwen3"], SHAPE, DIGEST)
+    with pytest.raises(LabError, match="scheme: the calibration has artifact-v1"):
+        read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST, is_dense=True)
 
 
 def test_another_model_is_refused(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
+from proofserve.cli.model import NAMES, checkpoint_named
 from proofserve.cli.options import (
     Calibration,
     Device,
@@ -34,7 +34,6 @@ from proofserve.lab.audit.audit_report import AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
 from proofserve.lab.calibrate.calibration_file import (
     NETWORK_P_MISMATCH,
-    CalibrationFile,
     checkpoint_shape,
     measured_threshold,
 )
@@ -136,7 +135,7 @@ def command(
     proofserve audit trained
     proofserve calibrate noise ./model --out calibration.json
     proofserve audit ./model --calibration calibration.json --html audit.html
-    proofserve audit ./model --scheme sketch-v1 --suspect ./model-awq --other ./smaller
+    proofserve audit ./model --scheme sketch-v2 --suspect ./model-awq --other ./smaller
     """
     began = time.monotonic()
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
@@ -171,19 +170,14 @@ def command(
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)
         if known is not None:
-            _require_fit(known, deployed, setup, deployment.weights_digest)
+            work = Workload(setup.scheme, Block("", 0), "", setup.seq_len)
+            shape, digest = checkpoint_shape(deployed.folder), deployment.weights_digest
+            known.require(work, [deployed.name], shape, digest, deployment.is_dense)
         found = audit(deployment, options, session.line)
         honest = known.origin if known else "the kernels emulated in this audit"
         facts = {**_facts(deployed.name, setup, options.nonces, began), "honest": honest}
         _write(AuditReport(found, deployment.price, facts, machine()), json, html, session)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
-
-
-def _require_fit(
-    known: CalibrationFile, deployed: Checkpoint, setup: AuditSetup, digest: str | None
-) -> None:
-    work, shape = Workload(setup.scheme, Block("", 0), "", setup.seq_len), deployed.folder
-    known.require(work, [deployed.name], checkpoint_shape(shape), digest)
 
 
 def _facts(name: str, setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:

@@ -66,7 +66,7 @@ def smoke(
     proofserve check smoke
     proofserve check smoke --model ./my-checkpoint
     proofserve check smoke --models qwen llama --protocol distance
-    proofserve check smoke --scheme sketch-v1
+    proofserve check smoke --scheme sketch-v2
     proofserve check smoke --url http://127.0.0.1:8000
     """
 

@@ -49,7 +49,7 @@ TAMPER_EVERY = 2
 # A cheating node is judged after fewer.
 CHEATED_NONCES = 32
 MODEL = SmallModel(TRAINED)
-SCHEME = SketchScheme()
+SCHEME = SketchScheme(seeded_experts=True)
 # Values per nonce: those of two twins.
 WIDTH = SCHEME.width
 WORK = Work(
@@ -196,7 +196,8 @@ class DemoValidator:
         setup, compute = ValidatorSetup(mine), proofs_of(WORKLOAD, FORWARD_BATCH)
         self._validator = CheckpointValidator(setup, compute)
         digest = self._validator.weights_digest
-        self._options.require(WORKLOAD, [MODEL.name], checkpoint_shape(mine), digest)
+        dense = self._validator.is_dense
+        self._options.require(WORKLOAD, [MODEL.name], checkpoint_shape(mine), digest, dense)
         self._forger = CheckpointValidator(replace(setup, suspects=(other,)), compute)
 
     def judge(self, claims: Sequence[Claim]) -> bool:

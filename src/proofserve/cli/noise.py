@@ -51,7 +51,7 @@ from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions, to_file, workload
 from proofserve.lab.verify.populations import TWINS as TWIN_FIGURE
-from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH, default_k_dim
+from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2, default_k_dim
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.sketch import TWINS
 
@@ -115,10 +115,10 @@ def noise(
         int | None, typer.Option(help=f"Tokens per nonce; {SEQ_LEN}, or the file's.", min=1)
     ] = None,
     k_dim: Annotated[
-        int | None, typer.Option(help="Values per vector; 64 of sketch-v1, else 12.", min=1)
+        int | None, typer.Option(help="Values per vector; 64 of sketches, else 12.", min=1)
     ] = None,
     scheme: Annotated[
-        str | None, typer.Option(help=f"{DEFAULT_SCHEME} if unset, as a round's; or {SKETCH}.")
+        str | None, typer.Option(help=f"{DEFAULT_SCHEME} if unset, as a round's; or {SKETCH_2}.")
     ] = None,
     kv_cache: Annotated[
         str, typer.Option(help="What nodes may keep keys and values in: auto, or also fp8.")

@@ -131,7 +131,7 @@ def truth_of_checkpoint(
     if measured is not None:
         setup = replace(setup, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype)
     validator = CheckpointValidator(setup, proofs_of(work, forward_batch))
-    return Truth(validator.truth, validator.weights_digest, validator)
+    return Truth(validator.truth, validator.weights_digest, validator, validator.is_dense)
 
 
 def calibrating_validator(

@@ -35,7 +35,7 @@ from proofserve.lab.verify.claimed import (
     workload,
 )
 from proofserve.lab.verify.verdict_report import VerdictReport
-from proofserve.protocol import DEFAULT_SCHEME, SKETCH
+from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.wiring.judges import TESTS, JudgingOptions, threshold_of
@@ -92,7 +92,7 @@ def command(
     forward_batch: ForwardBatch = 8,
     scheme: Annotated[
         str | None,
-        typer.Option(help=f"{DEFAULT_SCHEME}, {SKETCH}, ...; else the source's, or the first."),
+        typer.Option(help=f"{DEFAULT_SCHEME}, {SKETCH_2}, ...; else the source's, or the first."),
     ] = None,
     stronger_rng: StrongerRng = False,
     seq_len: Annotated[
@@ -151,7 +151,7 @@ def command(
     paired     is it larger than those of the calibration's honest kernels?
     direction  does it point to where suspected weights, such as rounded ones,
                would move the results? Names them
-    twins      do both prompts of a nonce of sketch-v1 err more alike than those
+    twins      do both prompts of a nonce of a sketch err more alike than those
                of honest kernels? A node that does is not cleared
     count      how many distances exceed a threshold? The network's own test
 
@@ -197,7 +197,7 @@ def command(
                 others = tuple(suspect or ())
                 truth = truth_of_checkpoint(work, model, device, forward_batch, others, measured)
                 shape, digest = checkpoint_shape(model), truth.weights_digest
-                options.require(work, [model.name], shape, digest)
+                options.require(work, [model.name], shape, digest, truth.is_dense)
             else:
                 session.line.step(f"asking {recompute_url}")
                 node = stack.enter_context(NodeClient(str(recompute_url), recompute_api_key))

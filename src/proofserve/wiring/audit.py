@@ -85,6 +85,7 @@ class CheckpointDeployment:
         self._own = own_profile(DTYPES[self._validator.served_dtype])
         self._network = with_kernels(self._validator.published, self._own)
         self.weights_digest = self._validator.weights_digest
+        self.is_dense = self._validator.is_dense
         block = setup.scheme.for_block(BLOCK, self._network.facts, self._network.device)
         self.price = Price(shape_of(self._network), setup.seq_len, block.reads_every_position)
         self.width = setup.scheme.width

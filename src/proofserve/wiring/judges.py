@@ -73,11 +73,16 @@ class JudgingOptions:
         return Chances(self.alpha, self.beta, share)
 
     def require(
-        self, work: Workload, models: Collection[str], shape: Shape | None, digest: str | None
+        self,
+        work: Workload,
+        models: Collection[str],
+        shape: Shape | None,
+        digest: str | None,
+        is_dense: bool = False,
     ) -> None:
         """Raise LabError unless the honest figures hold for these artifacts."""
         if self.calibration is not None:
-            self.calibration.require(work, models, shape, digest)
+            self.calibration.require(work, models, shape, digest, is_dense)
 
     def count_rule(self) -> CountRule | None:
         """None if the verdict does not count. Raises ProtocolError for a number out of range."""

@@ -99,6 +99,10 @@ class CheckpointValidator:
         return self.published.facts.weights_digest
 
     @property
+    def is_dense(self) -> bool:
+        return self._experts.is_dense
+
+    @property
     def served_dtype(self) -> str:
         """That of the validator's own honest run."""
         return self._own.format

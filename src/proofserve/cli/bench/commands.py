@@ -88,7 +88,7 @@ def generation(
     \b
     proofserve bench generation --size small --json figures.json
     proofserve bench generation --protocol distance   (every nonce wins)
-    proofserve bench generation --scheme sketch-v1
+    proofserve bench generation --scheme sketch-v2
     proofserve bench generation --url http://127.0.0.1:8000   (needs serve --poc-measure)
     """
 

@@ -26,7 +26,7 @@ from proofserve.rounds.records import StoredResult
 from proofserve.wire.paths import FLEET
 
 MODEL = SmallModel(TRAINED)
-SCHEME = SketchScheme()
+SCHEME = SketchScheme(seeded_experts=True)
 WORK = Work(
     MODEL.name,
     block_hash="demo-block",

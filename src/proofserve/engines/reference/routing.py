@@ -123,6 +123,11 @@ class ExpertMemory:
             # Only predictions need the experts: all else can be computed without.
             self._obstacle = error
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the network is known to mix no experts."""
+        return not self._routers and self._obstacle is None
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """While this is open, forwards of the published network are remembered."""

@@ -20,6 +20,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.report.json_files import read_json
 from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions
 from proofserve.lab.verify.populations import HonestPopulations, RunFigures, populations
+from proofserve.protocol import SKETCHES
 from proofserve.protocol.receipts.record import SCHEME as RECEIPTS
 from proofserve.rounds.records import Workload
 
@@ -205,16 +206,24 @@ class CalibrationFile(_Strict):
         return replace(given, seq_len=seq_len, k_dim=k_dim, scheme=scheme)
 
     def require(
-        self, work: Workload, models: Collection[str], shape: Shape | None, digest: str | None
+        self,
+        work: Workload,
+        models: Collection[str],
+        shape: Shape | None,
+        digest: str | None,
+        is_dense: bool = False,
     ) -> None:
         """Raise LabError, naming the field, unless the figures hold for these artifacts.
 
         ``models`` are the names of the judged model, ``shape`` and ``digest`` those of its
         checkpoint. The digests decide where both are known, else the shapes, else the names: a
-        served model has other names than its folder.
+        served model has other names than its folder. A model that ``is_dense``, so mixes no
+        experts, gives the same numbers by both sketches.
         """
         theirs = {"seq_len": work.seq_len, "stronger_rng": False, **work.scheme.to_wire()}
         theirs["scheme"] = theirs.pop("name")
+        if is_dense and {self.scheme, theirs["scheme"]} <= {*SKETCHES}:
+            theirs["scheme"] = self.scheme
         self.require_fields(theirs, models, shape, digest)
 
     def require_fields(

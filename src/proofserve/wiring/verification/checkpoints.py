@@ -47,7 +47,7 @@ class CheckpointTruths:
             self._loaded[setup] = CheckpointValidator(setup, _no_work)
         known = self._loaded[setup]
         models, shape = [job.model or folder.name, folder.name], checkpoint_shape(folder)
-        options.require(work, models, shape, known.weights_digest)
+        options.require(work, models, shape, known.weights_digest, known.is_dense)
         validator = known.with_other(proofs_of(work, self._checkpoints.forward_batch))
         return Truth(validator.truth, validator.weights_digest, validator)
 

@@ -17,12 +17,14 @@ from proofserve.wiring.judges import JudgingOptions, judges_of
 class Truth:
     """The vectors that a validator compares with, and the digest of their weights if known.
 
-    ``validator`` has other vectors of the checkpoint, None if a node recomputes.
+    ``validator`` has other vectors of the checkpoint, None if a node recomputes. Of a model that
+    ``is_dense`` it is known that it mixes no experts.
     """
 
     vectors: Recompute
     weights_digest: str | None
     validator: KernelBank | None = None
+    is_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)
