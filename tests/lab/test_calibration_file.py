@@ -184,7 +184,7 @@ def test_other_artifacts_are_refused_by_the_name_of_the_field(
         read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST)
 
 
-@pytest.mark.parametrize(("measured", "judged"), itertools.permutations(SKETCHES))
+@pytest.mark.parametrize(("measured", "judged"), [*itertools.permutations(SKETCHES)])
 def test_both_sketches_are_the_same_numbers_of_a_dense_model_alone(
     path: Path, measured: str, judged: str
 ) -> None:
