@@ -10,6 +10,7 @@ import typer
 from proofserve.cli.bench.receipts import receipts
 from proofserve.cli.bench.running import Arch, exit_if_failed, show, small_model
 from proofserve.cli.bench.shares import bench_shares, refuse_other_options
+from proofserve.cli.bench.verifying import bench_verify
 from proofserve.cli.model import SmallModel, checkpoint_named
 from proofserve.cli.options import (
     ApiKey,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
 app.command("receipts")(receipts)
+app.command("verify")(bench_verify)
 
 
 # By the model's size: nonces per call and per forward, the limit of ``time_in_forwards``, and how
