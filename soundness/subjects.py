@@ -10,6 +10,7 @@ from proofserve.lab.verify.claimed import vector_scheme
 from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, SKETCH_2, default_k_dim
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
+from proofserve.wiring.changed_weights import PRUNED_EXPERTS
 from soundness.massive import MASSIVE, massive_checkpoint
 
 ROOT: Final = Path(__file__).parents[1]
@@ -25,7 +26,10 @@ DENSE_CHEATS: Final = (
     *("int8 g32", "int8 per channel", "fp8 per channel", "int4 g128"),
     *("int8 g48, private", "int8 per channel by chance"),
 )
-MIXTURE_CHEATS: Final = ("int4 g128", "fp8 per channel", "int8 per channel", "int8 g32")
+MIXTURE_CHEATS: Final = (
+    *("int4 g128", "fp8 per channel", "int8 per channel", "int8 g32"),
+    *PRUNED_EXPERTS,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,24 @@ def test_the_network_s_scheme_has_no_twins(tiny: Path, tmp_path: Path) -> None:
     assert "last token only" in attacks
 
 
+def test_pruned_experts_are_shown_under_both_routings(
+    small_models: SmallModels, tmp_path: Path
+) -> None:
+    record = tmp_path / "audit.json"
+    result = run(small_models.mixture(), *FEW, "--scheme", "sketch-v2", "--json", record)
+    assert result.exit_code in {0, 1}, result.output
+    found, attacks = audited(record)
+    own, *natural = found["beside"]["sketch-v1"]
+    names = ["a quarter of the experts pruned", "half of the experts pruned"]
+    assert [each["name"] for each in natural] == names
+    assert own["name"] == "our own run"
+    for each, name in zip(natural, names, strict=True):
+        assert each["saving"] == attacks[name]["saving"] > 0.1
+        assert each["distances"] != attacks[name]["distances"]
+        assert min(attacks[name]["distances"]) > 3 * found["honest"][0]["distance_mean"]
+    assert "Rows that end in sketch-v1" in result.output
+
+
 def test_a_model_that_can_be_skipped(small_models: SmallModels, tmp_path: Path) -> None:
     record = tmp_path / "audit.json"
     flat = small_models.flat()

@@ -167,6 +167,15 @@ def test_a_dense_network_has_nothing_to_choose() -> None:
     assert np.array_equal(first.values, second.values)
 
 
+def test_a_mixture_without_its_layers_has_nothing_to_choose(qwen: Network) -> None:
+    work = replace(WORK, scheme=SketchScheme(seeded_experts=True))
+    first, second = (
+        ReferenceEngine(without_layers(qwen, range(2)), 2).compute(replace(work, scheme=each), [0])
+        for each in (work.scheme, SketchScheme())
+    )
+    assert np.array_equal(first.values, second.values)
+
+
 def test_an_unknown_router_cannot_follow_the_block(qwen: Network) -> None:
     strange = with_unknown_router(qwen)
     work = replace(WORK, scheme=SketchScheme(seeded_experts=True))

@@ -111,6 +111,16 @@ def test_without_twins_private_weights_escape() -> None:
     assert found.verdict.startswith(f"NOT CAUGHT within 200 nonces: {PRIVATE} (saves 49%)")
 
 
+def test_an_audit_can_be_of_some_attacks_only() -> None:
+    deployment = ToyDeployment()
+    some = run(deployment, replace(OPTIONS, only={"int4 g128", "zero vectors"}))
+    assert [each.measurement.name for each in some.attacks if each.measurement.chances is None] == [
+        *("int4 g128", "zero vectors")
+    ]
+    assert "other key" not in deployment.asked
+    assert all(each.caught for each in some.attacks[:2])
+
+
 def test_what_saves_little_fails_nothing() -> None:
     found = run(ToyDeployment(apart={"[11]": HONEST}))
     assert "last layer skipped" in missed(found)

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -18,9 +19,11 @@ def text(report: AuditReport) -> str:
     return page(report)
 
 
+OPTIONS = AuditOptions(ConvictionRule(max_nonces=200), 32, runs=300)
+
+
 def made(deployment: ToyDeployment) -> AuditReport:
-    options = AuditOptions(ConvictionRule(max_nonces=200), 32, runs=300)
-    found = audit(deployment, options, NoProgress())
+    found = audit(deployment, OPTIONS, NoProgress())
     setup = {"model": "<b>small</b>", "seq_len": 256}
     return AuditReport(found, deployment.price, setup, {"cores": 2})
 
@@ -105,6 +108,24 @@ def test_the_json_says_it_all(report: AuditReport) -> None:
     assert mixture["cleared"] > 0.5
     assert 0 < record["exact_shortcuts"]["first_projections"] < 1 / 12
     assert record["exact_shortcuts"]["unread_mlp"] == 0.0
+
+
+def test_another_routing_stands_beside_and_decides_nothing(report: AuditReport) -> None:
+    # Under the other routing nothing shows this attack.
+    hidden = ToyDeployment(apart={"int4 g128": 0.0})
+    other = audit(hidden, replace(OPTIONS, only={"int4 g128"}), NoProgress())
+    both = replace(report, beside={"sketch-v1": other})
+    *rows, own, last = both.rows
+    assert rows == report.rows
+    assert (own[0], own[-1]) == ("our own run, sketch-v1", "honest")
+    assert (last[0], last[-1]) == ("int4 g128, sketch-v1", "NOT CAUGHT")
+    assert both.routing.startswith(
+        "Rows that end in sketch-v1 show the same with experts that the routers"
+    )
+    record = both.json()
+    assert [each["name"] for each in record["beside"]["sketch-v1"]] == ["our own run", "int4 g128"]
+    assert (record["verdict"], report.json()["beside"]) == (report.audit.verdict, {})
+    assert both.routing in page(both)
 
 
 def test_shortcuts_are_those_of_the_scheme(report: AuditReport) -> None:

@@ -1,5 +1,6 @@
 """Small checkpoints for the tests, written when first asked for."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from proofserve.models.architectures import architecture, shape
 from proofserve.models.writer import write_model
+from support.mixtures import seeded
 
 # Measured: proofserve calibrate noise qwen --size tiny --one reference:float32
 # --other reference:bfloat16 --nonces 3688 --rate 0.001 --seq-len 32.
@@ -38,6 +40,19 @@ class SmallModels:
                 torch.manual_seed(0)
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
             model.save_pretrained(path)
+        return path
+
+    def mixture(self) -> Path:
+        """Two layers of 8 experts, 2 a token: much quicker than the tiny one."""
+        path = self._root / "mixture"
+        if not path.exists():
+            config = architecture("qwen3_moe").config(replace(shape("tiny"), layers=2, hidden=64))
+            config.num_experts, config.num_experts_per_tok = 8, 2
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            seeded(model)
+            model.bfloat16().save_pretrained(path)
+            for file in self.get("qwen3").glob("tokenizer*"):
+                shutil.copy(file, path)
         return path
 
     def broken(self) -> Path:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network, load
 from proofserve.engines.reference.suspects import SUSPECTS
-from proofserve.lab.audit.attacks import AuditedProver
+from proofserve.lab.audit.attacks import AuditedProver, attacks
 from proofserve.lab.audit.compute_share import ModelShape
 from proofserve.lab.verify.judges import Vectors
 from proofserve.models.architectures import architecture, shape
@@ -19,6 +19,7 @@ from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import BLOCK, KEY, AuditSetup, CheckpointDeployment, shape_of
+from proofserve.wiring.changed_weights import PRUNED_EXPERTS
 from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.models import SmallModels
 
@@ -53,6 +54,7 @@ def test_the_shape_is_the_checkpoints(deployment: CheckpointDeployment, setup: A
     assert deployment.price.every_position is sketches
     assert deployment.width == (128 if sketches else 12)
     assert deployment.has_twins is sketches
+    assert not deployment.mixes_experts
 
 
 def test_a_mixture_is_counted_by_the_experts_a_token_visits(tiny: Path) -> None:
@@ -118,6 +120,35 @@ def test_the_bank_and_private_weights_are_provers(deployment: CheckpointDeployme
         assert farthest(made, honest) > 0, name
         assert nearest(made, truth) < 1.5, name
         assert 0.0 <= prover.saving < 1.0
+
+
+def test_a_mixture_may_lack_its_least_used_experts(small_models: SmallModels) -> None:
+    natural = CheckpointDeployment(
+        AuditSetup(small_models.get("qwen3_moe"), SketchScheme(), seq_len=32, forward_batch=4)
+    )
+    assert natural.mixes_experts
+    seeded = natural.with_routing(SketchScheme(seeded_experts=True))
+    assert nearest(seeded.truth(NONCES), natural.truth(NONCES)) > 0.2
+    for deployment in (natural, seeded):
+        provers = by_name(deployment)
+        quarter, half = (provers[name] for name in PRUNED_EXPERTS)
+        assert 0.1 < quarter.saving == half.saving / 2 < 0.25
+        truth = deployment.truth(NONCES)
+        honest = farthest(deployment.deployed(NONCES), truth)
+        few, many = (nearest(each.prepare()(NONCES), truth) for each in (quarter, half))
+        assert 3 * honest < few < many
+
+
+def test_every_attack_on_a_mixture_has_vectors_where_the_block_chooses_its_experts(
+    small_models: SmallModels,
+) -> None:
+    scheme = SketchScheme(seeded_experts=True)
+    deployment = CheckpointDeployment(
+        AuditSetup(small_models.mixture(), scheme, seq_len=16, forward_batch=1)
+    )
+    made = {each.name: each.prepare()([0])[0] for each in attacks(deployment, 0.01)}
+    assert {"model skipped", "first token only", *PRUNED_EXPERTS} < made.keys()
+    assert all(np.isfinite(vector).all() for vector in made.values())
 
 
 def test_savings_follow_bits_and_shapes(deployment: CheckpointDeployment) -> None:

@@ -1,6 +1,7 @@
 """``proofserve audit``: whether validators would notice a node that saves work."""
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -32,11 +33,13 @@ from proofserve.lab.audit.audit import FEWEST, RUNS, AuditOptions, audit
 from proofserve.lab.audit.audit_page import page
 from proofserve.lab.audit.audit_report import AuditReport
 from proofserve.lab.audit.conviction import ConvictionRule
+from proofserve.lab.audit.results import Audit
 from proofserve.lab.calibrate.calibration_file import (
     NETWORK_P_MISMATCH,
     checkpoint_shape,
     measured_threshold,
 )
+from proofserve.lab.client.progress import Progress
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.report.machine import machine
 from proofserve.lab.verify.claimed import vector_scheme
@@ -49,8 +52,11 @@ from proofserve.protocol import (
     default_k_dim,
 )
 from proofserve.protocol.identity import Block
+from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
+from proofserve.wiring.changed_weights import PRUNED_EXPERTS
 from proofserve.wiring.validator import KV_AUTO
 
 app = typer.Typer()
@@ -113,7 +119,9 @@ def command(
     The attacks round weights, activations and caches, prune, skip layers,
     cut the context, swap the checkpoint, reuse and forge vectors, and cheat
     on a part of the nonces. The report shows their distances, the compute
-    that they save, and after how many nonces each test convicts them.
+    that they save, and after how many nonces each test convicts them. Of a
+    mixture of experts proved by a sketch it also shows pruned experts by the
+    other sketch, so that natural routing and the block's stand side by side.
 
     An attack is CAUGHT if `verify` (see its --help) convicts it within
     --max-nonces with a chance of --power. On some there is NO VERDICT: neither
@@ -174,10 +182,25 @@ def command(
             shape, digest = checkpoint_shape(deployed.folder), deployment.weights_digest
             known.require(work, [deployed.name], shape, digest, deployment.is_dense)
         found = audit(deployment, options, session.line)
+        beside = _other_routing(deployment, setup.scheme, options, session.line)
         honest = known.origin if known else "the kernels emulated in this audit"
         facts = {**_facts(deployed.name, setup, options.nonces, began), "honest": honest}
-        _write(AuditReport(found, deployment.price, facts, machine()), json, html, session)
+        report = AuditReport(found, deployment.price, facts, machine(), beside)
+        _write(report, json, html, session)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
+
+
+def _other_routing(
+    deployment: CheckpointDeployment, scheme: Scheme, options: AuditOptions, line: Progress
+) -> dict[str, Audit]:
+    """Of a mixture proved by a sketch: pruned experts by the other sketch, under its name."""
+    if scheme.name not in SKETCHES or not deployment.mixes_experts:
+        return {}
+    (other,) = (name for name in SKETCHES if name != scheme.name)
+    routed = deployment.with_routing(vector_scheme(other, scheme.width // TWINS, False))
+    few = replace(options, honest=None, dist_threshold=None, only=PRUNED_EXPERTS)
+    line.step(f"pruned experts by {other}")
+    return {other: audit(routed, few, line)}
 
 
 def _facts(name: str, setup: AuditSetup, nonces: int, began: float) -> dict[str, str | int]:
@@ -213,6 +236,7 @@ def _show(console: Console, report: AuditReport) -> None:
         *report.missed,
         report.honest_cleared,
         report.cleared_first,
+        *([report.routing] if report.routing else []),
         report.rule,
         report.shortcuts,
     ):

@@ -1,15 +1,17 @@
 """The audited deployment: the reference engine on a checkpoint, honest and changed to cheat."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.kernels import own_profile, with_kernels
 from proofserve.engines.reference.network import DTYPES, Network, load
+from proofserve.engines.reference.routers import routers_of
 from proofserve.engines.reference.variants import (
     first_tokens_only,
     last_tokens_only,
@@ -71,7 +73,7 @@ class CheckpointDeployment:
 
     def __init__(self, setup: AuditSetup) -> None:
         self._setup = setup
-        self._work = Workload(setup.scheme, BLOCK, KEY, setup.seq_len)
+        self._work = self._workload(setup.scheme)
         self._validator = CheckpointValidator(
             ValidatorSetup(
                 model=setup.model,
@@ -90,9 +92,19 @@ class CheckpointDeployment:
         self.price = Price(shape_of(self._network), setup.seq_len, block.reads_every_position)
         self.width = setup.scheme.width
         self.has_twins = setup.scheme.sequences_per_nonce == TWINS
+        self.mixes_experts = bool(routers_of(self._network))
         bank, added = setup.bank, {folder.name for folder in setup.suspects}
         every = self._validator.names
         self.names = [each for each in every if bank is None or each in {*bank, *added}]
+
+    def with_routing(self, scheme: Scheme) -> Self:
+        """The same networks, proving by a sketch of which others choose the experts."""
+        made = copy.copy(self)
+        made._work = self._workload(scheme)
+        made._validator = self._validator.with_other(
+            proofs_of(made._work, self._setup.forward_batch)
+        )
+        return made
 
     def truth(self, nonces: Sequence[int]) -> Vectors:
         return self._validator.truth(nonces)
@@ -144,6 +156,9 @@ class CheckpointDeployment:
 
     def other_block(self) -> Recompute:
         return self._answers(self._network, replace(self._work, block=OTHER_BLOCK))
+
+    def _workload(self, scheme: Scheme) -> Workload:
+        return Workload(scheme, BLOCK, KEY, self._setup.seq_len)
 
     def _suspect(self, name: str) -> Recompute:
         return partial(self._validator.served_by, name)

@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from proofserve.engines.reference.network import Network
+from proofserve.engines.reference.pruning import share_of_experts, without_experts
 from proofserve.engines.reference.rounding import Rounding, in_groups, integers, stochastic
+from proofserve.engines.reference.routers import routers_of
 from proofserve.engines.reference.suspects import SUSPECTS, suspect, weight_bits
 from proofserve.engines.reference.variants import (
     in_dtype,
@@ -22,13 +25,18 @@ from proofserve.lab.audit.compute_share import SERVED_BITS, Price
 
 # Shares of the full rank; from a half on, square matrices save nothing.
 RANKS = {"half": 0.5, "a quarter": 0.25}
+# Shares of a mixture's experts, the least used ones.
+PRUNED_EXPERTS: Final = {"a quarter of the experts pruned": 0.25, "half of the experts pruned": 0.5}
 # No public format has groups of this size.
 PRIVATE_GROUP = 48
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedWeights:
-    """``private`` weights are none of the bank; ``saving`` is the share of compute they save."""
+    """``private`` weights are none of the bank; ``saving`` is the share of compute they save.
+
+    Of pruned experts it is the share of the layers' memory.
+    """
 
     name: str
     saving: float
@@ -69,6 +77,10 @@ def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
     for name, share in RANKS.items():
         saving = price.of_matrices(1.0 - share_of_rank(network, share))
         yield change(f"{name} of the rank", saving, matrices(partial(of_rank, share=share)))
+    if routers_of(network):
+        for name, share in PRUNED_EXPERTS.items():
+            saving = share * share_of_experts(network)
+            yield change(name, saving, partial(without_experts, share=share))
 
 
 def size_saving(folder: Path, model: Path) -> float:

@@ -17,6 +17,9 @@ from proofserve.protocol.model import ExpertLayer
 
 # How a router weighs experts: of itself, its logits [tokens, experts] and ids [tokens, k].
 Rule = Callable[[Any, Tensor, Tensor], Tensor]
+# What it prefers: of itself, its logits and what its layer hands it beside the states, a number for
+# each expert [tokens, experts]; the experts with the largest are chosen.
+Preference = Callable[..., Tensor]
 
 
 def _softmax_over_all(router: Any, logits: Tensor, ids: Tensor) -> Tensor:
@@ -53,18 +56,40 @@ def _shares(chosen: Tensor) -> Tensor:
     return chosen / (chosen.sum(dim=-1, keepdim=True) + 1e-20)
 
 
+def _logits(_router: Any, logits: Tensor) -> Tensor:
+    return logits
+
+
+def _corrected_sigmoid(router: Any, logits: Tensor, correction: Tensor | None = None) -> Tensor:
+    """MiniMax-M2's layer hands the correction to its router, others' routers have it."""
+    added = router.e_score_correction_bias if correction is None else correction
+    scores: Tensor = logits.float().sigmoid() + added
+    return scores
+
+
+def _corrected_softmax(router: Any, logits: Tensor) -> Tensor:
+    scores: Tensor = router.moe_statics(torch.softmax(logits.float(), dim=-1))
+    return scores
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Routers of one form; the places are those in the tuple that such a router returns."""
+    """Routers of one form; the places are those in the tuple that such a router returns.
+
+    Where a router is limited to groups of experts, it prefers those whose ``leaders`` best experts
+    have the largest sum.
+    """
 
     rule: Rule
     logits: int = 0
     weights: int = 1
     ids: int = 2
+    preference: Preference = _logits
+    leaders: int = 2
 
 
 _SOFTMAX: Final = Family(_softmax_over_all)
-_SIGMOID: Final = Family(_sigmoid)
+_SIGMOID: Final = Family(_sigmoid, preference=_corrected_sigmoid)
 
 # By the name of the router's class. A router belongs here once a test has held its experts: that a
 # class looks like another does not show that its layer uses what it returns.
@@ -82,8 +107,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Glm4MoeLiteTopkRouter": _SIGMOID,
     "Dots1TopkRouter": _SIGMOID,
     "MiniMaxM2TopKRouter": _SIGMOID,
-    "DeepseekV2TopkRouter": Family(_scaled_softmax),
-    "Ernie4_5_MoeTopKRouter": Family(_softmax_of_large_shares),
+    "DeepseekV2TopkRouter": Family(_scaled_softmax, leaders=1),
+    "Ernie4_5_MoeTopKRouter": Family(_softmax_of_large_shares, preference=_corrected_softmax),
     "GptOssTopKRouter": Family(_softmax_over_chosen),
     "GraniteMoeTopKRouter": Family(_softmax_over_chosen, logits=2, weights=1, ids=0),
 }
@@ -100,21 +125,56 @@ class Router:
     layer: int
     experts: int
 
+    @property
+    def groups(self) -> int:
+        return int(getattr(self.module, "num_group", None) or 1)
+
     def choosing(self, chosen: int) -> ExpertLayer:
         """What may be chosen where a token has ``chosen`` experts."""
-        groups = int(getattr(self.module, "num_group", None) or 1)
-        of_them = int(getattr(self.module, "topk_group", None) or groups)
-        return ExpertLayer(self.experts, chosen, groups, of_them)
+        of_them = int(getattr(self.module, "topk_group", None) or self.groups)
+        return ExpertLayer(self.experts, chosen, self.groups, of_them)
 
     @property
     def place(self) -> tuple[int, int]:
         return self.layer, self.experts
 
+    @property
+    def family(self) -> Family:
+        return FAMILIES[type(self.module).__name__]
+
     def with_ids(self, output: tuple[Tensor, ...], ids: Tensor) -> tuple[Tensor, ...]:
         """``output`` with the experts ``ids`` [tokens, k], weighed by the logits in it."""
-        family = FAMILIES[type(self.module).__name__]
+        return self._mixing(output, ids, output[self.family.logits])
+
+    def among(
+        self, left: Tensor, output: tuple[Tensor, ...], handed: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        """``output`` as if only the experts ``left``, bool [experts], were there; its logits stay.
+
+        ``handed`` is what the layer handed to the router beside the states.
+        """
+        family = self.family
+        logits, chosen = output[family.logits], output[family.ids].shape[-1]
+        scores = family.preference(self.module, logits, *handed)
+        scores = self._in_groups(scores.masked_fill(~left, -torch.inf), self.choosing(chosen))
+        ids = scores.topk(chosen, dim=-1).indices
+        return self._mixing(output, ids, logits.masked_fill(~left, -torch.inf))
+
+    def _in_groups(self, scores: Tensor, layer: ExpertLayer) -> Tensor:
+        """``scores`` [tokens, experts], of those outside the preferred groups -inf."""
+        grouped = scores.view(len(scores), layer.groups, layer.group_size)
+        best = grouped.topk(min(self.family.leaders, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+        preferred = best.topk(layer.chosen_groups, dim=-1).indices
+        outside = torch.ones_like(best, dtype=torch.bool).scatter(-1, preferred, value=False)
+        limited: Tensor = grouped.masked_fill(outside.unsqueeze(-1), -torch.inf)
+        return limited.flatten(-2)
+
+    def _mixing(
+        self, output: tuple[Tensor, ...], ids: Tensor, logits: Tensor
+    ) -> tuple[Tensor, ...]:
+        family = self.family
         changed = list(output)
-        weights = family.rule(self.module, output[family.logits], ids)
+        weights = family.rule(self.module, logits, ids)
         changed[family.weights] = weights.to(output[family.weights].dtype)
         changed[family.ids] = ids
         return tuple(changed)
@@ -128,16 +188,18 @@ def routers_of(network: Network) -> tuple[Router, ...]:
     found: list[Router] = []
     for index, layer in enumerate(network.layers):
         known = [each for each in layer.modules() if type(each).__name__ in FAMILIES]
-        stacks = [path for path, each in layer.named_modules() if _has_stacked_experts(each)]
+        stacks = [path for path, each in layer.named_modules() if has_stacked_experts(each)]
         if len(known) < len(stacks):
             raise _unknown(_name_of_router(layer, stacks))
         found += [Router(each, index, int(each.num_experts)) for each in known]  # type: ignore[arg-type]
-    if not found and _configured_experts(network) > 1:
+    # A network whose layers were all left out has no experts to choose.
+    weighs = next(network.layers.parameters(), None) is not None
+    if not found and weighs and _configured_experts(network) > 1:
         raise _unknown(type(network.decoder).__name__)
     return tuple(found)
 
 
-def _has_stacked_experts(module: nn.Module) -> bool:
+def has_stacked_experts(module: nn.Module) -> bool:
     """Whether ``module`` itself holds matrices [experts, ., .]."""
     if isinstance(module, (nn.Conv1d, nn.Conv2d)):
         return False

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from proofserve.engines.reference.errors import CheckpointError
 from proofserve.engines.reference.network import Network
-from proofserve.engines.reference.routers import FAMILIES, Router, routers_of
+from proofserve.engines.reference.routers import Router, routers_of
 from proofserve.protocol.scheme import BlockScheme
 
 # Decides for one forward: the router's place in ``routers_of`` and the ids that it chose, int64
@@ -51,6 +51,7 @@ def choosing(
 def seeded_experts(network: Network, block: BlockScheme, seq_len: int) -> Iterator[None]:
     """While this is open, ``block`` chooses the experts of forwards of ``seq_len`` positions.
 
+    A forward of the first positions alone, by a node that leaves out the others, has theirs.
     Does nothing for a scheme that leaves them to the routers, and of a dense network. Raises
     CheckpointError for a router that is unknown, and a forward as in ``choosing``.
     """
@@ -62,7 +63,7 @@ def seeded_experts(network: Network, block: BlockScheme, seq_len: int) -> Iterat
     def seeded(index: int, ids: Tensor) -> Tensor:
         router = routers[index]
         chosen = block.experts(router.layer, router.choosing(ids.shape[-1]), seq_len)
-        return chosen.to(ids.dtype).expand_as(ids).contiguous()
+        return chosen[: ids.shape[1]].to(ids.dtype).expand_as(ids).contiguous()
 
     with choosing(network, routers, lambda _read: seeded):
         yield
@@ -82,7 +83,7 @@ class _Forward:
         self._asked = []
 
     def of_router(self, index: int, router: Router) -> Callable[..., tuple[Tensor, ...]]:
-        place = FAMILIES[type(router.module).__name__].ids
+        place = router.family.ids
 
         def chosen(_module: nn.Module, _args: Any, output: tuple[Tensor, ...]) -> Any:
             self._asked.append(index)

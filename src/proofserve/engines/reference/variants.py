@@ -27,7 +27,7 @@ def without_layers(network: Network, left_out: Collection[int]) -> Network:
 
     Without any layer only the final norm remains. Raises ValueError for an index of no layer.
     """
-    twin = _twin(network)
+    twin = copied(network)
     for index in left_out:
         if not 0 <= index < len(twin.layers):
             raise ValueError(f"there is no layer {index} among {len(twin.layers)}")
@@ -89,7 +89,7 @@ def with_redrawn_matrices(network: Network) -> Network:
 
 def with_activations(network: Network, rounding: Rounding) -> Network:
     """The network whose layers round what goes into their matrices, token by token."""
-    twin = _twin(network)
+    twin = copied(network)
     for module in twin.layers.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(partial(_rounded_input, in_dtype(rounding)))
@@ -106,7 +106,7 @@ def with_int8_attention(network: Network) -> Network:
     # transformers finds an attention by its name, in a register of its own.
     AttentionInterface.register(_INT8, _int8_attention)
     AttentionMaskInterface.register(_INT8, sdpa_mask)
-    twin = _twin(network)
+    twin = copied(network)
     cast("PreTrainedModel", twin.decoder).set_attn_implementation(_INT8)
     return twin
 
@@ -144,7 +144,8 @@ def share_of_rank(network: Network, share: float) -> float:
     return factored / whole
 
 
-def _twin(network: Network) -> Network:
+def copied(network: Network) -> Network:
+    """The network with modules of its own, which share all weights."""
     shared = {id(weight): weight for weight in network.decoder.parameters()}
     return replace(network, decoder=copy.deepcopy(network.decoder, shared))
 
@@ -169,7 +170,7 @@ def _changing(
     layers: Collection[int] | None,
 ) -> Network:
     """``change_of`` gets the place of a matrix, counted from 0 through all layers."""
-    twin, place = _twin(network), 0
+    twin, place = copied(network), 0
     for index, layer in enumerate(twin.layers):
         found = [
             (module, name)

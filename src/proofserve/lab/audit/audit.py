@@ -1,6 +1,6 @@
 """Measures every attack on a deployment, and works out which of them its validators convict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ class AuditOptions:
 
     Without the populations ``honest`` of a calibration the audit takes the kernels that it emulates
     itself, and without ``dist_threshold`` the distance that a share ``rule.p_mismatch`` of the
-    vectors of the farthest of them exceeds by a fit.
+    vectors of the farthest of them exceeds by a fit. ``only`` restricts the attacks to these names.
     """
 
     rule: ConvictionRule
@@ -53,6 +53,7 @@ class AuditOptions:
     honest: HonestPopulations | None = None
     dist_threshold: float | None = None
     runs: int = RUNS
+    only: Collection[str] | None = None
 
 
 def audit(deployment: AuditedDeployment, options: AuditOptions, progress: Progress) -> Audit:
@@ -97,6 +98,7 @@ class _Auditing:
         seen = [
             measured(prover, errors_of(self._vectors(prover), truth), limit)
             for prover in attacks(deployment, kernels[0].mean)
+            if options.only is None or prover.name in options.only
         ]
         own = shown.pop(OWN)
         null = options.honest or populations(own, shown, self._cheats(seen, predictions))

@@ -1,7 +1,7 @@
 """The report of an audit: a table and sentences for readers, JSON for programs."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +11,7 @@ from rich.table import Table
 from proofserve.lab.audit.compute_share import Price
 from proofserve.lab.audit.measurement import ProverMeasurement
 from proofserve.lab.audit.results import WORTHWHILE, Audit, ProverResult
+from proofserve.protocol import SKETCH, SKETCH_2
 
 # Tests that can convict, by the names that simulations have for them.
 TESTS: Final = ("paired", "direction")
@@ -28,12 +29,18 @@ COLOURS: Final = {
     **{EXACT: "yellow", UNEXPLAINED: "yellow"},
 }
 GOOD: Final = (CAUGHT, HONEST)
+ROUTINGS: Final = {
+    SKETCH: "experts that the routers choose",
+    SKETCH_2: "experts that the block chooses",
+}
 
 ASSUMPTIONS = (
     "A saving is the share of multiplications that the attack leaves out of an honest nonce."
     " Weights of fewer bits count as cheaper in proportion to their bits, which is the most that"
     " hardware offers. Hardware does so only with rounded activations too, which would move the"
-    " vectors further. Vectors of another nonce, key or block exist already and cost nothing.",
+    " vectors further. Vectors of another nonce, key or block exist already and cost nothing."
+    " Pruned experts save memory and no multiplications: of them it is the share of the layers'"
+    " weights.",
     "Weights are rounded as the prover's name says; the attack computes everything else honestly."
     " Weights by chance are rounded up or down at random, so that no suspect predicts them.",
     "The published vectors are computed in float32, the provers' with the rounding of the served"
@@ -54,6 +61,8 @@ class AuditReport:
     price: Price
     setup: Mapping[str, Any]
     machine: Mapping[str, str | int]
+    beside: Mapping[str, Audit] = field(default_factory=dict)
+    """By scheme, some attacks under another routing of experts; no part of the verdict."""
 
     def table(self) -> Table:
         """For a terminal: one row per prover, honest ones first; nonces as "median/power"."""
@@ -74,13 +83,26 @@ class AuditReport:
     def rows(self) -> list[tuple[str, ...]]:
         unfit = self.audit.unfit
         honest = [self._row(each, UNFIT if each is unfit else HONEST) for each in self.audit.honest]
-        return [*honest, *(self._row(each, verdict_of(each)) for each in self.audit.attacks)]
+        rows = [*honest, *(self._row(each, verdict_of(each)) for each in self.audit.attacks)]
+        for scheme, audit in self.beside.items():
+            rows.append(self._row(audit.honest[0], HONEST, scheme))
+            rows += [self._row(each, verdict_of(each), scheme) for each in audit.attacks]
+        return rows
 
     @property
     def missed(self) -> list[str]:
         """A sentence for each attack that is not caught: how near it is to honest vectors."""
         kinds = (MISSED, UNEXPLAINED)
         return [self._missed(each) for each in self.audit.attacks if verdict_of(each) in kinds]
+
+    @property
+    def routing(self) -> str:
+        """What the rows of ``beside`` are; empty without any."""
+        return "".join(
+            f"Rows that end in {scheme} show the same with {ROUTINGS[scheme]}, beside the kernels"
+            " emulated in this audit; the verdict does not count them."
+            for scheme in self.beside
+        )
 
     @property
     def cleared_first(self) -> str:
@@ -165,6 +187,10 @@ class AuditReport:
             "suspects": list(audit.suspects),
             "honest": [self._record(each) for each in audit.honest],
             "attacks": [self._record(each) for each in audit.attacks],
+            "beside": {
+                scheme: [self._record(each) for each in (other.honest[0], *other.attacks)]
+                for scheme, other in self.beside.items()
+            },
             "exact_shortcuts": {
                 "unread_mlp": self.price.unread_mlp,
                 "unread_attention": self.price.unread_attention,
@@ -190,10 +216,10 @@ class AuditReport:
             f" {found.unexplained_share:.1%} find that nothing explains it."
         )
 
-    def _row(self, found: ProverResult, verdict: str) -> tuple[str, ...]:
+    def _row(self, found: ProverResult, verdict: str, scheme: str = "") -> tuple[str, ...]:
         measurement = found.measurement
         return (
-            measurement.name,
+            f"{measurement.name}, {scheme}" if scheme else measurement.name,
             f"{measurement.saving:.1%}",
             f"{measurement.mean:.4f}",
             f"{measurement.sd:.4f}",
