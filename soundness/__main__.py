@@ -11,7 +11,7 @@ import typer
 from matrix.columns import INTERPRETER
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.lab.report.machine import machine, processor_here
-from soundness import exact
+from soundness import exact, exact_page
 from soundness.forged import forged_files
 from soundness.jobs import PROGRESS_S, Job, run_all
 from soundness.page import convicted_honest, page
@@ -138,6 +138,8 @@ def exact_bits() -> None:
     """
     with open_session() as session, session.interrupts.allowed():
         run_all(exact.missing(), typer.echo)
+        exact_page.PAGE.write_text(exact_page.page())
+    typer.echo(f"wrote {exact_page.PAGE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How often the bits of two honest vLLM servers agree: ``docs/exact.md``."""
+"""Starts of vLLM servers, and what each proves: by them ``exact_page`` counts equal bits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,17 +15,12 @@ from proofserve.lab.client.chats import reading_chat
 from proofserve.lab.client.load import ask_one, closed_loop
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.host.processor import ServedDtype
-from proofserve.lab.report.machine import processor_here
 from proofserve.protocol import ARTIFACT, SKETCH, SKETCH_2
-from proofserve.protocol.codec import encode
 from proofserve.rounds.calls import chunks
 from soundness.jobs import Job
-from soundness.page import table
-from soundness.recorded import foreign
 from soundness.subjects import BY_NAME, FOLDER, FORWARD_BATCH, ROOT, Subject
 
 STARTS: Final = FOLDER / "exact"
-TEXT: Final = Path(__file__).with_suffix(".txt")
 NONCES: Final = 64
 # Of a round's calls, unless the order is another one.
 AT_ONCE: Final = 8

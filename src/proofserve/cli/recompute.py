@@ -270,17 +270,26 @@ def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
 
 def engine_named(name: str) -> ComparedEngine:
     """The engine called ``name``. Raises LabError, also for a file without artifacts."""
-    _, _, detail = name.partition(":")
     if name.startswith(("http://", "https://")):
         return ComparedEngine(name, url=name)
-    ranks = "1" if name == "vllm" else detail.removeprefix("tp")
-    if name == "vllm" or (name.startswith("vllm:tp") and ranks.isdecimal()):
-        if not 1 <= int(ranks) <= MOST_RANKS:
-            raise LabError(f"{name}: {ranks} ranks are outside 1..{MOST_RANKS}")
-        return ComparedEngine(name, ranks=int(ranks))
+    if (ranks := vllm_ranks(name)) is not None:
+        return ComparedEngine(name, ranks=ranks)
     if not Path(name).is_file():
         raise LabError(f"{name!r} is not an engine and not a file; choose from {ENGINES}")
     return ComparedEngine(name, claimed=read_file(Path(name), Selection()))
+
+
+def vllm_ranks(name: str) -> int | None:
+    """On how many devices a vLLM is to be started, if it is what ``name`` means.
+
+    Raises LabError for too many.
+    """
+    ranks = "1" if name == "vllm" else name.removeprefix("vllm:tp")
+    if ranks == name or not ranks.isdecimal():
+        return None
+    if not 1 <= int(ranks) <= MOST_RANKS:
+        raise LabError(f"{name}: {ranks} ranks are outside 1..{MOST_RANKS}")
+    return int(ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +315,7 @@ class EngineOptions:
             return
         if self.model is None or self.url is not None:
             raise LabError("--engine serves the checkpoint of --model; leave --recompute-url out")
-        if engine_named(self.engine).ranks is None:
+        if vllm_ranks(self.engine) is None:
             raise LabError(f"--engine {self.engine}: give vllm, or vllm:tp2 for two ranks")
 
     @property
@@ -372,12 +381,10 @@ class EngineOptions:
         self, work: Workload, options: JudgingOptions, session: CommandSession
     ) -> AbstractContextManager[NodeClient]:
         """A server that is started here has the dtype of the calibration, or vLLM's own choice."""
-        if self.url is not None:
-            session.line.step(f"asking {self.url}")
-            return existing_server(self.url, self.api_key, session)
         if self.model is None or self.engine is None:
-            raise AssertionError("exact was chosen, so there is an engine")
+            session.line.step(f"asking {self.url}")
+            return existing_server(str(self.url), self.api_key, session)
         served = ServerOptions(self.model, self.model.name, self.forward_batch)
         dtype = options.calibration.served_dtype if options.calibration else "auto"
-        ranks = engine_named(self.engine).ranks or 1
+        ranks = vllm_ranks(self.engine) or 1
         return serving(replace(served, scheme=work.scheme.name, ranks=ranks, dtype=dtype), session)

@@ -163,6 +163,11 @@ def command(
     twins      do both prompts of a nonce of sketch-v1 err more alike than those
                of honest kernels? A node that does is not cleared
     count      how many distances exceed a threshold? The network's own test
+    exact      has an engine that you trust the same bits? It is the node at
+               --recompute-url, or a vLLM that --engine starts, and it runs first
+
+    Equal bits clear a node, whatever the model. Other bits say nothing, because
+    honest engines differ: then the other tests judge, as if exact had not run.
 
     A node is honest if it is like one of the kernels in the calibration, and a
     fraud only if it is like none of them. With a calibration all but the count
@@ -182,12 +187,17 @@ def command(
     proofserve verify http://node:8000 --model ./model --test direction --suspect ./model-awq
     proofserve verify received.sqlite --open http://node:8000 --model ./model
         --calibration calibration.json
+    proofserve verify http://node:8000 --recompute-url http://mine:8000         (exact alone)
+    proofserve verify http://node:8000 --model ./model --engine vllm
+        --calibration calibration.json
     """
     with open_session(EXIT_NO_VERDICT) as session:
         engines = EngineOptions(
             *(model, recompute_url, engine, device, forward_batch, tuple(suspect or ())),
             api_key=recompute_api_key,
         )
+        if recompute_url is not None and recompute_url in {source, open_url}:
+            raise LabError("--recompute-url: a node is no judge of itself; name another one")
         figures = calibration is not None or dist_threshold is not None
         tests = chosen_tests(test or (), has_engine=engines.trusts_one, has_figures=figures)
         given_tests = (tests.others, dist_threshold, calibration, p_mismatch)
