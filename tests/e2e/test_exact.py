@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +150,9 @@ def test_an_engine_of_its_own_serves_the_checkpoint(
     """The server is one that runs already: that such a server starts is tested elsewhere."""
     started: list[ServerOptions] = []
 
-    def serving(wanted: ServerOptions, _session: object) -> Any:
+    def serving(wanted: ServerOptions, _session: object) -> NodeClient:
         started.append(wanted)
-        return nullcontext(NodeClient(measured.server.url))
+        return NodeClient(measured.server.url)
 
     monkeypatch.setattr(recompute, "serving", serving)
     result = run(write(published), "--model", tiny, "--engine", "vllm:tp2")

@@ -150,8 +150,9 @@ def command(
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
 
     Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
-    nonces. 3: no verdict: an option, a source or the recomputation is wrong, or
-    neither an honest kernel nor a fraud that is known explains the errors.
+    nonces, or exact ran alone and the bits differ. 3: no verdict: an option, a
+    source or the recomputation is wrong, or neither an honest kernel nor a fraud
+    that is known explains the errors.
 
     The published vectors are computed in float32. Beside each, the validator
     emulates an honest node, and every test looks at the node's error beside it:
