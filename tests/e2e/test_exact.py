@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -78,6 +79,9 @@ def test_the_round_of_an_equal_engine_is_cleared_by_ten_nonces(
     assert result.exit_code == 0, result.output
     assert "exact     honest: equal bits in 10 of 10 nonces" in result.output
     assert "A node that forges 50% of its nonces or more would have been cleared" in result.output
+    # By them engines of one processor may differ.
+    said = node.call("GET", "/versions")["kernels"]
+    assert said["instructions"] == torch.backends.cpu.get_cpu_capability()
 
 
 def test_no_checkpoint_is_loaded_for_a_node_whose_bits_are_equal(

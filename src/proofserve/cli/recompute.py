@@ -254,9 +254,10 @@ class ComparedEngine:
 
 def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
     """``KernelFacts`` of a real engine, by what its node says; ``name`` if that is nothing."""
+    device = (text for each in ("processor", "instructions") if (text := said.get(each)))
     known = {
         "engine": said.get("vllm") and f"vLLM {said['vllm']}",
-        "processor": said.get("processor"),
+        "processor": ", ".join(device) or None,
         "torch": said.get("torch"),
         "dtype": said.get("dtype"),
         "kv_dtype": said.get("kv_dtype"),
