@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-fleet test slow wheel chaos chaos-fleet soak fuzz auth ssrf disk check
 .PHONY: golden bench bench-gateway bench-fleet
-.PHONY: gpu matrix soundness checks train-model browser pictures lock audit-deps clean
+.PHONY: gpu matrix soundness exact checks train-model browser pictures lock audit-deps clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ matrix: $(READY) ## Start every vetted vLLM on this CPU, and write docs/versions
 
 soundness: $(READY) ## How often `verify` convicts honest nodes and cheats, in docs/soundness.md (some 80 minutes; RECORD, EXAMINE=folder).
 	$(BIN)/python -m soundness $(if $(RECORD),record $(RECORD),run $(EXAMINE:%=--examine %) $(SOUNDNESS))
+
+exact: $(READY) ## How often the bits of two vLLM servers agree, in docs/exact.md (26 starts, half an hour).
+	$(BIN)/python -m soundness exact
 
 golden: $(READY) ## Replay the golden vectors (GOLDEN_DIR=folder for your own, GOLDEN_DEVICE=cuda).
 	$(BIN)/python -m pytest tests/golden

@@ -11,6 +11,7 @@ import typer
 from matrix.columns import INTERPRETER
 from proofserve.cli.session import EXIT_FAILED, open_session
 from proofserve.lab.report.machine import machine, processor_here
+from soundness import exact, exact_page
 from soundness.forged import forged_files
 from soundness.jobs import PROGRESS_S, Job, run_all
 from soundness.page import convicted_honest, page
@@ -119,6 +120,26 @@ def record_here(
     with open_session(log_every_s=PROGRESS_S) as session:
         record(BY_NAME[arch], name, ranks, folder, session)
         session.console.print(f"recorded in {folder}", soft_wrap=True)
+
+
+@app.command("start")
+def start_one(arch: str, name: str) -> None:
+    """Keep what one server proves; a step of `exact`."""
+    subject = next(each for each in exact.SUBJECTS if each.arch == arch)
+    with open_session(log_every_s=PROGRESS_S) as session:
+        exact.prove(subject, exact.BY_START[name], session)
+
+
+@app.command("exact")
+def exact_bits() -> None:
+    """Count how often the bits of two servers agree, and write docs/exact.md (half an hour).
+
+    What was proved is kept in .cache: what was interrupted goes on where it was.
+    """
+    with open_session() as session, session.interrupts.allowed():
+        run_all(exact.missing(), typer.echo)
+        exact_page.PAGE.write_text(exact_page.page())
+    typer.echo(f"wrote {exact_page.PAGE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

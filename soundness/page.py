@@ -90,7 +90,7 @@ def _matrix(found: Sequence[Found]) -> str:
         [each.arch, each.scheme, str(len(each.honest)), *(_worst(each, form) for form in FORMS)]
         for each in found
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _worst(found: Found, form: str) -> str:
@@ -111,7 +111,7 @@ def _details(found: Sequence[Found], arch: str) -> str:
     about = "; ".join(f"{each.scheme}: {each.calibration}" for each in of_model)
     return (
         f"### {arch}: {BY_NAME[arch].what}, {of_model[0].seq_len} tokens\n\n{about}. In a cell:"
-        f" convicted, then cleared, no verdict, undecided.\n\n{_table(head, rows)}"
+        f" convicted, then cleared, no verdict, undecided.\n\n{table(head, rows)}"
     )
 
 
@@ -129,7 +129,7 @@ def _strong(convicted: int) -> str:
 
 def _cheats(found: Sequence[Found]) -> str:
     head = ["model", "scheme", "weights", "kernels", "size", "cosine", "nonces", "ideal", "cleared"]
-    return _table(head, [_cheat(each, cheat) for each in found for cheat in each.cheats])
+    return table(head, [_cheat(each, cheat) for each in found for cheat in each.cheats])
 
 
 def _cheat(found: Found, cheat: Cheat) -> Row:
@@ -154,8 +154,8 @@ def _forged(found: Sequence[Found]) -> str:
         for each in found
         for one in each.forged
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
-def _table(head: Row, rows: Sequence[Row]) -> str:
+def table(head: Row, rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])

@@ -17,6 +17,7 @@ SHARED_ENGINE = {
     "tests/e2e/test_dashboard.py": "the served node",
     "tests/e2e/test_distance.py": "the served node",
     "tests/e2e/test_endurance.py": "the served node",
+    "tests/e2e/test_exact.py": "the served node",
     "tests/e2e/test_fleet.py": "the served node",
     "tests/e2e/test_gpu.py": "the served node",
     "tests/e2e/test_liveness.py": "the served node",

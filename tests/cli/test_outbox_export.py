@@ -82,7 +82,15 @@ def test_verify_reads_what_export_writes(tmp_path: Path) -> None:
         chosen = ("--round", round_id, "--for-verify", "--output", document)
         assert run("export", "--outbox", path, *chosen).exit_code == 0
         # The stub gives the same bits each time: no rounding is between its vectors.
-        options = ("--recompute-url", url, "--dist-threshold", "0.001", "--fixed")
+        options = (
+            "--recompute-url",
+            url,
+            "--dist-threshold",
+            "0.001",
+            "--fixed",
+            "--test",
+            "count",
+        )
         return CliRunner().invoke(app, ["verify", str(document), *options])
 
     with stub_node() as (_, url), NodeClient(url) as node:

@@ -104,6 +104,17 @@ def test_an_honest_node_is_honest(
     assert outcome["count"]["test"] == test
 
 
+def test_something_has_to_recompute() -> None:
+    result = run("a.json", *CLOSE)
+    assert result.exit_code == 3, result.output
+    assert result.output == "give --model CHECKPOINT, --recompute-url NODE, or both\n"
+    alone = run("a.json", "--recompute-url", "http://x", "--engine", "vllm")
+    assert "--engine serves the checkpoint of --model" in alone.output
+    itself = run("http://x", "--recompute-url", "http://x")
+    assert itself.exit_code == 3, itself.output
+    assert "a node is no judge of itself" in itself.output
+
+
 def test_without_a_threshold_one_line_says_how_to_measure_it(tiny: Path) -> None:
     result = run("a.json", "--model", tiny)
     assert result.exit_code == 3, result.output
@@ -281,7 +292,12 @@ def test_missing_artifacts_convict(
         ({}, ("--p-fraud", "0.0001"), "p_fraud: 0.0001 is not above p_honest"),
         ({}, ("--block-hash", "other"), "is about block lab-block, key lab-key"),
         ({}, ("--scheme", "distance-v1"), "distance-v1 has no artifacts"),
-        ({}, ("--recompute-url", "http://x"), "--model CHECKPOINT and --recompute-url NODE"),
+        ({}, ("--engine", "vllm", "--recompute-url", "http://x"), "leave --recompute-url out"),
+        ({}, ("--engine", "torch"), "--engine torch: give vllm, or vllm:tp2 for two ranks"),
+        ({}, ("--engine", "vllm:tp65"), "vllm:tp65: 65 ranks are outside 1..64"),
+        ({}, ("--engine", "vllm", "--test", "count"), "add --test exact"),
+        ({}, ("--test", "exact"), "give an engine, --recompute-url NODE or --engine vllm"),
+        ({}, ("--test", "scale"), "choose from exact, count, paired, direction, twins"),
         ({}, ("--dist-threshold", "nan"), "dist_threshold: nan is not a finite number"),
         ({"scheme": "artifact-v1-layers"}, ("--scheme", "artifact-v1"), "contradicts the source"),
         ({"params": {"seq_len": 32}}, ("--seq-len", "64"), "--seq-len 64 contradicts the source"),
@@ -362,7 +378,8 @@ def test_two_nodes_need_no_checkpoint(write: Callable[[Body], Path]) -> None:
         assert refused.exit_code == 3, refused.output
         assert "scheme mismatch" in refused.output
         stub.habits.failing_nonce = 7
-        gap = run(write(body), "--recompute-url", url, *CLOSE, "--seq-len", "32", "--fixed")
+        whole = (*CLOSE, "--test", "count", "--fixed")
+        gap = run(write(body), "--recompute-url", url, *whole, "--seq-len", "32")
         assert gap.exit_code == 3, gap.output
         assert "computed no vector for" in gap.output
     options = ("--recompute-url", url, *CLOSE, "--seq-len", "32")

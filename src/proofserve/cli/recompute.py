@@ -1,7 +1,7 @@
 """Vectors to compare with: from a checkpoint, a started server, a running node, or a file."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
-from proofserve.lab.calibrate.calibration_file import CalibrationFile, KernelFacts
+from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.lab.calibrate.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
@@ -21,7 +22,9 @@ from proofserve.lab.verify.claimed import (
     only_source,
     vector_scheme,
 )
+from proofserve.lab.verify.exact import TrustedEngine, leaves_open
 from proofserve.lab.verify.judges import Vectors
+from proofserve.lab.verify.verdict_report import VerdictReport
 from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
@@ -30,7 +33,8 @@ from proofserve.receiver import reader
 from proofserve.receiver.database import ReceiverFileError
 from proofserve.rounds.calls import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
-from proofserve.wiring.verification.judging import Truth
+from proofserve.wiring.judges import ChosenTests, JudgingOptions
+from proofserve.wiring.verification.judging import SampleOptions, Truth, exactly_judged, judged
 
 if TYPE_CHECKING:
     from proofserve.wiring.validator import CheckpointValidator
@@ -250,9 +254,10 @@ class ComparedEngine:
 
 def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
     """``KernelFacts`` of a real engine, by what its node says; ``name`` if that is nothing."""
+    device = (text for each in ("processor", "instructions") if (text := said.get(each)))
     known = {
         "engine": said.get("vllm") and f"vLLM {said['vllm']}",
-        "processor": said.get("processor"),
+        "processor": ", ".join(device) or None,
         "torch": said.get("torch"),
         "dtype": said.get("dtype"),
         "kv_dtype": said.get("kv_dtype"),
@@ -266,14 +271,121 @@ def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
 
 def engine_named(name: str) -> ComparedEngine:
     """The engine called ``name``. Raises LabError, also for a file without artifacts."""
-    _, _, detail = name.partition(":")
     if name.startswith(("http://", "https://")):
         return ComparedEngine(name, url=name)
-    ranks = "1" if name == "vllm" else detail.removeprefix("tp")
-    if name == "vllm" or (name.startswith("vllm:tp") and ranks.isdecimal()):
-        if not 1 <= int(ranks) <= MOST_RANKS:
-            raise LabError(f"{name}: {ranks} ranks are outside 1..{MOST_RANKS}")
-        return ComparedEngine(name, ranks=int(ranks))
+    if (ranks := vllm_ranks(name)) is not None:
+        return ComparedEngine(name, ranks=ranks)
     if not Path(name).is_file():
         raise LabError(f"{name!r} is not an engine and not a file; choose from {ENGINES}")
     return ComparedEngine(name, claimed=read_file(Path(name), Selection()))
+
+
+def vllm_ranks(name: str) -> int | None:
+    """On how many devices a vLLM is to be started, if it is what ``name`` means.
+
+    Raises LabError for too many.
+    """
+    ranks = "1" if name == "vllm" else name.removeprefix("vllm:tp")
+    if ranks == name or not ranks.isdecimal():
+        return None
+    if not 1 <= int(ranks) <= MOST_RANKS:
+        raise LabError(f"{name}: {ranks} ranks are outside 1..{MOST_RANKS}")
+    return int(ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What recomputes for ``verify``: the checkpoint ``model``, the node ``url``, or both.
+
+    ``engine`` names a vLLM that ``verify`` starts with the checkpoint, in place of a node.
+    ``forward_batch`` counts nonces. Raises LabError, which says what to give, for other choices.
+    """
+
+    model: Path | None
+    url: str | None
+    engine: str | None
+    device: str
+    forward_batch: int
+    suspects: tuple[Path, ...]
+    api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.model is None and self.url is None:
+            raise LabError("give --model CHECKPOINT, --recompute-url NODE, or both")
+        if self.engine is None:
+            return
+        if self.model is None or self.url is not None:
+            raise LabError("--engine serves the checkpoint of --model; leave --recompute-url out")
+        if vllm_ranks(self.engine) is None:
+            raise LabError(f"--engine {self.engine}: give vllm, or vllm:tp2 for two ranks")
+
+    @property
+    def trusts_one(self) -> bool:
+        """Whether there is an engine whose bits count."""
+        return self.url is not None or self.engine is not None
+
+    def report(
+        self,
+        claimed: ClaimedArtifacts,
+        work: Workload,
+        tests: ChosenTests,
+        options: JudgingOptions,
+        sampling: SampleOptions,
+        session: CommandSession,
+    ) -> VerdictReport:
+        """The verdict: by the engine's bits alone, or by other tests where they decide nothing.
+
+        Raises LabError for another checkpoint than the prover's and for tests that cannot be run,
+        ServerFailed, NodeError, CheckpointError, ProtocolError and EngineFault.
+        """
+        if self.model is not None and self.trusts_one and not tests.exact:
+            raise LabError("--test: only exact asks an engine beside --model; add --test exact")
+        exact = None
+        if tests.exact:
+            # The server stops before a checkpoint is loaded: a card may not have room for both.
+            with self._node(work, options, session) as node:
+                engine = self._trusted(node, work)
+                exact = exactly_judged(claimed, work, engine, options, sampling, session.line)
+            if not (tests.judges and leaves_open(exact.outcome)):
+                return exact
+        with session.interrupts.allowed(), ExitStack() as stack:
+            truth = self._truth(work, options, session, stack)
+            others = judged(claimed, work, truth, options, sampling, session.line)
+        return others.after(exact) if exact else others
+
+    def _trusted(self, node: NodeClient, work: Workload) -> TrustedEngine:
+        truth, name = truth_of_node(node, work), self.engine or node.url
+        if self.model is not None and truth.weights_digest is not None:
+            served, ours = truth.weights_digest, weights_digest(self.model)
+            if served != ours:
+                raise LabError(f"weights_digest: {name} serves {served}, {self.model} has {ours}")
+        facts = kernel_facts(name, node.kernels())
+        return TrustedEngine(name, truth.vectors, truth.weights_digest, facts)
+
+    def _truth(
+        self, work: Workload, options: JudgingOptions, session: CommandSession, stack: ExitStack
+    ) -> Truth:
+        """What the other tests compare with: the checkpoint's vectors if there is one."""
+        if self.model is not None:
+            session.line.step(f"loading {self.model}")
+            known, batch = options.calibration, self.forward_batch
+            truth = truth_of_checkpoint(work, self.model, self.device, batch, self.suspects, known)
+            models, shape = [self.model.name], checkpoint_shape(self.model)
+        else:
+            session.line.step(f"asking {self.url}")
+            node = stack.enter_context(NodeClient(str(self.url), self.api_key))
+            truth, models, shape = truth_of_node(node, work), node.models(), None
+        options.require(work, models, shape, truth.weights_digest, truth.is_dense)
+        return truth
+
+    def _node(
+        self, work: Workload, options: JudgingOptions, session: CommandSession
+    ) -> AbstractContextManager[NodeClient]:
+        """A server that is started here has the dtype of the calibration, or vLLM's own choice."""
+        if self.model is None or self.engine is None:
+            session.line.step(f"asking {self.url}")
+            return existing_server(str(self.url), self.api_key, session)
+        served = ServerOptions(self.model, self.model.name, self.forward_batch)
+        dtype = options.calibration.served_dtype if options.calibration else "auto"
+        ranks = vllm_ranks(self.engine) or 1
+        return serving(replace(served, scheme=work.scheme.name, ranks=ranks, dtype=dtype), session)

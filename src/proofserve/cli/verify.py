@@ -1,6 +1,6 @@
 """``proofserve verify``: whether a node runs the model that it claims."""
 
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +19,8 @@ from proofserve.cli.options import (
     StrongerRng,
     Suspects,
 )
-from proofserve.cli.recompute import read_file, truth_of_checkpoint, truth_of_node
+from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file
 from proofserve.cli.session import EXIT_NO_VERDICT, VerdictCommand, open_session
-from proofserve.lab.calibrate.calibration_file import checkpoint_shape
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import Progress
@@ -34,13 +33,14 @@ from proofserve.lab.verify.claimed import (
     require_width,
     workload,
 )
+from proofserve.lab.verify.exact import leaves_open
 from proofserve.lab.verify.verdict_report import VerdictReport
 from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.wiring.judges import TESTS, JudgingOptions, threshold_of
+from proofserve.wiring.judges import EXACT, TESTS, JudgingOptions, chosen_tests, threshold_of
 from proofserve.wiring.openings import OpeningOptions, opened_claims
-from proofserve.wiring.verification.judging import SampleOptions, judged
+from proofserve.wiring.verification.judging import SampleOptions
 
 app = typer.Typer()
 
@@ -56,6 +56,10 @@ COLOURS = {
     SequentialResult.UNDECIDED: "yellow",
     SequentialResult.UNEXPLAINED: "yellow",
 }
+ENGINES_DIFFER = (
+    "Other bits decide nothing. For the other tests give --model and --calibration, or"
+    " --dist-threshold."
+)
 GIVEN_SEED = "The seed was given: this holds only if the node did not know it before it published."
 
 
@@ -77,11 +81,16 @@ def command(
         Path | None, typer.Option(help="Recompute with this checkpoint; needs no vLLM.")
     ] = None,
     recompute_url: Annotated[
-        str | None, typer.Option(help="Or recompute on this node, which you trust.")
+        str | None,
+        typer.Option(help="Recompute on this node, which you trust; with --model, for exact."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="For exact: vllm or vllm:tp2, which this command starts with --model."),
     ] = None,
     test: Annotated[
         list[str] | None,
-        typer.Option(help=f"One or several of {', '.join(TESTS)}; see below if unset."),
+        typer.Option(help=f"One or several of {', '.join((EXACT, *TESTS))}; see below if unset."),
     ] = None,
     suspect: Suspects = None,
     api_key: ApiKey = None,
@@ -141,8 +150,9 @@ def command(
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
 
     Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
-    nonces. 3: no verdict: an option, a source or the recomputation is wrong, or
-    neither an honest kernel nor a fraud that is known explains the errors.
+    nonces, or exact ran alone and the bits differ. 3: no verdict: an option, a
+    source or the recomputation is wrong, or neither an honest kernel nor a fraud
+    that is known explains the errors.
 
     The published vectors are computed in float32. Beside each, the validator
     emulates an honest node, and every test looks at the node's error beside it:
@@ -154,6 +164,11 @@ def command(
     twins      do both prompts of a nonce of a sketch err more alike than those
                of honest kernels? A node that does is not cleared
     count      how many distances exceed a threshold? The network's own test
+    exact      has an engine that you trust the same bits? It is the node at
+               --recompute-url, or a vLLM that --engine starts, and it runs first
+
+    Equal bits clear a node, whatever the model. Other bits say nothing, because
+    honest engines differ: then the other tests judge, as if exact had not run.
 
     A node is honest if it is like one of the kernels in the calibration, and a
     fraud only if it is like none of them. With a calibration all but the count
@@ -173,39 +188,39 @@ def command(
     proofserve verify http://node:8000 --model ./model --test direction --suspect ./model-awq
     proofserve verify received.sqlite --open http://node:8000 --model ./model
         --calibration calibration.json
+    proofserve verify http://node:8000 --recompute-url http://mine:8000         (exact alone)
+    proofserve verify http://node:8000 --model ./model --engine vllm
+        --calibration calibration.json
     """
-    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
-        tests = tuple(dict.fromkeys(test or ()))
-        threshold = threshold_of(tests, dist_threshold, calibration, p_mismatch)
-        options = JudgingOptions(tests, alpha, beta, share, p_fraud, sequential, threshold)
-        if (model is None) == (recompute_url is None):
-            raise LabError("give exactly one of --model CHECKPOINT and --recompute-url NODE")
-        session.line.step(f"reading {source}")
+    with open_session(EXIT_NO_VERDICT) as session:
+        engines = EngineOptions(
+            *(model, recompute_url, engine, device, forward_batch, tuple(suspect or ())),
+            api_key=recompute_api_key,
+        )
+        if recompute_url is not None and recompute_url in {source, open_url}:
+            raise LabError("--recompute-url: a node is no judge of itself; name another one")
+        figures = calibration is not None or dist_threshold is not None
+        tests = chosen_tests(test or (), has_engine=engines.trusts_one, has_figures=figures)
+        given_tests = (tests.others, dist_threshold, calibration, p_mismatch)
+        threshold = threshold_of(*given_tests) if tests.judges else None
+        options = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
         wanted = Selection(block_hash, public_key)
         opening = OpeningOptions(open_url, api_key, round_id, nonces) if open_url else None
         drawn_by = seed or fresh_seed()
-        claimed = _read(source, api_key, wanted, opening, drawn_by, session.line)
+        with session.interrupts.allowed():
+            session.line.step(f"reading {source}")
+            claimed = _read(source, api_key, wanted, opening, drawn_by, session.line)
         given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
         if measured := options.calibration:
             given = measured.completed(given, claimed)
         work = workload(claimed, given)
         if k_dim is None:
             require_width(claimed, work.scheme)
-        with ExitStack() as stack:
-            if model is not None:
-                session.line.step(f"loading {model}")
-                others = tuple(suspect or ())
-                truth = truth_of_checkpoint(work, model, device, forward_batch, others, measured)
-                shape, digest = checkpoint_shape(model), truth.weights_digest
-                options.require(work, [model.name], shape, digest, truth.is_dense)
-            else:
-                session.line.step(f"asking {recompute_url}")
-                node = stack.enter_context(NodeClient(str(recompute_url), recompute_api_key))
-                truth = truth_of_node(node, work)
-                options.require(work, node.models(), None, truth.weights_digest)
-            sampling = SampleOptions(drawn_by, nonces, forward_batch)
-            report = judged(claimed, work, truth, options, sampling, session.line)
+        sampling = SampleOptions(drawn_by, nonces, forward_batch)
+        report = engines.report(claimed, work, tests, options, sampling, session)
         _show(session.console, report)
+        if not tests.judges and leaves_open(report.outcome):
+            session.console.print(ENGINES_DIFFER, markup=False, soft_wrap=True)
         if seed:
             session.console.print(GIVEN_SEED, markup=False, soft_wrap=True)
         if json is not None:
@@ -226,7 +241,7 @@ def _read(
     if not source.startswith(("http://", "https://")):
         return read_file(Path(source), wanted)
     with NodeClient(source, api_key) as node:
-        claimed = from_node(node)
+        claimed = replace(from_node(node), ran_on=kernel_facts(source, node.kernels()))
     if not wanted.fits(claimed.block_hash, claimed.public_key):
         raise LabError(f"{source} has block {claimed.block_hash}, key {claimed.public_key}")
     return claimed

@@ -1,6 +1,6 @@
 """The tests of ``proofserve verify``: which ones the options ask for, made ready to judge."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -26,10 +26,39 @@ from proofserve.protocol.verdict.sequential import SequentialTest
 from proofserve.rounds.records import Workload
 
 COUNT, PAIRED, DIRECTION, TWINS = TESTS = ("count", "paired", "direction", "twins")
+# It needs an engine whose bits count, and runs before the others.
+EXACT: Final = "exact"
 # They can convict, so they share alpha; twins only say that no calibrated kernel explains a node.
 CONVICTING: Final = frozenset({COUNT, PAIRED, DIRECTION})
 # They need honest figures of the checkpoint.
 OF_A_CALIBRATION: Final = frozenset({PAIRED, TWINS})
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTests:
+    """Whether ``exact`` runs, and whether others do where it decides nothing.
+
+    ``others`` are those that were named, empty for the default ones.
+    """
+
+    exact: bool
+    others: tuple[str, ...]
+    judges: bool
+
+
+def chosen_tests(named: Sequence[str], *, has_engine: bool, has_figures: bool) -> ChosenTests:
+    """The tests that are asked for, where by default all run that can.
+
+    ``has_figures`` of honest nodes: a threshold or a calibration. Raises LabError for an unknown
+    test, and unless exact has an engine.
+    """
+    if unknown := next((test for test in named if test not in (EXACT, *TESTS)), None):
+        raise LabError(f"--test {unknown}: choose from {', '.join((EXACT, *TESTS))}")
+    if EXACT in named and not has_engine:
+        raise LabError("--test exact: give an engine, --recompute-url NODE or --engine vllm")
+    exact = EXACT in named or (not named and has_engine)
+    others = tuple(dict.fromkeys(test for test in named if test != EXACT))
+    return ChosenTests(exact, others, bool(others) or (not named and (has_figures or not exact)))
 
 
 def threshold_of(

@@ -187,20 +187,24 @@ def served_facts(vllm_config: Any) -> ModelFacts:
 def served_kernels(vllm_config: Any) -> dict[str, str]:
     """On what the model runs: what decides how it rounds, for calibrations of honest nodes.
 
-    The name of the card is among them; that of a CPU vLLM does not know.
+    The name of the card is among them, or which instructions torch uses on a processor; its name
+    vLLM does not know.
 
     Relies on: ModelConfig.dtype, CacheConfig.cache_dtype, ParallelConfig.tensor_parallel_size,
     Platform.is_cpu and .get_device_name.
     """
     from vllm.platforms import current_platform  # noqa: PLC0415 - asks the drivers
 
-    card = {} if current_platform.is_cpu() else {"processor": current_platform.get_device_name()}
+    if current_platform.is_cpu():
+        device = {"instructions": torch.backends.cpu.get_cpu_capability()}
+    else:
+        device = {"processor": current_platform.get_device_name()}
     return {
         "dtype": str(vllm_config.model_config.dtype).removeprefix("torch."),
         "kv_dtype": str(vllm_config.cache_config.cache_dtype),
         "ranks": str(vllm_config.parallel_config.tensor_parallel_size),
         "torch": torch.__version__,
-        **card,
+        **device,
     }
 
 

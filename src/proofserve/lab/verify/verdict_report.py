@@ -1,12 +1,11 @@
 """What ``verify`` says of a verification: lines for a reader, and a record for a program."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.counting import CountRule
-from proofserve.lab.verify.judges import PairedJudge
 from proofserve.lab.verify.verification import Verification
 from proofserve.protocol.verdict.comparison import Mismatch
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -31,6 +30,11 @@ class VerdictReport:
     kernels: tuple[str, ...]
     alpha: float
     beta: float
+
+    def after(self, earlier: "VerdictReport") -> "VerdictReport":
+        """This one, with the findings of a test that was run before and decided nothing."""
+        findings = (*earlier.outcome.findings, *self.outcome.findings)
+        return replace(self, outcome=replace(self.outcome, findings=findings))
 
     def lines(self) -> Iterator[str]:
         outcome = self.outcome
@@ -103,7 +107,7 @@ class VerdictReport:
         """The least share of forged nonces that the verdict excludes, if it clears."""
         if self.outcome.verdict is not SequentialResult.HONEST:
             return None
-        found = (f.figures for f in self.outcome.findings if f.test == PairedJudge.name)
+        found = (finding.figures for finding in self.outcome.findings)
         shares = [float(each["excluded_share"]) for each in found if "excluded_share" in each]
         return min(shares, default=None)
 

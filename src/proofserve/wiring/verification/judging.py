@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.direction import KernelBank
+from proofserve.lab.verify.exact import ExactJudge, TrustedEngine
 from proofserve.lab.verify.judges import Recompute
 from proofserve.lab.verify.verdict_report import VerdictReport
 from proofserve.lab.verify.verification import Recomputation, verify
@@ -62,6 +63,35 @@ def judged(
         rule=options.count_rule(),
         origin=options.origin,
         kernels=measured.honest.names if measured else (),
+        alpha=options.alpha,
+        beta=options.beta,
+    )
+
+
+def exactly_judged(
+    claimed: ClaimedArtifacts,
+    work: Workload,
+    engine: TrustedEngine,
+    options: JudgingOptions,
+    sampling: SampleOptions,
+    progress: Progress,
+) -> VerdictReport:
+    """Compare the bits of the first nonces of the sample of ``judged``, as many as clear a node.
+
+    Raises as ``judged``, and NodeError if the engine's server fails.
+    """
+    claimed.require_digest(engine.weights_digest)
+    sample = draw(claimed.nonces, sampling.seed, sampling.most)
+    judge = ExactJudge(options.chances(len(sample)), engine.facts, claimed.ran_on)
+    unit = f"nonces, by {engine.name}"
+    ours = Recomputation(engine.vectors, work.scheme.width, sampling.at_once, unit)
+    return VerdictReport(
+        outcome=verify(claimed, sample[: judge.needed], ours, [judge], progress),
+        claimed=claimed,
+        seed=sampling.seed,
+        rule=None,
+        origin=f"those whose bits are equal to the vectors of {engine.name}",
+        kernels=(),
         alpha=options.alpha,
         beta=options.beta,
     )
