@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from proofserve.cli.model import NAMES, checkpoint_named
+from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
 from proofserve.cli.options import (
     Calibration,
     Device,
@@ -36,6 +36,7 @@ from proofserve.lab.audit.conviction import ConvictionRule
 from proofserve.lab.audit.results import Audit
 from proofserve.lab.calibrate.calibration_file import (
     NETWORK_P_MISMATCH,
+    CalibrationFile,
     checkpoint_shape,
     measured_threshold,
 )
@@ -177,10 +178,7 @@ def command(
         )
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)
-        if known is not None:
-            work = Workload(setup.scheme, Block("", 0), "", setup.seq_len)
-            shape, digest = checkpoint_shape(deployed.folder), deployment.weights_digest
-            known.require(work, [deployed.name], shape, digest, deployment.is_dense)
+        _require_fit(known, deployed, setup, deployment)
         found = audit(deployment, options, session.line)
         beside = _other_routing(deployment, setup.scheme, options, session.line)
         honest = known.origin if known else "the kernels emulated in this audit"
@@ -188,6 +186,19 @@ def command(
         report = AuditReport(found, deployment.price, facts, machine(), beside)
         _write(report, json, html, session)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
+
+
+def _require_fit(
+    known: CalibrationFile | None,
+    deployed: Checkpoint,
+    setup: AuditSetup,
+    deployment: CheckpointDeployment,
+) -> None:
+    if known is None:
+        return
+    work = Workload(setup.scheme, Block("", 0), "", setup.seq_len)
+    shape, digest = checkpoint_shape(deployed.folder), deployment.weights_digest
+    known.require(work, [deployed.name], shape, digest, deployment.is_dense)
 
 
 def _other_routing(

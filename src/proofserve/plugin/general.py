@@ -92,7 +92,7 @@ def _liveness(engine: Any) -> dict[str, Any]:
     return asdict(engine.proofserve_reporter.join())
 
 
-def _ranks(engine: Any, own: dict[str, Any]) -> list[str]:
+def _ranks(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
     from proofserve.engines.vllm.ranks import core
 
     return core.require_equal(engine, own)

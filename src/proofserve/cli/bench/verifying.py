@@ -11,12 +11,12 @@ from proofserve.cli.bench.running import show
 from proofserve.cli.model import checkpoint_named
 from proofserve.cli.options import Device, ForwardBatch, Json
 from proofserve.cli.session import open_session
-from proofserve.lab.bench.verifying import bench_verification
 from proofserve.lab.calibrate.calibration_file import calibrated, checkpoint_shape, read
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.report.machine import machine
 from proofserve.lab.verify.claimed import ClaimedArtifacts, vector_scheme
 from proofserve.lab.verify.direction import KernelBank
+from proofserve.lab.verify.timing import bench_verification
 from proofserve.lab.verify.verification import Verification
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
