@@ -79,8 +79,8 @@ def guarded(
 ) -> type[APIRoute]:
     """A route class that admits permitted callers and turns every exception into a response.
 
-    ``access.role_for`` says whose key a route needs. With ``without_key`` every client may call, and
-    all are counted as that caller. 503 while proofs are not enabled.
+    ``access.role_for`` says whose key a route needs. With ``without_key`` every client may call,
+    and all are counted as that caller. 503 while proofs are not enabled.
     """
 
     class NodeRoute(APIRoute):

@@ -172,11 +172,12 @@ class Deployment:
 class Node:
     """One server: its deployment, rounds and outbox, and which clients may call how often.
 
-    ``challenges`` bounds what validators' keys may have computed. ``refusals`` counts the requests that were not served, by status and reason. ``url_warnings``
-    has the warning about the newest round's callback URL, if there is one, by round id. Without
-    ``receipts`` chat answers get none. ``dashboard`` is set where the page is served. ``liveness``
-    says of each engine core whether it makes progress, and of none where nothing watches them.
-    ``membership`` shows the fleet that the node joins, None without one.
+    ``challenges`` bounds what validators' keys may have computed. ``refusals`` counts the requests
+    that were not served, by status and reason. ``url_warnings`` has the warning about the newest
+    round's callback URL, if there is one, by round id. Without ``receipts`` chat answers get none.
+    ``dashboard`` is set where the page is served. ``liveness`` says of each engine core whether it
+    makes progress, and of none where nothing watches them. ``membership`` shows the fleet that the
+    node joins, None without one.
     """
 
     deployment: Deployment

@@ -12,10 +12,7 @@ class FixedWindow:
     __slots__ = ("_clock", "_seconds", "_used", "end", "limit")
 
     def __init__(
-        self,
-        limit: int,
-        clock: Callable[[], float] = time.monotonic,
-        seconds: float = MINUTE_S,
+        self, limit: int, clock: Callable[[], float] = time.monotonic, seconds: float = MINUTE_S
     ) -> None:
         self.limit = limit
         self.end = 0.0

@@ -36,11 +36,7 @@ def callback(about: CompletedJob | DistanceVerdict) -> tuple[str, dict[str, Any]
     if isinstance(about, DistanceVerdict):
         return VALIDATED, _verdict_body(about)
     job, outcome = about.job, about.outcome
-    body = {
-        "request_id": about.request_id,
-        "node_id": job.node_id,
-        **outcome_body(job, outcome),
-    }
+    body = {"request_id": about.request_id, "node_id": job.node_id, **outcome_body(job, outcome)}
     return GENERATED if isinstance(outcome, Proofs) else VALIDATED, body
 
 
