@@ -36,9 +36,9 @@ from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import Work
 from proofserve.lab.report.json_files import write_json
 from proofserve.lab.verify.challenge import (
+    ChallengeOutcome,
     ChallengeResult,
     NoAnswer,
-    Outcome,
     Tally,
     Unanswered,
     answer,
@@ -110,8 +110,8 @@ def command(
     """Have a node compute nonces of a block that nobody knew before, and judge it.
 
     Block and nonces are random and new each time: the node can neither have
-    computed them before, nor choose which ones it computes honestly. It gets
-    them by POST /generate, where keys are used by a validator's or an operator's.
+    computed them before, nor choose which ones it computes honestly. A node with
+    keys computes them for a validator's key, or an operator's (--api-key).
     Verdict and exit codes are those of `verify`: 0 honest, 1 fraud, 2 undecided,
     3 no verdict.
 
@@ -156,7 +156,7 @@ def command(
         raise typer.Exit(next(code for code in _WORST_FIRST if code in codes))
 
 
-def _code(outcome: Outcome) -> int:
+def _code(outcome: ChallengeOutcome) -> int:
     return EXIT_CODES[outcome] if isinstance(outcome, SequentialResult) else EXIT_NO_VERDICT
 
 

@@ -50,7 +50,7 @@ class Unanswered(StrEnum):
     """The node says itself that it serves another checkpoint."""
 
 
-Outcome = SequentialResult | Unanswered
+ChallengeOutcome = SequentialResult | Unanswered
 
 
 class NoAnswer(LabError):
@@ -61,7 +61,7 @@ class NoAnswer(LabError):
 
 
 @dataclass(frozen=True, slots=True)
-class Challenge:
+class FreshChallenge:
     """Random ``nonces`` of the random block of ``work``: no node can have computed them before."""
 
     work: Work
@@ -69,7 +69,7 @@ class Challenge:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChallengeAnswer:
     """What a node claims about a challenge, and after how many seconds."""
 
     claimed: ClaimedArtifacts
@@ -77,16 +77,16 @@ class Answer:
     seconds: float
 
 
-def fresh(shape: Work, count: int) -> Challenge:
+def fresh(shape: Work, count: int) -> FreshChallenge:
     """A challenge of ``count`` nonces, with scheme and lengths of ``shape``."""
     nonces: set[int] = set()
     while len(nonces) < count:
         nonces.add(secrets.randbelow(MAX_NONCE + 1))
     work = replace(shape, block_hash=secrets.token_hex(32), public_key=_KEY)
-    return Challenge(work, tuple(nonces))
+    return FreshChallenge(work, tuple(nonces))
 
 
-def answer(node: NodeClient, challenge: Challenge, deadline_s: float) -> Answer:
+def answer(node: NodeClient, challenge: FreshChallenge, deadline_s: float) -> ChallengeAnswer:
     """Have ``node`` compute ``challenge``, under the first name of its model.
 
     Raises NoAnswer unless the answer is whole, about what was asked, and in time.
@@ -136,8 +136,8 @@ def _if_a_round_runs(node: NodeClient) -> str:
 
 
 def _checked(
-    claimed: ClaimedArtifacts, challenge: Challenge, source: str, seconds: float
-) -> Answer:
+    claimed: ClaimedArtifacts, challenge: FreshChallenge, source: str, seconds: float
+) -> ChallengeAnswer:
     """The answer, if it is about what was asked. Its vectors are not looked at here."""
     asked = challenge.work
     try:
@@ -158,7 +158,7 @@ def _checked(
         asked.scheme, asked.k_dim, asked.seq_len, asked.block_height, asked.stronger_rng
     )
     try:
-        return Answer(whole, workload(whole, given), seconds)
+        return ChallengeAnswer(whole, workload(whole, given), seconds)
     except LabError as error:
         raise NoAnswer(Unanswered.UNREADABLE, f"{source}: {error}", seconds) from error
 
@@ -170,11 +170,11 @@ class ChallengeResult:
     ``seconds`` passed until the answer, or the deadline; None if nothing was sent.
     """
 
-    outcome: Outcome
-    challenge: Challenge
+    outcome: ChallengeOutcome
+    challenge: FreshChallenge
     reason: str
     seconds: float | None = None
-    answered: Answer | None = None
+    answered: ChallengeAnswer | None = None
     report: VerdictReport | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -198,7 +198,9 @@ class ChallengeResult:
         }
 
 
-def judged_result(challenge: Challenge, found: Answer, report: VerdictReport) -> ChallengeResult:
+def judged_result(
+    challenge: FreshChallenge, found: ChallengeAnswer, report: VerdictReport
+) -> ChallengeResult:
     outcome = report.outcome
     used = f"{outcome.nonces_used} of {len(challenge.nonces)} nonces"
     deciding = [each for each in outcome.findings if each.result is outcome.verdict]
@@ -213,7 +215,7 @@ class Tally:
     """The results of repeated challenges of one node."""
 
     url: str
-    counts: Counter[Outcome] = field(default_factory=Counter)
+    counts: Counter[ChallengeOutcome] = field(default_factory=Counter)
     newest: deque[ChallengeResult] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def add(self, result: ChallengeResult) -> None:
