@@ -14,6 +14,8 @@ from fastapi.routing import APIRoute
 from api.distance_bodies import CLAIMS, INIT_VALIDATE, ROUND, VALIDATE
 from api.support import GENERATE, JOB, ORDER, START, STATUS, STOP, Server, serving
 from api.test_access import ACCESS, HEADERS, whole
+from fleet.servers import members
+from fleet.servers import until as until_true
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.dashboard import dashboard_routes
 from proofserve.api.node import Challenges
@@ -57,6 +59,17 @@ async def tried(app: FastAPI) -> dict[tuple[str, str], int]:
     return found
 
 
+async def until_ready(app: FastAPI) -> None:
+    """Until a member has answered: before, a fleet refuses every order."""
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://fleet") as http:
+
+        async def ready() -> bool:
+            return (await http.get("/api/v1/pow/health/ready")).is_success
+
+        await until_true(ready, 60.0)
+
+
 def require_rule(found: dict[tuple[str, str], int]) -> None:
     for (method, path), status in found.items():
         if method == "GET" or (method, path) in PERMITTED:
@@ -80,9 +93,12 @@ async def test_every_route_of_a_node_with_a_validators_key() -> None:
 
 async def test_every_route_of_a_fleet_with_a_validators_key(tmp_path: Path) -> None:
     keys = {"api_key": "operator", "validator_key": "auditors-secret", "join_key": "joiner"}
-    settings = FleetSettings(database=str(tmp_path / "fleet.sqlite"), **keys)
-    async with running_fleet(settings, "http://127.0.0.1:9") as app:
-        found = await tried(app)
+    async with members(tmp_path, 1) as made:
+        database = str(tmp_path / "fleet.sqlite")
+        settings = FleetSettings(database=database, member=made[0].url, **keys)
+        async with running_fleet(settings, "http://127.0.0.1:9") as app:
+            await until_ready(app)
+            found = await tried(app)
     require_rule(found)
     assert found.keys() >= PERMITTED
     refused = {path for (_, path), status in found.items() if status == 403}

@@ -36,7 +36,7 @@ CHALLENGES = frozenset({f"{PROOFS}/generate", f"{PROOFS}/validate", f"{PROOFS}/o
 def role_for(methods: Collection[str], path: str) -> Role:
     """The least role that may call a route. This is the rule of every route with a key.
 
-    A route that nobody has thought of is an operator's, unless it only reads.
+    A route that is not named here is an operator's, unless it only reads.
     """
     if READING.issuperset(methods):
         return Role.VIEWER

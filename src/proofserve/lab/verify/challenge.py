@@ -1,4 +1,4 @@
-"""A challenge: nonces of a block that nobody knew a moment ago, and a node's answer to them."""
+"""A challenge: nonces of a block that did not exist a moment ago, and a node's answer to them."""
 
 import secrets
 import time

@@ -107,7 +107,7 @@ def command(
     share: Share = None,
     json: Json = None,
 ) -> None:
-    """Have a node compute nonces of a block that nobody knew before, and judge it.
+    """Have a node compute nonces of a block that was drawn just now, and judge it.
 
     Block and nonces are random and new each time: the node can neither have
     computed them before, nor choose which ones it computes honestly. A node with
@@ -120,8 +120,8 @@ def command(
     Under --every these are counted, so that a node that never answers shows.
     The exit code is then that of the worst challenge: 1, else 3, else 2, else 0.
 
-    An answer in time shows that somebody computed it with this model just now:
-    a node may also ask another one. Choose --deadline by the seconds that each
+    An answer in time shows that some node computed it with this model just now:
+    this one may have asked another. Choose --deadline by the seconds that each
     verdict names, for example three times those of an honest node.
 
     \b
