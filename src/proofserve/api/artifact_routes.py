@@ -49,7 +49,7 @@ async def generate(
         request_id = await node.manager.submit(job)
         queued = {"status": "queued", "request_id": request_id, "queued_count": len(job.nonces)}
         return queued | more
-    with node.challenges.one(caller, len(job.nonces)), node.waits.one():
+    with node.waits.one(), node.challenges.one(caller, len(job.nonces)):
         outcome = await while_connected(request, node.manager.run(job))
     done = {"status": "completed", "request_id": str(uuid.uuid4())}
     return done | outcome_body(job, outcome) | more

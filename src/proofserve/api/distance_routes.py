@@ -63,7 +63,7 @@ async def validate(
     claims = translate.distance_claims(body, node.deployment)
     await require_engine(node)
     of_round = caller.role is not Role.VALIDATOR
-    with node.challenges.one(caller, len(claims.nonces)), node.waits.one():
+    with node.waits.one(), node.challenges.one(caller, len(claims.nonces)):
         verdict = await while_connected(request, node.manager.judge(claims, of_round))
     return {
         "status": "OK",
