@@ -49,7 +49,7 @@ ANSWERS: dict[str, type[response_models.ResponseModel]] = {
     "/health/engine": response_models.HealthAnswer,
     "/health/deep": response_models.DeepAnswer,
 }
-NODES_OWN = {"access", "liveness", "rates", "receipts", "waits"}
+NODES_OWN = {"access", "challenges", "liveness", "rates", "receipts", "waits"}
 # Sent as text: Python's JSON module accepts these, the JSON standard does not.
 RAW = {"content-type": "application/json"}
 

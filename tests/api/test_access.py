@@ -16,11 +16,12 @@ from proofserve.wire.paths import PROOFS, RECEIPTS
 
 pytestmark = pytest.mark.anyio
 
-OPERATORS_KEY, VIEWERS_KEY = "operators-secret", "viewers-secret"
+OPERATORS_KEY, VIEWERS_KEY, VALIDATORS_KEY = "operators-secret", "viewers-secret", "auditors-secret"
 ACCESS = Access(
     [
         ApiKey(OPERATORS_KEY, Caller("operator", Role.OPERATOR)),
         ApiKey(VIEWERS_KEY, Caller("screen", Role.VIEWER)),
+        ApiKey(VALIDATORS_KEY, Caller("auditor", Role.VALIDATOR)),
     ]
 )
 FOR_VIEWERS = {
@@ -41,17 +42,18 @@ FOR_OPERATORS = {
     ("POST", "/init/validate"),
     ("POST", "/phase/generate"),
     ("POST", "/phase/validate"),
-    ("POST", "/generate"),
-    ("POST", "/validate"),
-    ("POST", "/open"),
     ("POST", "/stop"),
     ("POST", "/measure"),
 }
-EVERYTHING = sorted(FOR_VIEWERS | FOR_OPERATORS)
+FOR_VALIDATORS = {("POST", "/generate"), ("POST", "/validate"), ("POST", "/open")}
+EVERYTHING = sorted(FOR_VIEWERS | FOR_VALIDATORS | FOR_OPERATORS)
+# Whose key does not permit which calls.
+REFUSED = {"viewer": FOR_VALIDATORS | FOR_OPERATORS, "validator": FOR_OPERATORS}
 HEADERS = {
     "no key": {},
     "wrong key": {"Authorization": "Bearer operators-secreT"},
     "viewer": {"Authorization": f"Bearer {VIEWERS_KEY}"},
+    "validator": {"Authorization": f"Bearer {VALIDATORS_KEY}"},
     "operator": {"Authorization": f"bearer {OPERATORS_KEY}"},
 }
 
@@ -102,9 +104,10 @@ async def test_every_route_by_every_caller(who: str) -> None:
                 assert response.status_code == 401, path
                 assert response.headers["www-authenticate"] == "Bearer"
                 assert "Authorization: Bearer" in response.json()["detail"]
-            elif who == "viewer" and (method, path) in FOR_OPERATORS:
+            elif (method, path) in REFUSED.get(who, ()):
                 assert response.status_code == 403, path
-                assert "operator" in response.json()["detail"]
+                assert f"this is a {who}'s key" in response.json()["detail"]
+                assert "operator's" in response.json()["detail"]
             else:
                 assert response.status_code not in (401, 403), path
     # Only an operator's /stop has changed the state.

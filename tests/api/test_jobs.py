@@ -15,6 +15,7 @@ pytestmark = pytest.mark.anyio
 
 ENCODING = {"dtype": "f16", "k_dim": 12, "endian": "le"}
 WAIT = {**JOB, "wait": True}
+ABOUT = {name: JOB[name] for name in ("block_hash", "block_height", "public_key")}
 
 
 async def proofs(server: Server, *nonces: int) -> list[dict[str, Any]]:
@@ -31,7 +32,8 @@ def claiming(artifacts: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 
 async def test_a_job_with_wait_answers_with_its_artifacts(server: Server) -> None:
     body = (await server.post(GENERATE, {**WAIT, "url": "http://x"})).json()
-    assert set(body) == {"status", "request_id", "artifacts", "encoding"}
+    assert set(body) == {"status", "request_id", *ABOUT, "artifacts", "encoding"}
+    assert {name: body[name] for name in ABOUT} == ABOUT
     assert (body["status"], body["encoding"]) == ("completed", ENCODING)
     assert [a["nonce"] for a in body["artifacts"]] == JOB["nonces"]
     assert all(len(decode(a["vector_b64"], 12)) == 12 for a in body["artifacts"])
@@ -47,6 +49,7 @@ async def test_a_queued_job_gives_its_artifacts_later(server: Server) -> None:
     assert body == {
         "status": "completed",
         "request_id": answer["request_id"],
+        **ABOUT,
         "artifacts": artifacts,
         "encoding": ENCODING,
     }
@@ -82,6 +85,7 @@ async def test_honest_claims_get_an_honest_verdict(server: Server) -> None:
     assert body == {
         "status": "completed",
         "request_id": body["request_id"],
+        **ABOUT,
         "n_total": 3,
         "n_mismatch": 0,
         "mismatch_nonces": [],

@@ -290,7 +290,7 @@ def test_missing_artifacts_convict(
         ({"public_key": None}, (), "public_key: Input should be a valid string"),
         ({"params": {"seq_len": 10**6}}, (), "seq_len 1000000 exceeds the model's"),
         ({}, ("--p-fraud", "0.0001"), "p_fraud: 0.0001 is not above p_honest"),
-        ({}, ("--block-hash", "other"), "is about block lab-block, key lab-key"),
+        ({}, ("--block-hash", "other"), "block_hash: expected is other, "),
         ({}, ("--scheme", "distance-v1"), "distance-v1 has no artifacts"),
         ({}, ("--engine", "vllm", "--recompute-url", "http://x"), "leave --recompute-url out"),
         ({}, ("--engine", "torch"), "--engine torch: give vllm, or vllm:tp2 for two ranks"),

@@ -5,7 +5,7 @@ import json
 import socket
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import uvicorn
 from anyio.from_thread import start_blocking_portal
 from fastapi import FastAPI
 from numpy.typing import NDArray
+from starlette.types import ASGIApp
 
 from outbox.support import serving
 from proofserve.api.routes import router
@@ -79,14 +80,19 @@ class FakeNode:
 
 @contextmanager
 def fake_node(
-    folder: Path, engine: FakeEngine | None = None, key: str | None = None, **settings: Any
+    folder: Path,
+    engine: FakeEngine | None = None,
+    key: str | None = None,
+    around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    **settings: Any,
 ) -> Iterator[FakeNode]:
+    """``key`` is that of ``http``; what ``around`` makes of the application is served."""
     outbox = folder / "outbox.sqlite"
     chosen = {"enabled": True, "outbox": outbox, "callback_interval_sec": 0.05, **settings}
     head = {"Authorization": f"Bearer {key}"} if key else {}
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal())
-        running = _listening(engine or slow_engine(), NodeSettings(**chosen))
+        running = _listening(engine or slow_engine(), NodeSettings(**chosen), around)
         url = stack.enter_context(portal.wrap_async_context_manager(running))
         base = f"{url}/api/v1/pow"
         http = stack.enter_context(httpx.Client(base_url=base, headers=head, timeout=30))
@@ -101,11 +107,18 @@ def slow_engine() -> FakeEngine:
 
 
 @asynccontextmanager
-async def _listening(engine: FakeEngine, settings: NodeSettings) -> AsyncIterator[str]:
+async def _listening(
+    engine: FakeEngine, settings: NodeSettings, around: Callable[[ASGIApp], ASGIApp]
+) -> AsyncIterator[str]:
     app = FastAPI()
+    # As vLLM's own server has it.
+    models = {"data": [{"id": name} for name in engine.engine_info.model_names]}
+    app.add_api_route("/v1/models", lambda: models)
     async with running_node(engine, settings) as node:
         app.include_router(router(lambda _: node))
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_config=None))
+        server = uvicorn.Server(
+            uvicorn.Config(around(app), lifespan="off", ws="none", log_config=None)
+        )
         with socket.create_server(("127.0.0.1", 0)) as listening:
             # A client that connects before the server is ready waits in the socket's backlog.
             running = asyncio.create_task(server.serve(sockets=[listening]))

@@ -38,6 +38,16 @@ def test_a_window_begins_with_its_first_use_and_lasts_a_minute() -> None:
     assert window.seconds_left == 60
 
 
+def test_a_window_may_last_an_hour_and_says_what_is_left() -> None:
+    window = FixedWindow(10, clock := Clock(), seconds=3600)
+    assert window.left == 10
+    assert window.take(4)
+    clock.now += 3599
+    assert (window.left, window.seconds_left) == (6, 1)
+    clock.now += 1
+    assert window.left == 10
+
+
 def test_before_the_first_use_no_window_is_open() -> None:
     assert FixedWindow(10).seconds_left == 0
 

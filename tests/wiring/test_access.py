@@ -19,12 +19,18 @@ role = "operator"
 name = "screen"
 key = "secret-of-screen"
 role = "viewer"
+
+[[key]]
+name = "auditor"
+key = "secret-of-auditor"
+role = "validator"
+nonces_per_hour = 64
 """
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("API_KEY", "VIEWER_KEY", "API_KEYS_FILE", "ALLOW_ANONYMOUS"):
+    for name in ("API_KEY", "VIEWER_KEY", "VALIDATOR_KEY", "API_KEYS_FILE", "ALLOW_ANONYMOUS"):
         monkeypatch.delenv(f"POC_{name}", raising=False)
 
 
@@ -35,14 +41,17 @@ def test_keys_come_from_variables_and_a_file(
     file.write_text(FILE)
     monkeypatch.setenv("POC_API_KEY", "first, second")
     monkeypatch.setenv("POC_VIEWER_KEY", "third")
+    monkeypatch.setenv("POC_VALIDATOR_KEY", "fourth")
     monkeypatch.setenv("POC_API_KEYS_FILE", str(file))
     access = access_of(NodeSettings())
     assert access.names == [
         "operator-1 (operator)",
         "operator-2 (operator)",
+        "validator-1 (validator)",
         "viewer-1 (viewer)",
         "console (operator)",
         "screen (viewer)",
+        "auditor (validator)",
     ]
 
 
@@ -62,6 +71,8 @@ def test_an_empty_variable_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
         (FILE.replace("secret-of-screen", "secret-of-console"), "equal"),
         (FILE.replace("secret-of-console", "secret of console"), r"key\.0\.key: .*letters, digits"),
         (FILE.replace("name", "nmae", 1), r"key\.0\.name"),
+        (FILE.replace('"validator"', '"viewer"'), "nonces_per_hour is for the role validator"),
+        (FILE.replace("64", "0"), r"key\.2\.nonces_per_hour"),
     ],
 )
 def test_a_file_that_is_not_valid_is_refused_without_showing_its_keys(

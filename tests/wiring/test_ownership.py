@@ -124,7 +124,11 @@ async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
 
 
 async def test_keys_are_checked_as_if_the_client_had_come_to_the_owner(tmp_path: Path) -> None:
-    keys = {"api_key": "operators-key", "viewer_key": "viewers-key"}
+    keys = {
+        "api_key": "operators-key",
+        "viewer_key": "viewers-key",
+        "validator_key": "validators-key",
+    }
     async with two(tmp_path, **keys) as (owner, other), client(other, REMOTE) as http:
         assert (await http.get("/status")).status_code == 401
         # A body is not even read without a key.
@@ -133,6 +137,11 @@ async def test_keys_are_checked_as_if_the_client_had_come_to_the_owner(tmp_path:
         viewer = {"Authorization": "Bearer viewers-key"}
         assert (await http.get("/status", headers=viewer)).status_code == 200
         assert (await http.post("/stop", headers=viewer)).status_code == 403
+        validator = {"Authorization": "Bearer validators-key"}
+        challenge = await http.post("/generate", json={**JOB, "wait": True}, headers=validator)
+        assert len(challenge.json()["artifacts"]) == len(JOB["nonces"])
+        assert (await http.post("/generate", json=JOB, headers=viewer)).status_code == 403
+        assert (await http.post("/stop", headers=validator)).status_code == 403
         operator = {"Authorization": "Bearer operators-key"}
         assert (await http.post("/stop", headers=operator)).status_code == 200
         assert (await http.get("/health/ready")).status_code == 200

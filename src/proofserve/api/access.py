@@ -1,7 +1,7 @@
 """Which clients may call: by a key and its role or, on a server without keys, from this machine."""
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -10,22 +10,48 @@ from starlette.requests import HTTPConnection
 from proofserve.api.errors import KeyMissing, NotAllowed
 from proofserve.web.bearer import bearer_key, digest
 from proofserve.web.this_machine import why_not_local
+from proofserve.wire.paths import PROOFS
 
 
 class Role(StrEnum):
-    """What a key permits: everything to an operator, only GET requests to a viewer."""
+    """What a key permits; each role also has what the roles before it have."""
 
-    OPERATOR = "operator"
     VIEWER = "viewer"
+    """Reading: GET requests."""
+    VALIDATOR = "validator"
+    """The calls of ``CHALLENGES``, within a budget."""
+    OPERATOR = "operator"
+    """Everything."""
+
+    def includes(self, other: "Role") -> bool:
+        rising = list(Role)
+        return rising.index(self) >= rising.index(other)
+
+
+READING = frozenset({"GET", "HEAD"})
+# What a validator asks of a node beside reading: to compute nonces now, and to open vectors.
+CHALLENGES = frozenset({f"{PROOFS}/generate", f"{PROOFS}/validate", f"{PROOFS}/open"})
+
+
+def role_for(methods: Collection[str], path: str) -> Role:
+    """The least role that may call a route. This is the rule of every route with a key.
+
+    A route that is not named here is an operator's, unless it only reads.
+    """
+    if READING.issuperset(methods):
+        return Role.VIEWER
+    return Role.VALIDATOR if path in CHALLENGES else Role.OPERATOR
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A permitted client. ``requests_per_minute`` is None where the server's limit applies."""
+    """A permitted client. A limit is None where the server's own applies."""
 
     name: str
     role: Role
     requests_per_minute: int | None = None
+    nonces_per_hour: int | None = None
+    """Of a validator's challenges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +93,13 @@ class Access:
 
         Raises:
             KeyMissing: the server has keys, and the request has none of them.
-            NotAllowed: the key is a viewer's, or the server has no keys and the request may come
-                from another machine.
+            NotAllowed: the key is of a lesser role, or the server has no keys and the request may
+                come from another machine.
         """
         caller = self._by_key(connection) if self._callers else self._without_keys(connection)
-        if role is Role.OPERATOR and caller.role is Role.VIEWER:
-            raise NotAllowed("this is a viewer's key: the call needs an operator's")
+        if not caller.role.includes(role):
+            needed = "a validator's or an operator's" if role is Role.VALIDATOR else "an operator's"
+            raise NotAllowed(f"this is a {caller.role}'s key: the call needs {needed}")
         return caller
 
     def _by_key(self, connection: HTTPConnection) -> Caller:

@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from proofserve.api import translate
-from proofserve.api.node import Node, ServedNode, require_engine, while_connected
+from proofserve.api.access import Role
+from proofserve.api.node import Node, ServedCaller, ServedNode, require_engine, while_connected
 from proofserve.api.response_models import JudgeAnswer, PowAnswer, documented
 from proofserve.api.schemas import DistanceClaimsRequest, DistanceRoundRequest
 from proofserve.api.status import pow_status
@@ -52,16 +53,18 @@ async def phase_validate(node: ServedNode) -> dict[str, Any]:
 
 
 async def validate(
-    request: Request, node: ServedNode, body: DistanceClaimsRequest
+    request: Request, node: ServedNode, caller: ServedCaller, body: DistanceClaimsRequest
 ) -> dict[str, Any]:
     """Recompute a prover's winners and judge them by the configured round.
 
-    400 if there is no round, 409 if the round is for another block. Chat goes first.
+    400 if there is no round, 409 if the round is for another block. Chat goes first. A validator's
+    call is within its budget of an hour, and no part of the round: its verdict is not sent.
     """
     claims = translate.distance_claims(body, node.deployment)
     await require_engine(node)
-    with node.waits.one():
-        verdict = await while_connected(request, node.manager.judge(claims))
+    of_round = caller.role is not Role.VALIDATOR
+    with node.waits.one(), node.challenges.one(caller, len(claims.nonces)):
+        verdict = await while_connected(request, node.manager.judge(claims, of_round))
     return {
         "status": "OK",
         "fraud_detected": verdict.fraud_detected,

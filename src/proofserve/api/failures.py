@@ -15,10 +15,10 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from proofserve.api.access import Caller, Role
+from proofserve.api.access import READING, Caller, role_for
 from proofserve.api.errors import ApiError, NotEnabled
 from proofserve.api.json_body import has_upgraded_body, read_body
-from proofserve.api.node import NODE, Node
+from proofserve.api.node import CALLER, NODE, Node
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import (
     EngineGone,
@@ -56,8 +56,6 @@ _STATUS = (
 _KNOWN = (HTTPException, ApiError, RequestValidationError, ProtocolError, RoundsError)
 # Retry-After, in seconds: by then a full queue probably has room, and a receipt is in the log.
 _RETRY_S = ((QueueFull, "5"), (ReceiptNotLogged, "1"))
-# A viewer's key permits these. Monitors send them often, so only refused ones are logged.
-_READING = {"GET", "HEAD"}
 _WORD_BORDER = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -81,14 +79,14 @@ def guarded(
 ) -> type[APIRoute]:
     """A route class that admits permitted callers and turns every exception into a response.
 
-    A viewer's key permits GET and HEAD; other calls need an operator's. With ``without_key`` every
-    client may call, and all are counted as that caller. 503 while proofs are not enabled.
+    ``access.role_for`` says whose key a route needs. With ``without_key`` every client may call,
+    and all are counted as that caller. 503 while proofs are not enabled.
     """
 
     class NodeRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Any]:
             handle = super().get_route_handler()
-            role = Role.VIEWER if self.methods <= _READING else Role.OPERATOR
+            role = role_for(self.methods, self.path)
             has_nonces = _takes_nonces(self.dependant)
 
             async def answer(request: Request) -> Response:
@@ -96,6 +94,7 @@ def guarded(
                 try:
                     node = request.scope[NODE] = get_node(request)
                     caller = without_key or node.access.admit(request, role)
+                    request.scope[CALLER] = caller
                     response: Response = await handle(
                         await _with_body(node, caller, request, has_nonces)
                     )
@@ -168,7 +167,8 @@ def count_and_log(
     response.headers["X-Request-Id"] = request_id
     if node is not None and reason is not None:
         node.refusals[response.status_code, reason] += 1
-    if reason is None and request.method in _READING:
+    # Monitors read often, so only refused calls of theirs are logged.
+    if reason is None and request.method in READING:
         return
     spec = node.manager.status().spec if node is not None else None
     round_id = spec.round_id if spec is not None else None

@@ -10,15 +10,16 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from proofserve.api.access import Access, Caller
+from proofserve.api.access import Access, Caller, Role
 from proofserve.api.errors import ClientGone, TooMany
 from proofserve.dashboard.feed import SnapshotFeed
+from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts.service import ReceiptService
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.status import CoreLiveness, FleetMembership
-from proofserve.web.fixed_window import FixedWindow
+from proofserve.web.fixed_window import HOUR_S, FixedWindow
 
 T = TypeVar("T")
 
@@ -62,6 +63,54 @@ class Waits:
             yield
         finally:
             self._open -= 1
+
+
+class Challenges:
+    """What validators may have computed: so many nonces an hour, one call of a key at a time."""
+
+    def __init__(self, per_hour: int = 1000) -> None:
+        self._per_hour = per_hour
+        self._windows: dict[str, FixedWindow] = {}
+        self._open: set[str] = set()
+
+    @contextmanager
+    def one(self, caller: Caller, nonces: int) -> Iterator[None]:
+        """Count a call about ``nonces`` until the context ends; an operator's is not counted.
+
+        The nonces count from now on, whatever becomes of the call: a client that leaves before the
+        answer has used the engine. Raises TooMany beyond the key's budget and beside another open
+        call of it, and ProtocolError for more nonces than an hour has.
+        """
+        if caller.role is not Role.VALIDATOR:
+            yield
+            return
+        if caller.name in self._open:
+            raise TooMany(
+                f"a challenge of {caller.name} waits for its answer, and a validator's key has one"
+                " at a time",
+                _WAIT_ENDS_S,
+            )
+        self._take(caller, nonces)
+        self._open.add(caller.name)
+        try:
+            yield
+        finally:
+            self._open.remove(caller.name)
+
+    def _take(self, caller: Caller, nonces: int) -> None:
+        limit = caller.nonces_per_hour or self._per_hour
+        if nonces > limit:
+            raise ProtocolError(
+                "nonces", f"{nonces} are more than the {limit} that {caller.name} has in an hour"
+            )
+        window = self._windows.setdefault(caller.name, FixedWindow(limit, seconds=HOUR_S))
+        if not window.take(nonces):
+            raise TooMany(
+                f"{caller.name} may have {limit} nonces computed in an hour"
+                f" (POC_CHALLENGE_NONCES_PER_HOUR, or the key's own limit); {window.left} are left,"
+                f" and all of them again in {window.seconds_left:.0f} s",
+                window.seconds_left,
+            )
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -123,11 +172,12 @@ class Deployment:
 class Node:
     """One server: its deployment, rounds and outbox, and which clients may call how often.
 
-    ``refusals`` counts the requests that were not served, by status and reason. ``url_warnings``
-    has the warning about the newest round's callback URL, if there is one, by round id. Without
-    ``receipts`` chat answers get none. ``dashboard`` is set where the page is served. ``liveness``
-    says of each engine core whether it makes progress, and of none where nothing watches them.
-    ``membership`` shows the fleet that the node joins, None without one.
+    ``challenges`` bounds what validators' keys may have computed. ``refusals`` counts the requests
+    that were not served, by status and reason. ``url_warnings`` has the warning about the newest
+    round's callback URL, if there is one, by round id. Without ``receipts`` chat answers get none.
+    ``dashboard`` is set where the page is served. ``liveness`` says of each engine core whether it
+    makes progress, and of none where nothing watches them. ``membership`` shows the fleet that the
+    node joins, None without one.
     """
 
     deployment: Deployment
@@ -136,6 +186,7 @@ class Node:
     access: Access = field(default_factory=Access)
     rates: Rates = field(default_factory=Rates)
     waits: Waits = field(default_factory=Waits)
+    challenges: Challenges = field(default_factory=Challenges)
     receipts: ReceiptService | None = None
     dashboard: SnapshotFeed | None = None
     refusals: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -163,8 +214,9 @@ class Node:
         return {"warning": warning}
 
 
-# Where a guarded route keeps its request's node.
+# Where a guarded route keeps its request's node, and who sent it.
 NODE = "proofserve.node"
+CALLER = "proofserve.caller"
 
 
 async def _node_of(request: Request) -> Node:
@@ -172,7 +224,13 @@ async def _node_of(request: Request) -> Node:
     return node
 
 
+async def _caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope[CALLER]
+    return caller
+
+
 ServedNode = Annotated[Node, Depends(_node_of)]
+ServedCaller = Annotated[Caller, Depends(_caller_of)]
 
 
 async def require_engine(node: Node) -> None:

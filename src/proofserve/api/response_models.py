@@ -149,12 +149,15 @@ class EncodingModel(ResponseModel, VectorEncoding):
 class JobAnswer(ResponseModel):
     """A job: artifacts or a verdict once it is completed, ``error`` once it has failed.
 
-    ``p_value`` is that of the binomial test.
+    Block and key say for which work it is. ``p_value`` is that of the binomial test.
     """
 
     status: Literal["queued", "running", "completed", "failed", "cancelled"]
     request_id: str
     queued_count: int | None = None
+    block_hash: str | None = None
+    block_height: int | None = None
+    public_key: str | None = None
     artifacts: list[ArtifactModel] | None = None
     encoding: EncodingModel | None = None
     failed: list[FailedNonce] | None = None
@@ -209,7 +212,7 @@ class Problem(ResponseModel):
 _REASONS = {
     400: "the node has no round for this call, or the claims are about other nonces",
     401: "the server needs a key, and the request has none of its keys",
-    403: "the key is a viewer's, or the server has no keys and the client is on another machine",
+    403: "the key's role does not permit this, or there are no keys and the client is elsewhere",
     404: "unknown or expired",
     410: "the vectors or the receipt are deleted, some days after they were published",
     409: "not in this state, or for another deployment or block",

@@ -64,7 +64,8 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
 
 def empty_router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRouter:
     # For the OpenAPI page only: the route class itself checks the key, before the body.
-    key = Security(HTTPBearer(auto_error=False, description="An operator's or a viewer's key."))
+    said = "An operator's, a validator's or a viewer's key."
+    key = Security(HTTPBearer(auto_error=False, description=said))
     return APIRouter(
         prefix=PROOFS,
         tags=["proofs"],

@@ -17,6 +17,7 @@ COMMANDS = {
     "receive": ("receive", "app"),
     "outbox": ("outbox", "app"),
     "verify": ("verify", "app"),
+    "challenge": ("validator.challenge", "app"),
     "verify-chat": ("chat.verify", "app"),
     "watch-chat": ("chat.watch", "app"),
     "probe": ("chat.probe", "app"),

@@ -53,10 +53,9 @@ DistThreshold = Annotated[
     float | None,
     typer.Option(help="L2 distance beyond which a vector is a mismatch, measured for this model."),
 ]
-Calibration = Annotated[
-    Path | None,
-    typer.Option(help="Or a file of `calibrate noise --out`; it must be of this model."),
-]
+_CALIBRATION = typer.Option(help="A file of `calibrate noise --out`; it must be of this model.")
+Calibration = Annotated[Path | None, _CALIBRATION]
+NeededCalibration = Annotated[Path, _CALIBRATION]
 Suspects = Annotated[
     list[Path] | None,
     typer.Option(help="A checkpoint that a cheating node may serve, beside the bank of suspects."),
@@ -69,6 +68,15 @@ PMismatch = Annotated[
     typer.Option(
         help="Share of honest vectors beyond the threshold;"
         f" the calibration's, or {NETWORK_P_MISMATCH} with --dist-threshold."
+    ),
+]
+Alpha = Annotated[float, typer.Option(help="Chance to convict an honest node.")]
+Beta = Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")]
+Share = Annotated[
+    float | None,
+    typer.Option(
+        help="Clear only if a node that forges this share would have shown; half if unset, a"
+        " tenth with a sample of 80 nonces or more."
     ),
 ]
 # In "--models qwen llama" typer passes "llama" on as an extra argument of the command.

@@ -121,11 +121,22 @@ def truth_of_checkpoint(
     suspects: tuple[Path, ...],
     measured: CalibrationFile | None = None,
 ) -> Truth:
-    """Load ``model``, and ``suspects`` when they are needed.
+    """Load ``model``, and ``suspects`` when they are needed; as ``truths_of_checkpoint``."""
+    return truths_of_checkpoint(work, model, device, forward_batch, suspects, measured)(work)
 
-    Raises LabError as ``claims_of_model``.
 
-    Honest nodes serve as in the calibration ``measured``, or as the checkpoint says.
+def truths_of_checkpoint(
+    work: Workload,
+    model: Path,
+    device: str,
+    forward_batch: int,
+    suspects: tuple[Path, ...],
+    measured: CalibrationFile | None = None,
+) -> Callable[[Workload], Truth]:
+    """Load ``model`` once, for ``work`` and others.
+
+    Honest nodes serve as in the calibration ``measured``, or as the checkpoint says. Raises
+    LabError as ``claims_of_model``.
     """
     try:
         from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415 - as above
@@ -134,8 +145,13 @@ def truth_of_checkpoint(
     setup = ValidatorSetup(model, device, suspects)
     if measured is not None:
         setup = replace(setup, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype)
-    validator = CheckpointValidator(setup, proofs_of(work, forward_batch))
-    return Truth(validator.truth, validator.weights_digest, validator, validator.is_dense)
+    loaded = CheckpointValidator(setup, proofs_of(work, forward_batch))
+
+    def truth(about: Workload) -> Truth:
+        validator = loaded.with_other(proofs_of(about, forward_batch))
+        return Truth(validator.truth, validator.weights_digest, validator, validator.is_dense)
+
+    return truth
 
 
 def calibrating_validator(

@@ -1,6 +1,6 @@
 """``proofserve verify``: whether a node runs the model that it claims."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +8,9 @@ import typer
 from rich.console import Console
 
 from proofserve.cli.options import (
+    Alpha,
     ApiKey,
+    Beta,
     BlockHeight,
     Calibration,
     Device,
@@ -16,6 +18,7 @@ from proofserve.cli.options import (
     ForwardBatch,
     Json,
     PMismatch,
+    Share,
     StrongerRng,
     Suspects,
 )
@@ -56,6 +59,7 @@ COLOURS = {
     SequentialResult.UNDECIDED: "yellow",
     SequentialResult.UNEXPLAINED: "yellow",
 }
+BELIEVED = "Block and key are believed as {source} says; --expect-block and --expect-key check."
 ENGINES_DIFFER = (
     "Other bits decide nothing. For the other tests give --model and --calibration, or"
     " --dist-threshold."
@@ -116,8 +120,22 @@ def command(
         ),
     ] = None,
     block_height: BlockHeight = None,
-    block_hash: Annotated[str | None, typer.Option(help="If the source has several.")] = None,
-    public_key: Annotated[str | None, typer.Option(help="If the source has several.")] = None,
+    block_hash: Annotated[
+        str | None,
+        typer.Option(
+            "--block-hash",
+            "--expect-block",
+            help="The block that the network expects; of several in the source, the one to judge.",
+        ),
+    ] = None,
+    public_key: Annotated[
+        str | None,
+        typer.Option(
+            "--public-key",
+            "--expect-key",
+            help="The key that the network expects; of several in the source, the one to judge.",
+        ),
+    ] = None,
     seed: Annotated[
         str | None,
         typer.Option(
@@ -136,15 +154,9 @@ def command(
     p_fraud: Annotated[
         float, typer.Option(help="The count: least share of mismatches by a fraudulent node.")
     ] = 0.5,
-    alpha: Annotated[float, typer.Option(help="Chance to convict an honest node.")] = 1e-6,
-    beta: Annotated[float, typer.Option(help="Chance to clear a fraudulent node.")] = 1e-3,
-    share: Annotated[
-        float | None,
-        typer.Option(
-            help="Clear only if a node that forges this share would have shown; half if unset, a"
-            " tenth with a sample of 80 nonces or more."
-        ),
-    ] = None,
+    alpha: Alpha = 1e-6,
+    beta: Beta = 1e-3,
+    share: Share = None,
     json: Json = None,
 ) -> None:
     """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
@@ -153,6 +165,9 @@ def command(
     nonces, or exact ran alone and the bits differ. 3: no verdict: an option, a
     source or the recomputation is wrong, or neither an honest kernel nor a fraud
     that is known explains the errors.
+
+    A node chooses what it says of block and key: name those that the network
+    expects. `proofserve challenge` has a node compute what it cannot know before.
 
     The published vectors are computed in float32. Beside each, the validator
     emulates an honest node, and every test looks at the node's error beside it:
@@ -218,13 +233,15 @@ def command(
             require_width(claimed, work.scheme)
         sampling = SampleOptions(drawn_by, nonces, forward_batch)
         report = engines.report(claimed, work, tests, options, sampling, session)
-        _show(session.console, report)
+        show(session.console, report)
         if not tests.judges and leaves_open(report.outcome):
             session.console.print(ENGINES_DIFFER, markup=False, soft_wrap=True)
         if seed:
             session.console.print(GIVEN_SEED, markup=False, soft_wrap=True)
+        if None in (block_hash, public_key):
+            session.console.print(BELIEVED.format(source=source), markup=False, soft_wrap=True)
         if json is not None:
-            write_json(json, report.record())
+            write_json(json, report.record() | {"expected": asdict(wanted)})
     raise typer.Exit(EXIT_CODES[report.outcome.verdict])
 
 
@@ -242,12 +259,11 @@ def _read(
         return read_file(Path(source), wanted)
     with NodeClient(source, api_key) as node:
         claimed = replace(from_node(node), ran_on=kernel_facts(source, node.kernels()))
-    if not wanted.fits(claimed.block_hash, claimed.public_key):
-        raise LabError(f"{source} has block {claimed.block_hash}, key {claimed.public_key}")
+    wanted.require(source, claimed.block_hash, claimed.public_key)
     return claimed
 
 
-def _show(console: Console, report: VerdictReport) -> None:
+def show(console: Console, report: VerdictReport) -> None:
     verdict = report.outcome.verdict
     console.print(f"[bold {COLOURS[verdict]}]{verdict}[/]")
     for line in report.lines():

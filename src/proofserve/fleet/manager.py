@@ -108,7 +108,7 @@ class FleetManager:
         await self._move(Move.VALIDATE)
         await self._until(_settled, self._limits.stop_wait_s)
 
-    async def judge(self, claims: DistanceClaims) -> DistanceVerdict:
+    async def judge(self, claims: DistanceClaims, of_round: bool = True) -> DistanceVerdict:
         self.require_open()
         desired = (await self._watch.refresh()).desired
         step(desired.state, Move.JUDGE, _kind(desired.round))
@@ -117,7 +117,7 @@ class FleetManager:
         spec, target = desired.round.spec, desired.round.spec.target
         wide = replace(spec, batch_size=max(spec.batch_size, self._engine.nonces_of_call))
         verdict = await self._judging.run(wide, target, claims)
-        if desired.state is State.VALIDATING and spec.url is not None:
+        if of_round and desired.state is State.VALIDATING and spec.url is not None:
             await self._store.push(spec.url, verdict)
         self.totals.computed("validation", len(claims.nonces), 0)
         return verdict

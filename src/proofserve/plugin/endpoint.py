@@ -87,7 +87,8 @@ class ProofEndpoints:
         self, get_node: Callable[[Request], Node], get_engine: Callable[[Request], MeasurableEngine]
     ) -> list[APIRouter]:
         chosen = self._settings
-        has_keys = bool(chosen.api_key or chosen.viewer_key or chosen.api_keys_file)
+        keys = (chosen.api_key, chosen.validator_key, chosen.viewer_key, chosen.api_keys_file)
+        has_keys = any(keys)
         made = [routes.router(get_node, has_keys)]
         if chosen.measure:
             made.append(measure_routes.router(get_node, get_engine, has_keys))

@@ -115,8 +115,10 @@ class RoundManager:
                 self._round.counters.begin()
             self._state = target
 
-    async def judge(self, claims: DistanceClaims) -> DistanceVerdict:
+    async def judge(self, claims: DistanceClaims, of_round: bool = True) -> DistanceVerdict:
         """Recompute ``claims`` by the configured round. In VALIDATING the verdict is also sent.
+
+        One that is not ``of_round`` is neither sent nor counted in the round.
 
         Raises NotInitialised, OtherProtocol, OutboxUnavailable (the callback could not be stored;
         nothing was counted) and as ``Judging.run``.
@@ -128,6 +130,8 @@ class RoundManager:
         spec, target = configured.spec, configured.spec.target
         pushing = self._state is State.VALIDATING and spec.url is not None
         verdict = await self._judging.run(spec, target, claims)
+        if not of_round:
+            return verdict
         if pushing and spec.url is not None:
             await self._outbox.push(spec.url, verdict)
         configured.counters.judged(len(claims.nonces), winners_among(verdict))

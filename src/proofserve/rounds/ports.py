@@ -180,8 +180,11 @@ class NodeManager(Protocol):
         """Stop generating, and judge claims. Raises NotInitialised and OtherProtocol."""
         ...
 
-    async def judge(self, claims: DistanceClaims) -> DistanceVerdict:
-        """Recompute ``claims`` by the configured round, and compare."""
+    async def judge(self, claims: DistanceClaims, of_round: bool = True) -> DistanceVerdict:
+        """Recompute ``claims`` by the configured round, and compare.
+
+        A verdict that is not ``of_round`` is neither sent nor counted in it.
+        """
         ...
 
     async def stop(self) -> None:

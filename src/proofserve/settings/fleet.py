@@ -70,6 +70,10 @@ class FleetSettings(BaseSettings):
     """Operators' keys: all calls. Better as a variable than as an option."""
     viewer_key: BearerKeys = ()
     """Viewers' keys: GET only. Better as a variable than as an option."""
+    validator_key: BearerKeys = ()
+    """Validators' keys: GET, challenges, /open. Better as a variable than as an option."""
+    challenge_nonces_per_hour: int = Field(1000, ge=1)
+    """Most nonces an hour that one validator's key may have computed, in each controller."""
     api_keys_file: Path | None = None
     """TOML file of [[key]] tables: name, key, role."""
     allow_anonymous: bool = False

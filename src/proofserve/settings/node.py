@@ -8,7 +8,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from proofserve.settings.process import has_variable
@@ -18,7 +25,13 @@ from proofserve.settings.toml_file import TomlTable, read_toml
 PREFIX = "POC_"
 # Variables about access; a server that a command starts for itself needs none of them.
 ACCESS_VARIABLES = frozenset(
-    {"POC_API_KEY", "POC_VIEWER_KEY", "POC_API_KEYS_FILE", "POC_ALLOW_ANONYMOUS"}
+    {
+        "POC_API_KEY",
+        "POC_VIEWER_KEY",
+        "POC_VALIDATOR_KEY",
+        "POC_API_KEYS_FILE",
+        "POC_ALLOW_ANONYMOUS",
+    }
 )
 # The characters of a bearer key (RFC 6750), without the comma, which separates keys.
 _KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
@@ -134,6 +147,10 @@ class NodeSettings(EngineSettings):
     """Operators' keys: all calls. Better as a variable than as an option."""
     viewer_key: BearerKeys = ()
     """Viewers' keys: GET only. Better as a variable than as an option."""
+    validator_key: BearerKeys = ()
+    """Validators' keys: GET, challenges, /open. Better as a variable than as an option."""
+    challenge_nonces_per_hour: int = Field(1000, ge=1)
+    """Most nonces an hour that one validator's key may have computed."""
     api_keys_file: Path | None = None
     """TOML file of [[key]] tables: name, key, role."""
     allow_anonymous: bool = False
@@ -173,8 +190,15 @@ class NodeKey(TomlTable):
 
     name: str = Field(min_length=1)
     key: BearerKey
-    role: Literal["operator", "viewer"]
+    role: Literal["operator", "validator", "viewer"]
     requests_per_minute: int | None = Field(None, ge=1)
+    nonces_per_hour: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _budget_of_a_validator(self) -> "NodeKey":
+        if self.nonces_per_hour is not None and self.role != "validator":
+            raise ValueError("nonces_per_hour is for the role validator")
+        return self
 
 
 class NodeKeyFile(TomlTable):

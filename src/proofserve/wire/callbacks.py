@@ -10,14 +10,19 @@ from proofserve.wire.records import artifact_record, encoding_of
 
 
 def outcome_body(job: Job, outcome: Outcome) -> dict[str, Any]:
-    """The artifacts and their encoding, or the verdict.
+    """Block and key, and the artifacts and their encoding or the verdict.
 
-    ``failed`` is present only if a nonce has no artifact, so that all other bodies have the fields
-    that existing networks know.
+    ``failed`` is present only if a nonce has no artifact.
     """
+    about: dict[str, Any] = {
+        "block_hash": job.work.block.hash,
+        "block_height": job.work.block.height,
+        "public_key": job.work.public_key,
+    }
     if not isinstance(outcome, Proofs):
-        return {**asdict(outcome), "mismatch_nonces": list(outcome.mismatch_nonces)}
-    body: dict[str, Any] = {
+        verdict = {**asdict(outcome), "mismatch_nonces": list(outcome.mismatch_nonces)}
+        return about | verdict
+    body = about | {
         "artifacts": [artifact_record(a.nonce, a.vector_b64) for a in outcome.artifacts],
         "encoding": encoding_of(job.work.scheme.width),
     }
@@ -31,14 +36,7 @@ def callback(about: CompletedJob | DistanceVerdict) -> tuple[str, dict[str, Any]
     if isinstance(about, DistanceVerdict):
         return VALIDATED, _verdict_body(about)
     job, outcome = about.job, about.outcome
-    body = {
-        "request_id": about.request_id,
-        "block_hash": job.work.block.hash,
-        "block_height": job.work.block.height,
-        "public_key": job.work.public_key,
-        "node_id": job.node_id,
-        **outcome_body(job, outcome),
-    }
+    body = {"request_id": about.request_id, "node_id": job.node_id, **outcome_body(job, outcome)}
     return GENERATED if isinstance(outcome, Proofs) else VALIDATED, body
 
 

@@ -28,6 +28,9 @@ class KeySettings(Protocol):
     def viewer_key(self) -> Sequence[SecretStr]: ...
 
     @property
+    def validator_key(self) -> Sequence[SecretStr]: ...
+
+    @property
     def api_keys_file(self) -> Path | None: ...
 
     @property
@@ -40,13 +43,19 @@ def access_of(chosen: KeySettings) -> Access:
     Raises:
         ValueError: the file cannot be read, or the settings contradict each other.
     """
+    given = {
+        Role.OPERATOR: chosen.api_key,
+        Role.VALIDATOR: chosen.validator_key,
+        Role.VIEWER: chosen.viewer_key,
+    }
     keys = [
         ApiKey(key.get_secret_value(), Caller(f"{role}-{number}", role))
-        for role, given in ((Role.OPERATOR, chosen.api_key), (Role.VIEWER, chosen.viewer_key))
-        for number, key in enumerate(given, 1)
+        for role, of_role in given.items()
+        for number, key in enumerate(of_role, 1)
     ]
     for each in node_keys(chosen.api_keys_file) if chosen.api_keys_file else ():
-        caller = Caller(each.name, Role(each.role), each.requests_per_minute)
+        limits = each.requests_per_minute, each.nonces_per_hour
+        caller = Caller(each.name, Role(each.role), *limits)
         keys.append(ApiKey(each.key.get_secret_value(), caller))
     return Access(keys, chosen.allow_anonymous)
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from proofserve.api.access import Access
 from proofserve.api.dashboard.node_history import NodeHistory
-from proofserve.api.node import Node, Rates, Waits
+from proofserve.api.node import Challenges, Node, Rates, Waits
 from proofserve.dashboard.feed import SnapshotFeed
 from proofserve.fleet.dashboard.fleet_page import FleetPage
 from proofserve.fleet.dashboard.member_history import MemberHistory
@@ -130,10 +130,11 @@ class _Controller:
         settings, store = self._settings, self._acting.store
         results = FleetResults(store, self.watch, self._client)
         rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
+        limits = rates, waits, Challenges(settings.challenge_nonces_per_hour)
         histories, verifies = (self._round_history, self._member_history), self._verification
         page = FleetPage(self.watch, results, *histories, verifies is not None)
         feed = SnapshotFeed(page.snapshot, lambda: self._manager.is_closing)
-        node = Node(self._limits, self._manager, results, access, rates, waits, dashboard=feed)
+        node = Node(self._limits, self._manager, results, access, *limits, dashboard=feed)
         parts = FleetParts(
             store=store,
             watch=self.watch,

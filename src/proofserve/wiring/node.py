@@ -11,7 +11,7 @@ import torch
 
 from proofserve.api.dashboard.dashboard_routes import with_dashboard
 from proofserve.api.dashboard.node_history import NodeHistory
-from proofserve.api.node import Deployment, Node, Rates, Waits
+from proofserve.api.node import Challenges, Deployment, Node, Rates, Waits
 from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
@@ -77,7 +77,8 @@ async def running_node(
             try:
                 await _continue_round(manager, outbox, deployment, resume=settings.resume)
                 rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
-                made = Node(deployment, manager, outbox, access, rates, waits, receipts)
+                limits = rates, waits, Challenges(settings.challenge_nonces_per_hour)
+                made = Node(deployment, manager, outbox, access, *limits, receipts)
                 made = replace(made, liveness=liveness, membership=membership)
                 async with _with_page(made, settings.dashboard) as node:
                     yield node

@@ -1,5 +1,6 @@
 """A client of one node: the proof API, vLLM's list of models, and waiting with a timeout."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -28,6 +29,8 @@ from proofserve.wire.records import artifact_record, result_of
 TIMEOUT_S = 300.0
 CONNECT_S = 5.0
 LONGEST_TEXT = 500
+# Of vectors: more than any challenge asks for. Bytes.
+LONGEST_ANSWER = 64 * 2**20
 POLL_S = 0.1
 FIRST_RESULT_S = 60.0
 # A node waits some seconds for its engine's counters, and a busy engine may need longer.
@@ -115,6 +118,14 @@ class NodeClient:
         if failed := answer.get("failed"):
             raise NodeError(f"the node computed no vector for {failed[0]}")
         return [Artifact(a["nonce"], a["vector_b64"]) for a in answer["artifacts"]]
+
+    def answer_within(self, work: Work, nonces: Sequence[int], seconds: float) -> bytes:
+        """The answer about the vectors of ``nonces`` as it came.
+
+        Raises TooSlowError unless all of it came within ``seconds``, and NodeError.
+        """
+        body = {**work.body, "nonces": list(nonces), "wait": True}
+        return asyncio.run(self._answer_within(f"{PROOFS}/generate", body, seconds))
 
     def validate(self, work: Work, claims: Sequence[Claim]) -> Verdict:
         """Have the node recompute ``claims`` and judge them by its default test."""
@@ -218,6 +229,30 @@ class NodeClient:
             "forwards": forwards,
         }
         return record_of(BareSpeed, self._post("measure", body))
+
+    async def _answer_within(self, path: str, body: Mapping[str, Any], seconds: float) -> bytes:
+        # A blocking client's timeout is for each read: a slow sender could hold it for ever.
+        headers, named = self._http.headers, f"POST {self.url}{path}"
+        client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=None)  # noqa: S113 - below
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                client,
+                client.stream("POST", path, json=body) as response,
+            ):
+                content = b""
+                async for part in response.aiter_bytes():
+                    content += part
+                    if len(content) > LONGEST_ANSWER:
+                        raise NodeError(f"{named}: more than {LONGEST_ANSWER} bytes")
+        except TimeoutError as error:
+            raise TooSlowError(f"no answer within {seconds:g} s") from error
+        except httpx.TransportError as error:
+            raise NodeError(f"{named}: {str(error) or type(error).__name__}") from error
+        if response.is_error:
+            text = content.decode(errors="replace")[:LONGEST_TEXT]
+            raise NodeError(f"{named}: {response.status_code} {text}", response.status_code)
+        return content
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         return self._call("POST", f"{PROOFS}/{path}", body)

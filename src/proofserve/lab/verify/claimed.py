@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.report.json_files import read_json, write_json
+from proofserve.lab.report.json_files import parsed, read_json, write_json
 from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, SKETCHES, default_k_dim
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
@@ -59,13 +59,22 @@ class ClaimedArtifacts:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The block and the prover to select, if a source holds artifacts of several; None is any."""
+    """The block and the prover that are expected, or selected among several; None is any."""
 
     block_hash: str | None = None
     public_key: str | None = None
 
     def fits(self, block_hash: str, public_key: str) -> bool:
         return self.block_hash in {None, block_hash} and self.public_key in {None, public_key}
+
+    def require(self, source: object, block_hash: str, public_key: str) -> None:
+        """Raise LabError naming both sides if ``source`` is about another block or key."""
+        for name, wanted, found in (
+            ("block_hash", self.block_hash, block_hash),
+            ("public_key", self.public_key, public_key),
+        ):
+            if wanted not in {None, found}:
+                raise LabError(f"{name}: expected is {wanted}, {source} has {found}")
 
 
 class _Params(BaseModel):
@@ -78,7 +87,10 @@ class _Artifact(ArtifactRecord):
 
 
 class _Document(BaseModel):
-    """The body of ``/generated`` (protocol B.7); the last five fields may be added to it."""
+    """The body of ``/generated`` (protocol B.7), or of the answer of ``/generate``.
+
+    The last five fields may be added to it.
+    """
 
     block_hash: str
     block_height: int | None = Field(default=None, ge=0)
@@ -190,8 +202,16 @@ def vectors_per_nonce(name: str) -> int:
 def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
     """The artifacts in a JSON file. Raises LabError naming what is wrong with the file."""
     read = read_json(path, _Document)
-    if not wanted.fits(read.block_hash, read.public_key):
-        raise LabError(f"{path} is about block {read.block_hash}, key {read.public_key}")
+    wanted.require(path, read.block_hash, read.public_key)
+    return _claimed(read)
+
+
+def from_answer(content: bytes, source: str) -> ClaimedArtifacts:
+    """The artifacts in an answer of ``/generate``. Raises LabError naming what is wrong with it."""
+    return _claimed(parsed(content, _Document, source))
+
+
+def _claimed(read: _Document) -> ClaimedArtifacts:
     claims = tuple(Claim(one.nonce, one.vector_b64) for one in read.artifacts)
     nonces = read.nonces if read.nonces is not None else [claim.nonce for claim in claims]
     return ClaimedArtifacts(
@@ -219,7 +239,8 @@ def only_source(
     if len(fitting) == 1:
         return fitting[0]
     held = "\n".join(f"  {n} of block {block}, key {key}" for (block, key), n in counts.items())
-    problem = "several nodes or blocks fit" if fitting else "nothing fits"
+    asked = f"block {wanted.block_hash or 'any'}, key {wanted.public_key or 'any'}"
+    problem = f"several nodes or blocks fit {asked}" if fitting else f"nothing fits {asked}"
     raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
 
 
@@ -227,7 +248,14 @@ def to_file(
     path: Path, work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
 ) -> None:
     """Write ``claims`` about ``work``, for ``from_file``. Raises OSError."""
-    document = {
+    write_json(path, document(work, claims, ran_on))
+
+
+def document(
+    work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """``claims`` about ``work`` as ``from_file`` reads them."""
+    return {
         "block_hash": work.block.hash,
         "block_height": work.block.height,
         "public_key": work.public_key,
@@ -238,7 +266,6 @@ def to_file(
         "scheme": work.scheme.name,
         "ran_on": ran_on,
     }
-    write_json(path, document)
 
 
 def from_node(node: NodeClient) -> ClaimedArtifacts:

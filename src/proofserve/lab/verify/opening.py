@@ -205,8 +205,7 @@ def open_sample(
 def committed_from_file(path: Path, wanted: Selection) -> CommittedSource:
     """The roots in a JSON file, which has the form of a callback. Raises LabError."""
     read = read_json(path, CommittedWork)
-    if not wanted.fits(read.block_hash, read.public_key):
-        raise LabError(f"{path} is about block {read.block_hash}, key {read.public_key}")
+    wanted.require(path, read.block_hash, read.public_key)
     batches = sorted((each.batch for each in read.roots), key=lambda batch: batch.first_index)
     return CommittedSource(
         round_id=read.round_id,

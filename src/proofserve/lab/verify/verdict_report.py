@@ -41,6 +41,7 @@ class VerdictReport:
         total = len(self.claimed.nonces)
         used = f"{outcome.nonces_used} of {total} nonces recomputed"
         yield f"{used} (to reproduce this sample: --seed {self.seed})"
+        yield f"Block {self.claimed.block_hash}, key {self.claimed.public_key}."
         for finding in outcome.findings:
             yield f"  {finding.test:9} {finding.result}: {finding.text}"
         mismatches = self._mismatches()

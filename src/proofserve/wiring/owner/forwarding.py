@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Receive, Scope, Send
 
-from proofserve.api.access import Access, Role
+from proofserve.api.access import READING, Access, role_for
 from proofserve.api.errors import ApiError, BodyTooLarge, ClientGone, NotEnabled
 from proofserve.api.failures import count_and_log, error_response, reason_of
 from proofserve.api.json_body import has_upgraded_body, require_body
@@ -28,7 +28,6 @@ LIVE = f"{PROOFS}/health/live"
 # How long a call waits for the next owner, and the pause between two looks, seconds.
 NEXT_OWNER_S = 30.0
 LOOK_S = 0.1
-_READING = {"GET", "HEAD"}
 # Of one connection only (RFC 9110, 7.6.1).
 _HOP_BY_HOP = frozenset(
     name.encode()
@@ -66,7 +65,7 @@ class ForwardingRoute(BaseRoute):
         ownership = self._ownership()
         if scope["type"] != "http" or ownership is None or ownership.node is not None:
             return Match.NONE, {}
-        path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
+        path = _path(scope)
         ours = path.startswith((f"{PROOFS}/", f"{RECEIPTS}/")) and path != LIVE
         # Not the page's stream: an answer is read to its end. The page then asks for snapshots.
         ours = ours or path == SNAPSHOT
@@ -88,8 +87,8 @@ class ForwardingRoute(BaseRoute):
         if ownership is None:
             raise NotEnabled("PoC not enabled")
         body = b""
-        if request.method not in _READING:
-            self._access.admit(request, Role.OPERATOR)
+        if request.method not in READING:
+            self._access.admit(request, role_for({request.method}, _path(request.scope)))
             body = await self._body(request)
         return await while_connected(request, _ask_owner(ownership, request, body))
 
@@ -108,6 +107,10 @@ class ForwardingRoute(BaseRoute):
         raise NoMatchFound(name, path_params)
 
 
+def _path(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
 async def _ask_owner(ownership: Ownership, request: Request, body: bytes) -> Response:
     """The owner's answer. Waits for the next owner while there is none. Raises OwnerLost."""
     deadline = time.monotonic() + NEXT_OWNER_S
@@ -119,7 +122,7 @@ async def _ask_owner(ownership: Ownership, request: Request, body: bytes) -> Res
                 # It has ended, and the request did not reach it.
                 pass
             except httpx.TransportError as error:
-                if request.method not in _READING:
+                if request.method not in READING:
                     raise OwnerLost(
                         "the API process that owns the proofs ended before it answered, and may"
                         " have done what was asked: look at /status, then ask again"

@@ -1,0 +1,1 @@
+"""Commands of a validator about a node that runs."""

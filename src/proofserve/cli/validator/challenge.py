@@ -1,0 +1,238 @@
+"""``proofserve challenge``: has a node compute what it cannot have computed before."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from proofserve.cli.options import (
+    Alpha,
+    ApiKey,
+    Beta,
+    Device,
+    ForwardBatch,
+    Json,
+    NeededCalibration,
+    Share,
+    Suspects,
+)
+from proofserve.cli.recompute import truths_of_checkpoint
+from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.cli.verify import COLOURS, EXIT_CODES, show
+from proofserve.cli.waiting import LOG_EVERY_S
+from proofserve.lab.calibrate.calibration_file import (
+    CalibrationFile,
+    calibrated,
+    checkpoint_shape,
+    read,
+)
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.client.records import Work
+from proofserve.lab.report.json_files import write_json
+from proofserve.lab.verify.challenge import (
+    ChallengeOutcome,
+    ChallengeResult,
+    NoAnswer,
+    Tally,
+    Unanswered,
+    answer,
+    fresh,
+    judged_result,
+)
+from proofserve.lab.verify.claimed import vector_scheme
+from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.rounds.records import Workload
+from proofserve.wiring.judges import JudgingOptions
+from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
+
+app = typer.Typer()
+
+# Enough to clear an honest node of forging half. Forging less shows when challenges repeat.
+NONCES: Final = 32
+DEADLINE_S: Final = 60.0
+_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+# The exit code of several challenges is the first of these that one of them had.
+_WORST_FIRST: Final = (
+    EXIT_CODES[SequentialResult.FRAUD],
+    EXIT_NO_VERDICT,
+    EXIT_CODES[SequentialResult.UNDECIDED],
+    EXIT_CODES[SequentialResult.HONEST],
+)
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a time such as 90, 90s, 10m or 2h. Raises typer.BadParameter."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _SECONDS else (text, "s")
+    try:
+        seconds = float(number) * _SECONDS[unit]
+    except ValueError:
+        seconds = math.nan
+    if not 1.0 <= seconds < math.inf:
+        raise typer.BadParameter(f"{text!r} is no time of a second or more, as 90s, 10m or 2h are")
+    return seconds
+
+
+@app.command("challenge", cls=VerdictCommand)
+def command(
+    url: Annotated[str, typer.Argument(help="The node, or a fleet.")],
+    *,
+    model: Annotated[Path, typer.Option(help="The checkpoint that it claims to serve.")],
+    calibration: NeededCalibration,
+    nonces: Annotated[int, typer.Option(help="How many to ask for at a time.", min=1)] = NONCES,
+    deadline: Annotated[
+        float, typer.Option(help="Seconds within which the whole answer must come.", min=0.1)
+    ] = DEADLINE_S,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            parser=seconds_of,
+            metavar="TIME",
+            help="Challenge again and again until Ctrl-C, so far apart: 90s, 10m, 2h.",
+        ),
+    ] = None,
+    suspect: Suspects = None,
+    api_key: ApiKey = None,
+    device: Device = "cpu",
+    forward_batch: ForwardBatch = 8,
+    alpha: Alpha = 1e-6,
+    beta: Beta = 1e-3,
+    share: Share = None,
+    json: Json = None,
+) -> None:
+    """Have a node compute nonces of a block that was drawn just now, and judge it.
+
+    Block and nonces are random and new each time: the node can neither have
+    computed them before, nor choose which ones it computes honestly. A node with
+    keys computes them for a validator's key, or an operator's (--api-key).
+    Verdict and exit codes are those of `verify`: 0 honest, 1 fraud, 2 undecided,
+    3 no verdict.
+
+    A node that answers late, partly, for another block or with an error gets no
+    verdict: it may serve chat, or run a round, for whose end a challenge waits.
+    Under --every these are counted, so that a node that never answers shows.
+    The exit code is then that of the worst challenge: 1, else 3, else 2, else 0.
+
+    An answer in time shows that some node computed it with this model just now:
+    this one may have asked another. Choose --deadline by the seconds that each
+    verdict names, for example three times those of an honest node.
+
+    \b
+    proofserve challenge http://node:8000 --model ./model --calibration calibration.json
+    proofserve challenge http://node:8000 --model ./model --calibration calibration.json
+        --every 10m --deadline 20 --json challenges.json
+    """
+    with open_session(EXIT_NO_VERDICT, LOG_EVERY_S if every is None else None) as session:
+        tally = Tally(url)
+        try:
+            with session.interrupts.allowed():
+                session.line.step(f"loading {model}")
+                measured = read(calibration)
+                options = JudgingOptions((), alpha, beta, share, 0.5, True, calibrated(measured))
+                work, shape = _work(measured)
+                others = tuple(suspect or ())
+                truth = truths_of_checkpoint(work, model, device, forward_batch, others, measured)
+                digest = truth(work).weights_digest
+                options.require(work, [model.name], checkpoint_shape(model), digest)
+                node = _Challenged(url, api_key, nonces, deadline)
+                challenger = _Challenger(node, shape, truth, options, forward_batch)
+                _challenge(challenger, tally, every, json, session)
+        except SystemExit:
+            # A signal ends a repeated challenge, and what it has found counts.
+            if every is None or not tally.newest:
+                raise
+        if every is not None:
+            session.console.print(tally.text, markup=False, soft_wrap=True)
+        if json is not None:
+            write_json(json, tally.record())
+        codes = {_code(outcome) for outcome in tally.counts}
+        raise typer.Exit(next(code for code in _WORST_FIRST if code in codes))
+
+
+def _code(outcome: ChallengeOutcome) -> int:
+    return EXIT_CODES[outcome] if isinstance(outcome, SequentialResult) else EXIT_NO_VERDICT
+
+
+def _work(measured: CalibrationFile) -> tuple[Workload, Work]:
+    """What the calibration holds for, without a block: as an engine has it, and as a node gets it.
+
+    Raises LabError and ProtocolError for a calibration of another kind of work.
+    """
+    scheme = vector_scheme(measured.scheme, measured.k_dim, measured.stronger_rng)
+    shape = Work(
+        model="",
+        seq_len=measured.seq_len,
+        k_dim=measured.k_dim,
+        scheme=measured.scheme,
+        stronger_rng=measured.stronger_rng,
+    )
+    return Workload(scheme, Block("", 0), "", measured.seq_len), shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Challenged:
+    """The node, how many nonces it gets at a time, and within how many seconds it must answer."""
+
+    url: str
+    api_key: str | None = field(repr=False)
+    nonces: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Challenger:
+    node: _Challenged
+    shape: Work
+    truth: Callable[[Workload], Truth]
+    options: JudgingOptions
+    forward_batch: int
+
+    def once(self, progress: Progress) -> ChallengeResult:
+        """One challenge. Raises the errors of our own recomputation."""
+        node, challenge = self.node, fresh(self.shape, self.node.nonces)
+        progress.step(f"waiting for {node.nonces} nonces, at most {node.deadline_s:g} s")
+        try:
+            with NodeClient(node.url, node.api_key, node.deadline_s) as client:
+                found = answer(client, challenge, node.deadline_s)
+        except NoAnswer as error:
+            return ChallengeResult(error.kind, challenge, str(error), error.seconds)
+        truth = self.truth(found.work)
+        try:
+            found.claimed.require_digest(truth.weights_digest)
+        except LabError as error:
+            other = Unanswered.OTHER_WEIGHTS
+            return ChallengeResult(other, challenge, str(error), found.seconds)
+        sampling = SampleOptions(fresh_seed(), None, self.forward_batch)
+        report = judged(found.claimed, found.work, truth, self.options, sampling, progress)
+        return judged_result(challenge, found, report)
+
+
+def _challenge(
+    challenger: _Challenger,
+    tally: Tally,
+    every: float | None,
+    json: Path | None,
+    session: CommandSession,
+) -> None:
+    """Challenge once, or until a signal, and add what is found to ``tally``."""
+    while True:
+        began = time.monotonic()
+        result = challenger.once(session.line)
+        tally.add(result)
+        if every is None and result.report is not None:
+            show(session.console, result.report)
+        verdict = result.report.outcome.verdict if result.report else SequentialResult.UNEXPLAINED
+        session.console.print(result.line, style=COLOURS[verdict], markup=False, soft_wrap=True)
+        if every is None:
+            return
+        if json is not None:
+            write_json(json, tally.record())
+        session.line.step(f"{tally.text}; the next one is due after {every:g} s")
+        time.sleep(max(0.0, began + every - time.monotonic()))

@@ -1,0 +1,99 @@
+"""A node over real HTTP whose vectors a model computes, and what may be wrong with it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proofserve.engines.fake import FakeEngine
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.kernels import own_profile, with_kernels
+from proofserve.engines.reference.network import load
+from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
+from support.committed import FakeNode, fake_node
+from support.four_bits import engine_of
+
+NAME = "tiny"
+OPERATOR, VALIDATOR = "operators-key", "validators-key"
+BUDGET = 10_000
+
+
+class ModelEngine(FakeEngine):
+    """A fake engine whose vectors the reference engine computes, by published weights or others."""
+
+    def __init__(self, model: Path) -> None:
+        published = load(model, "float32", "cpu")
+        super().__init__(EngineInfo((NAME,), published.facts, 512, {"vllm": "none"}))
+        self.honest = ReferenceEngine(with_kernels(published, own_profile(torch.bfloat16)), 8)
+        self.four_bits = engine_of(model, "bfloat16", four_bits=True)
+        self.serves = self.honest
+
+    def _compute(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
+        kept = [nonce for nonce in nonces if nonce not in self.not_finite]
+        made = self.serves.compute(work, kept)
+        failed = tuple(nonce for nonce in nonces if nonce in self.not_finite)
+        return ProofBatch(made.nonces, np.asarray(made.values), failed)
+
+
+class Meddling:
+    """Changes the bodies of challenges before the node sees them, as ``change`` says."""
+
+    def __init__(self) -> None:
+        self.reverses_block = False
+        self.drops_nonce = False
+        self._app: ASGIApp
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        self._app = app
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/generate"):
+            content = self._changed(json.loads((await receive())["body"]))
+            length = (b"content-length", str(len(content)).encode())
+            others = [each for each in scope["headers"] if each[0] != length[0]]
+            scope = {**scope, "headers": [*others, length]}
+            receive = _first({"type": "http.request", "body": content}, receive)
+        await self._app(scope, receive, send)
+
+    def _changed(self, body: dict[str, Any]) -> bytes:
+        if self.reverses_block:
+            body["block_hash"] = body["block_hash"][::-1]
+        if self.drops_nonce:
+            body["nonces"].pop()
+        return json.dumps(body).encode()
+
+
+def _first(message: dict[str, Any], receive: Receive) -> Receive:
+    waiting = [message]
+
+    async def received() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return received
+
+
+@dataclass
+class ChallengedNode:
+    node: FakeNode
+    engine: ModelEngine
+    meddling: Meddling
+
+    @property
+    def url(self) -> str:
+        return self.node.url
+
+
+@contextmanager
+def challenged_node(model: Path, folder: Path) -> Iterator[ChallengedNode]:
+    engine, meddling = ModelEngine(model), Meddling()
+    keys = {"api_key": OPERATOR, "validator_key": VALIDATOR}
+    options = {"challenge_nonces_per_hour": BUDGET, **keys}
+    with fake_node(folder, engine, OPERATOR, meddling.around, **options) as node:
+        yield ChallengedNode(node, engine, meddling)

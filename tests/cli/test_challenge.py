@@ -1,0 +1,275 @@
+"""``proofserve challenge`` against a node over HTTP: honest, cheating, late, partial, others."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from cli.challenged import BUDGET, OPERATOR, VALIDATOR, ChallengedNode, challenged_node
+from lab.stub_node import Habits, stub_node
+from proofserve.cli.main import app
+from support.committed import until
+from support.four_bits import one_thread
+
+SHAPE = ("--scheme", "sketch-v1", "--seq-len", "32")
+LONGEST_S = "600"
+
+
+@pytest.fixture(scope="module")
+def node(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChallengedNode]:
+    with one_thread(), challenged_node(tiny, tmp_path_factory.mktemp("node")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The tiny model and its calibration of sketches: the emulated kernels."""
+    file = tmp_path_factory.mktemp("calibration") / "calibration.json"
+    few = ("--nonces", "32", "--emulated", "32", "--bank", "24", "--verifications", "100")
+    with one_thread():
+        options = ["calibrate", "noise", str(tiny), *SHAPE, *few, "--out", str(file)]
+        result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    return "--model", str(tiny), "--calibration", str(file)
+
+
+@pytest.fixture
+def usual(node: ChallengedNode) -> Iterator[ChallengedNode]:
+    """The node, which is as it was after the test."""
+    yield node
+    node.engine.serves = node.engine.honest
+    node.engine.latency_s = 0.0
+    node.engine.not_finite = frozenset()
+    node.meddling.reverses_block = node.meddling.drops_nonce = False
+
+
+def challenge(url: str, *options: str, key: str = VALIDATOR) -> Result:
+    with one_thread():
+        asked = ["challenge", url, "--api-key", key, "--deadline", LONGEST_S, *options]
+        return CliRunner().invoke(app, asked)
+
+
+def test_an_honest_node_is_honest_by_nonces_of_a_new_block_each_time(
+    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+) -> None:
+    blocks, nonces = set(), set()
+    for _ in range(2):
+        usual.engine.calls.clear()
+        file = tmp_path / "challenge.json"
+        result = challenge(usual.url, *measured, "--json", str(file))
+        assert result.exit_code == 0, result.output
+        assert "paired    honest" in result.output
+        found = json.loads(file.read_text())
+        (one,) = found["challenges"]
+        assert found["counts"] == {**dict.fromkeys(found["counts"], 0), "honest": 1}
+        assert {"late", "refused", "fraud", "undecided"} < found["counts"].keys()
+        assert (one["outcome"], one["nonces"], one["answer"]) == ("honest", 32, None)
+        assert one["report"]["block_hash"] == one["block_hash"]
+        assert f"Block {one['block_hash']}, key proofserve challenge." in result.output
+        blocks.add(one["block_hash"])
+        nonces |= {nonce for call in usual.engine.calls for nonce in call}
+    assert [len(block) for block in blocks] == [64, 64]
+    assert len(nonces) == 64
+    assert min(sum(nonce >= 2**62 for nonce in nonces), sum(nonce < 2**62 for nonce in nonces)) > 0
+
+
+def test_weights_in_four_bits_are_fraud_and_verify_can_repeat_it(
+    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+) -> None:
+    usual.engine.serves = usual.engine.four_bits
+    file, answer = tmp_path / "challenge.json", tmp_path / "answer.json"
+    result = challenge(usual.url, *measured, "--json", str(file))
+    assert result.exit_code == 1, result.output
+    (one,) = json.loads(file.read_text())["challenges"]
+    assert one["outcome"] == one["report"]["verdict"] == "fraud"
+    answer.write_text(json.dumps(one["answer"]))
+    with one_thread():
+        seed = ("--seed", one["report"]["seed"])
+        again = CliRunner().invoke(app, ["verify", str(answer), *measured, *seed])
+    assert again.exit_code == 1, again.output
+    assert f"{one['report']['nonces_used']} of 32 nonces recomputed" in again.output
+
+
+def outcome_of(file: Path) -> tuple[str, str]:
+    found = json.loads(file.read_text())
+    (one,) = found["challenges"]
+    assert found["counts"][one["outcome"]] == 1
+    assert (one["report"], one["answer"]) == (None, None)
+    return one["outcome"], one["reason"]
+
+
+def test_a_late_answer_is_no_verdict(
+    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+) -> None:
+    usual.engine.latency_s = 3600.0
+    file = tmp_path / "challenge.json"
+    late = challenge(usual.url, *measured, "--json", str(file), "--deadline", "0.5")
+    assert late.exit_code == 3, late.output
+    assert outcome_of(file) == ("late", "no answer within 0.5 s")
+    # The node stops computing for a client that has left.
+    until(lambda: usual.engine.leases == 0)
+
+
+def test_a_challenge_during_a_round_is_late_and_says_why(
+    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+) -> None:
+    order = {"block_hash": "block", "block_height": 7, "public_key": "key", "node_id": 0}
+    order |= {"node_count": 1, "params": {"model": "tiny", "seq_len": 32, "k_dim": 12}}
+    assert usual.node.post("/init/generate", order).is_success
+    file = tmp_path / "challenge.json"
+    late = challenge(usual.url, *measured, "--json", str(file), "--deadline", "2")
+    assert usual.node.post("/stop", {}).is_success
+    assert late.exit_code == 3, late.output
+    outcome, reason = outcome_of(file)
+    assert outcome == "late"
+    assert reason == (
+        "no answer within 2 s; it says that a round runs, and a challenge waits for its end"
+    )
+
+
+def test_a_part_of_the_answer_is_no_verdict(
+    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "challenge.json"
+    usual.meddling.drops_nonce = True
+    usual.engine.serves = usual.engine.four_bits
+    partly = challenge(usual.url, *measured, "--json", str(file))
+    assert partly.exit_code == 3, partly.output
+    assert outcome_of(file) == ("partly answered", "31 vectors came; 1 of 32 nonces have none")
+
+
+def test_an_answer_for_another_block_is_no_verdict(
+    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "challenge.json"
+    usual.meddling.reverses_block = True
+    other = challenge(usual.url, *measured, "--json", str(file))
+    assert other.exit_code == 3, other.output
+    outcome, reason = outcome_of(file)
+    assert outcome == "another block"
+    block = json.loads(file.read_text())["challenges"][0]["block_hash"]
+    assert reason == f"block_hash: expected is {block}, the answer has {block[::-1]}"
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "said"),
+    [
+        ((), "another-key", "401"),
+        (("--nonces", str(BUDGET + 1)), VALIDATOR, f"more than the {BUDGET} that"),
+    ],
+)
+def test_a_refused_challenge_is_no_verdict(
+    usual: ChallengedNode,
+    measured: tuple[str, ...],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    key: str,
+    said: str,
+) -> None:
+    file = tmp_path / "challenge.json"
+    refused = challenge(usual.url, *measured, *options, "--json", str(file), key=key)
+    assert refused.exit_code == 3, refused.output
+    outcome, reason = outcome_of(file)
+    assert outcome == "refused"
+    assert said in reason
+
+
+def test_what_is_no_node_is_no_verdict(measured: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "challenge.json"
+    with stub_node(Habits()) as (_, url):
+        other = challenge(url, *measured, "--json", str(file))
+    assert (other.exit_code, outcome_of(file)[0]) == (3, "refused")
+    gone = challenge(url, *measured, "--json", str(file))
+    assert (gone.exit_code, outcome_of(file)[0]) == (3, "not reached")
+
+
+def test_repeated_challenges_are_counted_until_a_signal(
+    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The node is late at each one. Ctrl-C ends the command, which then has counted all."""
+    usual.engine.latency_s = 3600.0
+    file = tmp_path / "challenges.json"
+    argv = ["challenge", usual.url, *measured, "--api-key", VALIDATOR, "--json", str(file)]
+    code = "from proofserve.cli.main import app; app()"
+    times = ("--every", "1s", "--deadline", "0.2")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *argv, *times], stdout=subprocess.PIPE, text=True
+    )
+
+    def late() -> int:
+        try:
+            return int(json.loads(file.read_text())["counts"]["late"])
+        except (OSError, ValueError):
+            return 0
+
+    until(lambda: late() >= 2, 600.0)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 3, output
+    lines = [line for line in output.splitlines() if "late: 0." in line]
+    assert len(lines) >= 2
+    assert f"{len(lines)} challenges: {len(lines)} late" in output
+    assert late() == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--every", "soon"), "'soon' is no time"),
+        (("--every", "0"), "'0' is no time"),
+        (("--every", "10d"), "'10d' is no time"),
+        (("--nonces", "0"), "--nonces"),
+        (("--calibration", "/nowhere.json"), "cannot read /nowhere.json"),
+    ],
+)
+def test_a_wrong_option_asks_nothing_of_the_node(
+    usual: ChallengedNode, measured: tuple[str, ...], options: tuple[str, ...], said: str
+) -> None:
+    usual.engine.calls.clear()
+    refused = challenge(usual.url, *measured, *options, key=OPERATOR)
+    assert refused.exit_code == 3, refused.output
+    assert said in refused.output
+    assert usual.engine.calls == []
+
+
+def test_verify_takes_the_block_and_key_that_the_network_expects(
+    usual: ChallengedNode, measured: tuple[str, ...], tmp_path: Path
+) -> None:
+    order: dict[str, Any] = {"block_hash": "theirs", "block_height": 7, "public_key": "its-key"}
+    order |= {"node_id": 0, "node_count": 1, "scheme": "sketch-v1", "batch_size": 8}
+    order |= {"params": {"model": "tiny", "seq_len": 32, "k_dim": 64}}
+    assert usual.node.post("/init/generate", order).is_success
+    until(lambda: usual.node.computed() >= 48, 600.0)
+    assert usual.node.post("/stop", {}).is_success
+    file = tmp_path / "verdict.json"
+    asked = ["verify", usual.url, *measured, "--api-key", VALIDATOR, "--nonces", "48"]
+
+    def verify(*options: str) -> Result:
+        with one_thread():
+            return CliRunner().invoke(app, [*asked, *options, "--json", str(file)])
+
+    believed = verify()
+    assert believed.exit_code == 0, believed.output
+    assert "Block theirs, key its-key." in believed.output
+    assert f"believed as {usual.url} says" in believed.output
+    found = json.loads(file.read_text())
+    assert (found["block_hash"], found["public_key"]) == ("theirs", "its-key")
+    assert found["expected"] == {"block_hash": None, "public_key": None}
+    expected = verify("--expect-block", "theirs", "--expect-key", "its-key")
+    assert expected.exit_code == 0, expected.output
+    assert "believed" not in expected.output
+    for options, said in (
+        (("--expect-block", "ours"), f"block_hash: expected is ours, {usual.url} has theirs"),
+        (("--expect-key", "mine"), f"public_key: expected is mine, {usual.url} has its-key"),
+    ):
+        other = verify(*options)
+        assert other.exit_code == 3, other.output
+        assert said in other.output
+        assert "fraud" not in other.output
