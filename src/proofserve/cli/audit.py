@@ -184,8 +184,7 @@ def command(
         beside = _other_routing(deployment, setup.scheme, options, session.line)
         honest = known.origin if known else "the kernels emulated in this audit"
         facts = {**_facts(deployed.name, setup, options.nonces, began), "honest": honest}
-        report = AuditReport(found, deployment.price, facts, machine(), beside)
-        _write(report, json, html, session)
+        _write(AuditReport(found, deployment.price, facts, machine(), beside), json, html, session)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
 
 
