@@ -167,3 +167,14 @@ def test_redrawn_weights_share_nothing_but_mean_and_deviation() -> None:
     assert abs(float(drawn.mean()) - 3.0) < 0.02
     assert abs(float(drawn.std()) - 0.5) < 0.02
     assert abs(float(torch.corrcoef(torch.stack([drawn.ravel(), values.ravel()]))[0, 1])) < 0.02
+
+
+def test_rows_are_rounded_in_a_rotation_of_their_own() -> None:
+    values = normals(40, 24)
+    nothing = r.rotated(lambda turned: turned, 1)
+    assert torch.allclose(nothing(values), values, atol=1e-5)
+    ways = (r.integers(8), r.rotated(r.integers(8), 1), r.rotated(r.integers(8), 2))
+    errors = [(way(values) - values).flatten() for way in ways]
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert abs(torch.cosine_similarity(errors[first], errors[second], dim=0)) < 0.15
+    assert 0.5 < errors[1].norm() / errors[0].norm() < 2

@@ -111,6 +111,15 @@ def test_without_twins_private_weights_escape() -> None:
     assert found.verdict.startswith(f"NOT CAUGHT within 200 nonces: {PRIVATE} (saves 49%)")
 
 
+def test_private_weights_are_noticed_by_the_test_of_twins_alone() -> None:
+    with_it, without = (
+        by_name(run(ToyDeployment(), replace(OPTIONS, only={PRIVATE}, twins=twins)))[PRIVATE]
+        for twins in (True, False)
+    )
+    assert with_it.unexplained_share == 1.0
+    assert not without.noticed
+
+
 def test_an_audit_can_be_of_some_attacks_only() -> None:
     deployment = ToyDeployment()
     some = run(deployment, replace(OPTIONS, only={"int4 g128", "zero vectors"}))

@@ -110,6 +110,7 @@ def test_the_bank_and_private_weights_are_provers(deployment: CheckpointDeployme
     private = provers.keys() - {*SUSPECTS}
     assert private == {
         *("int8 per channel by chance", "int8 g32 by chance", "int8 g48, private"),
+        "int8 g32, rotated in private",
         *("int8 per channel on half of the layers", "KV cache in int8"),
         *("attention in int8", "pruned 2:4"),
         *("half of the rank", "a quarter of the rank"),

@@ -90,6 +90,9 @@ def command(
         ),
     ] = None,
     verifications: Annotated[int, typer.Option(help="Simulated of each prover.", min=1)] = RUNS,
+    twins: Annotated[
+        bool, typer.Option("--twins/--no-twins", help="Verify with the test of twins, or without.")
+    ] = True,
     quick: Annotated[
         bool, typer.Option("--quick", help=f"Fewer nonces; of the bank {', '.join(QUICK_BANK)}.")
     ] = False,
@@ -168,13 +171,13 @@ def command(
             bank=QUICK_BANK if quick else None,
         )
         rate = threshold.p_mismatch if threshold else p_mismatch or NETWORK_P_MISMATCH
-        rule = ConvictionRule(rate, alpha, power, max_nonces)
         options = AuditOptions(
-            rule,
+            ConvictionRule(rate, alpha, power, max_nonces),
             nonces or (QUICK_NONCES if quick else NONCES),
             known.honest if known else None,
             threshold.dist_threshold if threshold else None,
             verifications,
+            twins=twins,
         )
         session.line.step(f"loading {model}")
         deployment = CheckpointDeployment(setup)
@@ -183,8 +186,7 @@ def command(
         beside = _other_routing(deployment, setup.scheme, options, session.line)
         honest = known.origin if known else "the kernels emulated in this audit"
         facts = {**_facts(deployed.name, setup, options.nonces, began), "honest": honest}
-        report = AuditReport(found, deployment.price, facts, machine(), beside)
-        _write(report, json, html, session)
+        _write(AuditReport(found, deployment.price, facts, machine(), beside), json, html, session)
     raise typer.Exit(0 if found.passed else EXIT_FAILED)
 
 

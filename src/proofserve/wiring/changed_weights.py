@@ -8,7 +8,7 @@ from typing import Final
 
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.pruning import share_of_experts, without_experts
-from proofserve.engines.reference.rounding import Rounding, in_groups, integers, stochastic
+from proofserve.engines.reference.rounding import Rounding, in_groups, integers, rotated, stochastic
 from proofserve.engines.reference.routers import routers_of
 from proofserve.engines.reference.suspects import SUSPECTS, suspect, weight_bits
 from proofserve.engines.reference.variants import (
@@ -29,6 +29,8 @@ RANKS = {"half": 0.5, "a quarter": 0.25}
 PRUNED_EXPERTS: Final = {"a quarter of the experts pruned": 0.25, "half of the experts pruned": 0.5}
 # No public format has groups of this size.
 PRIVATE_GROUP = 48
+# A seed that only the prover knows, of the rotation in which it rounds.
+_ROTATION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
     yield change("int8 g32 by chance", price.bits(8), groups)
     grouped = in_groups(integers(8), PRIVATE_GROUP)
     yield change(f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped))
+    turned = rotated(in_groups(integers(8), 32), _ROTATION)
+    yield change("int8 g32, rotated in private", price.bits(8), matrices(turned))
     every_other = range(0, len(network.layers), 2)
     half = partial(with_matrices, change=in_dtype(integers(8)), layers=every_other)
     yield change("int8 per channel on half of the layers", price.bits(8) / 2, half)

@@ -123,6 +123,20 @@ def nvfp4(values: Tensor) -> Tensor:
     return in_groups(group, 16)(values)
 
 
+def rotated(rounding: Rounding, seed: int) -> Rounding:
+    """``rounding`` of rows that a rotation drawn by ``seed`` has turned, turned back after it."""
+
+    def rounded(values: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        length = values.shape[-1]
+        turn, _ = torch.linalg.qr(torch.randn(length, length, generator=generator))
+        turn = turn.to(values.device)
+        made: Tensor = rounding(values @ turn) @ turn.T
+        return made
+
+    return rounded
+
+
 def stochastic(bits: int, generator: torch.Generator) -> Rounding:
     """As ``integers``, but up or down by chance, so that the mean of many roundings is exact."""
     most = 2 ** (bits - 1) - 1

@@ -46,6 +46,7 @@ class AuditOptions:
     Without the populations ``honest`` of a calibration the audit takes the kernels that it emulates
     itself, and without ``dist_threshold`` the distance that a share ``rule.p_mismatch`` of the
     vectors of the farthest of them exceeds by a fit. ``only`` restricts the attacks to these names.
+    Without ``twins`` verifications leave that test out.
     """
 
     rule: ConvictionRule
@@ -54,6 +55,7 @@ class AuditOptions:
     dist_threshold: float | None = None
     runs: int = RUNS
     only: Collection[str] | None = None
+    twins: bool = True
 
 
 def audit(deployment: AuditedDeployment, options: AuditOptions, progress: Progress) -> Audit:
@@ -87,8 +89,9 @@ class _Auditing:
             if np.isfinite(errors).all():
                 honest[kernel] = errors
         predictions = self._predictions()
+        has_twins = deployment.has_twins and options.twins
         shown = {
-            prover.name: figures_of(errors, predictions, deployment.has_twins)
+            prover.name: figures_of(errors, predictions, has_twins)
             for prover, errors in honest.items()
         }
         limit = options.dist_threshold or max(
