@@ -67,7 +67,7 @@ soak: $(READY) ## Chat and rounds for ten minutes: nothing may fail, grow or lea
 	$(BIN)/python -m endurance soak $(SOAK)
 
 auth: $(READY) ## Every route of the proof API, by every kind of caller. Seconds.
-	$(BIN)/python -m pytest tests/api/test_access.py tests/wiring/test_access.py
+	$(BIN)/python -m pytest tests/api/test_access.py tests/api/test_validators.py tests/wiring/test_access.py
 
 ssrf: $(READY) ## Callbacks that try to reach what they may not. Seconds.
 	$(BIN)/python -m pytest tests/outbox/test_allowlist.py tests/outbox/test_forbidden_targets.py

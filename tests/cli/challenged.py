@@ -1,5 +1,6 @@
 """A node over real HTTP whose vectors a model computes, and what may be wrong with it."""
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from proofserve.engines.fake import FakeEngine
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.kernels import own_profile, with_kernels
 from proofserve.engines.reference.network import load
-from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
+from proofserve.rounds.records import Deferred, EngineInfo, ProofBatch, Workload
 from support.committed import FakeNode, fake_node
 from support.four_bits import engine_of
 
@@ -34,6 +35,15 @@ class ModelEngine(FakeEngine):
         self.four_bits = engine_of(model, "bfloat16", four_bits=True)
         self.serves = self.honest
 
+    async def answer(
+        self, work: Workload, nonces: Sequence[int], core: int = 0
+    ) -> ProofBatch | Deferred:
+        self.calls.append(tuple(nonces))
+        async with self._one_call[core]:
+            await asyncio.sleep(self.latency_s)
+            # In a thread, so that the node answers other calls meanwhile.
+            return await asyncio.to_thread(self._compute, work, nonces)
+
     def _compute(self, work: Workload, nonces: Sequence[int]) -> ProofBatch:
         kept = [nonce for nonce in nonces if nonce not in self.not_finite]
         made = self.serves.compute(work, kept)
@@ -42,7 +52,7 @@ class ModelEngine(FakeEngine):
 
 
 class Meddling:
-    """Changes the bodies of challenges before the node sees them, as ``change`` says."""
+    """Changes the bodies of challenges before the node sees them, as its attributes say."""
 
     def __init__(self) -> None:
         self.reverses_block = False
@@ -55,7 +65,7 @@ class Meddling:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/generate"):
-            content = self._changed(json.loads((await receive())["body"]))
+            content = self._changed(json.loads(await _body(receive)))
             length = (b"content-length", str(len(content)).encode())
             others = [each for each in scope["headers"] if each[0] != length[0]]
             scope = {**scope, "headers": [*others, length]}
@@ -68,6 +78,15 @@ class Meddling:
         if self.drops_nonce:
             body["nonces"].pop()
         return json.dumps(body).encode()
+
+
+async def _body(receive: Receive) -> bytes:
+    parts, more = [], True
+    while more:
+        message = await receive()
+        parts.append(message["body"])
+        more = message.get("more_body", False)
+    return b"".join(parts)
 
 
 def _first(message: dict[str, Any], receive: Receive) -> Receive:

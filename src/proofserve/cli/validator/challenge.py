@@ -55,9 +55,12 @@ from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
 
 app = typer.Typer()
 
-# Enough to clear an honest node of forging half. Forging less shows when challenges repeat.
-NONCES: Final = 32
+# Enough to clear an honest node of forging half: some 10 of a sketch, more of artifact-v1. Forging
+# less shows when challenges repeat.
+NONCES: Final = 64
 DEADLINE_S: Final = 60.0
+# How long the node may take to say what it serves, beside the deadline of the challenge.
+_DESCRIBES_ITSELF_S: Final = 30.0
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 # The exit code of several challenges is the first of these that one of them had.
 _WORST_FIRST: Final = (
@@ -199,7 +202,7 @@ class _Challenger:
         node, challenge = self.node, fresh(self.shape, self.node.nonces)
         progress.step(f"waiting for {node.nonces} nonces, at most {node.deadline_s:g} s")
         try:
-            with NodeClient(node.url, node.api_key, node.deadline_s) as client:
+            with NodeClient(node.url, node.api_key, _DESCRIBES_ITSELF_S) as client:
                 found = answer(client, challenge, node.deadline_s)
         except NoAnswer as error:
             return ChallengeResult(error.kind, challenge, str(error), error.seconds)
