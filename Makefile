@@ -109,8 +109,8 @@ pictures: browser ## Take the screenshots of docs/images anew, by the tests of t
 	PICTURES=docs/images $(BIN)/python -m pytest tests/dashboard -k browser
 
 # A thread that waits for another one would spin, and its time would count as work.
-train-model: $(READY) ## Train the small model into .cache/trained (ten minutes on two cores).
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m training .cache/trained
+train-model: $(READY) ## Train both small models into .cache (half an hour; MODEL=trained or trained_moe for one).
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m training .cache $(MODEL:%=--model %)
 
 bench: $(READY) ## Measure generation and chat priority on the small models.
 	$(BIN)/proofserve bench generation --size tiny

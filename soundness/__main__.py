@@ -76,7 +76,7 @@ def _servers(subject: Subject) -> list[Job]:
         "PYTHONPATH": f"{ROOT / 'src'}:{INTERPRETER}",
     }
     made: dict[str, tuple[str, dict[str, str]]] = {"vllm": ("1", {})}
-    if subject.is_trained:
+    if subject.is_recorded:
         made |= {"vllm-tp2": ("2", {}), "vllm-v2": ("1", second)}
     jobs = []
     for name, (ranks, env) in made.items():
@@ -92,17 +92,17 @@ def try_one(arch: str, scheme: str, examine: Examine = None) -> None:
     """Try one model with one scheme; a step of `run`."""
     subject = BY_NAME[arch]
     folders = sorted(NODES.glob(f"{arch}-vllm*"))
-    if subject.is_trained:
+    if subject.is_recorded:
         folders += examine or ()
     with open_session(log_every_s=PROGRESS_S) as session, session.interrupts.allowed():
         session.line.step("loading")
         runs = KeptRuns(subject, scheme)
         real = [node for each in folders for node in nodes_in(each, runs.work.scheme)]
-        if subject.is_trained:
+        if subject.is_recorded:
             real.append(foreign(runs.work.scheme))
         calibration = calibration_of(runs, session.line)
         found = tried(runs, calibration, real, Trial(), session.line)
-        if subject.is_trained:
+        if subject.is_recorded:
             session.line.step("a forged file, verified again and again")
             found = replace(found, forged=forged_files(runs, calibration))
         found.write(RESULTS)

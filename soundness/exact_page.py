@@ -56,7 +56,7 @@ def _cell(subject: Subject, scheme: str, one: Start, other: Start) -> str:
 
 
 def _recorded(subject: Subject, scheme: str) -> str:
-    if not subject.is_trained:
+    if not subject.is_recorded:
         return NOT_TRIED
     vectors = foreign(subject.workload(scheme).scheme).vectors
     recorded = {nonce: encode(vectors[nonce][None])[0] for nonce in subject.judged}

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from proofserve.cli.model import SEEDS, TRAINED, Checkpoint, SmallModel, checkpoint
+from proofserve.cli.model import SEEDS, Checkpoint, SmallModel, checkpoint
 from proofserve.lab.client.records import Work
 from proofserve.lab.verify.claimed import vector_scheme
+from proofserve.models.trained import DENSE, MIXTURE
 from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, SKETCH_2, default_k_dim
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
@@ -36,8 +37,8 @@ MIXTURE_CHEATS: Final = (
 class Subject:
     """A small model of the package: ``arch`` in its ``what``, and the cheats that serve it.
 
-    A node is judged on the first ``nonces``. The model's calibration is of as many as
-    ``calibrating`` after these, ``bank`` of them with suspects; the package ships one if that is 0.
+    A node is judged on the first ``nonces``. The model's calibration is the one that the package
+    ships, or else of as many as ``calibrating`` after these, ``bank`` of them with suspects.
     Its real node has ``vllm_options``.
     """
 
@@ -59,8 +60,9 @@ class Subject:
         return Checkpoint(self.arch, checkpoint(small))
 
     @property
-    def is_trained(self) -> bool:
-        return self.arch == TRAINED
+    def is_recorded(self) -> bool:
+        """Whether nodes of other machines and of other shapes were recorded, too."""
+        return self.arch == DENSE.name
 
     @property
     def judged(self) -> tuple[int, ...]:
@@ -88,7 +90,14 @@ class Subject:
 
 
 SUBJECTS: Final = (
-    Subject(TRAINED, "dense, trained", DENSE_CHEATS, SEQ_LEN, nonces=128, calibrating=0),
+    Subject(DENSE.name, "dense, trained", DENSE_CHEATS, SEQ_LEN, nonces=128),
+    Subject(
+        MIXTURE.name,
+        "mixture of 16 experts, 4 a token, trained",
+        MIXTURE_CHEATS,
+        SEQ_LEN,
+        schemes=MIXTURE_SCHEMES,
+    ),
     Subject(
         "qwen3_moe",
         "mixture of 32 experts, 4 a token, seeded",

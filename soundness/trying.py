@@ -27,6 +27,7 @@ from proofserve.lab.verify.simulation import (
     simulated,
     simulated_uncalibrated,
 )
+from proofserve.models.trained import TRAINED_MODELS
 from proofserve.protocol.sketch import TWINS
 from proofserve.protocol.verdict.leaning import LEAST_SD
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
@@ -79,8 +80,9 @@ def calibration_of(
 ) -> CalibrationFile:
     """The one that the package ships, or as ``calibrate noise`` makes it without any real node."""
     subject, work = runs.subject, runs.work
-    if not subject.calibrating:
-        with trained_calibration(work.scheme.name) as file:
+    trained = TRAINED_MODELS.get(subject.arch)
+    if trained and work.scheme.name in trained.calibrations:
+        with trained_calibration(work.scheme.name, trained) as file:
             return read(file)
     nonces = subject.calibrated
     twins = work.scheme.sequences_per_nonce == TWINS

@@ -7,47 +7,63 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from proofserve.engines.checkpoints.digest import weights_digest
 from proofserve.models.tokenizer import build_tokenizer
 from training import data, train
+from training.recipes import RECIPES, SEED, Recipe
 
-THREADS = 2
 PROMPTS = ("Hello!", "What is a nonce?", "What does textwrap.fill do?", "Tell me a story.")
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Where the checkpoint goes.")],
-    steps: Annotated[int, typer.Option(help="Steps in all.", min=1)] = 700,
+    folder: Annotated[Path, typer.Argument(help="Where a folder for each checkpoint goes.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(RECIPES)}; repeat it for several. All if unset."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps in all, other ones than the model's own.", min=1)
+    ] = None,
 ) -> None:
-    """Train the small model and write it as a checkpoint in bfloat16."""
-    # The sums of a different number of threads round differently.
-    torch.set_num_threads(THREADS)
+    """Train the small models, each into a checkpoint in bfloat16."""
+    if unknown := set(model or ()) - set(RECIPES):
+        raise typer.BadParameter(f"{', '.join(unknown)}; the models are {', '.join(RECIPES)}")
     torch.use_deterministic_algorithms(mode=True)
     console = Console()
-    model = train.new_model()
+    for name in model or RECIPES:
+        _train(name, RECIPES[name], steps or RECIPES[name].steps, folder / name, console)
+
+
+def _train(name: str, recipe: Recipe, steps: int, folder: Path, console: Console) -> None:
+    began = time.process_time()
+    torch.set_num_threads(recipe.threads)
+    model = recipe.new_model()
     tokenizer = build_tokenizer(model.config.max_position_embeddings)
-    texts = data.read(tokenizer, train.SEED)
+    texts = data.read(tokenizer, SEED)
     count = sum(parameter.numel() for parameter in model.parameters())
-    console.print(f"{count:,} parameters, {len(texts.train):,} tokens of text")
-    train.train(model, texts, steps, console.print)
+    console.print(f"{name}: {count:,} parameters, {len(texts.train):,} tokens of text")
+    train.train(model, recipe, texts, steps, console.print)
     model = model.to(torch.bfloat16)
     _write(model, tokenizer, folder)
-    console.print(f"held out: {train.nats_per_byte(model, texts):.3f} nats a byte")
+    console.print(f"held out: {train.nats_per_byte(model, recipe, texts):.3f} nats a byte")
+    if recipe.balance:
+        for layer, use in enumerate(train.expert_use(model, texts)):
+            console.print(f"layer {layer}: experts are used {use.min():.2f} to {use.max():.2f}")
     for prompt in PROMPTS:
         console.print(f"[bold]{prompt}[/bold] {_answer(model, tokenizer, prompt)}")
-    minutes = time.process_time() / 60
+    minutes = (time.process_time() - began) / 60
     console.print(f"{folder}: weights digest {weights_digest(folder)}, {minutes:.1f} CPU minutes")
 
 
-def _write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     model.config.dtype = torch.bfloat16
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _answer(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
+def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
     chat = [{"role": "user", "content": prompt}]
     inputs = tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True

@@ -72,10 +72,17 @@ def new(*args: str | Path) -> Result:
     return CliRunner().invoke(app, ["model", "new", *map(str, args)])
 
 
-def test_the_trained_model_is_written(tmp_path: Path) -> None:
-    done = new(tmp_path / "m", "--arch", "trained")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("trained", "qwen3 trained, 3.5M parameters"),
+        ("trained_moe", "qwen3_moe trained_moe, 5.9M parameters"),
+    ],
+)
+def test_a_trained_model_is_written(tmp_path: Path, name: str, said: str) -> None:
+    done = new(tmp_path / "m", "--arch", name)
     assert done.exit_code == 0, done.output
-    assert "qwen3 trained, 3.5M parameters" in " ".join(done.output.split())
+    assert said in " ".join(done.output.split())
     assert (tmp_path / "m" / "tokenizer.json").is_file()
 
 
@@ -87,10 +94,11 @@ def test_the_trained_model_has_no_size_and_no_seed(tmp_path: Path, option: tuple
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_trained_model_is_known_by_name_whatever_the_size(cache: Path) -> None:
-    found = checkpoint_named("trained", "small")
-    assert (found.name, found.folder.parent) == ("trained", cache)
+@pytest.mark.parametrize("name", ["trained", "trained_moe"])
+def test_a_trained_model_is_known_by_name_whatever_the_size(cache: Path, name: str) -> None:
+    found = checkpoint_named(name, "small")
+    assert (found.name, found.folder.parent) == (name, cache)
     marker = found.folder / "seen"
     marker.touch()
-    assert checkpoint(SmallModel("trained", seed=3)) == found.folder
+    assert checkpoint(SmallModel(name, seed=3)) == found.folder
     assert marker.exists()

@@ -26,6 +26,7 @@ import httpx
 import pytest
 
 from proofserve.cli.servers import SMALL_MACHINE
+from proofserve.models.trained import DENSE
 from proofserve.models.writer import write_trained
 from proofserve.wiring.launch import free_port, stop
 from support.node import DTYPE, IN_ONE_PROCESS
@@ -237,7 +238,7 @@ def reader(folder: Path) -> Iterator[Reader]:
 @pytest.mark.engine
 @pytest.mark.timeout(3600)
 def test_the_path_of_the_readme_works_by_copy_and_paste(tmp_path: Path) -> None:
-    write_trained(tmp_path / "model")
+    write_trained(tmp_path / "model", DENSE)
     with reader(tmp_path) as user:
         for command in COMMANDS:
             if skipped(command) is not None:

@@ -1,6 +1,7 @@
-"""The trained model in the package: that it is the one that was trained, and that it works."""
+"""The trained models in the package: that they are those that were trained, and that they work."""
 
 from pathlib import Path
+from typing import Final
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -9,43 +10,56 @@ from proofserve.engines.checkpoints.digest import CACHE, weights_digest
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape, read
-from proofserve.models import trained, writer
+from proofserve.models import writer
 from proofserve.models.tokenizer import build_tokenizer
-from proofserve.models.trained import OtherTokensError
+from proofserve.models.trained import DENSE, MIXTURE, TRAINED_MODELS, OtherTokensError, TrainedModel
 from proofserve.models.writer import DirectoryInUseError, ModelSummary, write_trained
-from proofserve.protocol import ARTIFACT, SKETCH
+from proofserve.protocol import ARTIFACT, default_k_dim
 from training.chats import written_chats
 
-BUDGET = 9_000_000
+# Bytes of the weights, and of all files in the package.
+BUDGETS: Final = {DENSE: (7e6, 9e6), MIXTURE: (12e6, 14e6)}
+PARAMETERS: Final = {DENSE: 3_477_504, MIXTURE: 5_860_992}
+
+
+@pytest.fixture(scope="module", params=TRAINED_MODELS.values(), ids=TRAINED_MODELS)
+def trained(request: pytest.FixtureRequest) -> TrainedModel:
+    model: TrainedModel = request.param
+    return model
 
 
 @pytest.fixture(scope="module")
-def summary(tmp_path_factory: pytest.TempPathFactory) -> ModelSummary:
-    return write_trained(tmp_path_factory.mktemp("models") / "trained")
+def summary(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> ModelSummary:
+    return write_trained(tmp_path_factory.mktemp("models") / trained.name, trained)
 
 
-def test_the_weights_are_those_that_the_digest_names(summary: ModelSummary) -> None:
-    assert weights_digest(summary.path) == trained.WEIGHTS_DIGEST
+def test_the_weights_are_those_that_the_digest_names(
+    trained: TrainedModel, summary: ModelSummary
+) -> None:
+    assert weights_digest(summary.path) == trained.weights_digest
 
 
-def test_the_package_holds_at_most_9_megabytes_of_it() -> None:
+def test_the_package_holds_few_megabytes_of_it(trained: TrainedModel) -> None:
     packed = [Path(str(file)) for file in trained.files().iterdir()]
     assert {file.name for file in packed} == {
         "config.json",
         "model.safetensors",
-        "artifact_calibration.json",
-        "calibration.json",
-        "chat_calibration.json",
+        *trained.calibrations.values(),
     }
-    assert sum(file.stat().st_size for file in packed) <= BUDGET
+    of_weights, of_all = BUDGETS[trained]
+    sizes = {file.name: file.stat().st_size for file in packed}
+    assert sizes["model.safetensors"] <= of_weights
+    assert sum(sizes.values()) <= of_all
 
 
-def test_it_loads_without_a_missing_or_a_spare_tensor(summary: ModelSummary) -> None:
+def test_it_loads_without_a_missing_or_a_spare_tensor(
+    trained: TrainedModel, summary: ModelSummary
+) -> None:
     model, info = AutoModelForCausalLM.from_pretrained(summary.path, output_loading_info=True)
     assert not any(info.values())
     assert str(model.dtype) == "torch.bfloat16"
-    assert summary.parameters == sum(p.numel() for p in model.parameters())
-    assert 2e6 <= summary.parameters <= 4e6
+    assert summary.parameters == sum(p.numel() for p in model.parameters()) == PARAMETERS[trained]
+    assert (summary.arch, summary.size) == (model.config.model_type, trained.name)
     # The digest is kept beside the files when it is first computed.
     written = [file for file in summary.path.iterdir() if file.name != CACHE]
     assert summary.bytes == sum(file.stat().st_size for file in written)
@@ -76,28 +90,26 @@ def test_a_tokenizer_with_other_tokens_is_refused(
 
     monkeypatch.setattr(writer, "build_tokenizer", other)
     with pytest.raises(OtherTokensError, match=r"tokenizer: .* requirements/cpu\.lock"):
-        write_trained(tmp_path / "m")
+        write_trained(tmp_path / "m", DENSE)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("five years of work")
     with pytest.raises(DirectoryInUseError):
-        write_trained(tmp_path)
+        write_trained(tmp_path, DENSE)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize(
-    ("name", "scheme", "k_dim"),
-    [("calibration.json", SKETCH, 64), ("artifact_calibration.json", ARTIFACT, 12)],
-)
+@pytest.mark.parametrize("of_sketch", [True, False], ids=["sketch", "artifact"])
 def test_its_calibrations_are_of_this_model_and_of_emulated_kernels_alone(
-    summary: ModelSummary, name: str, scheme: str, k_dim: int
+    trained: TrainedModel, summary: ModelSummary, *, of_sketch: bool
 ) -> None:
-    found = read(Path(str(trained.files().joinpath(name))))
+    scheme = trained.sketch if of_sketch else ARTIFACT
+    found = read(Path(str(trained.files().joinpath(trained.calibrations[scheme]))))
     assert found.shape == checkpoint_shape(summary.path)
-    assert (found.model, found.weights_digest) == ("trained", trained.WEIGHTS_DIGEST)
-    assert (found.scheme, found.seq_len, found.k_dim) == (scheme, 256, k_dim)
+    assert (found.model, found.weights_digest) == (trained.name, trained.weights_digest)
+    assert (found.scheme, found.seq_len, found.k_dim) == (scheme, 256, default_k_dim(scheme))
     assert (found.served_dtype, found.kv_dtype) == ("bfloat16", "auto")
     assert all(each.facts.emulated for each in found.populations)
     # Our own run is no population: it has no spread beside itself.

@@ -1,14 +1,16 @@
-"""The small model's training: its texts, its windows, and that it learns, always the same."""
+"""Training of small models: its texts, its windows, and that they learn, always the same."""
 
 from itertools import islice
 from random import Random
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from proofserve.models.tokenizer import build_tokenizer
+from proofserve.models.trained import MIXTURE
 from training import chats, data, text, train
+from training.recipes import RECIPES
 
 LINE = "A nonce is a number. A proof is a small vector. "
 
@@ -69,25 +71,64 @@ def test_windows_overlap_by_the_token_that_is_only_predicted() -> None:
     assert len({int(row[0]) for row in rows}) == 80
 
 
-def trained(tokenizer: PreTrainedTokenizerFast, steps: int) -> tuple[Qwen3ForCausalLM, list[str]]:
+def texts(tokenizer: PreTrainedTokenizerFast) -> data.Data:
     ids = torch.tensor(tokenizer(LINE * 2000, add_special_tokens=False)["input_ids"])
-    model, lines = train.new_model(), list[str]()
+    return data.Data(ids, ids, ids[:1000], len(LINE) * 50)
+
+
+def trained(
+    name: str, tokenizer: PreTrainedTokenizerFast, steps: int
+) -> tuple[PreTrainedModel, list[str]]:
+    recipe, lines = RECIPES[name], list[str]()
+    model = recipe.new_model()
     # A step of Muon computes in bfloat16: of all six layers it takes ten seconds on a processor
     # without instructions for that.
     model.model.layers = model.model.layers[:1]
-    train.train(model, data.Data(ids, ids, ids[:1000], len(LINE) * 50), steps, lines.append)
+    model.config.num_hidden_layers = 1
+    train.train(model, recipe, texts(tokenizer), steps, lines.append)
     return model, lines
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_training_learns(tokenizer: PreTrainedTokenizerFast) -> None:
-    _, lines = trained(tokenizer, 25)
+@pytest.mark.parametrize("name", RECIPES)
+def test_training_learns(name: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    _, lines = trained(name, tokenizer, 25)
     loss = float(lines[0].split("loss ")[1].split(",")[0])
     assert loss < 4.0  # an untrained model has log 2048 = 7.6
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_training_gives_the_same_weights_again(tokenizer: PreTrainedTokenizerFast) -> None:
-    (first, _), (second, _) = trained(tokenizer, 5), trained(tokenizer, 5)
+@pytest.mark.parametrize("name", RECIPES)
+def test_training_gives_the_same_weights_again(
+    name: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    (first, _), (second, _) = trained(name, tokenizer, 5), trained(name, tokenizer, 5)
     pairs = zip(first.parameters(), second.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_every_matrix_of_every_expert_learns(tokenizer: PreTrainedTokenizerFast) -> None:
+    before = RECIPES[MIXTURE.name].new_model().model.layers[0].mlp.experts
+    after = trained(MIXTURE.name, tokenizer, 5)[0].model.layers[0].mlp.experts
+    for name in ("gate_up_proj", "down_proj"):
+        moved = (getattr(after, name) - getattr(before, name)).abs().amax(dim=(1, 2))
+        assert moved.min() > 0
+
+
+def test_a_layer_that_forgets_experts_costs_something_whatever_other_layers_do() -> None:
+    equal = torch.eye(8).repeat(4, 1)
+    assert train.unequal_use([equal, equal], chosen=1).item() == pytest.approx(1.0)
+    first = torch.eye(8)[:4].repeat(8, 1) * 10
+    assert train.unequal_use([first, first.flip(1)], chosen=1).item() == pytest.approx(2, abs=0.01)
+
+
+def test_the_use_of_experts_is_counted(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = RECIPES[MIXTURE.name].new_model()
+    use = train.expert_use(model, texts(tokenizer))
+    assert use.shape == (6, 16)
+    torch.testing.assert_close(use.mean(dim=1), torch.ones(6))
+    with torch.no_grad():
+        model.model.layers[2].mlp.gate.weight.zero_()
+    # Ties go to the same experts each time.
+    assert train.expert_use(model, texts(tokenizer))[2].max() == 4.0

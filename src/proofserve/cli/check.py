@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from proofserve.cli.model import TRAINED, checkpoint_named
+from proofserve.cli.model import checkpoint_named
 from proofserve.cli.options import (
     SEVERAL,
     ApiKey,
@@ -29,6 +29,7 @@ from proofserve.lab.check.distance_e2e import distance_trial
 from proofserve.lab.check.e2e import Trial, artifact_trial, end_to_end
 from proofserve.lab.check.smoke import smoke as smoke_checks
 from proofserve.lab.client.records import AnyWork, DistanceWork, work_of_scheme
+from proofserve.models.trained import DENSE
 from proofserve.protocol import SEQ_LEN
 
 app = typer.Typer(
@@ -127,7 +128,9 @@ def e2e(
         trials = [_trial(work, subject.folder) for work in works]
         end_to_end(subject.start, subject.folder is not None, trials, report)
 
-    _run(check, _models(ctx, models, model, url, (TRAINED, "qwen", "llama")), url, model, api_key)
+    _run(
+        check, _models(ctx, models, model, url, (DENSE.name, "qwen", "llama")), url, model, api_key
+    )
 
 
 def _models(

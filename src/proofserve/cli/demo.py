@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from proofserve.cli.chat.demo import answers_with_receipts, receipts_are_judged_right
-from proofserve.cli.model import TRAINED, SmallModel, checkpoint, trained_calibration
+from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.waiting import LOG_EVERY_S, wait_while_moving
@@ -26,6 +26,7 @@ from proofserve.lab.host.processor import ServedDtype, quick_dtype
 from proofserve.lab.verify.claimed import ClaimedArtifacts
 from proofserve.lab.verify.judges import Vectors
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
+from proofserve.models.trained import DENSE
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import draw, fresh_seed
@@ -48,7 +49,7 @@ SHOWN_VALUES = 10
 TAMPER_EVERY = 2
 # A cheating node is judged after fewer.
 CHEATED_NONCES = 32
-MODEL = SmallModel(TRAINED)
+MODEL = SmallModel(DENSE.name)
 SCHEME = SketchScheme(seeded_experts=True)
 # Values per nonce: those of two twins.
 WIDTH = SCHEME.width

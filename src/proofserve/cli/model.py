@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from proofserve.lab.client.errors import LabError
+from proofserve.models.trained import DENSE, TRAINED_MODELS, TrainedModel
 
 if TYPE_CHECKING:
     from proofserve.models.writer import ModelSummary
@@ -20,9 +21,8 @@ ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
 # Two checkpoints with one seed have equal tensors under equal names. With the seed of qwen, llama
 # would be qwen without its query norms, and a check of llama would show nothing new.
 SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2, "qwen3_moe": 3, "gpt_oss": 4, "deepseek_v3": 5}
-# The name of the trained model, which has one size and no seed.
-TRAINED = "trained"
-NAMES = ("qwen", "llama", "gemma", TRAINED)
+ARCHS = (*SEEDS, *TRAINED_MODELS)
+NAMES = ("qwen", "llama", "gemma", *TRAINED_MODELS)
 
 app = typer.Typer()
 
@@ -35,9 +35,7 @@ def _group() -> None:
 @app.command("new")
 def new(
     directory: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
-    arch: Annotated[
-        str, typer.Option(help="qwen3, llama, gemma3, qwen3_moe, gpt_oss, deepseek_v3 or trained.")
-    ] = "qwen3",
+    arch: Annotated[str, typer.Option(help=f"One of {', '.join(ARCHS)}.")] = "qwen3",
     size: Annotated[
         str | None,
         typer.Option(help="tiny (a few MB, if unset), small (100M) or 0.6b; mixtures are larger."),
@@ -48,9 +46,10 @@ def new(
 ) -> None:
     """Write a checkpoint with seeded random weights in which every layer matters.
 
-    Or, as --arch trained, a trained one: 3.5M parameters, which answer short
-    questions in words. Rounded weights move its results as little as those of
-    real models.
+    Or a trained one, which answers short questions in words: --arch trained, a
+    dense model of 3.5M parameters, or trained_moe, a mixture of 16 experts of
+    5.9M, 2.3M of them for each token. Rounded weights move their results as
+    little as those of real models.
 
     \b
     proofserve model new ./tiny --arch qwen3 --size tiny
@@ -74,16 +73,16 @@ def _written(directory: Path, arch: str, size: str | None, seed: int | None) -> 
     # This import takes seconds and needs the extra `models`; the other commands need neither.
     from proofserve.models.writer import write_model, write_trained  # noqa: PLC0415
 
-    if arch != TRAINED:
+    if (trained := TRAINED_MODELS.get(arch)) is None:
         return write_model(directory, arch, size or "tiny", seed or 0)
     if size is not None or seed is not None:
         raise ValueError("--size, --seed: the trained model has one size and no seed")
-    return write_trained(directory)
+    return write_trained(directory, trained)
 
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
-    """A model of this package. ``size`` and ``seed`` mean nothing for the trained one."""
+    """A model of this package. ``size`` and ``seed`` mean nothing for a trained one."""
 
     arch: str = "qwen3"
     size: str = "tiny"
@@ -95,7 +94,7 @@ class SmallModel:
 
     @property
     def name(self) -> str:
-        return TRAINED if self.arch == TRAINED else f"{self.size}-{self.family}"
+        return self.arch if self.arch in TRAINED_MODELS else f"{self.size}-{self.family}"
 
 
 def independent(model: SmallModel) -> SmallModel:
@@ -135,13 +134,14 @@ def checkpoint(model: SmallModel) -> Path:
     # transformers takes seconds to import, and --help must not wait for it.
     from proofserve.models.writer import write_model, write_trained  # noqa: PLC0415
 
-    of_weights = TRAINED if model.arch == TRAINED else f"{model.family}-{model.size}-{model.seed}"
+    trained = TRAINED_MODELS.get(model.arch)
+    of_weights = trained.name if trained else f"{model.family}-{model.size}-{model.seed}"
     folder = cache_folder() / f"{of_weights}-{_recipe()}"
     if folder.exists():
         return folder
     try:
-        if model.arch == TRAINED:
-            write_trained(folder)
+        if trained:
+            write_trained(folder, trained)
         else:
             write_model(folder, model.family, model.size, model.seed)
     except OSError:
@@ -151,19 +151,15 @@ def checkpoint(model: SmallModel) -> Path:
     return folder
 
 
-def trained_calibration(scheme: str = "sketch-v1") -> AbstractContextManager[Path]:
-    """The calibration of the trained model, as ``verify`` and ``verify-chat`` read it.
+def trained_calibration(
+    scheme: str = DENSE.sketch, model: TrainedModel = DENSE
+) -> AbstractContextManager[Path]:
+    """The calibration of a trained model, as ``verify`` and ``verify-chat`` read it.
 
-    Of ``sketch-v1`` (64 values) or ``artifact-v1`` (12), 256 tokens, both by emulated kernels;
-    or of chat (``receipt-v1``), 32 values a token.
+    Of its sketch (64 values) or ``artifact-v1`` (12), 256 tokens, both by emulated kernels; or of
+    chat (``receipt-v1``), 32 values a token.
     """
-    folder = resources.files("proofserve.models").joinpath(TRAINED)
-    names = {
-        "sketch-v1": "calibration.json",
-        "artifact-v1": "artifact_calibration.json",
-        "receipt-v1": "chat_calibration.json",
-    }
-    return resources.as_file(folder.joinpath(names[scheme]))
+    return resources.as_file(model.files().joinpath(model.calibrations[scheme]))
 
 
 def cache_folder() -> Path:

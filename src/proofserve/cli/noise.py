@@ -9,7 +9,7 @@ import numpy as np
 import typer
 from rich.table import Column, Table
 
-from proofserve.cli.model import checkpoint_named
+from proofserve.cli.model import NAMES, checkpoint_named
 from proofserve.cli.options import (
     ApiKey,
     Device,
@@ -81,7 +81,7 @@ class NoisePlan:
 def noise(
     *,
     model: Annotated[
-        str, typer.Argument(help="The published checkpoint: a folder, trained, qwen, llama, gemma.")
+        str, typer.Argument(help=f"The published checkpoint: a folder, {', '.join(NAMES)}.")
     ],
     other: Annotated[
         list[str] | None,

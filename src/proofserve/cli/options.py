@@ -40,7 +40,8 @@ SchemeName = Annotated[
 Models = Annotated[
     list[str] | None,
     typer.Option(
-        "--models", help="Small models to serve, one or several of trained qwen llama gemma."
+        "--models",
+        help="Small models to serve, one or several of trained trained_moe qwen llama gemma.",
     ),
 ]
 Size = Annotated[str, typer.Option(help="tiny (a few MB) or small (about 100M parameters).")]

@@ -15,7 +15,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 
 from proofserve.models.architectures import architecture, shape
 from proofserve.models.tokenizer import build_tokenizer
-from proofserve.models.trained import TRAINED, copy_weights, require_own_tokens
+from proofserve.models.trained import TrainedModel, require_own_tokens
 from proofserve.models.weights import seeded_weights
 
 DTYPE: Final = torch.bfloat16
@@ -91,8 +91,8 @@ def write_model(directory: Path, arch: str, size: str, seed: int = 0) -> ModelSu
     return ModelSummary(directory, arch, size, _parameters(tensors), written)
 
 
-def write_trained(directory: Path) -> ModelSummary:
-    """Write the trained model, a complete checkpoint in bfloat16, to a new directory.
+def write_trained(directory: Path, model: TrainedModel) -> ModelSummary:
+    """Write a trained model, a complete checkpoint in bfloat16, to a new directory.
 
     The directory appears complete or not at all. Raises DirectoryInUseError as ``write_model``, and
     OtherTokensError if this version of the package tokenizers makes other tokens.
@@ -100,13 +100,13 @@ def write_trained(directory: Path) -> ModelSummary:
     directory = directory.absolute()
     _refuse_if_in_use(directory)
     with _appearing_at_once(directory) as staging:
-        copy_weights(staging)
+        model.copy_weights(staging)
         config = AutoConfig.from_pretrained(staging)
         tokenizer = build_tokenizer(config.max_position_embeddings)
         require_own_tokens(tokenizer)
         written = _complete(staging, config, tokenizer)
         tensors = load((staging / WEIGHTS).read_bytes())
-    return ModelSummary(directory, config.model_type, TRAINED, _parameters(tensors), written)
+    return ModelSummary(directory, config.model_type, model.name, _parameters(tensors), written)
 
 
 def _complete(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> int:

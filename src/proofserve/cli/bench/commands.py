@@ -11,7 +11,7 @@ from proofserve.cli.bench.receipts import receipts
 from proofserve.cli.bench.running import Arch, exit_if_failed, show, small_model
 from proofserve.cli.bench.shares import bench_shares, refuse_other_options
 from proofserve.cli.bench.verifying import bench_verify
-from proofserve.cli.model import SmallModel, checkpoint_named
+from proofserve.cli.model import NAMES, SmallModel, checkpoint_named
 from proofserve.cli.options import (
     ApiKey,
     Json,
@@ -167,7 +167,7 @@ def chat_priority(
 
 @app.command("reference")
 def reference(
-    model: Annotated[str, typer.Argument(help="trained, qwen, llama, gemma, or a folder.")],
+    model: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")],
     *,
     size: Annotated[
         str, typer.Option(help="Of a small model: tiny, small, or 0.6b (shaped like Qwen3-0.6B).")

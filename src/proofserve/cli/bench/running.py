@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from proofserve.cli.model import SmallModel, checkpoint
+from proofserve.cli.model import ARCHS, SmallModel, checkpoint
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession
 from proofserve.lab.report.report import Report
 
-Arch = Annotated[str, typer.Option(help="qwen3, llama, gemma3 or trained.")]
+Arch = Annotated[str, typer.Option(help=f"One of {', '.join(ARCHS)}.")]
 
 
 def small_model(

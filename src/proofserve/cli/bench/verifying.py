@@ -8,7 +8,7 @@ import numpy as np
 import typer
 
 from proofserve.cli.bench.running import show
-from proofserve.cli.model import checkpoint_named
+from proofserve.cli.model import NAMES, checkpoint_named
 from proofserve.cli.options import Device, ForwardBatch, Json
 from proofserve.cli.session import open_session
 from proofserve.lab.calibrate.calibration_file import calibrated, checkpoint_shape, read
@@ -32,7 +32,7 @@ KEY = "bench"
 
 
 def bench_verify(
-    model: Annotated[str, typer.Argument(help="trained, qwen, llama, gemma, or a folder.")],
+    model: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")],
     *,
     calibration: Annotated[
         Path, typer.Option(help="Of this model: what `calibrate noise --out` wrote.")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from proofserve.cli.model import Checkpoint, checkpoint_named
+from proofserve.cli.model import NAMES, Checkpoint, checkpoint_named
 from proofserve.cli.options import ApiKey, Device, Size, Suspects
 from proofserve.cli.recompute import kernel_facts
 from proofserve.cli.servers import ServerOptions, serving
@@ -27,7 +27,7 @@ FORWARD_BATCH = 8
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="trained, qwen, llama, gemma, or a folder.")],
+    model: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")],
     *,
     out: Annotated[Path, typer.Option(help="Write the figures, as `verify-chat` reads them.")],
     url: Annotated[

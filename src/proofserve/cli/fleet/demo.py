@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from proofserve.cli.fleet.demo_processes import DemoMember, DemoProcesses
-from proofserve.cli.model import TRAINED, SmallModel, checkpoint, trained_calibration
+from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import DemoDtype, scratch_folder, served_in
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.waiting import LOG_EVERY_S, wait_while_moving
@@ -21,11 +21,12 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import Work
 from proofserve.lab.host.processor import quick_dtype
+from proofserve.models.trained import DENSE
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.records import StoredResult
 from proofserve.wire.paths import FLEET
 
-MODEL = SmallModel(TRAINED)
+MODEL = SmallModel(DENSE.name)
 SCHEME = SketchScheme(seeded_experts=True)
 WORK = Work(
     MODEL.name,
