@@ -48,6 +48,12 @@ SKIPPED = {
     "make demo": "test_demo.py runs it",
     "make test": "this is a part of it",
     "pip install": "the tests have the package and what it needs",
+    "proofserve verify http://node:8000 --recompute-url": (
+        "both hosts are one server here, and none may judge itself; test_exact.py runs it"
+    ),
+    "proofserve verify http://node:8000 --model ./model --engine vllm": (
+        "it starts a second server; test_exact.py runs it"
+    ),
     "The gateway": "its server is vLLM for one kind of card; test_gateway.py runs the gateway",
     "The fleet": "its worker needs a second server; `make demo-fleet` and test_fleet.py run all",
     "Other commands": "a list of usages, many of some minutes; the tests of each command run it",
