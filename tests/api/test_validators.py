@@ -190,7 +190,8 @@ async def test_a_challenge_has_no_longer_forward_than_the_operator_chose() -> No
 async def test_a_challenge_waits_for_the_running_round_one_at_a_time() -> None:
     async with waiting_challenge() as server:
         computed = len(server.engine.calls)
-        second = await server.client.post(GENERATE, json=WAIT, headers=KEY)
+        async with asyncio.timeout(60):
+            second = await server.client.post(GENERATE, json=WAIT, headers=KEY)
         assert second.status_code == 429
         assert "one at a time" in second.text
         # The round goes on meanwhile.

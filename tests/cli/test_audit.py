@@ -33,8 +33,9 @@ def test_a_model_in_which_every_layer_matters(tiny: Path, tmp_path: Path) -> Non
     result = run(tiny, *FEW, *LONGER, *SKETCHES, "--json", record, "--html", page)
     found, attacks = audited(record)
     missed = {name: each["saving"] for name, each in attacks.items() if not each["caught"]}
-    # Twelve nonces tell little of the sizes of honest errors.
-    assert all("by chance" in name for name, saving in missed.items() if saving >= 0.1)
+    # Twelve nonces tell little of the sizes of honest errors, and no suspect predicts these.
+    costly = {name for name, saving in missed.items() if saving >= 0.1}
+    assert all("by chance" in name or "in private" in name for name in costly), costly
     assert "first layer's projections kept per token" in missed
     assert result.exit_code in {0, 1}, result.output
     assert found["setup"]["scheme"] == "sketch-v1"
