@@ -81,7 +81,7 @@ def calibration_of(
     """The one that the package ships, or as ``calibrate noise`` makes it without any real node."""
     subject, work = runs.subject, runs.work
     trained = TRAINED_MODELS.get(subject.arch)
-    if trained and work.scheme.name in trained.calibrations:
+    if trained and work.scheme.name in trained.calibrated:
         with trained_calibration(work.scheme.name, trained) as file:
             return read(file)
     nonces = subject.calibrated

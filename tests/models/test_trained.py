@@ -12,9 +12,17 @@ from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape, read
 from proofserve.models import writer
 from proofserve.models.tokenizer import build_tokenizer
-from proofserve.models.trained import DENSE, MIXTURE, TRAINED_MODELS, OtherTokensError, TrainedModel
+from proofserve.models.trained import (
+    CALIBRATIONS,
+    DENSE,
+    MIXTURE,
+    TRAINED_MODELS,
+    OtherTokensError,
+    TrainedModel,
+)
 from proofserve.models.writer import DirectoryInUseError, ModelSummary, write_trained
-from proofserve.protocol import ARTIFACT, default_k_dim
+from proofserve.protocol import default_k_dim
+from proofserve.protocol.receipts.record import SCHEME as RECEIPT
 from training.chats import written_chats
 
 # Bytes of the weights, and of all files in the package.
@@ -44,7 +52,7 @@ def test_the_package_holds_few_megabytes_of_it(trained: TrainedModel) -> None:
     assert {file.name for file in packed} == {
         "config.json",
         "model.safetensors",
-        *trained.calibrations.values(),
+        *(CALIBRATIONS[scheme] for scheme in trained.calibrated),
     }
     of_weights, of_all = BUDGETS[trained]
     sizes = {file.name: file.stat().st_size for file in packed}
@@ -101,12 +109,16 @@ def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("of_sketch", [True, False], ids=["sketch", "artifact"])
+@pytest.mark.parametrize(
+    ("trained", "scheme"),
+    [(model, s) for model in TRAINED_MODELS.values() for s in model.calibrated if s != RECEIPT],
+    indirect=["trained"],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
 def test_its_calibrations_are_of_this_model_and_of_emulated_kernels_alone(
-    trained: TrainedModel, summary: ModelSummary, *, of_sketch: bool
+    trained: TrainedModel, summary: ModelSummary, scheme: str
 ) -> None:
-    scheme = trained.sketch if of_sketch else ARTIFACT
-    found = read(Path(str(trained.files().joinpath(trained.calibrations[scheme]))))
+    found = read(Path(str(trained.files().joinpath(CALIBRATIONS[scheme]))))
     assert found.shape == checkpoint_shape(summary.path)
     assert (found.model, found.weights_digest) == (trained.name, trained.weights_digest)
     assert (found.scheme, found.seq_len, found.k_dim) == (scheme, 256, default_k_dim(scheme))

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from proofserve.lab.client.errors import LabError
-from proofserve.models.trained import DENSE, TRAINED_MODELS, TrainedModel
+from proofserve.models.trained import CALIBRATIONS, DENSE, TRAINED_MODELS, TrainedModel
+from proofserve.protocol import SKETCH
 
 if TYPE_CHECKING:
     from proofserve.models.writer import ModelSummary
@@ -152,14 +153,14 @@ def checkpoint(model: SmallModel) -> Path:
 
 
 def trained_calibration(
-    scheme: str = DENSE.sketch, model: TrainedModel = DENSE
+    scheme: str = SKETCH, model: TrainedModel = DENSE
 ) -> AbstractContextManager[Path]:
     """The calibration of a trained model, as ``verify`` and ``verify-chat`` read it.
 
-    Of its sketch (64 values) or ``artifact-v1`` (12), 256 tokens, both by emulated kernels; or of
-    chat (``receipt-v1``), 32 values a token.
+    ``scheme`` is one of the model's ``calibrated``: of a sketch (64 values) or ``artifact-v1``
+    (12), 256 tokens, both by emulated kernels; or of chat (``receipt-v1``), 32 values a token.
     """
-    return resources.as_file(model.files().joinpath(model.calibrations[scheme]))
+    return resources.as_file(model.files().joinpath(CALIBRATIONS[scheme]))
 
 
 def cache_folder() -> Path:

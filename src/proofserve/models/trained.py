@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 TOKENS_DIGEST: Final = "ef508ad02aed99c8aedb526ee6af0253318a0833257bd80fff6ef98ed04783aa"
 """SHA-256 of the vocabulary that the models were trained with, see ``tokens_digest``."""
 
+CALIBRATIONS: Final[Mapping[str, str]] = {
+    SKETCH: "calibration.json",
+    SKETCH_2: "calibration.json",
+    ARTIFACT: "artifact_calibration.json",
+    RECEIPT: "chat_calibration.json",
+}
+"""The file of a scheme; a model has one of the sketches."""
+
 _COPIED: Final = ("config.json", "model.safetensors")
 
 
@@ -30,22 +38,13 @@ class OtherTokensError(ValueError):
 class TrainedModel:
     """One of them: ``name`` is how commands know it.
 
-    ``weights_digest`` is as ``docs/native.md`` defines it, a part of every seed of sketches.
-    Its proofs are best made by the scheme ``sketch``, of which the package has a calibration.
+    ``weights_digest`` is as ``docs/native.md`` defines it, a part of every seed of sketches. The
+    package has a calibration of each scheme in ``calibrated``.
     """
 
     name: str
     weights_digest: str
-    sketch: str
-
-    @property
-    def calibrations(self) -> Mapping[str, str]:
-        """A file of ``files`` for each scheme: of the sketch, of the default, and of chat."""
-        return {
-            self.sketch: "calibration.json",
-            ARTIFACT: "artifact_calibration.json",
-            RECEIPT: "chat_calibration.json",
-        }
+    calibrated: tuple[str, ...]
 
     def files(self) -> Traversable:
         """The folder with ``config.json``, ``model.safetensors`` and calibrations.
@@ -63,10 +62,12 @@ class TrainedModel:
 
 
 DENSE: Final = TrainedModel(
-    "trained", "d5644de1b24dacc06b32c5f3a2dd8b6db25cded373a2c7e79b3f72d99ae5b9ce", SKETCH
+    "trained",
+    "d5644de1b24dacc06b32c5f3a2dd8b6db25cded373a2c7e79b3f72d99ae5b9ce",
+    (SKETCH, ARTIFACT, RECEIPT),
 )
 MIXTURE: Final = TrainedModel(
-    "trained_moe", "e22d4f5a95048d116a5caaf73878429bb069e671914d1be74e4e36d50f4896da", SKETCH_2
+    "trained_moe", "e22d4f5a95048d116a5caaf73878429bb069e671914d1be74e4e36d50f4896da", ()
 )
 TRAINED_MODELS: Final[Mapping[str, TrainedModel]] = {each.name: each for each in (DENSE, MIXTURE)}
 
