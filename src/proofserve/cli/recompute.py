@@ -113,18 +113,6 @@ def claims_of_model(
     return claims_of(artifacts_of(batch))
 
 
-def truth_of_checkpoint(
-    work: Workload,
-    model: Path,
-    device: str,
-    forward_batch: int,
-    suspects: tuple[Path, ...],
-    measured: CalibrationFile | None = None,
-) -> Truth:
-    """Load ``model``, and ``suspects`` when they are needed; as ``truths_of_checkpoint``."""
-    return truths_of_checkpoint(work, model, device, forward_batch, suspects, measured)(work)
-
-
 def truths_of_checkpoint(
     work: Workload,
     model: Path,
@@ -385,7 +373,8 @@ class EngineOptions:
         if self.model is not None:
             session.line.step(f"loading {self.model}")
             known, batch = options.calibration, self.forward_batch
-            truth = truth_of_checkpoint(work, self.model, self.device, batch, self.suspects, known)
+            about = truths_of_checkpoint(work, self.model, self.device, batch, self.suspects, known)
+            truth = about(work)
             models, shape = [self.model.name], checkpoint_shape(self.model)
         else:
             session.line.step(f"asking {self.url}")
