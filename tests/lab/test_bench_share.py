@@ -128,16 +128,20 @@ def test_without_tokens_there_is_no_loss_and_the_limit_is_broken() -> None:
 def test_a_whole_run_against_a_node_with_this_habit(
     habits: Habits, failed: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert failed_of_a_run(habits, monkeypatch) == failed
+    assert failed_of_a_run(habits, monkeypatch)[1] == failed
 
 
 def test_a_node_that_is_idle_has_its_windows_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a busy machine one of them may be short of idle time, and is measured then.
-    assert "left_out_0.5" in failed_of_a_run(Habits(share=0.5, idle=0.45), monkeypatch)
+    found, failed = failed_of_a_run(Habits(share=0.5, idle=0.45), monkeypatch)
+    # On a busy machine a window may be short of idle time. What is measured then is right.
+    nothing_measured = {"share_error_0.5", "chat_loss_0.5"} if not found.counted else set()
+    assert failed == {"left_out_0.5"} | nothing_measured
 
 
-def failed_of_a_run(habits: Habits, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The limits that a whole run against such a node breaks."""
+def failed_of_a_run(
+    habits: Habits, monkeypatch: pytest.MonkeyPatch
+) -> tuple[MeasuredShare, set[str]]:
+    """A whole run against such a node, and the limits that it breaks."""
     monkeypatch.setattr(module, "SETTLE_S", 0.1)
     monkeypatch.setattr(module, "SPREAD_S", 0.1)
     # Windows this short tell a speed only roughly, and the instant of an answer too.
@@ -148,4 +152,4 @@ def failed_of_a_run(habits: Habits, monkeypatch: pytest.MonkeyPatch) -> set[str]
         found = measure_share(node, 0.5, plan, NoProgress())
     assert stub.rounds == 3
     assert stub.state == "STOPPED"
-    return set(share_report(plan, [found], {}).json()["failed"])
+    return found, set(share_report(plan, [found], {}).json()["failed"])
