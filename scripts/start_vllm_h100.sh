@@ -10,10 +10,15 @@ Variables:
                       full or by its last part (gpt-oss-20b)
   VLLM_PORT           where to listen (8001, the gateway's default backend)
   VLLM_ENFORCE_EAGER  1: no CUDA graphs; for debugging, answers come slower
+  VLLM_TRUST_REMOTE_CODE
+                      1 (default): Python code that the model's repository brings is run on this
+                      machine (--trust-remote-code); 0: it is not, and models that need it do not load
 
 Options go to `proofserve serve` and from there to vLLM. The last of two equal options counts:
   scripts/start_vllm_h100.sh --host 127.0.0.1 --max-model-len 32768
-  POC_API_KEY=... scripts/start_vllm_h100.sh --enable-poc   # with the proof endpoints
+
+The server listens on all addresses. With the proof endpoints it then needs a key:
+  POC_API_KEY=$(openssl rand -hex 32) scripts/start_vllm_h100.sh --enable-poc
 END
 }
 
@@ -41,15 +46,18 @@ options=(
   --max-num-seqs 256
   --tensor-parallel-size 1
   --dtype bfloat16
-  --trust-remote-code
 )
+if [[ "${VLLM_TRUST_REMOTE_CODE:-1}" == "1" ]]; then
+  echo "$model may run its own Python code here; VLLM_TRUST_REMOTE_CODE=0 forbids it" >&2
+  options+=(--trust-remote-code)
+fi
 if [[ "${VLLM_ENFORCE_EAGER:-0}" == "1" ]]; then
   options+=(--enforce-eager)
 fi
 
 # vLLM itself reads VLLM_PORT, as the first port for the traffic between its own processes. If it
 # stayed set, these ports would collide with the server's port and with those of the next server. The
-# other two variables mean nothing to vLLM, which warns of unknown names.
-unset VLLM_PORT VLLM_MODEL VLLM_ENFORCE_EAGER
+# other variables mean nothing to vLLM, which warns of unknown names.
+unset VLLM_PORT VLLM_MODEL VLLM_ENFORCE_EAGER VLLM_TRUST_REMOTE_CODE
 
 exec proofserve serve "$model" "${options[@]}" "$@"

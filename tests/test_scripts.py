@@ -93,6 +93,17 @@ def test_model_port_and_eager_are_variables(start: Start) -> None:
     assert "--enforce-eager" not in start(VLLM_ENFORCE_EAGER="0")[0]
 
 
+def test_code_of_a_model_is_trusted_aloud_and_can_be_refused(start: Start, tmp_path: Path) -> None:
+    assert start(VLLM_TRUST_REMOTE_CODE="1")[0].count("--trust-remote-code") == 1
+    given, names = start(VLLM_TRUST_REMOTE_CODE="0")
+    assert "--trust-remote-code" not in given
+    assert "VLLM_TRUST_REMOTE_CODE" not in names
+    # ``start`` has put its stub there.
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert "VLLM_TRUST_REMOTE_CODE=0 forbids it" in run(START, PATH=path).stderr
+    assert run(START, PATH=path, VLLM_TRUST_REMOTE_CODE="0").stderr == ""
+
+
 def test_arguments_and_other_variables_pass_through(start: Start) -> None:
     given, names = start("--enable-poc", "--host", "::1", VLLM_LOGGING_LEVEL="DEBUG")
     assert given[-3:] == ["--enable-poc", "--host", "::1"]
@@ -102,7 +113,8 @@ def test_arguments_and_other_variables_pass_through(start: Start) -> None:
 def test_it_explains_itself() -> None:
     done = run(START, "--help")
     assert done.returncode == 0
-    for name in ("VLLM_MODEL", "VLLM_PORT", "VLLM_ENFORCE_EAGER", "--enable-poc"):
+    variables = ("VLLM_MODEL", "VLLM_PORT", "VLLM_ENFORCE_EAGER", "VLLM_TRUST_REMOTE_CODE")
+    for name in (*variables, "--enable-poc"):
         assert name in done.stdout
 
 

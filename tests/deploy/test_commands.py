@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,15 @@ from deploy.manifests import command, workloads, written
 from deploy.test_units import Unit
 from proofserve.cli.main import app
 from proofserve.settings.process import environment
+from support.readme import commands_of
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
 KEY = "a-key-for-tests"
+# Where operators copy commands from. The decisions under docs/adr are no such pages.
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# vLLM listens on all addresses; with one of these a server with proofs starts all the same.
+SAFE = ("POC_API_KEY=", "--host 127.0.0.1", "--poc-allow-anonymous")
 
 
 class Unset(ValueError):
@@ -81,6 +88,31 @@ def unit_command(key: str) -> tuple[list[str], dict[str, str]]:
     return expanded[2:at] + options + expanded[at + 1 :], given
 
 
+def documented_servers() -> Iterator[tuple[str, str]]:
+    """Each command of the pages and of the script's own help that starts a server with proofs."""
+    script = ROOT / "scripts" / "start_vllm_h100.sh"
+    for page in (*PAGES, script):
+        text = page.read_text()
+        found = [each.text for each in commands_of(text)] if page != script else text.splitlines()
+        for each in (*found, *re.findall(r"`([^`]+)`", text)):
+            starts = re.search(r"(proofserve serve|start_vllm_h100\.sh) ", each)
+            if starts and re.search(r"--enable-poc\b", each):
+                yield page.name, each
+
+
+@pytest.mark.parametrize(("page", "text"), documented_servers())
+def test_a_documented_server_with_proofs_is_not_refused_for_want_of_a_key(
+    page: str, text: str
+) -> None:
+    assert any(each in text for each in SAFE), f"{page}: {text}"
+
+
+def test_a_server_with_proofs_is_refused_without_a_key_on_all_addresses(checked: Checking) -> None:
+    done = checked(["serve", "Qwen/Qwen3-0.6B", "--enable-poc", "--check-config"], {})
+    assert done.exit_code == 2
+    assert "access: FAILED" in done.stdout
+
+
 def test_the_compose_file_asks_for_a_key() -> None:
     with pytest.raises(Unset, match="POC_API_KEY"):
         compose_node({})
@@ -91,6 +123,14 @@ def test_the_node_of_the_compose_file_starts(checked: Checking) -> None:
     done = checked([*command, "--check-config"], given)
     assert done.exit_code == 0, done.output
     assert KEY not in done.output
+
+
+def test_the_node_of_the_compose_file_takes_options_of_vllm(checked: Checking) -> None:
+    options = "-tp 8 --served-model-name 'my model'"
+    command, given = compose_node({"POC_API_KEY": KEY, "OPTIONS": options})
+    assert command[-4:] == ["-tp", "8", "--served-model-name", "my model"]
+    done = checked([*command, "--check-config"], given)
+    assert done.exit_code == 0, done.output
 
 
 def test_the_node_of_the_unit_starts_with_its_example_variables(checked: Checking) -> None:

@@ -156,6 +156,17 @@ def test_the_document_makes_no_secret_that_nobody_reads() -> None:
     assert read == secrets_of_the_document()
 
 
+def test_the_document_shows_how_to_set_each_optional_secret() -> None:
+    sources = [
+        (variable.get("valueFrom") or {}).get("secretKeyRef", {})
+        for each in workloads(written()).values()
+        for variable in container(each)["env"]
+    ]
+    optional = {(each["name"], each["key"]) for each in sources if each.get("optional")}
+    shown = re.findall(r"patch secret ([\w-]+) -p '\{\"stringData\": \{\"([\w-]+)\"", DOCUMENT)
+    assert set(shown) == optional == {("gateway", "shared-limits"), ("fleet", "validator-key")}
+
+
 def secrets_of_the_document() -> set[tuple[str, str]]:
     """Name and key of each value of a Secret that docs/kubernetes.md has the operator create."""
     found = set()

@@ -1,6 +1,7 @@
 """The systemd units and the compose file: what their own linters say, and what must agree."""
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
@@ -95,6 +96,28 @@ def test_what_compose_mounts_and_scrapes_is_there(services: Any) -> None:
     assert [target.split(":")[0] for target in targets] == ["node", "gateway"]
 
 
+def test_compose_keeps_files_where_every_user_of_the_image_may_write(services: Any) -> None:
+    mounts = [mount.split(":")[1] for mount in services["node"]["volumes"]]
+    assert services["node"]["environment"]["HF_HOME"] in mounts
+    image = (DEPLOY / "Dockerfile").read_text()
+    (folders,) = re.findall(r"^RUN mkdir --mode 1777 (.*)$", image, re.MULTILINE)
+    assert sorted(folders.split()) == sorted(mounts)
+
+
+def test_other_machines_reach_only_chat_and_grafana_has_a_password_of_its_own(
+    services: Any,
+) -> None:
+    opened = [
+        name
+        for name, service in services.items()
+        if any(not port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+    ]
+    assert opened == ["gateway"]
+    password = services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"]
+    # Without a value compose refuses to start.
+    assert password.startswith("${GRAFANA_PASSWORD:?")
+
+
 def test_compose_itself_takes_the_file() -> None:
     docker = shutil.which("docker")
     plugin = docker and subprocess.run(
@@ -102,8 +125,10 @@ def test_compose_itself_takes_the_file() -> None:
     )
     if not docker or not plugin or plugin.returncode != 0:
         pytest.skip("docker compose is not installed")
+    secrets = {"POC_API_KEY": "a-key-for-tests", "GRAFANA_PASSWORD": "a-password-for-tests"}
     done = subprocess.run(
         [docker, "compose", "-f", str(DEPLOY / "compose.yml"), "config", "--quiet"],
+        env={**os.environ, **secrets},
         capture_output=True,
         text=True,
         check=False,
