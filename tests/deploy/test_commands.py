@@ -94,7 +94,8 @@ def documented_servers() -> Iterator[tuple[str, str]]:
     for page in (*PAGES, script):
         text = page.read_text()
         found = [each.text for each in commands_of(text)] if page != script else text.splitlines()
-        for each in (*found, *re.findall(r"`([^`]+)`", text)):
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        for each in (*found, *re.findall(r"`([^`]+)`", prose)):
             starts = re.search(r"(proofserve serve|start_vllm_h100\.sh) ", each)
             if starts and re.search(r"--enable-poc\b", each):
                 yield page.name, each
