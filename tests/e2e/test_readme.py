@@ -1,6 +1,6 @@
-"""README's path by copy and paste: its commands, in its order, against one real server.
+"""The reader's path by copy and paste: README's commands, then those of the page that goes on.
 
-The server is the one that README starts. Only this is replaced:
+They run in their order against one real server, which README starts. Only this is replaced:
 
 * the model, by the package's trained one, in the folder that the validator's commands name;
 * ports by free ones, and the hosts ``node`` and ``mine`` by this machine;
@@ -32,15 +32,17 @@ from proofserve.wiring.launch import free_port, stop
 from support.node import DTYPE, IN_ONE_PROCESS
 from support.readme import PageCommand, commands_of
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-COMMANDS = list(commands_of(README))
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "first-round.md")
+COMMANDS = [command for page in PAGES for command in commands_of(page.read_text())]
 # Sections whose commands are run, and how many there are in all.
 RUN = (
-    "On a GPU host, beside a stock vLLM",
+    "An operator",
+    "A validator",
+    "A customer",
     "A round, with curl",
     "Verifying another node",
     "The distance protocol",
-    "Checking any provider",
 )
 COUNT = 22
 # By the beginning of the command, or the section.
@@ -54,9 +56,10 @@ SKIPPED = {
     "proofserve verify http://node:8000 --model ./model --engine vllm": (
         "it starts a second server; test_exact.py runs it"
     ),
-    "The gateway": "its server is vLLM for one kind of card; test_gateway.py runs the gateway",
-    "The fleet": "its worker needs a second server; `make demo-fleet` and test_fleet.py run all",
-    "Other commands": "a list of usages, many of some minutes; the tests of each command run it",
+    "proofserve gateway": "test_gateway.py runs it, in front of several servers",
+    "proofserve challenge": "it judges as `verify` does, which runs; test_challenge.py runs it",
+    "proofserve calibrate chat": "its server needs receipts, and it chats for minutes",
+    "proofserve watch-chat": "its server needs receipts; test_watch_chat.py runs it",
 }
 # By the beginning of the command: what it would take minutes without.
 ADDED = {
@@ -69,8 +72,8 @@ ADDED = {
         *("--nonces", "64", "--emulated", "32", "--bank", "64"),
         *("--verifications", "100"),
     ),
-    # The suspects' vectors take most of a verification; that of the node's last round, which README
-    # shows first, computes them.
+    # The suspects' vectors take most of a verification; that of the node's last round, which the
+    # page shows first, computes them.
     "proofserve verify received.sqlite": ("--test", "paired"),
     # An answer with an error is a failure.
     "curl": ("--fail-with-body", "--silent", "--show-error"),
@@ -244,7 +247,7 @@ def reader(folder: Path) -> Iterator[Reader]:
 
 @pytest.mark.engine
 @pytest.mark.timeout(3600)
-def test_the_path_of_the_readme_works_by_copy_and_paste(tmp_path: Path) -> None:
+def test_the_readers_path_works_by_copy_and_paste(tmp_path: Path) -> None:
     write_trained(tmp_path / "model", DENSE)
     with reader(tmp_path) as user:
         for command in COMMANDS:
