@@ -19,8 +19,9 @@ from support.readme import commands_of
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 KEY = "a-key-for-tests"
-# Where operators copy commands from. The decisions under docs/adr are no such pages.
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Where operators copy commands from: not the decisions under docs/adr, nor the page about the code.
+DOCS = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "structure.md"})
+PAGES = [ROOT / "README.md", *DOCS]
 # vLLM listens on all addresses; with one of these a server with proofs starts all the same.
 SAFE = ("POC_API_KEY=", "--host 127.0.0.1", "--poc-allow-anonymous")
 
@@ -94,14 +95,14 @@ def documented_servers() -> Iterator[tuple[str, str]]:
     for page in (*PAGES, script):
         text = page.read_text()
         found = [each.text for each in commands_of(text)] if page != script else text.splitlines()
-        prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
         for each in (*found, *re.findall(r"`([^`]+)`", prose)):
             starts = re.search(r"(proofserve serve|start_vllm_h100\.sh) ", each)
             if starts and re.search(r"--enable-poc\b", each):
                 yield page.name, each
 
 
-@pytest.mark.parametrize(("page", "text"), documented_servers())
+@pytest.mark.parametrize(("page", "text"), list(documented_servers()))
 def test_a_documented_server_with_proofs_is_not_refused_for_want_of_a_key(
     page: str, text: str
 ) -> None:
