@@ -99,6 +99,31 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_a_heading(page: Path) -> None:
+    text = page.read_text().replace("\n", " ")
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text):
+        found = page.parent / target if target else page
+        assert found.suffix != ".md" or anchor in anchors(found), f"{target}#{anchor}"
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().split()) < 900
+
+
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"]({page.name})" in index or page.name == "README.md", page.name
+
+
 # What the documents of the older implementations name: a user of theirs looks for these words.
 OLDER_NAMES = [
     "poc_smoke_test.py",
