@@ -14,6 +14,7 @@ from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
+from proofserve.settings.fleet import FleetSettings
 from proofserve.settings.gateway import PREFIX, GatewaySettings
 from proofserve.settings.node import NodeSettings
 
@@ -112,6 +113,16 @@ def test_links_lead_to_a_heading(page: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text):
         found = page.parent / target if target else page
         assert found.suffix != ".md" or anchor in anchors(found), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_host_that_is_named_after_a_server_has_its_default_port(page: Path) -> None:
+    usual = {
+        "gateway": GatewaySettings.model_fields["port"].default,
+        "fleet": FleetSettings.model_fields["port"].default,
+    }
+    for server, port in re.findall(r"//(gateway|fleet):(\d+)", page.read_text()):
+        assert int(port) == usual[server], f"{server}:{port}"
 
 
 def test_the_readme_is_read_in_two_minutes() -> None:
