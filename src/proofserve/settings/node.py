@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from proofserve.settings.process import has_variable
-from proofserve.settings.toml_file import TomlTable, read_toml
+from proofserve.settings.toml_file import TomlTable, first_problem, read_toml
 
 # Prefix of a node's variables.
 PREFIX = "POC_"
@@ -174,9 +174,9 @@ def require_valid_settings() -> None:
         NodeSettings()
     except ValidationError as error:
         if has_variable(f"{PREFIX}ENABLED"):
-            first = error.errors()[0]
-            name = f"{PREFIX}{str(first['loc'][0]).upper()}"
-            raise ValueError(f"{name}: {first['msg']}") from None
+            field, message = first_problem(error)
+            name = f"{PREFIX}{field.partition('.')[0].upper()}"
+            raise ValueError(f"{name}: {message}") from None
 
 
 def require_proofs_for_receipts(chosen: NodeSettings) -> None:

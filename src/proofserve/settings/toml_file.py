@@ -22,8 +22,13 @@ def read_toml(file: Path, model: type[M]) -> M:
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{file}: {field}: {first['msg']}") from error
+        field, message = first_problem(error)
+        raise ValueError(f"{file}: {field}: {message}") from error
     except ValueError as error:
         raise ValueError(f"{file} is not TOML: {error}") from error
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """The first wrong field, as names with dots between them, and what is wrong with it."""
+    first = error.errors()[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
