@@ -13,9 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proofserve.gateway.failures import BODY_TOO_LARGE, INVALID_BODY, Failure, RefusedByGateway
 from proofserve.gateway.records import GatewayPlan
-from proofserve.web.bearer import bearer_key
-from proofserve.web.bounded_body import with_body
-from proofserve.web.this_machine import why_not_local
+from proofserve.web import bearer_key, why_not_local, with_body
 
 # Limit of a body, which only names a backend.
 MAX_BYTES = 64 * 1024

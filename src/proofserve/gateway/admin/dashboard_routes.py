@@ -8,7 +8,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 
 from proofserve.dashboard import routes
-from proofserve.dashboard.feed import SnapshotFeed
+from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.gateway.admin.admin_access import AdminRoute
 from proofserve.gateway.admin.gateway_snapshot import snapshot_of
 from proofserve.gateway.admin.load_history import LoadHistory

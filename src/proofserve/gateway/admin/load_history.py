@@ -4,8 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 
-from proofserve.dashboard.history import STEP_S, History
-from proofserve.dashboard.records import Trend
+from proofserve.dashboard.records import STEP_S, History, Trend
 from proofserve.gateway.relay.gateway import Gateway
 
 # Outcomes that are no errors: a client may leave its own stream.

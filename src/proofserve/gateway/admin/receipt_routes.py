@@ -17,7 +17,7 @@ from proofserve.gateway.failures import (
     RefusedByGateway,
 )
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.web.bearer import bearer_key
+from proofserve.web import bearer_key
 
 # A node waits 2 s for a receipt that it does not know yet.
 TIMEOUT_S = 10.0

@@ -27,7 +27,7 @@ from proofserve.gateway.backends.fleet import Backend
 from proofserve.gateway.failures import NOT_IMPLEMENTED, UNAUTHORIZED, Failure, RefusedByGateway
 from proofserve.gateway.records import GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.web.bearer import bearer_key
+from proofserve.web import bearer_key
 
 
 class BackendName(BaseModel, extra="forbid", strict=True):

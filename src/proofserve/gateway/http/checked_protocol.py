@@ -31,7 +31,7 @@ from proofserve.gateway.http.request_head import (
     without_upgrade,
 )
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.web.request_ids import request_id_of
+from proofserve.web import request_id_of
 
 log = logging.getLogger(__name__)
 # The most that one read of a socket brings, bytes: a body's end may come with the next head.

@@ -11,8 +11,7 @@ from proofserve.gateway import failures
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.limits.request_body import RequestFields
 from proofserve.gateway.records import ClientSpec
-from proofserve.web.bearer import digest
-from proofserve.web.fixed_window import FixedWindow
+from proofserve.web import FixedWindow, digest
 
 # No request is matched with this key.
 ANONYMOUS = ClientSpec(name="anonymous", key="none")

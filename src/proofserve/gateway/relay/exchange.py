@@ -18,8 +18,7 @@ from proofserve.gateway.relay.backend_response import BackendResponse
 from proofserve.gateway.relay.deadlines import deadline_of, failure_of
 from proofserve.gateway.relay.gateway import Connection, Gateway
 from proofserve.gateway.relay.stages import step
-from proofserve.web.bearer import key_of
-from proofserve.web.request_ids import request_id_of
+from proofserve.web import key_of, request_id_of
 
 
 class Exchange:
