@@ -146,13 +146,14 @@ Wanted = Callable[[], bool]
 Ended = Callable[[KeptExchange], None]
 
 
-class RecordingTransport(httpx.BaseTransport):
+class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """Sends by ``inner``; calls ``ended`` after each complete answer that ``wanted`` chose.
 
-    A server that refuses the request for token ids gets the client's own request.
+    A server that refuses the request for token ids gets the client's own request. A transport is
+    synchronous or asynchronous, as ``inner`` is.
     """
 
-    def __init__(self, inner: httpx.BaseTransport, wanted: Wanted, ended: Ended) -> None:
+    def __init__(self, inner: Any, wanted: Wanted, ended: Ended) -> None:
         self._inner = inner
         self._wanted = wanted
         self._ended = ended
@@ -160,49 +161,34 @@ class RecordingTransport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         request.read()
         kept, sent = _prepared(request, self._wanted, self._ended)
-        response = self._inner.handle_request(sent)
-        if kept is None:
-            return response
-        if response.status_code in _REFUSALS:
+        response: httpx.Response = self._inner.handle_request(sent)
+        if kept is not None and response.status_code in _REFUSALS:
             response.close()
-            return self._inner.handle_request(request)
-        if response.is_success and isinstance(response.stream, httpx.SyncByteStream):
-            kept.encoding = response.headers.get("content-encoding", "")
-            response.stream = _Copied(response.stream, kept)
+            response = self._inner.handle_request(request)
+        elif kept is not None:
+            _copy(response, kept)
+        return response
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await request.aread()
+        kept, sent = _prepared(request, self._wanted, self._ended)
+        response: httpx.Response = await self._inner.handle_async_request(sent)
+        if kept is not None and response.status_code in _REFUSALS:
+            await response.aclose()
+            response = await self._inner.handle_async_request(request)
+        elif kept is not None:
+            _copy(response, kept)
         return response
 
     def close(self) -> None:
         self._inner.close()
 
-
-class AsyncRecordingTransport(httpx.AsyncBaseTransport):
-    """As RecordingTransport."""
-
-    def __init__(self, inner: httpx.AsyncBaseTransport, wanted: Wanted, ended: Ended) -> None:
-        self._inner = inner
-        self._wanted = wanted
-        self._ended = ended
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        await request.aread()
-        kept, sent = _prepared(request, self._wanted, self._ended)
-        response = await self._inner.handle_async_request(sent)
-        if kept is None:
-            return response
-        if response.status_code in _REFUSALS:
-            await response.aclose()
-            return await self._inner.handle_async_request(request)
-        if response.is_success and isinstance(response.stream, httpx.AsyncByteStream):
-            kept.encoding = response.headers.get("content-encoding", "")
-            response.stream = _AsyncCopied(response.stream, kept)
-        return response
-
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _Copied(httpx.SyncByteStream):
-    def __init__(self, inner: httpx.SyncByteStream, kept: KeptExchange) -> None:
+class _Copied(httpx.SyncByteStream, httpx.AsyncByteStream):
+    def __init__(self, inner: Any, kept: KeptExchange) -> None:
         self._inner, self._kept = inner, kept
 
     def __iter__(self) -> Iterator[bytes]:
@@ -211,24 +197,26 @@ class _Copied(httpx.SyncByteStream):
             yield part
         self._kept.end()
 
-    def close(self) -> None:
-        self._kept.end_of_stream()
-        self._inner.close()
-
-
-class _AsyncCopied(httpx.AsyncByteStream):
-    def __init__(self, inner: httpx.AsyncByteStream, kept: KeptExchange) -> None:
-        self._inner, self._kept = inner, kept
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._inner:
             self._kept.parts.append(part)
             yield part
         self._kept.end()
 
+    def close(self) -> None:
+        self._kept.end_of_stream()
+        self._inner.close()
+
     async def aclose(self) -> None:
         self._kept.end_of_stream()
         await self._inner.aclose()
+
+
+def _copy(response: httpx.Response, kept: KeptExchange) -> None:
+    """Have ``kept`` get what is read of a successful ``response``."""
+    if response.is_success:
+        kept.encoding = response.headers.get("content-encoding", "")
+        response.stream = _Copied(response.stream, kept)
 
 
 def _prepared(
@@ -280,8 +268,7 @@ class Recorder:
         return httpx.Client(transport=transport, timeout=TIMEOUT, follow_redirects=True)
 
     def async_http_client(self) -> httpx.AsyncClient:
-        inner = httpx.AsyncHTTPTransport()
-        transport = AsyncRecordingTransport(inner, self._wanted, self._ended)
+        transport = RecordingTransport(httpx.AsyncHTTPTransport(), self._wanted, self._ended)
         return httpx.AsyncClient(transport=transport, timeout=TIMEOUT, follow_redirects=True)
 
     def close(self) -> None:

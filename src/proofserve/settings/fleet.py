@@ -13,8 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from proofserve.fleet.members.sources import Address, address, plain_url
 from proofserve.fleet.records import MemberSource
 from proofserve.fleet.verification_records import AfterConviction
-from proofserve.settings.node import BearerKey, BearerKeys, Texts
-from proofserve.settings.toml_file import TomlTable, read_toml
+from proofserve.settings.node import BearerKey, BearerKeys, Texts, TomlTable, read_toml
 
 # Prefix of the controller's variables.
 PREFIX = "FLEET_"
