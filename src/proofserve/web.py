@@ -157,19 +157,19 @@ class FixedWindow:
             self._begin(now)
         elif self._used + amount > self.limit:
             return False
-        self._used += amount
+        self._count(amount)
         return True
 
     def charge(self, amount: int) -> None:
         now = self._clock()
         if now >= self.end:
             self._begin(now)
-        self._used += amount
+        self._count(amount)
 
     def give_back(self, amount: int, end: float) -> None:
         """Return an unused ``amount`` that was taken in the window that ends at ``end``."""
         if end == self.end and self._clock() < end:
-            self._used -= amount
+            self._count(-amount)
 
     @property
     def seconds_left(self) -> float:
@@ -182,3 +182,6 @@ class FixedWindow:
     def _begin(self, now: float) -> None:
         self.end = now + self._seconds
         self._used = 0
+
+    def _count(self, amount: int) -> None:
+        self._used += amount

@@ -21,7 +21,6 @@ from proofserve.gateway.failures import (
     Failure,
     RefusedByGateway,
 )
-from proofserve.gateway.headers import Header, Values
 from proofserve.gateway.http.close_delimited import CloseDelimited
 from proofserve.gateway.http.request_head import (
     MAX_HEAD_BYTES,
@@ -30,6 +29,7 @@ from proofserve.gateway.http.request_head import (
     origin_form,
     without_upgrade,
 )
+from proofserve.gateway.relay.attempts import Header, Values
 from proofserve.gateway.relay.gateway import Gateway
 from proofserve.web import request_id_of
 
