@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
@@ -223,22 +222,19 @@ def _state(backend: Backend) -> tuple[str, Level, str]:
 
 
 def _drain(backend: Backend) -> ActionOffer:
-    body: dict[str, Any] = {"backend": backend.name}
-    if backend.draining:
-        return ActionOffer(
-            id="undrain",
-            label="Take back",
-            path="/admin/undrain",
-            confirmation=f"{backend.name} gets requests again.",
-            body=body,
-        )
+    drained = backend.draining
+    after = (
+        "gets requests again"
+        if drained
+        else ("gets no new requests and finishes those that it has")
+    )
     return ActionOffer(
-        id="drain",
-        label="Drain",
-        path="/admin/drain",
-        confirmation=f"{backend.name} gets no new requests and finishes those that it has.",
-        body=body,
-        dangerous=True,
+        id="undrain" if drained else "drain",
+        label="Take back" if drained else "Drain",
+        path="/admin/undrain" if drained else "/admin/drain",
+        confirmation=f"{backend.name} {after}.",
+        body={"backend": backend.name},
+        dangerous=not drained,
     )
 
 

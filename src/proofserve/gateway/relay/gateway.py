@@ -312,9 +312,6 @@ class Gateway:
         pool = ConnectionPool(spec.url, self.timeouts.connect, self.loop, self.writes)
         return Backend(spec, pool, self.loop.time)
 
-    def _limits_shared(self) -> bool:
-        return self.shared is None or self.shared.up
-
     def _gauges(self) -> list[Gauge]:
         def single(name: str, text: str, read: Callable[[], float]) -> Gauge:
             return name, text, [], lambda: {(): read()}
@@ -326,13 +323,16 @@ class Gateway:
             return {(client.name,): client.in_flight for client in self.clients.all()}
 
         permits, backends, loop = self.admission, self.fleet.backends, self.loop
+        shared = self.shared
         at_rest = "Tasks of the event loop; at rest always the same."
         return [
             single("in_flight", "Permits in use.", lambda: permits.in_use),
             single("permits", "Permits in all.", lambda: permits.limit),
             single("queued", "Requests that wait for a permit.", lambda: permits.queued),
             single(
-                "limits_shared", "0 if limits should be shared and are not.", self._limits_shared
+                "limits_shared",
+                "0 if limits should be shared and are not.",
+                lambda: shared is None or shared.up,
             ),
             single("tasks", at_rest, lambda: len(asyncio.all_tasks(loop))),
             ("client_in_flight", "Requests of a key, queued ones included.", ["client"], in_flight),
