@@ -40,14 +40,13 @@ from proofserve.web import bearer_key, why_not_local, with_body
 
 Arguments = dict[Any, Any]
 
-# Limit of a body, which only names a backend.
+# Limit of an operator's body, which only names a backend.
 MAX_BYTES = 64 * 1024
 # A node waits 2 s for a receipt that it does not know yet.
-TIMEOUT_S = 10.0
-STATUSES = (401, 404, 410, 422, 425, 429, 502, 503, 504)
-# Headers of the backend's answer that are passed on.
+_RECEIPT_TIMEOUT_S = 10.0
+_RECEIPT_STATUSES = (401, 404, 410, 422, 425, 429, 502, 503, 504)
+# Headers of a backend's answer about receipts that are passed on.
 _PASSED = ("content-type", "retry-after")
-_LONGEST_ID = 512
 # Only for the page: the endpoints check the keys themselves.
 CLIENTS = Security(HTTPBearer(scheme_name="client", auto_error=False, description="A client key."))
 ADMIN = Security(HTTPBearer(scheme_name="admin", auto_error=False, description="The admin key."))
@@ -377,11 +376,11 @@ def _shown(backend: Backend) -> dict[str, Any]:
 
 
 ResponseId = Annotated[
-    str, Path(max_length=_LONGEST_ID, description="The `id` of the answer, as chatcmpl-….")
+    str, Path(max_length=512, description="The `id` of the answer, as chatcmpl-….")
 ]
 
 
-@receipts.get("/receipts/{response_id:path}", **answering(Receipts, *STATUSES))
+@receipts.get("/receipts/{response_id:path}", **answering(Receipts, *_RECEIPT_STATUSES))
 async def receipts_of(request: Request, response_id: ResponseId) -> Response:
     """The signed receipts of an answer that this key got, as the node gives them.
 
@@ -405,7 +404,7 @@ async def _ask(gateway: Gateway, backend: Backend, response_id: str) -> httpx.Re
     path = f"{gateway.plan.receipts_path}/{quote(response_id, safe='')}"
     # A client for each request: they are few beside answers, and nothing has to be closed later.
     try:
-        async with plain_client(backend.spec, gateway.plan.backend_key, TIMEOUT_S) as http:
+        async with plain_client(backend.spec, gateway.plan.backend_key, _RECEIPT_TIMEOUT_S) as http:
             return await http.get(path)
     except httpx.TimeoutException:
         raise RefusedByGateway(FIRST_BYTE_TIMEOUT) from None

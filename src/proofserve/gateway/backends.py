@@ -181,6 +181,11 @@ class Prober:
         self._failures = 0
         self._lists_models = True
         self._http = plain_client(backend.spec, key, TIMEOUT_S)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Probe in a task of its own until ``close``."""
+        self._task = asyncio.create_task(self.run())
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -190,6 +195,9 @@ class Prober:
             await asyncio.sleep(self._interval_s)
 
     async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         await self._http.aclose()
 
     async def ask(self) -> None:
@@ -247,7 +255,7 @@ class Roster:
     ) -> None:
         self._plan, self._pool = plan, pool
         self._make, self._gone, self._resolve = make, gone, resolve
-        self._probers: dict[Backend, tuple[Prober, asyncio.Task[None] | None]] = {}
+        self._probers: dict[Backend, Prober] = {}
         # Backends without an address in DNS any more, and whether an operator had drained them.
         self._leaving: dict[Backend, bool] = {}
         self._found: dict[str, frozenset[BackendSpec]] = {}
@@ -255,10 +263,10 @@ class Roster:
 
     async def start(self) -> None:
         """Probe the plan's backends, look the names up once, and go on probing."""
-        probers = {backend: self._prober(backend) for backend in self._pool.backends}
-        await asyncio.gather(*(prober.ask() for prober in probers.values()), self.look())
-        for backend, prober in probers.items():
-            self._keep_probing(backend, prober)
+        probers = [self._prober(backend) for backend in self._pool.backends]
+        await asyncio.gather(*(prober.ask() for prober in probers), self.look())
+        for prober in probers:
+            prober.start()
 
     async def run(self) -> None:
         """Look the names up for ever, and remove backends that have left and are idle."""
@@ -274,8 +282,9 @@ class Roster:
             await self.remove_idle()
 
     async def close(self) -> None:
-        for backend in list(self._probers):
-            await self._end_probing(backend)
+        while self._probers:
+            _, prober = self._probers.popitem()
+            await prober.close()
 
     async def look(self) -> None:
         """Look all names up: add new addresses, and drain those that are gone.
@@ -300,7 +309,7 @@ class Roster:
         for backend in [each for each in self._leaving if not each.outstanding]:
             del self._leaving[backend]
             self._pool.backends.remove(backend)
-            await self._end_probing(backend)
+            await self._probers.pop(backend).close()
             backend.pool.close()
             self._gone(backend.name)
             log.info("backend %s is removed", backend.name)
@@ -334,21 +343,11 @@ class Roster:
         backend = self._make(spec)
         prober = self._prober(backend)
         await prober.ask()
-        self._keep_probing(backend, prober)
+        prober.start()
         log.info("backend %s is new", backend.name)
         return backend
 
     def _prober(self, backend: Backend) -> Prober:
-        prober = Prober(backend, self._plan.probe_interval, self._plan.backend_key)
-        self._probers[backend] = prober, None
-        return prober
-
-    def _keep_probing(self, backend: Backend, prober: Prober) -> None:
-        self._probers[backend] = prober, asyncio.create_task(prober.run())
-
-    async def _end_probing(self, backend: Backend) -> None:
-        prober, task = self._probers.pop(backend)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await prober.close()
+        made = Prober(backend, self._plan.probe_interval, self._plan.backend_key)
+        self._probers[backend] = made
+        return made
