@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
-from proofserve.settings.fleet_worker import FleetWorkerSettings
+from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.wiring.verification.worker import run_worker
 
 QUEUE = "weights:benchmark"

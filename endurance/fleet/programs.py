@@ -13,7 +13,7 @@ from endurance.fleet.toy import TOY_QUEUE, CheatEngine, ToyTruths
 from proofserve.api.routes import router
 from proofserve.cli.main import app
 from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
-from proofserve.settings.fleet_worker import FleetWorkerSettings
+from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.node import running_node
 from proofserve.wiring.verification.checking import SampleChecker

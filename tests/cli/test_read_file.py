@@ -10,7 +10,7 @@ from proofserve.cli.recompute import read_file
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.receiver.messages import Generated, Stamp
+from proofserve.receiver.callbacks import Generated, Stamp
 from proofserve.receiver.store import ReceiverStore
 
 ANY = Selection()

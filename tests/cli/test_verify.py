@@ -18,7 +18,7 @@ from proofserve.lab.client.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
-from proofserve.receiver.messages import Generated, Stamp
+from proofserve.receiver.callbacks import Generated, Stamp
 from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
 from proofserve.wiring.verification import judging

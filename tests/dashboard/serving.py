@@ -21,8 +21,8 @@ from proofserve.api.dashboard import dashboard_routes
 from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Node
 from proofserve.dashboard import routes
-from proofserve.dashboard.feed import SnapshotFeed
 from proofserve.dashboard.records import DashboardSnapshot
+from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.rounds.status import CoreLiveness, EngineGauges

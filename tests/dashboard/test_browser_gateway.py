@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 
 from dashboard.looking import expect, expect_unanswered, fits, is_accessible, live, picture, state
 from dashboard.serving import PageServer
-from proofserve.gateway.admin.load_history import LoadHistory
+from proofserve.gateway.dashboard import LoadHistory
 from proofserve.gateway.http.app import build
 from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan

@@ -10,8 +10,8 @@ import pytest
 from dashboard.looking import expect, expect_unanswered, fits, is_accessible, live, state
 from dashboard.serving import HandedIn
 from dashboard.snapshots import fleet
-from proofserve.dashboard.feed import SnapshotUnavailable
 from proofserve.dashboard.records import Level
+from proofserve.dashboard.routes import SnapshotUnavailable
 from support.browser import tab
 
 if TYPE_CHECKING:

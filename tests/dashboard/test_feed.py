@@ -12,9 +12,8 @@ from fastapi.routing import APIRoute
 
 from dashboard.snapshots import fleet
 from proofserve.dashboard import routes
-from proofserve.dashboard.feed import SnapshotFeed, SnapshotUnavailable
-from proofserve.dashboard.paging import PageView
 from proofserve.dashboard.records import DashboardSnapshot
+from proofserve.dashboard.routes import PageView, SnapshotFeed, SnapshotUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -112,11 +111,11 @@ async def test_streams_are_counted_and_bounded() -> None:
     feed = source.feed(most_streams=1)
     async with application(feed) as client:
         with feed.one_stream():
-            refused = await client.get(routes.EVENTS)
+            refused = await client.get(f"{routes.PAGE}/events")
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
         # The double of a transport collects a whole answer, so the server ends this one.
         source.ends_after_a_reading = True
-        served = await client.get(routes.EVENTS)
+        served = await client.get(f"{routes.PAGE}/events")
     assert served.headers["content-type"].startswith("text/event-stream")
     assert served.text.removeprefix(READING.decode()).startswith("event: snapshot\n")
     assert feed.open_streams == 0

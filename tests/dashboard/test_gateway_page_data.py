@@ -11,8 +11,7 @@ import pytest
 
 from gateway.scripted import Backend, answers, backends, resets, until
 from gateway.serving import never_tried_again, once, order, plan_for, post, serving, wire
-from proofserve.gateway.admin.gateway_snapshot import quantile
-from proofserve.gateway.admin.load_history import LoadHistory
+from proofserve.gateway.dashboard import LoadHistory, quantile
 from proofserve.gateway.records import ClientSpec, GatewayPlan
 from proofserve.settings.process import environment
 from support.gateway import gateway_process

@@ -14,9 +14,8 @@ from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.dashboard.dashboard_routes import router, with_dashboard
 from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.dashboard.node_snapshot import snapshot_of
-from proofserve.dashboard.history import STEP_S
-from proofserve.dashboard.records import ActionOffer, DashboardSnapshot, MemberRow
-from proofserve.dashboard.routes import EVENTS, PAGE, SNAPSHOT
+from proofserve.dashboard.records import STEP_S, ActionOffer, DashboardSnapshot, MemberRow
+from proofserve.dashboard.routes import PAGE, SNAPSHOT
 from proofserve.rounds.status import CoreLiveness
 from rounds.doubles import until
 
@@ -177,7 +176,7 @@ async def test_the_data_need_a_key_and_the_page_does_not(key: str | None, status
             assert (await client.get(SNAPSHOT, headers=headers)).status_code == status
             # The node ends, so the stream does.
             await node.server.node.manager.aclose()
-            assert (await client.get(EVENTS, headers=headers)).status_code == status
+            assert (await client.get(f"{PAGE}/events", headers=headers)).status_code == status
 
 
 async def test_without_the_setting_there_are_no_data() -> None:

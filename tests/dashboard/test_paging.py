@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from dashboard.snapshots import fleet
-from proofserve.dashboard.history import History
-from proofserve.dashboard.paging import MOST_MEMBERS, PageView, encoded, page_of, ranked
-from proofserve.dashboard.records import DashboardSnapshot, Level
+from proofserve.dashboard.records import DashboardSnapshot, History, Level
+from proofserve.dashboard.routes import MOST_MEMBERS, PageView, encoded, page_of, ranked
 
 FLEET = ranked(fleet(1000))
 ORDER = [Level.BAD, Level.WARNING, Level.IDLE, Level.GOOD]

@@ -11,7 +11,7 @@ from proofserve.api.dashboard import dashboard_routes
 from proofserve.api.errors import NotEnabled
 from proofserve.api.node import Node
 from proofserve.api.routes import router
-from proofserve.dashboard.routes import EVENTS, PAGE, SNAPSHOT
+from proofserve.dashboard.routes import PAGE, SNAPSHOT
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.owner.private_app import private_app
 from wiring.api_process import ApiProcess, settings_in
@@ -52,4 +52,4 @@ async def test_the_snapshot_is_the_owners_and_the_page_asks_for_it_again(tmp_pat
             wrong = await client.get(f"{SNAPSHOT}?limit=0")
             assert (wrong.status_code, "limit" in wrong.text) == (422, True)
             # Without a stream the page asks for snapshots instead.
-            assert (await client.get(EVENTS)).status_code == 503
+            assert (await client.get(f"{PAGE}/events")).status_code == 503

@@ -22,7 +22,7 @@ from deploy.manifests import (
     written,
 )
 from deploy.test_units import SLACK_S, node_end_s
-from proofserve.gateway.backends import roster
+from proofserve.gateway import backends as roster
 from proofserve.gateway.records import GatewayPlan
 from proofserve.settings.fleet import FleetSettings
 from proofserve.settings.gateway import GatewaySettings

@@ -11,7 +11,7 @@ import httpx
 
 from benchmarks.fleet.fake_member import FakeMember, Serving
 from proofserve.receiver.app import create_app
-from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.receiver.store import ReceiverStore
 from proofserve.settings.fleet import FleetSettings
 from proofserve.wiring.fleet import running_fleet

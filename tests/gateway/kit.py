@@ -2,9 +2,8 @@
 
 from typing import Any, cast
 
-from proofserve.gateway.backends.batching import WriteBatch
-from proofserve.gateway.backends.fleet import Backend
-from proofserve.gateway.backends.upstream import Pool
+from proofserve.gateway.backends import Backend
+from proofserve.gateway.connections import ConnectionPool, WriteBatch
 from proofserve.gateway.records import BackendSpec
 
 
@@ -22,6 +21,5 @@ def backend(name: str = "a", weight: float = 1.0, clock: Clock | None = None) ->
     """A backend without a connection."""
     url = f"http://{name}"
     no_loop = cast("Any", None)
-    return Backend(
-        BackendSpec(url, weight), Pool(url, 1.0, no_loop, WriteBatch(no_loop)), clock or Clock()
-    )
+    pool = ConnectionPool(url, 1.0, no_loop, WriteBatch(no_loop))
+    return Backend(BackendSpec(url, weight), pool, clock or Clock())

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from gateway.scripted import MODEL, PATIENCE_S, Backend, until
-from proofserve.gateway.backends.roster import Resolve, addresses
+from proofserve.gateway.backends import Resolve, addresses
 from proofserve.gateway.http.app import build
 from proofserve.gateway.http.protocol import GatewayProtocol
 from proofserve.gateway.records import BackendSpec, GatewayPlan
@@ -113,13 +113,13 @@ def plan_for(*targets: Backend | str, **changes: Any) -> GatewayPlan:
 
 def never_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the gateway ask backends that do not answer its probes."""
-    monkeypatch.setattr("proofserve.gateway.backends.prober.TIMEOUT_S", 0.1)
-    monkeypatch.setattr("proofserve.gateway.backends.prober.FAILURES", 1000)
+    monkeypatch.setattr("proofserve.gateway.backends.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("proofserve.gateway.backends.FAILURES", 1000)
 
 
 def never_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a backend that rests after faults rest for the whole test."""
-    monkeypatch.setattr("proofserve.gateway.backends.fleet.REST_S", 600.0)
+    monkeypatch.setattr("proofserve.gateway.backends.REST_S", 600.0)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from proofserve.gateway.admin.admin_access import AdminOnly
+from proofserve.gateway.admin import AdminOnly
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 
 BACKEND = BackendSpec("http://127.0.0.1:1")

@@ -1,7 +1,7 @@
 """Which client got which answer: bounded in number and time, and no client takes another's."""
 
 from gateway.kit import Clock
-from proofserve.gateway.relay.answered import AnsweredRequests
+from proofserve.gateway.relay.gateway import AnsweredRequests
 
 CHAT = b"/v1/chat/completions"
 

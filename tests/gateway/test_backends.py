@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.kit import Clock, backend
-from proofserve.gateway.backends.fleet import FAULTS, LONGEST_REST_S, REST_S, Backend, Fleet
+from proofserve.gateway.backends import FAULTS, LONGEST_REST_S, REST_S, Backend, BackendPool
 
 MODEL = {"id": "tiny"}
 
 
-def fleet(*backends: Backend, affinity: bool = False) -> Fleet:
-    return Fleet(backends, affinity)
+def fleet(*backends: Backend, affinity: bool = False) -> BackendPool:
+    return BackendPool(backends, affinity)
 
 
 def named(names: str, clock: Clock | None = None) -> list[Backend]:
     return [backend(name, clock=clock) for name in names]
 
 
-def chosen(some: Fleet, times: int, prefix: bytes = b"") -> Counter[str]:
+def chosen(some: BackendPool, times: int, prefix: bytes = b"") -> Counter[str]:
     """How often each backend is chosen when no request ends."""
     found: Counter[str] = Counter()
     for _ in range(times):
@@ -233,7 +233,7 @@ def test_a_last_resort_that_works_ends_its_rest() -> None:
 PREFIXES = [b"conversation %d" % n for n in range(400)]
 
 
-def homes(some: Fleet) -> list[str]:
+def homes(some: BackendPool) -> list[str]:
     """The backend of each prefix while all backends are idle."""
     found = [some.choose(None, prefix, ()) for prefix in PREFIXES]
     return [each.name for each in found if each]

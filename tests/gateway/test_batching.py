@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.scripted import AT_ONCE, PATIENCE_S, until
-from proofserve.gateway.backends.batching import LARGE, BatchedTransport, WriteBatch
+from proofserve.gateway.connections import LARGE, BatchedTransport, WriteBatch
 
 pytestmark = pytest.mark.anyio
 Batched = Callable[[WriteBatch, asyncio.Transport], asyncio.Transport]

@@ -7,10 +7,9 @@ import pytest
 
 from gateway.kit import Clock
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.limits.clients import NOTHING, Charge, Client, Clients
-from proofserve.gateway.limits.request_body import USUAL_ANSWER, RequestFields
+from proofserve.gateway.limits import NOTHING, USUAL_ANSWER, Charge, Client, Clients, RequestFields
 from proofserve.gateway.records import ClientSpec
-from proofserve.web.bearer import key_of
+from proofserve.web import key_of
 
 SHORT = RequestFields(max_tokens=10)
 

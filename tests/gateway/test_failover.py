@@ -204,7 +204,7 @@ async def test_a_death_under_load_breaks_only_what_had_begun(
 
 
 async def test_a_backend_that_comes_back_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofserve.gateway.backends.fleet.REST_S", 0.2)
+    monkeypatch.setattr("proofserve.gateway.backends.REST_S", 0.2)
     async with backends(answers, answers) as (one, two), serving(plan_for(one, two)) as server:
         await one.die()
         for _ in range(8):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proofserve.gateway.headers import HOP_BY_HOP
 from proofserve.gateway.records import BackendSpec, ClientSpec, GatewayPlan
+from proofserve.gateway.relay.attempts import HOP_BY_HOP
 from proofserve.gateway.relay.gateway import Gateway
 
 pytestmark = pytest.mark.anyio

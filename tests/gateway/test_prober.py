@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.probe_backend import ProbeBackend, listing, probe_backend
-from proofserve.gateway.backends import prober as module
-from proofserve.gateway.backends.batching import WriteBatch
-from proofserve.gateway.backends.fleet import Backend
-from proofserve.gateway.backends.prober import Prober
-from proofserve.gateway.backends.upstream import Pool
+from proofserve.gateway import backends as module
+from proofserve.gateway.backends import Backend, Prober
+from proofserve.gateway.connections import ConnectionPool, WriteBatch
 from proofserve.gateway.records import BackendSpec
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 def backend_at(url: str) -> Backend:
     loop = asyncio.get_running_loop()
-    return Backend(BackendSpec(url), Pool(url, 1.0, loop, WriteBatch(loop)), loop.time)
+    return Backend(BackendSpec(url), ConnectionPool(url, 1.0, loop, WriteBatch(loop)), loop.time)
 
 
 @pytest.fixture

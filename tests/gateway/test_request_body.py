@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofserve.gateway.limits.request_body import USUAL_ANSWER, RequestBodyReader, RequestFields
+from proofserve.gateway.limits import USUAL_ANSWER, RequestFields, read_body
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def read(**body: Any) -> RequestFields:
-    return RequestBodyReader().read(json.dumps(body).encode())
+    return read_body(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_cost_counts_every_answer(n: int | None, answers: int) -> None:
 def test_the_cost_counts_every_prompt(prompt: Any, prompts: int) -> None:
     for indent in (None, 2):
         body = json.dumps({"prompt": prompt, "max_tokens": 10, "n": 2}, indent=indent)
-        assert RequestBodyReader().read(body.encode()).most_tokens(0) == 20 * prompts
+        assert read_body(body.encode()).most_tokens(0) == 20 * prompts
 
 
 @given(
@@ -87,7 +87,7 @@ def test_prompts_of_any_type_are_counted(
     prompts: list[Any], indent: int | None, ascii_only: bool
 ) -> None:
     body = json.dumps({"prompt": prompts, "max_tokens": 1}, indent=indent, ensure_ascii=ascii_only)
-    assert RequestBodyReader().read(body.encode()).most_tokens(0) == max(1, len(prompts))
+    assert read_body(body.encode()).most_tokens(0) == max(1, len(prompts))
 
 
 @pytest.mark.parametrize("which", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
@@ -138,14 +138,14 @@ def test_the_error_names_a_field_of_the_wrong_type(field: str, value: Any) -> No
 )
 def test_a_body_that_is_not_a_json_object_raises_value_error(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        RequestBodyReader().read(body)
+        read_body(body)
 
 
 @given(st.binary(max_size=100))
 def test_any_bytes_raise_value_error_or_nothing(body: bytes) -> None:
     for each in (body, b'{"model":' + body, b'{"prompt":' + body + b"}"):
         try:
-            order = RequestBodyReader().read(each)
+            order = read_body(each)
             order.beginning(10)
             assert order.most_tokens(10) >= 10
         except ValueError:
@@ -153,7 +153,7 @@ def test_any_bytes_raise_value_error_or_nothing(body: bytes) -> None:
 
 
 def test_the_prefix_is_the_start_of_the_messages_as_sent() -> None:
-    order = RequestBodyReader().read(b'{"stream":true,"messages": [ {"role":"user"}],"model":"m"}')
+    order = read_body(b'{"stream":true,"messages": [ {"role":"user"}],"model":"m"}')
     assert order.beginning(1000) == b'[ {"role":"user"}]'
     assert order.beginning(3) == b"[ {"
 
@@ -171,7 +171,7 @@ def test_a_longer_conversation_keeps_its_prefix() -> None:
 
 def test_the_prefix_does_not_keep_the_body_alive() -> None:
     body = bytearray(b'{"prompt":"hello"}')
-    beginning = RequestBodyReader().read(bytes(body)).beginning(100)
+    beginning = read_body(bytes(body)).beginning(100)
     body[:] = b"x" * len(body)
     assert beginning == b'"hello"'
     assert type(beginning) is bytes

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.scripted import END, MODEL, SSE_HEAD, Backend, Call, answers, event, until
 from gateway.serving import Server, once, order, plan_for, post, serving, wire
-from proofserve.gateway.backends import roster
+from proofserve.gateway import backends
 from proofserve.gateway.records import BackendSpec
 
 pytestmark = pytest.mark.anyio
@@ -192,6 +192,6 @@ async def test_the_systems_resolver_finds_this_machine(caplog: pytest.LogCapture
         async with serving(plan_for(names=(found,), lookup_interval=0.05)) as server:
             assert one.url in names(server)
             assert (await once(server.port, post())).status == 200
-    assert "127.0.0.1" in await roster.addresses("localhost", 80)
+    assert "127.0.0.1" in await backends.addresses("localhost", 80)
     with pytest.raises(OSError, match=r".*"):
-        await roster.addresses("no-such-host.invalid", 80)
+        await backends.addresses("no-such-host.invalid", 80)

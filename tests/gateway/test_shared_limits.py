@@ -10,9 +10,8 @@ from prometheus_client import generate_latest
 
 from gateway.scripted import PATIENCE_S, answers, backends, until
 from gateway.serving import Server, once, order, plan_for, post, serving
-from proofserve.gateway.limits import shared_budgets
-from proofserve.gateway.limits.shared_budgets import SharedBudgets, require_valid
-from proofserve.gateway.limits.shared_window import SharedWindow
+from proofserve.gateway import limits
+from proofserve.gateway.limits import SharedBudgets, SharedWindow, require_valid
 from proofserve.gateway.records import ClientSpec
 from proofserve.gateway.relay import gateway as relay_gateway
 from support.redis_server import RedisServer, running_redis
@@ -42,7 +41,7 @@ def clock() -> Clock:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine an answer of Redis may be late, and what is sent again counts twice."""
-    monkeypatch.setattr(shared_budgets, "ANSWER_S", 60.0)
+    monkeypatch.setattr(limits, "ANSWER_S", 60.0)
 
 
 @pytest.fixture(scope="module")

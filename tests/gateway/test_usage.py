@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofserve.gateway.metrics import Series
-from proofserve.gateway.relay.backend_response import BackendResponse
-from proofserve.gateway.relay.usage import TAIL_BYTES, Usage, read_usage, tail_of
+from proofserve.gateway.relay.attempts import TAIL_BYTES, BackendResponse, read_usage, tail_of
 
 COUNTS = {"prompt_tokens": 12, "total_tokens": 17, "completion_tokens": 5}
 
@@ -26,14 +25,14 @@ def event(body: object) -> bytes:
 
 
 def test_usage_of_a_plain_answer() -> None:
-    assert read_usage(plain()) == Usage(12, 5)
-    assert read_usage(plain(prompt_logprobs=None, kv_transfer_params=None)) == Usage(12, 5)
+    assert read_usage(plain()) == (12, 5)
+    assert read_usage(plain(prompt_logprobs=None, kv_transfer_params=None)) == (12, 5)
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (",", ":\n  ")])
 def test_usage_with_any_spaces(separators: tuple[str, str]) -> None:
     body = json.dumps({"usage": COUNTS}, separators=separators).encode()
-    assert read_usage(body) == Usage(12, 5)
+    assert read_usage(body) == (12, 5)
 
 
 def test_usage_in_the_last_event_of_a_stream() -> None:
@@ -42,13 +41,13 @@ def test_usage_in_the_last_event_of_a_stream() -> None:
         + event({"choices": [], "usage": COUNTS})
         + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
     )
-    assert read_usage(stream) == Usage(12, 5)
+    assert read_usage(stream) == (12, 5)
 
 
 def test_the_last_of_several_counts_is_read() -> None:
     counts = [{"prompt_tokens": 12, "completion_tokens": n} for n in range(6)]
     stream = b"".join(event({"choices": [], "usage": each}) for each in counts)
-    assert read_usage(stream) == Usage(12, 5)
+    assert read_usage(stream) == (12, 5)
 
 
 def test_a_stream_without_usage_gives_no_usage() -> None:
@@ -65,14 +64,14 @@ def test_usage_with_the_names_of_the_responses_api() -> None:
         "total_tokens": 13,
     }
     response = {"response": {"output": [], "usage": usage, "user": None}, "type": "completed"}
-    assert read_usage(event(response)) == Usage(9, 4)
+    assert read_usage(event(response)) == (9, 4)
 
 
 def test_embeddings_have_no_completion_tokens() -> None:
     body = {"data": [], "usage": {"prompt_tokens": 8, "total_tokens": 8}}
-    assert read_usage(json.dumps(body).encode()) == Usage(8, 0)
+    assert read_usage(json.dumps(body).encode()) == (8, 0)
     body = {"usage": {"prompt_tokens": 8, "completion_tokens": None}}  # type: ignore[dict-item]
-    assert read_usage(json.dumps(body).encode()) == Usage(8, 0)
+    assert read_usage(json.dumps(body).encode()) == (8, 0)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +86,8 @@ def test_embeddings_have_no_completion_tokens() -> None:
 def test_a_usage_object_inside_the_models_text_is_not_counted(text: str) -> None:
     said = event({"choices": [{"delta": {"content": text}}]})
     assert read_usage(said) is None
-    assert read_usage(event({"usage": COUNTS}) + said) == Usage(12, 5)
-    assert read_usage(plain(text=text)) == Usage(12, 5)
+    assert read_usage(event({"usage": COUNTS}) + said) == (12, 5)
+    assert read_usage(plain(text=text)) == (12, 5)
 
 
 @given(st.text())
@@ -98,8 +97,8 @@ def test_no_text_of_the_model_is_read_as_usage(text: str) -> None:
 
 @pytest.mark.parametrize("cut", range(1, len(plain())))
 def test_a_truncated_tail_gives_the_whole_usage_or_none(cut: int) -> None:
-    assert read_usage(plain()[cut:]) in {Usage(12, 5), None}
-    assert read_usage(plain()[:-cut]) in {Usage(12, 5), None}
+    assert read_usage(plain()[cut:]) in {(12, 5), None}
+    assert read_usage(plain()[:-cut]) in {(12, 5), None}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_a_usage_object_in_pieces_is_whole_in_the_tail() -> None:
     for byte in b"x" * 5000 + plain():
         tail = tail_of(tail, bytes([byte]))
     assert len(tail) == TAIL_BYTES
-    assert read_usage(tail) == Usage(12, 5)
+    assert read_usage(tail) == (12, 5)
 
 
 @pytest.mark.parametrize(

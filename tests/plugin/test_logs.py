@@ -10,7 +10,7 @@ import pytest
 from pythonjsonlogger.json import JsonFormatter
 
 from api.support import GENERATE, JOB, ORDER, START, STATUS, STOP, serving
-from proofserve.plugin.logs import ROOT, log_as
+from proofserve.plugin.endpoint import ROOT, log_as
 
 pytestmark = pytest.mark.anyio
 

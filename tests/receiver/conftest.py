@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from proofserve.receiver.app import MAX_BODY_BYTES, create_app
-from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.receiver.store import ReceiverStore
 
 

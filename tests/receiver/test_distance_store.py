@@ -1,14 +1,11 @@
-"""The distance protocol in the receiver's file, and files from before it."""
+"""The distance protocol in the receiver's file."""
 
 import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
-from proofserve.receiver import database
-from proofserve.receiver.messages import (
+from proofserve.receiver.callbacks import (
     Generated,
     GeneratedWinners,
     Stamp,
@@ -17,7 +14,7 @@ from proofserve.receiver.messages import (
 )
 from proofserve.receiver.store import ClaimSource, ReceiverStore
 
-from .support import distance, generated, judged, validated, vector, won
+from .support import distance, generated, judged, validated, won
 
 
 def test_winners_and_verdicts_are_counted_beside_the_others(store: ReceiverStore) -> None:
@@ -80,49 +77,3 @@ def test_a_verdict_is_kept_as_it_was_sent(path: Path, store: ReceiverStore) -> N
         {"id": 1, "callback": 1} | judged(),
         {"id": 2, "callback": 2} | judged(n_invalid=None, probability_honest=None),
     ]
-
-
-@pytest.fixture
-def old(path: Path) -> Path:
-    """A store of version 1: two artifacts, one of which came twice, and a verdict."""
-    with closing(sqlite3.connect(path)) as file:
-        file.executescript(database._VERSION_1)
-        file.execute("INSERT INTO callbacks VALUES (1, 'generated', 'a', 1, 1e9, 0)")
-        file.execute("INSERT INTO callbacks VALUES (2, 'validated', 'b', 2, 1e9, 0)")
-        file.executemany(
-            "INSERT INTO artifacts VALUES ('b10c', 'k3y', ?, ?, 1)", [(3, vector(3)), (7, "")]
-        )
-        file.execute("INSERT INTO sources VALUES ('k3y', 'b10c', 3, 2, 1, 1, 1e9)")
-        file.execute(
-            "INSERT INTO validations VALUES"
-            " (1, 2, 'job', 'k3y', 'b10c', 77, 3, 4, 1, '[7]', 0.004, 1)"
-        )
-        file.commit()
-    return path
-
-
-def test_a_book_of_version_1_is_taken_over(old: Path) -> None:
-    store = ReceiverStore.open(old, lambda: 2e9)
-    assert store.summary().sources == (ClaimSource("k3y", "b10c", 2, 0, 1, 1, 1, 1e9),)
-    assert not store.add_generated(Generated(**generated(3)), Stamp(key="a"))
-    store.add_generated(Generated(**generated(7, 11)), Stamp(key="c"))
-    store.add_generated(GeneratedWinners(**won(3)), Stamp(key="d"))
-    store.close()
-    store = ReceiverStore.open(old)
-    assert store.summary().sources == (ClaimSource("k3y", "b10c", 3, 1, 2, 1, 1, 2e9),)
-    store.close()
-    with closing(sqlite3.connect(old)) as file:
-        assert file.execute("PRAGMA user_version").fetchone() == (4,)
-        assert file.execute("SELECT count(*) FROM validations").fetchone() == (1,)
-
-
-def test_a_migration_that_fails_leaves_version_1(old: Path) -> None:
-    with closing(sqlite3.connect(old)) as file:
-        # The last change of the script stumbles over this.
-        file.execute("ALTER TABLE sources ADD COLUMN winners")
-    with pytest.raises(database.ReceiverFileError, match="duplicate column name: winners"):
-        ReceiverStore.open(old)
-    with closing(sqlite3.connect(old)) as file:
-        assert file.execute("PRAGMA user_version").fetchone() == (1,)
-        tables = [row[0] for row in file.execute("SELECT name FROM sqlite_master")]
-        assert "distance_validations" not in tables

@@ -15,9 +15,8 @@ from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.receipts.signature import SigningKey
-from proofserve.receiver import database, reader
-from proofserve.receiver.database import ReceiverFileError
-from proofserve.receiver.store import ReceiverStore
+from proofserve.receiver import reader
+from proofserve.receiver.reader import ReceiverFileError
 from receipts.support import an_answer, logged, running
 from support.logs import chain, posted, signed_entries
 
@@ -150,20 +149,6 @@ def test_it_takes_what_a_node_posts(url: str, path: Path, tmp_path: Path) -> Non
     key, entries = anyio.run(serve)
     assert len(entries) == 3
     assert of_key(key) == entries
-
-
-def test_a_file_of_version_3_is_taken_over(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as file:
-        file.executescript(database._VERSION_1 + database._VERSION_2 + database._VERSION_3)
-        file.execute("INSERT INTO callbacks VALUES (NULL, 'generated', 'a', 1, 1e9, 0)")
-        file.commit()
-    assert stored(path) == []
-    store = ReceiverStore.open(path)
-    assert (store.summary().callbacks, store.summary().forks) == (1, 0)
-    store.close()
-    with closing(sqlite3.connect(path)) as file:
-        assert file.execute("PRAGMA user_version").fetchone() == (4,)
-    assert stored(path) == []
 
 
 @pytest.mark.parametrize("body", ["{", "{}", "[]"])

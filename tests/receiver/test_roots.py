@@ -1,8 +1,6 @@
 """Roots of batches: over HTTP, in the file, and as a validator reads them."""
 
 import base64
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,7 @@ import pytest
 
 from proofserve.protocol.commitments import CommittedBatch
 from proofserve.protocol.nonces import NonceLane
-from proofserve.receiver import database, reader
-from proofserve.receiver.store import ClaimSource, ReceiverStore
+from proofserve.receiver import reader
 
 from .support import generated
 
@@ -103,17 +100,3 @@ def test_roots_that_mean_nothing_are_refused(
     assert answer.status_code == 422
     (detail,) = answer.json()["detail"]
     assert where in f"{'.'.join(map(str, detail['loc'][1:]))}: {detail['msg']}"
-
-
-def test_a_file_of_version_2_is_taken_over(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as file:
-        file.executescript(database._VERSION_1 + database._VERSION_2)
-        file.execute("INSERT INTO sources VALUES ('k3y', 'b10c', 3, 2, 1, 1, 1e9, 0)")
-        file.commit()
-    with reader.reading(path) as received:
-        assert received.rounds() == []
-    store = ReceiverStore.open(path)
-    assert store.summary().sources == (ClaimSource("k3y", "b10c", 2, 0, 1, 1, 1, 1e9),)
-    store.close()
-    with reader.reading(path) as received:
-        assert received.rounds() == []

@@ -13,7 +13,7 @@ from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.receiver.store import ReceiverStore
 from proofserve.wire.signature import Envelope
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.receiver.database import ReceiverFileError
-from proofserve.receiver.messages import Generated, Stamp, Validated
+from proofserve.receiver.callbacks import Generated, Stamp, Validated
+from proofserve.receiver.reader import ReceiverFileError
 from proofserve.receiver.store import ClaimSource, ReceiverStore, Summary
 
 from .support import generated, validated
@@ -95,6 +95,9 @@ def test_files_that_are_not_a_book_are_refused(path: Path, tmp_path: Path) -> No
         file.execute("CREATE TABLE recipes (name)")
         with pytest.raises(ReceiverFileError, match="another program"):
             ReceiverStore.open(path)
-        file.execute("PRAGMA user_version = 5")
-    with pytest.raises(ReceiverFileError, match="has version 5, this proofserve reads up to 4"):
-        ReceiverStore.open(path)
+        for version, complaint in ((5, "reads up to 4"), (3, "reads 4 only")):
+            file.execute(f"PRAGMA user_version = {version}")
+            with pytest.raises(
+                ReceiverFileError, match=f"has version {version}, this proofserve {complaint}"
+            ):
+                ReceiverStore.open(path)

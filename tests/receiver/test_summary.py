@@ -2,8 +2,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from proofserve.receiver.store import ClaimSource, Summary
-from proofserve.receiver.summary import render
+from proofserve.receiver.store import ClaimSource, Summary, render
 
 
 def _text(summary: Summary, width: int) -> str:

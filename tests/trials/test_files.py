@@ -14,7 +14,7 @@ from endurance.witness import Witness
 from outbox.support import a_distance_spec, a_spec, winners
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.receiver.messages import Generated, GeneratedWinners, Stamp
+from proofserve.receiver.callbacks import Generated, GeneratedWinners, Stamp
 from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Artifact
 from receiver.support import generated, vector

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proofserve.web.bearer import bearer_key, digest, key_of
+from proofserve.web import bearer_key, digest, key_of
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER", b"bEARER"])

@@ -4,7 +4,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from proofserve.web.bounded_body import with_body
+from proofserve.web import with_body
 
 pytestmark = pytest.mark.anyio
 

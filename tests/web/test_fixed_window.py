@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proofserve.web.fixed_window import FixedWindow
+from proofserve.web import FixedWindow
 
 
 class Clock:

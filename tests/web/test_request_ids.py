@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofserve.web.request_ids import request_id_of
+from proofserve.web import request_id_of
 
 
 def test_a_request_without_an_id_gets_one_of_its_own() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from starlette.requests import HTTPConnection
 
-from proofserve.web.this_machine import is_loopback, why_not_local
+from proofserve.web import is_loopback, why_not_local
 
 
 def connection(

@@ -8,8 +8,7 @@ from enum import StrEnum
 from starlette.requests import HTTPConnection
 
 from proofserve.api.errors import KeyMissing, NotAllowed
-from proofserve.web.bearer import bearer_key, digest
-from proofserve.web.this_machine import why_not_local
+from proofserve.web import bearer_key, digest, why_not_local
 from proofserve.wire.paths import PROOFS
 
 

@@ -36,7 +36,7 @@ from proofserve.rounds.errors import (
     UnknownRound,
     VectorsDeleted,
 )
-from proofserve.web.request_ids import request_id_of
+from proofserve.web import request_id_of
 from proofserve.wire.protocols import problems
 
 _logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from proofserve.api.errors import BodyLost, BodyTooLarge, ClientGone
-from proofserve.web.bounded_body import with_body
+from proofserve.web import with_body
 
 # JSON values for one nonce in a body: the nonce, and its claim, an object with two fields.
 _VALUES_PER_NONCE = 4

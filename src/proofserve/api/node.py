@@ -12,14 +12,14 @@ from fastapi import Depends, Request
 
 from proofserve.api.access import Access, Caller, Role
 from proofserve.api.errors import ClientGone, TooMany
-from proofserve.dashboard.feed import SnapshotFeed
+from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import NodeManager, PublishedResults
 from proofserve.rounds.receipts.service import ReceiptService
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.status import CoreLiveness, FleetMembership
-from proofserve.web.fixed_window import HOUR_S, FixedWindow
+from proofserve.web import HOUR_S, FixedWindow
 
 T = TypeVar("T")
 

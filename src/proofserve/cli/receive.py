@@ -10,9 +10,8 @@ import uvicorn
 from rich.live import Live
 
 from proofserve.receiver.app import MAX_BODY_BYTES, create_app
-from proofserve.receiver.signature_check import SignatureCheck
-from proofserve.receiver.store import ReceiverStore
-from proofserve.receiver.summary import render
+from proofserve.receiver.callbacks import SignatureCheck
+from proofserve.receiver.store import ReceiverStore, render
 
 app = typer.Typer()
 

@@ -30,7 +30,7 @@ from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver import reader
-from proofserve.receiver.database import ReceiverFileError
+from proofserve.receiver.reader import ReceiverFileError
 from proofserve.rounds.calls import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
 from proofserve.wiring.judges import ChosenTests, JudgingOptions

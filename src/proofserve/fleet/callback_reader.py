@@ -21,7 +21,7 @@ from proofserve.fleet.records import (
 )
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
-from proofserve.receiver.messages import GeneratedRoots
+from proofserve.receiver.callbacks import GeneratedRoots
 from proofserve.rounds.records import RoundSpec
 from proofserve.wire.protocols import problems
 from proofserve.wire.records import encoding_of

@@ -21,7 +21,6 @@ from proofserve.engines.vllm import support
 from proofserve.engines.vllm.vetting import features
 from proofserve.engines.vllm.vetting.start import require_vetted, require_vetted_runner
 from proofserve.lab.report.machine import processor_here
-from proofserve.plugin.logs import log_as
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.receipts.service import ReceiptSource
 from proofserve.rounds.records import EngineInfo
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from proofserve.engines.vllm.liveness.watch import LivenessWatch
 
 _logger = logging.getLogger(__name__)
+ROOT = "proofserve"
 # If it is set, vLLM's /metrics shows only the files that processes wrote to that folder.
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 # How long vLLM waits for the end of the round before it ends the engine, seconds.
@@ -204,6 +204,19 @@ class ProofEndpoints:
         answers = await client.start(engine_client, engine_info.facts, k_dim)
         _logger.info("receipts are on: sketch key %s, %d dimensions", answers.sketch_key, k_dim)
         return ReceiptSource(answers, engine_info, answers.sketch_key, k_dim)
+
+
+def log_as(name: str) -> None:
+    """Give proofserve's logger the handlers, level and propagation of the logger ``name``.
+
+    So its lines go where vLLM's go, as text or JSON. A logger that is configured stays as it is.
+    """
+    own, other = logging.getLogger(ROOT), logging.getLogger(name)
+    if own.handlers or own.level != logging.NOTSET:
+        return
+    own.handlers = list(other.handlers)
+    own.setLevel(other.level)
+    own.propagate = other.propagate
 
 
 def _limit_wait_for_clients(application: FastAPI) -> None:

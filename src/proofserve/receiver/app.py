@@ -10,9 +10,14 @@ from fastapi.responses import JSONResponse
 from proofserve.protocol.codec import decode
 from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.receipts.signature import SignedEntry, is_signed
-from proofserve.receiver.guard import guarded
-from proofserve.receiver.messages import AnyGenerated, AnyValidated, Generated, Stamp
-from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.callbacks import (
+    AnyGenerated,
+    AnyValidated,
+    Generated,
+    SignatureCheck,
+    Stamp,
+    guarded,
+)
 from proofserve.receiver.store import ReceiverStore, Summary
 from proofserve.wire.paths import LOGGED
 from proofserve.wire.protocols import problems

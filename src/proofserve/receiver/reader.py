@@ -1,4 +1,4 @@
-"""Reads artifacts, roots and logs of receipts in a receiver's file, also beside a receiver."""
+"""The receiver's SQLite file: its tables, its connections, and what validators read in it."""
 
 import json
 import sqlite3
@@ -10,18 +10,85 @@ from pathlib import Path
 from proofserve.protocol.commitments import CommittedBatch
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.receipts.signature import SignedEntry
-from proofserve.receiver.database import ReceiverFileError
 from proofserve.wire.receipts import signed_entry
 
-# The versions of the file's schema with the tables of roots, and of logs of receipts.
-FIRST_WITH_ROOTS = 3
-FIRST_WITH_LOGS = 4
+# Files of older versions were never released.
+_VERSION = 4
+_SCHEMA = f"""
+CREATE TABLE callbacks (
+    id INTEGER PRIMARY KEY, endpoint TEXT NOT NULL, idempotency_key TEXT UNIQUE, sequence INTEGER,
+    received_at REAL NOT NULL, repeats INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE artifacts (
+    block_hash TEXT NOT NULL, public_key TEXT NOT NULL, nonce INTEGER NOT NULL,
+    vector_b64 TEXT NOT NULL,
+    callback INTEGER NOT NULL REFERENCES callbacks (id),
+    PRIMARY KEY (block_hash, public_key, nonce)
+) WITHOUT ROWID;
+CREATE TABLE winners (
+    block_hash TEXT NOT NULL, public_key TEXT NOT NULL, nonce INTEGER NOT NULL,
+    distance REAL NOT NULL,
+    callback INTEGER NOT NULL REFERENCES callbacks (id),
+    PRIMARY KEY (block_hash, public_key, nonce)
+) WITHOUT ROWID;
+CREATE TABLE committed_rounds (
+    number INTEGER PRIMARY KEY,
+    block_hash TEXT NOT NULL, public_key TEXT NOT NULL, round_id TEXT NOT NULL,
+    block_height INTEGER NOT NULL,
+    node_id INTEGER NOT NULL, node_count INTEGER NOT NULL,
+    group_id INTEGER NOT NULL, n_groups INTEGER NOT NULL,
+    scheme TEXT NOT NULL, k_dim INTEGER NOT NULL, seq_len INTEGER NOT NULL,
+    UNIQUE (block_hash, public_key, round_id)
+);
+CREATE TABLE roots (
+    round INTEGER NOT NULL REFERENCES committed_rounds (number),
+    first_index INTEGER NOT NULL, count INTEGER NOT NULL,
+    root BLOB NOT NULL, previous_root BLOB,
+    callback INTEGER NOT NULL REFERENCES callbacks (id),
+    PRIMARY KEY (round, first_index)
+) WITHOUT ROWID;
+-- Counted with each callback: counting millions of rows for each refresh would be too slow.
+-- ``committed`` counts nonces under roots.
+CREATE TABLE sources (
+    public_key TEXT NOT NULL, block_hash TEXT NOT NULL,
+    received INTEGER NOT NULL, artifacts INTEGER NOT NULL, winners INTEGER NOT NULL,
+    committed INTEGER NOT NULL, validations INTEGER NOT NULL, frauds INTEGER NOT NULL,
+    last_received REAL NOT NULL,
+    PRIMARY KEY (public_key, block_hash)
+) WITHOUT ROWID;
+CREATE TABLE validations (
+    id INTEGER PRIMARY KEY,
+    callback INTEGER NOT NULL REFERENCES callbacks (id),
+    request_id TEXT NOT NULL,
+    public_key TEXT NOT NULL, block_hash TEXT NOT NULL, block_height INTEGER NOT NULL,
+    node_id INTEGER NOT NULL,
+    n_total INTEGER NOT NULL, n_mismatch INTEGER NOT NULL, mismatch_nonces TEXT NOT NULL,
+    p_value REAL NOT NULL, fraud_detected INTEGER NOT NULL
+);
+-- The four lists are JSON, each in the order of the nonces.
+CREATE TABLE distance_validations (
+    id INTEGER PRIMARY KEY,
+    callback INTEGER NOT NULL REFERENCES callbacks (id),
+    public_key TEXT NOT NULL, block_hash TEXT NOT NULL, block_height INTEGER NOT NULL,
+    nonces TEXT NOT NULL, computed_distances TEXT NOT NULL, received_distances TEXT NOT NULL,
+    valid TEXT NOT NULL,
+    n_invalid INTEGER, probability_honest REAL, fraud_detected INTEGER NOT NULL
+);
+-- Entries of public logs of receipts. ``public_key`` is in hexadecimal, ``body`` the entry and its
+-- signature as JSON. ``fork`` is 1 if the file already had another entry with this key and number.
+CREATE TABLE log_entries (
+    public_key TEXT NOT NULL, number INTEGER NOT NULL, hash BLOB NOT NULL, body TEXT NOT NULL,
+    received_at REAL NOT NULL, fork INTEGER NOT NULL,
+    PRIMARY KEY (public_key, number, hash)
+) WITHOUT ROWID;
+CREATE INDEX log_forks ON log_entries (public_key, number) WHERE fork = 1;
+PRAGMA user_version = {_VERSION};
+"""
 _MAGIC = b"SQLite format 3\0"
 _SOURCES = "SELECT block_hash, public_key, count(*) FROM artifacts GROUP BY 1, 2 ORDER BY 1, 2"
 _ARTIFACTS = (
     "SELECT nonce, vector_b64 FROM artifacts WHERE block_hash = ? AND public_key = ? ORDER BY nonce"
 )
-
 _ROUNDS = """
     SELECT number, block_hash, public_key, round_id, block_height, node_id, node_count, group_id,
            n_groups, scheme, k_dim, seq_len
@@ -42,6 +109,42 @@ _FORKED = """
 
 # A block hash and a public key.
 Source = tuple[str, str]
+
+
+class ReceiverFileError(Exception):
+    """The file cannot be opened, or belongs to another program or another version."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection for several threads, one at a time. Raises ReceiverFileError."""
+    try:
+        # We begin transactions ourselves: Python would begin them too late for reads.
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise ReceiverFileError(f"cannot open {path}: {error}") from error
+    try:
+        _prepare(connection)
+    except (sqlite3.Error, ReceiverFileError) as error:
+        connection.close()
+        raise ReceiverFileError(f"cannot use {path}: {error}") from error
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if version > _VERSION:
+        raise ReceiverFileError(f"it has version {version}, this proofserve reads up to {_VERSION}")
+    if version == 0 and tables:
+        raise ReceiverFileError("it is a database of another program")
+    if 0 < version < _VERSION:
+        raise ReceiverFileError(f"it has version {version}, this proofserve reads {_VERSION} only")
+    connection.execute("PRAGMA journal_mode = WAL")
+    # The sender never repeats a callback after a 200, so the callback must be on disk by then.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    if version == 0:
+        connection.executescript(f"BEGIN IMMEDIATE;\n{_SCHEMA}\nCOMMIT;")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +177,8 @@ class ReceivedArtifacts:
         return {(block, key): count for block, key, count in self._connection.execute(_SOURCES)}
 
     def rounds(self) -> list[ReceivedRound]:
-        """The rounds with roots; none in a file that no receiver of this version has opened."""
-        rows = self._connection.execute(_ROUNDS) if self._version >= FIRST_WITH_ROOTS else ()
+        """The rounds with roots."""
+        rows = self._connection.execute(_ROUNDS)
         return [
             ReceivedRound(
                 number, block, key, round_id, height, NonceLane(*lane), scheme, width, seq
@@ -101,13 +204,7 @@ class ReceivedArtifacts:
         """The entries, from index ``first``, that have another one with their index beside them."""
         return self._entries(_FORKED, {"key": public_key.hex(), "first": first})
 
-    @property
-    def _version(self) -> int:
-        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
-
     def _entries(self, query: str, values: Mapping[str, object]) -> list[SignedEntry]:
-        if self._version < FIRST_WITH_LOGS:
-            return []
         try:
             rows = self._connection.execute(query, values)
             return [signed_entry(json.loads(body)) for (body,) in rows]

@@ -1,4 +1,4 @@
-"""Stores received callbacks in one SQLite file."""
+"""Stores received callbacks in the receiver's file, and sums the file up."""
 
 import json
 import logging
@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+from rich.table import Table
+
 from proofserve.protocol.receipts.signature import SignedEntry
-from proofserve.receiver import log_rows
-from proofserve.receiver.database import ReceiverFileError, connect
-from proofserve.receiver.messages import (
-    Callback,
+from proofserve.receiver.callbacks import (
     Generated,
     GeneratedRoots,
     GeneratedWinners,
@@ -22,7 +22,10 @@ from proofserve.receiver.messages import (
     Validated,
     ValidatedDistances,
 )
+from proofserve.receiver.reader import ReceiverFileError, connect
 from proofserve.wire.paths import LOGGED
+from proofserve.wire.receipts import signed_entry_body
+from proofserve.wire.records import WorkRecord
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +64,19 @@ _ADD_DISTANCE_VALIDATION = """
         NULL, :callback, :public_key, :block_hash, :block_height, :nonces, :computed_distances,
         :received_distances, :valid, :n_invalid, :probability_honest, :fraud_detected)
 """
+_ADD_ENTRY = """
+    INSERT INTO log_entries VALUES (
+        :public_key, :number, :hash, :body, :now,
+        EXISTS (SELECT 1 FROM log_entries WHERE public_key = :public_key AND number = :number))
+    ON CONFLICT DO NOTHING RETURNING fork
+"""
 _TOTALS = "SELECT count(*), coalesce(sum(repeats), 0), max(received_at) FROM callbacks"
 _SOURCES = """
     SELECT public_key, block_hash, artifacts, winners, received - artifacts - winners - committed,
            validations, frauds, last_received, committed
     FROM sources ORDER BY last_received DESC, public_key, block_hash
 """
+_FORKS = "SELECT count(*) FROM log_entries WHERE fork = 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +85,7 @@ class ClaimSource:
 
     ``artifacts`` and ``winners`` count distinct nonces of the two protocols, ``committed`` nonces
     under roots, ``duplicates`` nonces that came again in another callback; ``validations`` and
-    ``frauds`` count both protocols.
-    ``last_received`` in seconds since the epoch.
+    ``frauds`` count both protocols. ``last_received`` in seconds since the epoch.
     """
 
     public_key: str
@@ -186,12 +195,27 @@ class ReceiverStore:
         with self._writing, self._writer:
             if self._enter(LOGGED, stamp) is None:
                 return False
-            forks = log_rows.add(self._writer, public_key, entries, self._clock())
+            forks = self._add_entries(public_key, entries)
         for index in forks:
             _log.error(
                 "the log of receipts of %s forks: it has another entry %d", public_key.hex(), index
             )
         return True
+
+    def _add_entries(self, public_key: bytes, entries: Sequence[SignedEntry]) -> list[int]:
+        """Returns the indices of entries that were stored beside another with their index."""
+        forks, now = [], self._clock()
+        for each in entries:
+            row = {
+                "public_key": public_key.hex(),
+                "number": each.entry.index,
+                "hash": each.entry.hash,
+                "body": json.dumps(signed_entry_body(each)),
+                "now": now,
+            }
+            if self._writer.execute(_ADD_ENTRY, row).fetchone() == (1,):
+                forks.append(each.entry.index)
+        return forks
 
     def _add_roots(self, body: GeneratedRoots, callback: int) -> None:
         values = {**dict(body), "k_dim": body.encoding.k_dim, "seq_len": body.params.seq_len}
@@ -210,7 +234,7 @@ class ReceiverStore:
             self._reader.execute("BEGIN")
             callbacks, repeats, last_received = self._reader.execute(_TOTALS).fetchone()
             sources = tuple(ClaimSource(*row) for row in self._reader.execute(_SOURCES))
-            forks = log_rows.count_forks(self._reader)
+            (forks,) = self._reader.execute(_FORKS).fetchone()
         return Summary(callbacks, repeats, last_received, sources, forks)
 
     def _enter(self, endpoint: str, stamp: Stamp) -> int | None:
@@ -225,9 +249,62 @@ class ReceiverStore:
         number, repeats = row
         return None if repeats else int(number)
 
-    def _count(self, body: Callback, **added: int) -> None:
+    def _count(self, body: WorkRecord, **added: int) -> None:
         names = ("received", "artifacts", "winners", "committed", "validations", "frauds")
         source = {"public_key": body.public_key, "block_hash": body.block_hash}
         self._writer.execute(
             _COUNT, dict.fromkeys(names, 0) | added | source | {"now": self._clock()}
         )
+
+
+# Fields of a source that have a column each.
+_COUNTS = ("artifacts", "winners", "committed", "duplicates", "validations", "frauds")
+# Shown only if a source has some: a terminal of 80 columns has no room for all.
+_OPTIONAL = ("winners", "committed")
+
+
+def render(summary: Summary) -> Table:
+    """A table of sources, the newest first; times in UTC."""
+    # Padding on one side only leaves room for the keys on a terminal of 80 columns.
+    table = Table(
+        title=_title(summary),
+        title_style="bold red" if summary.forks else None,
+        title_justify="left",
+        expand=True,
+        padding=(0, 1, 0, 0),
+    )
+    # Keys and hashes share the rest of the width and may be cut: their beginnings identify them.
+    for name in ("public key", "block"):
+        table.add_column(name, ratio=1, overflow="ellipsis", no_wrap=True)
+    shown = [
+        name
+        for name in _COUNTS
+        if name not in _OPTIONAL or any(getattr(source, name) for source in summary.sources)
+    ]
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("last", no_wrap=True)
+    for source in summary.sources:
+        counts = [f"{getattr(source, name):,}" for name in shown]
+        table.add_row(
+            source.public_key,
+            source.block_hash,
+            *counts,
+            _time(source.last_received),
+            style="red" if source.frauds else "",
+        )
+    return table
+
+
+def _title(summary: Summary) -> str:
+    if summary.last_received is None:
+        return "nothing received yet"
+    forks = f", {summary.forks:,} forks in logs of receipts" if summary.forks else ""
+    return (
+        f"{summary.callbacks:,} callbacks, {summary.repeats:,} repeated, "
+        f"last at {_time(summary.last_received)} UTC{forks}"
+    )
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")

@@ -1,14 +1,19 @@
-"""Settings of a fleet's controller: its variables, which are also options, and its members."""
+"""Settings of a fleet: the variables of its controller and its workers, which are also options.
+
+And the TOML files of its members and of ``--policy``, which says how members are verified.
+"""
 
 from pathlib import Path
+from typing import Any, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from proofserve.fleet.members.sources import Address, address, plain_url
 from proofserve.fleet.records import MemberSource
-from proofserve.settings.node import BearerKey, BearerKeys, Texts
-from proofserve.settings.toml_file import TomlTable, read_toml
+from proofserve.fleet.verification_records import AfterConviction
+from proofserve.settings.node import BearerKey, BearerKeys, Texts, TomlTable, read_toml
 
 # Prefix of the controller's variables.
 PREFIX = "FLEET_"
@@ -111,6 +116,29 @@ class FleetSettings(BaseSettings):
         return None if url is None else plain_url(url)
 
 
+class FleetWorkerSettings(BaseSettings):
+    """The settings of a worker; each field is a variable and an option of ``fleet worker``."""
+
+    model_config = CONFIG
+
+    database: str = "proofserve-fleet.sqlite"
+    """The database of the fleet: SQLite file, or postgresql://USER:PASSWORD@HOST/NAME."""
+    model: Texts = ()
+    """Folder of a checkpoint whose members this worker verifies. Several: repeat the option."""
+    device: str = "cpu"
+    """Where to recompute: cpu, or cuda."""
+    forward_batch: int = Field(8, ge=1)
+    """Nonces that are recomputed in one forward."""
+    member_key: SecretStr | None = None
+    """The operators' key of all members, to have them open roots; better as a variable."""
+    attempts: int = Field(3, ge=1)
+    """How often this worker tries a job that a fault ended, with pauses of 1 s, 2 s, ..."""
+    stop_wait_sec: int = Field(25, ge=0)
+    """Longest time that a worker finishes its job after SIGTERM; then another one gets it."""
+    worker_name: str | None = Field(None, min_length=1, max_length=100)
+    """How operators see this worker; unset: the host's name and a number."""
+
+
 class ListedMember(TomlTable):
     """One ``[[member]]`` of the list; without a key the fleet's key for members is used."""
 
@@ -133,3 +161,69 @@ def listed_members(chosen: FleetSettings) -> tuple[Address, ...]:
     if len({each.url for each in found}) < len(found):
         raise ValueError("a member is listed twice: each URL once, in --member or --members-file")
     return tuple(found)
+
+
+class RuleTable(TomlTable):
+    """A rule. A field that ``[[member]]`` or ``[[model]]`` leaves out is that of ``[default]``."""
+
+    every_sec: float | None = Field(None, gt=0, allow_inf_nan=False)
+    every_nonces: int | None = Field(None, ge=1)
+    nonces: int | None = Field(None, ge=1, le=100_000)
+    tests: tuple[str, ...] | None = None
+    alpha_per_day: float | None = Field(None, gt=0, lt=1)
+    beta: float | None = Field(None, gt=0, lt=1)
+    share: float | None = Field(None, gt=0, le=1)
+    calibration: Path | None = None
+    dist_threshold: float | None = Field(None, gt=0, le=2)
+    p_mismatch: float | None = Field(None, gt=0, lt=1)
+    conviction: AfterConviction | None = None
+    callback_url: str | None = Field(None, min_length=1)
+    attempts: int | None = Field(None, ge=1, le=100)
+    timeout_sec: float | None = Field(None, gt=0, allow_inf_nan=False)
+    priority: int | None = Field(None, ge=1, le=1000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_alpha_of_a_verdict(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "alpha" in given:
+            raise PydanticCustomError(
+                "renamed",
+                "alpha: give alpha_per_day instead, the chance that a day's verdicts together"
+                " convict an honest member: each verdict gets a share of it",
+            )
+        return given
+
+    def given(self) -> dict[str, Any]:
+        """The fields of a rule that the file names, a threshold and a calibration as one."""
+        found = {name: getattr(self, name) for name in RuleTable.model_fields}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class NamedRule(RuleTable):
+    name: str = Field(min_length=1, max_length=200)
+
+
+class MemberRule(RuleTable):
+    name: str | None = Field(None, min_length=1, max_length=200)
+    url: str | None = None
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if (self.name is None) is (self.url is None):
+            raise PydanticCustomError("named", "give name or url of the member, and not both")
+        return self
+
+    @property
+    def key(self) -> str:
+        return self.name or plain_url(self.url or "")
+
+
+class PolicyFile(TomlTable):
+    default: RuleTable | None = None
+    member: tuple[MemberRule, ...] = ()
+    model: tuple[NamedRule, ...] = ()
+
+
+def read_policy(file: Path) -> PolicyFile:
+    """Raises ValueError that names the table and the field."""
+    return read_toml(file, PolicyFile)

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from proofserve.gateway.records import ClientSpec
-from proofserve.settings.toml_file import TomlTable, read_toml
+from proofserve.settings.node import TomlTable, read_toml
 
 # Prefix of the gateway's variables.
 PREFIX = "VLLM_"

@@ -1,16 +1,19 @@
-"""Settings of a node: the variables ``POC_…``, and the file of its keys.
+"""Settings of a node: the variables ``POC_…``, and the file of its keys. How a TOML file is read.
 
 ``proofserve serve`` turns its options into these variables, because vLLM's processes inherit the
 environment and must all have the same values.
 """
 
 import re
+import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -19,7 +22,6 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from proofserve.settings.process import has_variable
-from proofserve.settings.toml_file import TomlTable, read_toml
 
 # Prefix of a node's variables.
 PREFIX = "POC_"
@@ -165,6 +167,12 @@ class NodeSettings(EngineSettings):
     """URL under which the fleet reaches this node."""
 
 
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """The first wrong field, as names with dots between them, and what is wrong with it."""
+    first = error.errors()[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
+
+
 def require_valid_settings() -> None:
     """Raise ValueError, with name and reason, for a variable that is not valid.
 
@@ -174,15 +182,37 @@ def require_valid_settings() -> None:
         NodeSettings()
     except ValidationError as error:
         if has_variable(f"{PREFIX}ENABLED"):
-            first = error.errors()[0]
-            name = f"{PREFIX}{str(first['loc'][0]).upper()}"
-            raise ValueError(f"{name}: {first['msg']}") from None
+            field, message = first_problem(error)
+            name = f"{PREFIX}{field.partition('.')[0].upper()}"
+            raise ValueError(f"{name}: {message}") from None
 
 
 def require_proofs_for_receipts(chosen: NodeSettings) -> None:
     """Raise ValueError if receipts are on and the node that would hand them out is off."""
     if chosen.receipts and not chosen.enabled:
         raise ValueError("POC_RECEIPTS / --receipts needs POC_ENABLED=1 / --enable-poc")
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class TomlTable(BaseModel):
+    """A table of a file with keys: no unknown field, and no value in an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def read_toml(file: Path, model: type[M]) -> M:
+    """The content of ``file``. Raises ValueError if it cannot be read or is not valid."""
+    try:
+        return model.model_validate(tomllib.loads(file.read_text("utf-8")))
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}") from error
+    except ValidationError as error:
+        field, message = first_problem(error)
+        raise ValueError(f"{file}: {field}: {message}") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not TOML: {error}") from error
 
 
 class NodeKey(TomlTable):

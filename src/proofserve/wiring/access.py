@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.outbox.allowlist import Allowlist
 from proofserve.settings.node import NodeSettings, node_keys
-from proofserve.web.this_machine import is_loopback
+from proofserve.web import is_loopback
 
 # Where vLLM listens without --host.
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - refused below

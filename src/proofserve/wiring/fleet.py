@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from proofserve.api.access import Access
 from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Challenges, Node, Rates, Waits
-from proofserve.dashboard.feed import SnapshotFeed
+from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.fleet.dashboard.fleet_page import FleetPage
 from proofserve.fleet.dashboard.member_history import MemberHistory
 from proofserve.fleet.manager import FleetManager
@@ -38,7 +38,7 @@ from proofserve.outbox.post import Outward
 from proofserve.outbox.sender import CallbackSender
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet import FleetSettings
-from proofserve.web.this_machine import is_loopback
+from proofserve.web import is_loopback
 from proofserve.wiring.access import access_of
 from proofserve.wiring.controller.records import (
     callback_policy,

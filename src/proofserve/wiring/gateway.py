@@ -20,7 +20,7 @@ from uvicorn.supervisors import Multiprocess
 
 from proofserve.gateway.http.app import build
 from proofserve.gateway.http.protocol import GatewayProtocol
-from proofserve.gateway.limits.shared_budgets import require_valid
+from proofserve.gateway.limits import require_valid
 from proofserve.gateway.records import BackendSpec, GatewayPlan, Timeouts
 from proofserve.gateway.relay.gateway import Gateway
 from proofserve.settings.gateway import GatewaySettings, client_keys

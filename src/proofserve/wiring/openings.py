@@ -17,7 +17,7 @@ from proofserve.lab.verify.opening import (
 )
 from proofserve.protocol.identity import Block
 from proofserve.receiver import reader
-from proofserve.receiver.database import ReceiverFileError
+from proofserve.receiver.reader import ReceiverFileError
 
 
 @dataclass(frozen=True, slots=True)

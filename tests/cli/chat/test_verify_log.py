@@ -22,7 +22,7 @@ from proofserve.lab.chat.public_log import PublicLog
 from proofserve.lab.client.errors import LabError
 from proofserve.protocol.receipts.log import LogEntry, first_entry, inclusions
 from proofserve.protocol.receipts.signature import SigningKey
-from proofserve.receiver.messages import Stamp
+from proofserve.receiver.callbacks import Stamp
 from proofserve.receiver.store import ReceiverStore
 from proofserve.wiring.chat.tokenizer import CheckpointTokenizer
 from support.chats import KEY, Writer

@@ -9,7 +9,7 @@ from outbox.support import FastClock, Target, running_target, sending, until
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
-from proofserve.receiver.messages import Generated, GeneratedRoots, GeneratedWinners
+from proofserve.receiver.callbacks import Generated, GeneratedRoots, GeneratedWinners
 from proofserve.rounds.state import Move
 
 from .support import (

@@ -15,7 +15,7 @@ from fleet.sql.support import a_job
 from fleet.verification.support import control_of
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
-from proofserve.settings.fleet_worker import FleetWorkerSettings
+from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.wiring.verification.worker import run_worker
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from fleet.servers import ROUND, RunningFleet, fleet_of, members, until
 from proofserve.fleet.routes.answers import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import JobFinding, MemberVerdict, VerdictOutcome
-from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.callbacks import SignatureCheck
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from proofserve.api.errors import NotEnabled
 from proofserve.api.failures import guarded
 from proofserve.api.node import NODE, Node
 from proofserve.dashboard import routes
-from proofserve.dashboard.feed import SnapshotFeed
+from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.rounds.errors import ShuttingDown
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
-from proofserve.dashboard.history import STEP_S, History
-from proofserve.dashboard.records import Level, TimelineEvent, Trend
+from proofserve.dashboard.records import STEP_S, History, Level, TimelineEvent, Trend
 from proofserve.rounds.state import State
 from proofserve.rounds.status import Status
 

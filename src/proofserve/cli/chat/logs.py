@@ -11,7 +11,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, is_signed
 from proofserve.receiver import reader
-from proofserve.receiver.database import ReceiverFileError
+from proofserve.receiver.reader import ReceiverFileError
 
 
 def seen_log(

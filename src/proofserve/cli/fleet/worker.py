@@ -10,7 +10,7 @@ from proofserve.cli.fleet.process_log import start_log
 from proofserve.cli.fleet.serve import REFUSED
 from proofserve.cli.serve import SettingOptions
 from proofserve.rounds.errors import OutboxUnavailable
-from proofserve.settings.fleet_worker import FleetWorkerSettings
+from proofserve.settings.fleet import FleetWorkerSettings
 
 WORKER_OPTIONS = SettingOptions(FleetWorkerSettings, lambda name: f"--{name.replace('_', '-')}")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from proofserve.api.dashboard.node_actions import offered
 from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.status import answer_of_outbox
-from proofserve.dashboard.feed import SnapshotUnavailable
 from proofserve.dashboard.records import DashboardSnapshot, Fact, KeyFigure, Level, RoundPanel
+from proofserve.dashboard.routes import SnapshotUnavailable
 from proofserve.fleet.dashboard.member_history import MemberHistory
 from proofserve.fleet.dashboard.member_rows import member_row
 from proofserve.fleet.dashboard.verification_panels import distance_histogram, job_panel

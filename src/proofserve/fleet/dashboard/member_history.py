@@ -2,8 +2,7 @@
 
 import asyncio
 
-from proofserve.dashboard.history import STEP_S, History
-from proofserve.dashboard.records import Trend
+from proofserve.dashboard.records import STEP_S, History, Trend
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.watch import FleetWatch
 

@@ -11,7 +11,7 @@ from proofserve.api.node import ServedNode
 from proofserve.fleet.routes import callbacks, operators, verdicts
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.served import ServedFleet
-from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.callbacks import SignatureCheck
 
 
 def create_app(

@@ -13,8 +13,7 @@ from proofserve.fleet.errors import BadCallback, StoreUnavailable, UnknownLane
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.routes.answers import StoredAnswer
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.receiver.guard import guarded
-from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.callbacks import SignatureCheck, guarded
 from proofserve.rounds.counters import NodeTotals
 from proofserve.wire.paths import FLEET, GENERATED
 from proofserve.wire.protocols import problems

@@ -16,11 +16,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proofserve.gateway.admin.admin_access import AdminOnly
-from proofserve.gateway.admin.dashboard_routes import dashboard_of
-from proofserve.gateway.admin.routes import include_routes
-from proofserve.gateway.backends.fleet import Backend
-from proofserve.gateway.backends.roster import Resolve, Roster, addresses
+from proofserve.gateway.admin import AdminOnly, include_routes
+from proofserve.gateway.backends import Backend, Resolve, Roster, addresses
+from proofserve.gateway.dashboard import dashboard_of
 from proofserve.gateway.failures import Failure, RefusedByGateway
 from proofserve.gateway.http.drain import draining_on_signals
 from proofserve.gateway.records import BackendSpec, GatewayPlan

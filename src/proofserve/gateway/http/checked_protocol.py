@@ -21,7 +21,6 @@ from proofserve.gateway.failures import (
     Failure,
     RefusedByGateway,
 )
-from proofserve.gateway.headers import Header, Values
 from proofserve.gateway.http.close_delimited import CloseDelimited
 from proofserve.gateway.http.request_head import (
     MAX_HEAD_BYTES,
@@ -30,8 +29,9 @@ from proofserve.gateway.http.request_head import (
     origin_form,
     without_upgrade,
 )
+from proofserve.gateway.relay.attempts import Header, Values
 from proofserve.gateway.relay.gateway import Gateway
-from proofserve.web.request_ids import request_id_of
+from proofserve.web import request_id_of
 
 log = logging.getLogger(__name__)
 # The most that one read of a socket brings, bytes: a body's end may come with the next head.

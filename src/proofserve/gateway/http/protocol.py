@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.headers import Header, Values
 from proofserve.gateway.http.checked_protocol import CheckedProtocol
 from proofserve.gateway.http.close_delimited import CloseDelimited
+from proofserve.gateway.relay.attempts import Header, Values
 from proofserve.gateway.relay.exchange import Exchange
 from proofserve.gateway.relay.gateway import Connection, Ended
 

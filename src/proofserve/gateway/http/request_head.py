@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from proofserve.gateway.failures import HEADERS_TOO_LARGE, INVALID_HTTP, RefusedByGateway
-from proofserve.gateway.headers import Header, Values
+from proofserve.gateway.relay.attempts import Header, Values
 
 # Documented in docs/gateway.md. Bytes count the target, the names and the values.
 MAX_HEADERS = 128

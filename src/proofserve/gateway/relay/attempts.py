@@ -1,21 +1,79 @@
-"""The attempts of one request at backends: which one, over which connection, and which one next."""
+"""One request on its way to a backend and back: heads, attempts, the answer and its usage."""
 
-from typing import Protocol
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated
 
-from proofserve.gateway.backends.fleet import Backend, Fleet
-from proofserve.gateway.backends.upstream import Upstream
+import msgspec
+
+from proofserve.gateway.backends import Backend, BackendPool
+from proofserve.gateway.connections import Requester, Upstream
 from proofserve.gateway.failures import Failure
 from proofserve.gateway.metrics import GatewayTotals, Series
 
+# Headers of one hop (RFC 9110, section 7.6.1), and those that the gateway writes itself.
+HOP_BY_HOP = frozenset(
+    b"connection content-length expect host keep-alive proxy-authenticate proxy-authorization"
+    b" proxy-connection te trailer transfer-encoding upgrade x-request-id".split()
+)
+_ONE_HOP = re.compile(rb"\r\n(?:connection|keep-alive|x-request-id):[^\r\n]*", re.IGNORECASE)
+_CORS = re.compile(rb"\r\n(?:access-control-[a-z-]+|vary):[^\r\n]*", re.IGNORECASE)
 # Backends that one request may try.
 MOST_BACKENDS = 3
+# The usage object of a chat answer or of a stream's last event has about a hundred bytes; what
+# follows it are a few short fields and "[DONE]".
+TAIL_BYTES = 2048
+_MARK = b'"usage":'
+Count = Annotated[int, msgspec.Meta(ge=0)]
+# An event may be put in only where an event and a chunk end.
+BETWEEN_EVENTS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+
+Header = tuple[bytes, bytes]
+# By name in lower case.
+Values = Mapping[bytes, bytes]
 
 
-class Sender(Protocol):
-    """Has a request to send: is told that the backend ``host`` is connected, or why it is not."""
+def request_head(
+    target: bytes,
+    host: bytes,
+    headers: Sequence[Header],
+    dropped: Collection[bytes],
+    length: int,
+    own: bytes,
+) -> bytes:
+    """The head of a POST to a backend: ``headers`` without those named in ``dropped``.
 
-    def connected(self, upstream: Upstream, host: bytes) -> None: ...
-    def retry_or_fail(self, failure: Failure) -> None: ...
+    ``own`` are header lines of ours, ending with CRLF.
+    """
+    kept = b"".join([b"%s: %s\r\n" % header for header in headers if header[0] not in dropped])
+    line = b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: %d\r\n%s\r\n"
+    return line % (target, host, kept, length, own)
+
+
+def response_head(head: bytes, own: bytes, keep_alive: bool) -> bytes:
+    """A backend's head as the client gets it, with ``own`` lines of ours.
+
+    ``head`` comes without its final empty line.
+    """
+    close = b"" if keep_alive else b"connection: close\r\n"
+    return b"%s\r\n%s%s\r\n" % (_ONE_HOP.sub(b"", head), own, close)
+
+
+class CrossOrigin:
+    """Which web pages may read answers. With no origins configured the backend decides."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self.configured = bool(origins)
+        self._any = "*" in origins
+        self._origins = {origin.encode() for origin in origins}
+
+    def lines(self, origin: bytes | None) -> bytes:
+        if origin is None or not (self._any or origin in self._origins):
+            return b""
+        return b"access-control-allow-origin: %s\r\nvary: Origin\r\n" % origin
+
+    def strip(self, head: bytes) -> bytes:
+        return _CORS.sub(b"", head) if self.configured else head
 
 
 class Attempts:
@@ -24,13 +82,13 @@ class Attempts:
     ``model`` and ``prefix`` (the beginning of the conversation, or nothing) decide the choice.
     """
 
-    __slots__ = ("_fleet", "_sender", "_tried", "backend", "model", "prefix", "upstream")
+    __slots__ = ("_backends", "_sender", "_tried", "backend", "model", "prefix", "upstream")
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, backends: BackendPool) -> None:
+        self._backends = backends
         # Only while it waits for a connection. A lasting reference would be a circle, which only
         # the garbage collector frees.
-        self._sender: Sender | None = None
+        self._sender: Requester | None = None
         self._tried: tuple[Backend, ...] = ()
         self.model: str | None = None
         self.prefix = b""
@@ -47,7 +105,7 @@ class Attempts:
             tried = (*tried, before)
             if len(tried) >= MOST_BACKENDS:
                 return False
-        backend = self._fleet.choose(self.model, self.prefix, tried)
+        backend = self._backends.choose(self.model, self.prefix, tried)
         if backend is None:
             return False
         if before is not None:
@@ -57,7 +115,7 @@ class Attempts:
         backend.chosen()
         return True
 
-    def connect(self, sender: Sender, fresh: bool = False) -> None:
+    def connect(self, sender: Requester, fresh: bool = False) -> None:
         """Get a connection to the chosen backend; a new one if it must be ``fresh``."""
         if self.backend is not None:
             self._sender = sender
@@ -118,3 +176,96 @@ class Attempts:
             upstream.release()
         if backend is not None:
             backend.released()
+
+
+class BackendResponse:
+    """A backend's answer, from its head on. Times are seconds of the loop's clock."""
+
+    __slots__ = ("_chunked", "_series", "_stream", "_tail", "last", "status")
+
+    def __init__(self, status: int, head: bytes, data: bytes, series: Series, now: float) -> None:
+        self.status = status
+        self.last = now
+        self._series = series
+        self._stream = b"text/event-stream" in head
+        self._chunked = b"chunked" in head
+        self._tail = data[-TAIL_BYTES:]
+
+    def goes_on(self, data: bytes, now: float) -> None:
+        if self._stream:
+            self._series.between.observe(now - self.last)
+        self.last = now
+        self._tail = tail_of(self._tail, data)
+
+    @property
+    def outcome(self) -> str:
+        return "ok" if self.status < 400 else f"status_{self.status}"
+
+    @property
+    def takes_event(self) -> bool:
+        between = not self._tail or self._tail.endswith(BETWEEN_EVENTS)
+        return self._stream and self._chunked and between
+
+    def end(self, seconds: float) -> int | None:
+        """Tokens that the whole answer cost, None if the backend did not say; it took ``seconds``.
+
+        A refusal has cost nothing.
+        """
+        series = self._series
+        series.duration.observe(seconds)
+        usage = read_usage(self._tail)
+        if usage is None:
+            return 0 if self.status >= 400 else None
+        prompt, completion = usage
+        series.prompt_tokens += prompt
+        series.completion_tokens += completion
+        return prompt + completion
+
+
+class Reported(msgspec.Struct, gc=False):
+    """A usage object. The Responses API has other names; embeddings have no completion tokens."""
+
+    prompt_tokens: Count | None = None
+    input_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    output_tokens: Count | None = None
+
+
+_DECODER = msgspec.json.Decoder(Reported)
+
+
+def tail_of(before: bytes, data: bytes) -> bytes:
+    if len(data) >= TAIL_BYTES:
+        return data[-TAIL_BYTES:]
+    return (before + data)[-TAIL_BYTES:]
+
+
+def read_usage(tail: bytes) -> tuple[int, int] | None:
+    """Tokens of prompt and completion, by the last usage in ``tail``.
+
+    None if there is no usage, or if it lies further back.
+
+    A quoted ``"usage":`` of the model's own text cannot be mistaken for it: inside a JSON string
+    its quotes are escaped.
+    """
+    at = tail.rfind(_MARK)
+    text = _object(tail, at + len(_MARK)) if at >= 0 else None
+    if text is None:
+        return None
+    try:
+        found = _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    prompt = found.input_tokens if found.prompt_tokens is None else found.prompt_tokens
+    if prompt is None:
+        return None
+    return prompt, found.completion_tokens or found.output_tokens or 0
+
+
+def _object(tail: bytes, start: int) -> bytes | None:
+    """The JSON object that begins at ``start``; None if it does not end in ``tail``."""
+    end = start
+    while (end := tail.find(b"}", end) + 1) > 0:
+        if tail.count(b"{", start, end) == tail.count(b"}", start, end):
+            return tail[start:end]
+    return None

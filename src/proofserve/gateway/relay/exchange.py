@@ -7,19 +7,20 @@ All its methods are callbacks of one event loop; none of them waits.
 from collections.abc import Sequence
 
 from proofserve.gateway import failures
-from proofserve.gateway.backends.upstream import Upstream
+from proofserve.gateway.connections import Upstream
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.headers import Header, Values, request_head
-from proofserve.gateway.limits.admission import Entry
-from proofserve.gateway.limits.clients import NOTHING, Client
+from proofserve.gateway.limits import NOTHING, Client
 from proofserve.gateway.relay import stages
-from proofserve.gateway.relay.attempts import Attempts
-from proofserve.gateway.relay.backend_response import BackendResponse
-from proofserve.gateway.relay.deadlines import deadline_of, failure_of
-from proofserve.gateway.relay.gateway import Connection, Gateway
+from proofserve.gateway.relay.attempts import (
+    Attempts,
+    BackendResponse,
+    Header,
+    Values,
+    request_head,
+)
+from proofserve.gateway.relay.gateway import Connection, Entry, Gateway, deadline_of, failure_of
 from proofserve.gateway.relay.stages import step
-from proofserve.web.bearer import key_of
-from proofserve.web.request_ids import request_id_of
+from proofserve.web import key_of, request_id_of
 
 
 class Exchange:

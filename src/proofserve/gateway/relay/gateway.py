@@ -1,25 +1,217 @@
-"""Everything that the requests of one process share."""
+"""Everything that the requests of one process share: permits, deadlines, who got which answer."""
 
 import asyncio
+import enum
+import math
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
 from proofserve.gateway import failures
-from proofserve.gateway.backends.batching import WriteBatch
-from proofserve.gateway.backends.fleet import Backend, Fleet
-from proofserve.gateway.backends.upstream import Pool
+from proofserve.gateway.backends import Backend, BackendPool
+from proofserve.gateway.connections import ConnectionPool, WriteBatch
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.headers import HOP_BY_HOP, CrossOrigin, response_head
-from proofserve.gateway.limits.admission import PermitQueue
-from proofserve.gateway.limits.clients import Charge, Client, Clients
-from proofserve.gateway.limits.request_body import RequestBodyReader, RequestFields
-from proofserve.gateway.limits.shared_budgets import SharedBudgets
+from proofserve.gateway.limits import (
+    Charge,
+    Client,
+    Clients,
+    RequestFields,
+    SharedBudgets,
+    read_body,
+)
 from proofserve.gateway.metrics import GatewayCollector, GatewayTotals, Gauge
-from proofserve.gateway.records import BackendSpec, GatewayPlan
-from proofserve.gateway.relay.answered import AnsweredRequests
-from proofserve.gateway.relay.deadlines import Deadlines
+from proofserve.gateway.records import BackendSpec, GatewayPlan, Timeouts
+from proofserve.gateway.relay.attempts import HOP_BY_HOP, CrossOrigin, response_head
+from proofserve.gateway.relay.stages import PIPELINED, QUEUED, RECEIVING, RELAYING, WAITING, Stage
+
+# Weight of the latest permit in the average time that a permit is held.
+LATEST_WEIGHT = 0.1
+# How late a timeout may come, seconds. One timer for each request would cost more.
+PERIOD_S = 0.05
+# vLLM makes the id of an answer of the request's id.
+_PREFIXES = {b"/v1/chat/completions": b"chatcmpl-", b"/v1/completions": b"cmpl-"}
+# As long as a node keeps receipts by default.
+KEEP_S = 7 * 86_400.0
+
+
+class PendingRequest(Protocol):
+    """A request that waits for a permit, and gives up when its deadline has passed.
+
+    ``check`` looks at the deadline, ``now`` is the loop's clock in seconds; ``shut_down`` gives up
+    at once.
+    """
+
+    def permit_granted(self) -> None: ...
+    def check(self, now: float) -> None: ...
+    def shut_down(self) -> None: ...
+
+
+class Entry(enum.Enum):
+    GRANTED = enum.auto()
+    QUEUED = enum.auto()
+    REFUSED = enum.auto()
+
+
+class PermitQueue:
+    """``limit`` permits, and at most ``queue_limit`` waiters. For one event loop."""
+
+    def __init__(self, limit: int, queue_limit: int) -> None:
+        self.limit = limit
+        self.queue_limit = queue_limit
+        self.in_use = 0
+        self._queue: OrderedDict[PendingRequest, None] = OrderedDict()
+        self._granting = False
+        self._average_held = 0.0
+
+    @property
+    def expected_wait(self) -> float:
+        """Expected wait of a new request, in seconds, from recent permit times."""
+        return (len(self._queue) + 1) * self._average_held / self.limit
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def enter(self, waiter: PendingRequest) -> Entry:
+        """Ask for a permit. A queued ``waiter`` gets it later, by ``permit_granted``."""
+        if self.in_use < self.limit and not self._queue:
+            self.in_use += 1
+            return Entry.GRANTED
+        if len(self._queue) >= self.queue_limit:
+            return Entry.REFUSED
+        self._queue[waiter] = None
+        return Entry.QUEUED
+
+    def abandon(self, waiter: PendingRequest) -> None:
+        """Take ``waiter`` out of the queue. Raises KeyError if it is not there."""
+        del self._queue[waiter]
+
+    def leave(self, held: float) -> None:
+        """Give back a permit that was ``held`` for seconds; the oldest waiter gets it."""
+        self.in_use -= 1
+        self._average_held += LATEST_WEIGHT * (held - self._average_held)
+        # A waiter that fails at once calls this method again. Then the loop below grants the next
+        # permit: a recursion could be as deep as the queue is long.
+        if self._granting:
+            return
+        self._granting = True
+        try:
+            while self._queue and self.in_use < self.limit:
+                waiter, _ = self._queue.popitem(last=False)
+                self.in_use += 1
+                waiter.permit_granted()
+        finally:
+            self._granting = False
+
+
+def deadline_of(stage: Stage, began: float, since: float, timeouts: Timeouts) -> float:
+    """When an exchange has been in ``stage`` for too long, in seconds of the loop's clock.
+
+    ``began`` is when its request, its wait for a permit or its time with the permit began, in that
+    order; ``since`` is when the request left for the backend or the latest byte of the answer came.
+    """
+    if stage is QUEUED:
+        return began + timeouts.queue
+    if stage is PIPELINED:
+        return math.inf
+    most = began + timeouts.total
+    if stage is WAITING:
+        return min(since + timeouts.first_byte, most)
+    # The pool limits the time to connect.
+    return min(since + timeouts.stall, most) if stage is RELAYING else most
+
+
+def failure_of(stage: Stage, began: float, now: float, timeouts: Timeouts) -> Failure:
+    if stage is RECEIVING:
+        return failures.RECEIVE_TIMEOUT
+    if stage is QUEUED:
+        return failures.QUEUE_TIMEOUT
+    if now >= began + timeouts.total:
+        return failures.TOTAL_TIMEOUT
+    return failures.FIRST_BYTE_TIMEOUT if stage is WAITING else failures.STALL_TIMEOUT
+
+
+class Deadlines:
+    """Calls ``check`` of everything in ``watched``, twenty times a second."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.watched: set[PendingRequest] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        # Set while nothing is watched, as of the latest check.
+        self.idle = asyncio.Event()
+
+    def start(self) -> None:
+        self._timer = self._loop.call_later(PERIOD_S, self._check_all)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check_all(self) -> None:
+        # First of all: a check that raises must not be the last one.
+        self.start()
+        now = self._loop.time()
+        for watched in list(self.watched):
+            watched.check(now)
+        if self.watched:
+            self.idle.clear()
+        else:
+            self.idle.set()
+
+
+class AnsweredRequests:
+    """Which client got which answer from which backend, for the answers' receipts.
+
+    Knows at least the newest ``most`` / 2 answers, at most ``most``, up to ``keep_s`` seconds.
+
+    Two generations: when the younger is full or old, it becomes the older, and the older is
+    forgotten. So an answer costs no time of its own and no place in an order. ``clock`` gives
+    seconds.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float], keep_s: float = KEEP_S) -> None:
+        self._most = most
+        self._half_life = keep_s / 2
+        self._clock = clock
+        self._began = clock()
+        # Of an answer: the names of its client and its backend.
+        self._young: dict[bytes, tuple[str, str]] = {}
+        self._old: dict[bytes, tuple[str, str]] = {}
+        # One object for each pair, whatever the number of answers.
+        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def add(self, target: bytes, request_id: bytes, client: str, backend: str) -> None:
+        """The answer to ``request_id`` at ``target`` began. An id of another client stays its."""
+        prefix = _PREFIXES.get(target.partition(b"?")[0])
+        if prefix is None or not self._most:
+            return
+        self._forget()
+        response_id = prefix + request_id
+        known = self._young.get(response_id) or self._old.get(response_id)
+        if known is None or known[0] == client:
+            pair = (client, backend)
+            self._young[response_id] = self._pairs.setdefault(pair, pair)
+
+    def backend_of(self, response_id: str, client: str) -> str | None:
+        """The backend that gave ``client`` this answer; None if it is not known or another's."""
+        self._forget()
+        key = response_id.encode(errors="replace")
+        found = self._young.get(key) or self._old.get(key)
+        return found[1] if found is not None and found[0] == client else None
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def _forget(self) -> None:
+        age = self._clock() - self._began
+        if len(self._young) * 2 >= self._most or age >= self._half_life:
+            # Both are too old if no request came for a long time.
+            self._old = self._young if age < 2 * self._half_life else {}
+            self._young = {}
+            self._began = self._clock()
 
 
 class Ended(Protocol):
@@ -53,8 +245,7 @@ class Gateway:
         self.shared = SharedBudgets(plan.shared_limits) if plan.shared_limits else None
         new_window = self.shared.window if self.shared else None
         self.clients = Clients(plan.clients, self.loop.time, new_window)
-        self.fleet = Fleet([self.backend(spec) for spec in plan.backends], plan.affinity)
-        self.body_reader = RequestBodyReader()
+        self.fleet = BackendPool([self.backend(spec) for spec in plan.backends], plan.affinity)
         self.answered = AnsweredRequests(plan.remembered_answers, self.loop.time)
         self.cross_origin = CrossOrigin(plan.cors_origins)
         self.totals = GatewayTotals()
@@ -85,7 +276,7 @@ class Gateway:
         if client is None:
             return failures.UNAUTHORIZED
         try:
-            fields = self.body_reader.read(body)
+            fields = read_body(body)
         except ValueError as error:
             return failures.INVALID_BODY.saying(str(error))
         if not self.fleet.knows(fields.model):
@@ -118,11 +309,8 @@ class Gateway:
             backend.pool.close()
 
     def backend(self, spec: BackendSpec) -> Backend:
-        pool = Pool(spec.url, self.timeouts.connect, self.loop, self.writes)
+        pool = ConnectionPool(spec.url, self.timeouts.connect, self.loop, self.writes)
         return Backend(spec, pool, self.loop.time)
-
-    def _limits_shared(self) -> bool:
-        return self.shared is None or self.shared.up
 
     def _gauges(self) -> list[Gauge]:
         def single(name: str, text: str, read: Callable[[], float]) -> Gauge:
@@ -135,13 +323,16 @@ class Gateway:
             return {(client.name,): client.in_flight for client in self.clients.all()}
 
         permits, backends, loop = self.admission, self.fleet.backends, self.loop
+        shared = self.shared
         at_rest = "Tasks of the event loop; at rest always the same."
         return [
             single("in_flight", "Permits in use.", lambda: permits.in_use),
             single("permits", "Permits in all.", lambda: permits.limit),
             single("queued", "Requests that wait for a permit.", lambda: permits.queued),
             single(
-                "limits_shared", "0 if limits should be shared and are not.", self._limits_shared
+                "limits_shared",
+                "0 if limits should be shared and are not.",
+                lambda: shared is None or shared.up,
             ),
             single("tasks", at_rest, lambda: len(asyncio.all_tasks(loop))),
             ("client_in_flight", "Requests of a key, queued ones included.", ["client"], in_flight),

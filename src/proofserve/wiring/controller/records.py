@@ -15,7 +15,7 @@ from proofserve.outbox.post import Outward
 from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.transport import UrlCheck
 from proofserve.protocol.scheme import ModelFacts
-from proofserve.receiver.signature_check import SignatureCheck
+from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.records import EngineInfo
 from proofserve.settings.fleet import FleetSettings, listed_members

@@ -18,7 +18,7 @@ from proofserve.api.failures import count_and_log, error_response, reason_of
 from proofserve.api.json_body import has_upgraded_body, require_body
 from proofserve.api.node import while_connected
 from proofserve.dashboard.routes import SNAPSHOT
-from proofserve.web.bounded_body import with_body
+from proofserve.web import with_body
 from proofserve.wire.paths import PROOFS, RECEIPTS
 from proofserve.wiring.owner.ownership import Ownership
 from proofserve.wiring.owner.private_app import CLIENT, peers_of

@@ -11,7 +11,7 @@ from proofserve.fleet.verification_records import VerificationTask
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape
 from proofserve.lab.client.errors import LabError
 from proofserve.protocol.errors import ProtocolError
-from proofserve.settings.fleet_worker import FleetWorkerSettings
+from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.wiring.judges import JudgingOptions
 from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from proofserve.wiring.verification.checking import SampleChecker

@@ -9,7 +9,7 @@ from proofserve.fleet.verification.policy import VerificationPolicy
 from proofserve.fleet.verification_records import AfterConviction, VerificationRule
 from proofserve.lab.client.errors import LabError
 from proofserve.protocol.errors import ProtocolError
-from proofserve.settings.fleet_policy import read_policy
+from proofserve.settings.fleet import read_policy
 from proofserve.wiring.judges import OF_A_CALIBRATION, TESTS, threshold_of
 
 # What the file calls otherwise, because it says the unit.

@@ -21,7 +21,7 @@ from proofserve.fleet.verification_records import JobFinding, VerificationTask
 from proofserve.lab.client.errors import NodeError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.tasks import beside
-from proofserve.settings.fleet_worker import FleetWorkerSettings
+from proofserve.settings.fleet import FleetWorkerSettings
 
 _logger = logging.getLogger(__name__)
 

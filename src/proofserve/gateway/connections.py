@@ -1,16 +1,23 @@
-"""Connections to one backend: HTTP/1.1, with bodies passed on unchanged."""
+"""Connections to one backend, and the writes of one turn of the event loop.
+
+Connections speak HTTP/1.1 and pass bodies on unchanged. Their writes are collected: first those to
+backends, then those to clients. To wake a process that waits in a read costs the writer more than
+the write itself. If there is a pause between two writes, the reading process handles the first one
+and waits again. If there is none, it is still awake at the second one (ADR 15 has the figures).
+"""
 
 import asyncio
+import os
 import re
 import socket
 import ssl
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
-from proofserve.gateway.backends.batching import WriteBatch
 from proofserve.gateway.failures import (
     BACKEND_BROKE,
     BACKEND_GARBLED,
@@ -27,6 +34,20 @@ END_OF_HEAD = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\n(?:content-length|transfer-encoding):", re.IGNORECASE)
 # uvicorn, and so vLLM, closes a connection after 5 idle seconds: the gateway closes it earlier.
 IDLE_S = 3.0
+# Types that os.writev accepts.
+Data = bytes | bytearray | memoryview
+# Bytes of a part above which it is written at once: one turn of the loop may read megabytes from a
+# backend, and back-pressure of the client must act before all are read.
+LARGE = 64 * 1024
+# Methods that each wrapper takes from its transport: a wrapping method costs more than the call.
+UNCHANGED = (
+    "abort",
+    "get_extra_info",
+    "get_write_buffer_size",
+    "is_closing",
+    "pause_reading",
+    "resume_reading",
+)
 
 
 class Connecting(Protocol):
@@ -36,12 +57,15 @@ class Connecting(Protocol):
     def connect_failed(self, failure: Failure) -> None: ...
 
 
-class Reader(Protocol):
-    """Waits for the answer to the request that was sent.
+class Requester(Protocol):
+    """Has a request to send, and reads its answer.
 
-    ``head`` comes without its final empty line, ``data`` of the body with its framing.
+    It is told that the backend ``host`` is connected, or why it is not. ``head`` comes without its
+    final empty line, ``data`` of the body with its framing.
     """
 
+    def connected(self, upstream: "Upstream", host: bytes) -> None: ...
+    def retry_or_fail(self, failure: Failure) -> None: ...
     def answer_begins(self, status: int, head: bytes, data: bytes, complete: bool) -> None: ...
     def answer_goes_on(self, data: bytes, complete: bool) -> None: ...
     def answer_broken(self, failure: Failure) -> None: ...
@@ -52,10 +76,10 @@ class Upstream(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, pool: "Pool") -> None:
+    def __init__(self, pool: "ConnectionPool") -> None:
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
-        self._reader: Reader | None = None
+        self._reader: Requester | None = None
         self._head = b""
         self._in_head = True
         self._status = 0
@@ -71,7 +95,7 @@ class Upstream(asyncio.Protocol):
 
     # -- the reader's side --------------------------------------------------------------------
 
-    def send(self, reader: Reader, head: bytes, body: bytes | bytearray) -> None:
+    def send(self, reader: Requester, head: bytes, body: bytes | bytearray) -> None:
         self._reader = reader
         self._head, self._in_head, self._messages = b"", True, 0
         self._complete = self.until_close = False
@@ -138,7 +162,7 @@ class Upstream(asyncio.Protocol):
         else:
             reader.answer_goes_on(data, self._complete)
 
-    def _head_received(self, reader: Reader, data: bytes) -> None:
+    def _head_received(self, reader: Requester, data: bytes) -> None:
         head, rest = self._head + data, b""
         while (end := head.find(END_OF_HEAD)) >= 0:
             head, rest = head[:end], head[end + len(END_OF_HEAD) :]
@@ -172,7 +196,7 @@ class Upstream(asyncio.Protocol):
             reader.answer_broken(BACKEND_BROKE)
 
     def _give_up(self, failure: Failure) -> None:
-        reader, self._reader = cast("Reader", self._reader), None
+        reader, self._reader = cast("Requester", self._reader), None
         self._transport.abort()
         reader.answer_broken(failure)
 
@@ -193,11 +217,11 @@ class Upstream(asyncio.Protocol):
             self._complete = True
 
 
-class Pool:
+class ConnectionPool:
     """The connections to one backend; idle ones stay for ``IDLE_S``, the newest is used first."""
 
     def __init__(
-        self, url: str, connect_s: float, loop: asyncio.AbstractEventLoop, writes: WriteBatch
+        self, url: str, connect_s: float, loop: asyncio.AbstractEventLoop, writes: "WriteBatch"
     ) -> None:
         self.writes = writes
         parts = urlsplit(url)
@@ -257,3 +281,116 @@ class Pool:
             task.cancel()
         while self._idle:
             self._idle.popleft().abort()
+
+
+class WriteBatch:
+    """The transports that have something to write in this turn of ``loop``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._to_backends: list[BatchedTransport] = []
+        self._to_clients: list[BatchedTransport] = []
+        self._due = False
+
+    def to_backend(self, transport: asyncio.Transport) -> asyncio.Transport:
+        return self._batched(transport, self._to_backends)
+
+    def to_client(self, transport: asyncio.Transport) -> asyncio.Transport:
+        return self._batched(transport, self._to_clients)
+
+    def _batched(
+        self, transport: asyncio.Transport, queue: "list[BatchedTransport]"
+    ) -> asyncio.Transport:
+        raw = transport.get_extra_info("socket")
+        if raw is None or transport.get_extra_info("sslcontext") is not None:
+            # With TLS only the transport knows the bytes on the socket.
+            return transport
+        return BatchedTransport(transport, raw.fileno(), queue, self)
+
+    def postpone(self, transport: "BatchedTransport", queue: "list[BatchedTransport]") -> bool:
+        """Flush ``transport`` at the end of the turn. False for the first: it writes at once.
+
+        The process that reads it must wake up in any case, and does so while this loop continues.
+        """
+        if self._due:
+            queue.append(transport)
+            return True
+        self._due = True
+        self._loop.call_soon(self._write)
+        return False
+
+    def _write(self) -> None:
+        self._due = False
+        ready = [*self._to_backends, *self._to_clients]
+        self._to_backends.clear()
+        self._to_clients.clear()
+        for transport in ready:
+            transport.flush()
+
+
+class BatchedTransport(asyncio.Transport):
+    """A transport whose writes go to the socket together with those of other transports.
+
+    This is correct while the transport's own queue is empty. Bytes that the socket does not accept
+    go through the transport, so back-pressure and lost connections are reported as usual.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        socket: int,
+        queue: "list[BatchedTransport]",
+        batch: WriteBatch,
+    ) -> None:
+        super().__init__()
+        self._transport = transport
+        self._socket = socket
+        self._queue = queue
+        self._batch = batch
+        self._parts: list[Data] = []
+        for name in UNCHANGED:
+            setattr(self, name, getattr(transport, name))
+
+    def write(self, data: Data) -> None:
+        """Write with the batch; large ``data`` at once. It must not change until it is written."""
+        self.writelines((data,))
+
+    def writelines(self, list_of_data: Iterable[Data]) -> None:
+        """Write all parts with the batch, without a copy."""
+        parts = self._parts
+        waits = parts or self._batch.postpone(self, self._queue)
+        parts += list_of_data
+        if not waits or (parts and len(parts[-1]) > LARGE):
+            self.flush()
+
+    def flush(self) -> None:
+        parts, self._parts = self._parts, []
+        # The socket number of a closing transport may already belong to another connection.
+        if not parts or self.is_closing():
+            return
+        written = 0
+        if not self.get_write_buffer_size():
+            try:
+                written = os.writev(self._socket, parts)
+            except OSError:
+                # The socket is full or broken: the transport finds out itself.
+                written = 0
+        if written < sum(map(len, parts)):
+            self._transport.writelines(_after(written, parts))
+
+    def write_eof(self) -> None:
+        self.flush()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+
+def _after(written: int, parts: list[Data]) -> list[Data]:
+    """The bytes of ``parts`` after the first ``written``, without a copy."""
+    for number, part in enumerate(parts):
+        if written < len(part):
+            return [memoryview(part)[written:], *parts[number + 1 :]]
+        written -= len(part)
+    return []

@@ -1,26 +1,38 @@
-"""What the gateway's page shows, read from the gateway of this process."""
+"""The page of a gateway: what it shows of this process, now and in the newest minutes.
 
+Its data are for operators, as ``/admin`` is.
+"""
+
+import asyncio
 import importlib.metadata
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import accumulate
-from typing import Any
 
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+
+from proofserve.dashboard import routes
 from proofserve.dashboard.records import (
+    STEP_S,
     ActionOffer,
     BackendTraffic,
     DashboardSnapshot,
     Fact,
     GatewayPanel,
+    History,
     KeyFigure,
     KeyTraffic,
     Level,
     MemberRow,
     NamedTrend,
+    Trend,
 )
-from proofserve.gateway.admin.load_history import LoadHistory, answers, is_error
-from proofserve.gateway.backends.fleet import Backend
+from proofserve.dashboard.routes import SnapshotFeed
+from proofserve.gateway.backends import Backend
 from proofserve.gateway.metrics import SECONDS, SHORT_SECONDS
 from proofserve.gateway.relay.gateway import Gateway
 
@@ -33,6 +45,123 @@ _UNKNOWN = "unknown"
 _CHART = 360
 # A share of errors above which an operator should look.
 _MANY_ERRORS = 0.02
+# Outcomes that are no errors: a client may leave its own stream.
+_NO_ERRORS = frozenset({"ok", "client_left"})
+# Steps over which waits and errors are counted: five minutes.
+_RECENT_STEPS = 60
+
+
+def router(guarded: type[APIRoute]) -> APIRouter:
+    """``guarded`` is the class of the routes with data: it admits operators."""
+
+    def feed(request: Request) -> SnapshotFeed:
+        found: SnapshotFeed = request.state.dashboard
+        return found
+
+    return routes.router(feed, guarded)
+
+
+@asynccontextmanager
+async def dashboard_of(gateway: Gateway) -> AsyncIterator[SnapshotFeed]:
+    """A feed of ``gateway``, whose history grows until the context ends."""
+    history = LoadHistory(gateway)
+    watching = asyncio.create_task(history.watch())
+
+    def is_ending() -> bool:
+        # The server waits for open streams once the last request has ended.
+        return gateway.draining and gateway.deadlines.idle.is_set()
+
+    try:
+        yield SnapshotFeed(partial(snapshot_of, gateway, history), is_ending)
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+class LoadHistory:
+    """Reads the counts of ``gateway`` every five seconds while ``watch`` runs."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.in_flight = History()
+        self.queued = History()
+        self.requests = History()
+        self.errors = History()
+        self.tokens = History()
+        self._backends: dict[str, History] = {}
+        self._counted: Mapping[str, float] = {}
+        self._answered: Mapping[str, int] = {}
+        self._waits: deque[tuple[int, ...]] = deque(maxlen=_RECENT_STEPS + 1)
+        self._ended: deque[tuple[int, int]] = deque(maxlen=_RECENT_STEPS + 1)
+        self.measured_at = gateway.loop.time()
+        """When the last values were taken, seconds of the loop's clock."""
+        self.look()
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            self.look()
+
+    def look(self) -> None:
+        gateway, now = self._gateway, self._gateway.loop.time()
+        seconds = now - self.measured_at or STEP_S
+        self.measured_at = now
+        self.in_flight.add(gateway.admission.in_use)
+        self.queued.add(gateway.admission.queued)
+        requests, errors = self._requests()
+        tokens = sum(s.prompt_tokens + s.completion_tokens for s in gateway.totals.series.values())
+        counted = {"requests": requests, "errors": errors, "tokens": tokens}
+        rates = {"requests": self.requests, "errors": self.errors, "tokens": self.tokens}
+        for name, history in rates.items():
+            new = counted[name] - self._counted.get(name, counted[name])
+            # The tokens of a backend go with it.
+            history.add(max(0.0, new / seconds))
+        answered = answers(gateway)
+        # Backends that are found by a name come and go.
+        self._backends = {name: self._backends.get(name) or History() for name in answered}
+        for name, history in self._backends.items():
+            history.add((answered[name] - self._answered.get(name, answered[name])) / seconds)
+        self._counted, self._answered = counted, answered
+        self._waits.append(gateway.totals.wait.counts)
+        self._ended.append((requests, errors))
+
+    def rate_of(self, backend: str) -> Trend:
+        """Answers per second of a backend; no values yet if it has just come."""
+        return self._backends.get(backend, History()).trend()
+
+    def waits(self) -> tuple[int, ...]:
+        """How many waits for a permit ended in each bucket, in the last five minutes."""
+        first, last = self._waits[0], self._gateway.totals.wait.counts
+        return tuple(new - old for new, old in zip(last, first, strict=True))
+
+    def ended(self) -> tuple[int, int]:
+        """Requests that ended in the last five minutes, and how many of them were errors."""
+        requests, errors = self._requests()
+        return requests - self._ended[0][0], errors - self._ended[0][1]
+
+    @property
+    def recent_s(self) -> float:
+        """Seconds that ``waits`` and ``ended`` cover."""
+        return (len(self._ended) - 1) * STEP_S + self._gateway.loop.time() - self.measured_at
+
+    def _requests(self) -> tuple[int, int]:
+        outcomes = self._gateway.totals.outcomes
+        errors = sum(n for (_, outcome), n in outcomes.items() if is_error(outcome))
+        return sum(outcomes.values()), errors
+
+
+def is_error(outcome: str) -> bool:
+    return outcome not in _NO_ERRORS
+
+
+def answers(gateway: Gateway) -> dict[str, int]:
+    """Answers that began, by backend that the gateway has now."""
+    found = dict.fromkeys((backend.name for backend in gateway.fleet.backends), 0)
+    for (name, _), series in gateway.totals.series.items():
+        if name in found:
+            found[name] += sum(series.first.counts)
+    return found
 
 
 async def snapshot_of(gateway: Gateway, history: LoadHistory) -> DashboardSnapshot:
@@ -93,22 +222,19 @@ def _state(backend: Backend) -> tuple[str, Level, str]:
 
 
 def _drain(backend: Backend) -> ActionOffer:
-    body: dict[str, Any] = {"backend": backend.name}
-    if backend.draining:
-        return ActionOffer(
-            id="undrain",
-            label="Take back",
-            path="/admin/undrain",
-            confirmation=f"{backend.name} gets requests again.",
-            body=body,
-        )
+    drained = backend.draining
+    after = (
+        "gets requests again"
+        if drained
+        else ("gets no new requests and finishes those that it has")
+    )
     return ActionOffer(
-        id="drain",
-        label="Drain",
-        path="/admin/drain",
-        confirmation=f"{backend.name} gets no new requests and finishes those that it has.",
-        body=body,
-        dangerous=True,
+        id="undrain" if drained else "drain",
+        label="Take back" if drained else "Drain",
+        path="/admin/undrain" if drained else "/admin/drain",
+        confirmation=f"{backend.name} {after}.",
+        body={"backend": backend.name},
+        dangerous=not drained,
     )
 
 

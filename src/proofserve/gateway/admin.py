@@ -1,0 +1,426 @@
+"""The gateway's own endpoints: which clients may operate it, what it answers, and its OpenAPI page.
+
+Also the declarations of the relayed endpoints, which ``http`` serves.
+"""
+
+import hmac
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response, Security
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from pydantic import BaseModel, Field
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proofserve.gateway import dashboard
+from proofserve.gateway.backends import Backend, plain_client
+from proofserve.gateway.failures import (
+    BODY_TOO_LARGE,
+    FIRST_BYTE_TIMEOUT,
+    INVALID_BODY,
+    NOT_IMPLEMENTED,
+    UNAUTHORIZED,
+    UNKNOWN_RECEIPT,
+    UNREACHABLE,
+    Failure,
+    RefusedByGateway,
+)
+from proofserve.gateway.records import GatewayPlan
+from proofserve.gateway.relay.gateway import Gateway
+from proofserve.web import bearer_key, why_not_local, with_body
+
+Arguments = dict[Any, Any]
+
+# Limit of an operator's body, which only names a backend.
+MAX_BYTES = 64 * 1024
+# A node waits 2 s for a receipt that it does not know yet.
+_RECEIPT_TIMEOUT_S = 10.0
+_RECEIPT_STATUSES = (401, 404, 410, 422, 425, 429, 502, 503, 504)
+# Headers of a backend's answer about receipts that are passed on.
+_PASSED = ("content-type", "retry-after")
+# Only for the page: the endpoints check the keys themselves.
+CLIENTS = Security(HTTPBearer(scheme_name="client", auto_error=False, description="A client key."))
+ADMIN = Security(HTTPBearer(scheme_name="admin", auto_error=False, description="The admin key."))
+
+UNREAD = {"description": "Passed on, like every field that is not listed."}
+_REASONS: dict[int | str, str] = {
+    400: "the request is not valid HTTP, its body is not a JSON object or has a field of a wrong"
+    " type, or it may cost more tokens than the key has per minute",
+    401: "no client has this key",
+    403: "only operators may do this",
+    404: "there is no such model or backend, or this key got no such answer",
+    408: "the request did not arrive in time",
+    410: "the receipt is deleted: its time to live has passed",
+    413: "the body is too large",
+    422: "a field is wrong; its name is in param",
+    425: "the receipt is not in the node's log yet; Retry-After says when to try again",
+    429: "a limit of the key is reached; Retry-After says when to try again",
+    431: "the request has too many headers, or too large ones",
+    501: "the gateway does not support this method",
+    502: "the backend refuses connections, closed early, or does not answer in HTTP",
+    503: "the queue is full, the wait for a permit was too long, no backend takes requests, or the"
+    " gateway is shutting down; Retry-After says when to try again",
+    504: "the backend took too long",
+}
+
+
+def refusal_of(plan: GatewayPlan, connection: HTTPConnection) -> Failure | None:
+    """Why a client may not operate the gateway of ``plan``; None if it may."""
+    if plan.admin_key is None:
+        reason = why_not_local(connection)
+        if reason is None:
+            return None
+        message = (
+            f"Without VLLM_GATEWAY_ADMIN_KEY only clients on this machine may do this: {reason}."
+        )
+    else:
+        given = bearer_key(connection.scope["headers"])
+        if given and hmac.compare_digest(given, plan.admin_key.encode()):
+            return None
+        message = "This needs the admin key: send it as 'Authorization: Bearer KEY'."
+    return Failure(403, "admin_only", message)
+
+
+class AdminOnly:
+    """Lets only operators call an application, except for the paths of ``plan.self_guarded``.
+
+    Those paths need keys of their own, and a request has only one key.
+    """
+
+    def __init__(self, app: ASGIApp, plan: GatewayPlan) -> None:
+        self._app = app
+        self._plan = plan
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        # The decoded path, by which the application chooses the route.
+        guarded = scope["type"] == "http" and not scope["path"].startswith(self._plan.self_guarded)
+        if guarded and (failure := refusal_of(self._plan, HTTPConnection(scope))):
+            app = Response(failure.body(), failure.status, media_type="application/json")
+        await app(scope, receive, send)
+
+
+class AdminRoute(APIRoute):
+    """Checks that the client is an operator before it reads the body, which is bounded."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            if failure := refusal_of(request.state.gateway.plan, request):
+                raise RefusedByGateway(failure)
+            too_large = RefusedByGateway(BODY_TOO_LARGE)
+            try:
+                bounded = await with_body(_StrictRequest, request, MAX_BYTES, too_large)
+            except ClientDisconnect:
+                # The client has disconnected and does not read this answer.
+                raise RefusedByGateway(INVALID_BODY) from None
+            response: Response = await handle(bounded)
+            return response
+
+        return answer
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        """The body as JSON in UTF-8, without NaN and halves of surrogate pairs."""
+        try:
+            return msgspec.json.decode(await self.body())
+        except RecursionError as error:
+            raise json.JSONDecodeError("it is nested too deeply", "", 0) from error
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+class Shown(BaseModel, extra="forbid"):
+    """Base of the gateway's own answers, which have no other fields."""
+
+
+class Fault(Shown):
+    """Why a request was refused; ``code`` is stable."""
+
+    message: str
+    type: Literal[
+        "invalid_request_error", "authentication_error", "rate_limit_error", "server_error"
+    ]
+    param: str | None
+    code: str
+
+
+class ErrorModel(Shown):
+    """A refusal, in OpenAI's shape."""
+
+    error: Fault
+
+
+class BackendError(BaseModel, extra="allow"):
+    """An error of the backend, passed on as it came. In vLLM's, ``error.code`` is a number."""
+
+    error: dict[str, Any] | str | None = None
+
+
+class Health(Shown):
+    """The gateway accepts new requests."""
+
+    status: Literal["ok"]
+
+
+class Draining(Shown):
+    """The gateway is shutting down."""
+
+    status: Literal["draining"]
+
+
+class Ready(Health):
+    """``backends`` lists those that can take a request."""
+
+    backends: list[str]
+
+
+class NotReadyModel(Shown):
+    """The gateway serves no requests: it shuts down, or no backend is up."""
+
+    status: Literal["draining", "no backend"]
+    backends: list[str]
+
+
+class Models(Shown):
+    """The models of all backends that are up, as the backends describe them."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+
+
+class Receipts(BaseModel, extra="allow"):
+    """One signed receipt for each choice of the answer; docs/receipts.md has their fields."""
+
+    receipts: list[dict[str, Any]]
+
+
+class ShownBackend(Shown):
+    """The state of a backend. ``models`` is null until the backend has listed them."""
+
+    backend: str
+    weight: float
+    healthy: bool
+    resting: bool
+    draining: bool
+    in_flight: int
+    connections: int
+    models: list[str] | None
+
+
+def answering(answer: Any, *refusals: int, unavailable: type[Shown] | None = None) -> Arguments:
+    """Arguments of a route that answers ``answer``, one of ``refusals``, or 503.
+
+    The answers are not validated: that would cost time and could change them.
+    """
+    responses: Arguments = {200: {"model": answer}, **_errors(ErrorModel, *refusals)}
+    if unavailable is not None:
+        responses[503] = {"model": unavailable, "description": unavailable.__doc__}
+    return {"response_model": None, "responses": responses}
+
+
+def relaying(example: Any, *prompts: str) -> Arguments:
+    """Arguments of a relayed route, whose requests have one of the fields ``prompts``."""
+    count = {"type": ["integer", "null"], "maximum": 2**31 - 1}
+    fields: Arguments = {
+        "model": {"type": ["string", "null"], "description": "As GET /v1/models names it."},
+        **dict.fromkeys(prompts, UNREAD),
+        "stream": {"type": ["boolean", "null"]},
+        "n": count,
+        **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), count),
+    }
+    body = {
+        "schema": {
+            "type": "object",
+            "properties": fields,
+            "anyOf": [{"required": [prompt]} for prompt in prompts],
+        },
+        "example": {"model": "tiny", prompts[0]: example, "max_tokens": 16},
+    }
+    answers = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
+    passed = {"description": "An error of the backend, as it came.", "model": BackendError}
+    codes = (400, 401, 404, 408, 413, 429, 431, 501, 502, 503, 504)
+    return {
+        "response_model": None,
+        "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}},
+        "responses": {
+            200: {"description": "The backend's answer.", "content": answers},
+            **_errors(ErrorModel | BackendError, *codes),
+            "4XX": passed,
+            "5XX": passed,
+        },
+    }
+
+
+def _errors(model: Any, *codes: int) -> Arguments:
+    return {code: {"model": model, "description": _REASONS[code]} for code in codes}
+
+
+class BackendName(BaseModel, extra="forbid", strict=True):
+    """The backend that an operator drains or undrains."""
+
+    backend: str = Field(description="Its URL, as GET /admin/backends shows it.")
+
+
+def gateway_of(request: Request) -> Gateway:
+    gateway: Gateway = request.state.gateway
+    return gateway
+
+
+Shared = Annotated[Gateway, Depends(gateway_of)]
+public = APIRouter()
+openai = APIRouter(prefix="/v1", tags=["openai"])
+operators = APIRouter(prefix="/admin", tags=["operations"], route_class=AdminRoute)
+receipts = APIRouter(prefix="/v1", tags=["receipts"])
+
+
+def include_routes(app: FastAPI, plan: GatewayPlan) -> None:
+    """Add all endpoints. The OpenAPI page asks for a key only where ``plan`` has one."""
+    app.include_router(public)
+    of_clients = [CLIENTS] if plan.clients else []
+    app.include_router(openai, dependencies=of_clients)
+    app.include_router(receipts, dependencies=of_clients)
+    app.include_router(operators, dependencies=[ADMIN] if plan.admin_key is not None else [])
+    if plan.dashboard:
+        app.include_router(dashboard.router(AdminRoute))
+
+
+@public.get("/v1/health", tags=["health"], **answering(Health, unavailable=Draining))
+@public.get("/health", tags=["health"], **answering(Health, unavailable=Draining))
+def health(gateway: Shared) -> JSONResponse:
+    """Whether the gateway accepts new requests; 503 once a shutdown has begun."""
+    if gateway.draining:
+        return JSONResponse({"status": "draining"}, HTTPStatus.SERVICE_UNAVAILABLE)
+    return JSONResponse({"status": "ok"})
+
+
+@public.get("/health/ready", tags=["health"], **answering(Ready, unavailable=NotReadyModel))
+def ready(gateway: Shared) -> JSONResponse:
+    """The backends that can take a request; 503 if there is none."""
+    usable = [b.name for b in gateway.fleet.backends if b.healthy and not b.draining]
+    if gateway.draining or not usable:
+        body = {"status": "draining" if gateway.draining else "no backend", "backends": usable}
+        return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE)
+    return JSONResponse({"status": "ok", "backends": usable})
+
+
+@openai.get("/models", **answering(Models, 401))
+def models(gateway: Shared, request: Request) -> JSONResponse:
+    """The models of all backends that are up, each once."""
+    if gateway.clients.find(bearer_key(request.scope["headers"])) is None:
+        raise RefusedByGateway(UNAUTHORIZED)
+    merged: dict[str, Any] = {}
+    for backend in gateway.fleet.backends:
+        if backend.healthy and not backend.draining:
+            merged = {**(backend.models or {}), **merged}
+    return JSONResponse({"object": "list", "data": list(merged.values())})
+
+
+@public.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
+def metrics(gateway: Shared) -> Response:
+    """Metrics of the gateway, its process and an embedded engine, in Prometheus' text format."""
+    text = generate_latest(gateway.metrics) + generate_latest(REGISTRY)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+@operators.get("/backends", **answering(list[ShownBackend], 403))
+def backends(gateway: Shared) -> list[dict[str, Any]]:
+    """The state of every backend."""
+    return [_shown(backend) for backend in gateway.fleet.backends]
+
+
+@operators.post("/drain", **answering(ShownBackend, 403, 404, 413, 422))
+def drain(gateway: Shared, which: BackendName) -> dict[str, Any]:
+    """Send no new requests to a backend. The backend is idle once ``in_flight`` is 0."""
+    return _shown(_set_draining(gateway, which, True))
+
+
+@operators.post("/undrain", **answering(ShownBackend, 403, 404, 413, 422))
+def undrain(gateway: Shared, which: BackendName) -> dict[str, Any]:
+    """Send requests to a backend again."""
+    return _shown(_set_draining(gateway, which, False))
+
+
+def _set_draining(gateway: Gateway, which: BackendName, draining: bool) -> Backend:
+    backend = gateway.fleet.named(which.backend)
+    if backend is None:
+        names = ", ".join(each.name for each in gateway.fleet.backends)
+        message = f"There is no backend {which.backend!r:.200}; there are {names}."
+        raise RefusedByGateway(Failure(404, "unknown_backend", message, param="backend"))
+    backend.draining = draining
+    return backend
+
+
+def _shown(backend: Backend) -> dict[str, Any]:
+    return {
+        "backend": backend.name,
+        "weight": backend.spec.weight,
+        "healthy": backend.healthy,
+        "resting": backend.resting,
+        "draining": backend.draining,
+        "in_flight": backend.outstanding,
+        "connections": backend.pool.opened,
+        "models": sorted(backend.models) if backend.models is not None else None,
+    }
+
+
+ResponseId = Annotated[
+    str, Path(max_length=512, description="The `id` of the answer, as chatcmpl-….")
+]
+
+
+@receipts.get("/receipts/{response_id:path}", **answering(Receipts, *_RECEIPT_STATUSES))
+async def receipts_of(request: Request, response_id: ResponseId) -> Response:
+    """The signed receipts of an answer that this key got, as the node gives them.
+
+    404 for an answer of another key, and for one that this gateway has forgotten. 425 with
+    Retry-After until the node's log has the receipt; 410 after the receipt's time to live.
+    """
+    gateway: Gateway = request.state.gateway
+    client = gateway.clients.find(bearer_key(request.scope["headers"]))
+    if client is None:
+        raise RefusedByGateway(UNAUTHORIZED)
+    name = gateway.answered.backend_of(response_id, client.name)
+    backend = gateway.fleet.named(name) if name is not None else None
+    if backend is None:
+        raise RefusedByGateway(UNKNOWN_RECEIPT)
+    found = await _ask(gateway, backend, response_id)
+    headers = {each: found.headers[each] for each in _PASSED if each in found.headers}
+    return Response(found.content, found.status_code, headers)
+
+
+async def _ask(gateway: Gateway, backend: Backend, response_id: str) -> httpx.Response:
+    path = f"{gateway.plan.receipts_path}/{quote(response_id, safe='')}"
+    # A client for each request: they are few beside answers, and nothing has to be closed later.
+    try:
+        async with plain_client(backend.spec, gateway.plan.backend_key, _RECEIPT_TIMEOUT_S) as http:
+            return await http.get(path)
+    except httpx.TimeoutException:
+        raise RefusedByGateway(FIRST_BYTE_TIMEOUT) from None
+    except httpx.HTTPError:
+        raise RefusedByGateway(UNREACHABLE) from None
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@openai.post("/chat/completions", **relaying(HELLO, "messages"))
+@openai.post("/completions", **relaying("Hello", "prompt", "prompt_embeds"))
+@openai.post("/embeddings", **relaying("Hello", "input", "messages"))
+@openai.post("/responses", **relaying("Hello", "input"))
+def relayed() -> Response:
+    """Relayed to a backend, which answers with JSON or server-sent events; see vLLM's API."""
+    raise RefusedByGateway(
+        NOT_IMPLEMENTED.saying("This server runs the gateway without GatewayProtocol, its relay.")
+    )

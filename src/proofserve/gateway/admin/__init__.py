@@ -1,1 +1,0 @@
-"""The gateway's own endpoints, and who may operate them."""

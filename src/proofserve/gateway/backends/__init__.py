@@ -1,1 +1,0 @@
-"""The vLLM servers behind the gateway: health, connections, and the choice of a backend."""

@@ -1,1 +1,0 @@
-"""Limits of one client and of all clients: permits, queue, budgets."""

@@ -1,0 +1,187 @@
+"""Rules of HTTP that several servers share; this module knows nothing of proofs.
+
+Who calls: this machine or another, with which key and which request's id. How much: a bounded body,
+and a count in fixed windows.
+"""
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from ipaddress import IPv6Address, ip_address
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection, Request
+from starlette.types import Message
+
+# Headers that a proxy adds when it passes on the request of another client.
+_PROXY_HEADERS = {"forwarded", "via", "x-real-ip"}
+_PROXY_PREFIX = "x-forwarded-"
+# Characters with which a client cannot forge a log line.
+_REQUEST_ID = re.compile(rb"[\w.:+/=-]{1,128}", re.ASCII)
+# Digits of the largest length that a request could have.
+_MAX_DIGITS = 19
+MINUTE_S, HOUR_S = 60.0, 3600.0
+
+R = TypeVar("R", bound=Request)
+
+
+def why_not_local(connection: HTTPConnection) -> str | None:
+    """Why the request may come from another machine; None if it comes from this one.
+
+    The rule for servers without keys: only a loopback address or a unix socket is local, and only
+    without a proxy's headers and without a foreign ``Origin``.
+    """
+    # Behind a proxy every peer is the proxy; a trusted one may even show a local peer address.
+    for name in connection.headers:
+        if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX):
+            return f"a proxy passed this request on (header {name})"
+    # A browser on this machine also sends requests of pages from other sites.
+    for origin in connection.headers.getlist("origin"):
+        if not _is_local_page(origin):
+            return "a web page of another site sent this request"
+    if not _is_local_peer(connection):
+        return "this request comes from another machine"
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is a numeric address that only this machine can reach."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback
+
+
+def _is_local_peer(connection: HTTPConnection) -> bool:
+    if connection.client is not None:
+        return is_loopback(connection.client.host)
+    # A unix socket has a path and no port; its peer is a process that may open the socket's file.
+    server = connection.scope.get("server")
+    return server is not None and server[1] is None
+
+
+def _is_local_page(origin: str) -> bool:
+    try:
+        host = urlsplit(origin).hostname or ""
+    except ValueError:
+        return False
+    return host == "localhost" or is_loopback(host)
+
+
+def bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The key in a request's Authorization header, in the bytes that the client sent.
+
+    Empty, which is the key of no client, if the request has no bearer key or several Authorization
+    headers. Names are in lower case.
+    """
+    found = [value for name, value in headers if name == b"authorization"]
+    return key_of(found[0]) if len(found) == 1 else b""
+
+
+def key_of(authorization: bytes) -> bytes:
+    """The key in the value of an Authorization header (RFC 6750); empty if it has none.
+
+    The scheme is matched without regard to case (RFC 9110).
+    """
+    return authorization[7:].strip() if authorization[:7].lower() == b"bearer " else b""
+
+
+def digest(key: bytes) -> bytes:
+    """What a server keeps of a key: no key stays in memory, and all digests are equally long."""
+    return hashlib.blake2b(key).digest()
+
+
+def request_id_of(given: bytes | None) -> bytes:
+    """``given``, the client's id, if it is fit for a log line; else a new id.
+
+    A new id cannot be guessed: the id of an answer is made of it, and opens the answer's receipt.
+    """
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return os.urandom(16).hex().encode()
+
+
+async def with_body(kind: type[R], request: Request, max_bytes: int, too_large: Exception) -> R:
+    """``request`` as an object of class ``kind``, its body read and kept in it.
+
+    Raises ``too_large`` as soon as the body is known to have more than ``max_bytes`` bytes: from
+    its Content-Length, else while it is read. Raises ClientDisconnect.
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and (len(announced) > _MAX_DIGITS or int(announced) > max_bytes):
+        raise too_large
+    received = 0
+
+    async def receive() -> Message:
+        nonlocal received
+        message = await request.receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes:
+            raise too_large
+        return message
+
+    bounded = kind(request.scope, receive)
+    await bounded.body()
+    return bounded
+
+
+class FixedWindow:
+    """At most ``limit`` units in each window of ``seconds``, which begins with its first use.
+
+    A count per minute or hour (ADR 17). ``clock`` gives seconds.
+    """
+
+    __slots__ = ("_clock", "_seconds", "_used", "end", "limit")
+
+    def __init__(
+        self, limit: int, clock: Callable[[], float] = time.monotonic, seconds: float = MINUTE_S
+    ) -> None:
+        self.limit = limit
+        self.end = 0.0
+        """When the latest window ends, in seconds of ``clock``."""
+        self._clock = clock
+        self._seconds = seconds
+        self._used = 0
+
+    def take(self, amount: int = 1) -> bool:
+        now = self._clock()
+        if now >= self.end:
+            if amount > self.limit:
+                return False
+            self._begin(now)
+        elif self._used + amount > self.limit:
+            return False
+        self._count(amount)
+        return True
+
+    def charge(self, amount: int) -> None:
+        now = self._clock()
+        if now >= self.end:
+            self._begin(now)
+        self._count(amount)
+
+    def give_back(self, amount: int, end: float) -> None:
+        """Return an unused ``amount`` that was taken in the window that ends at ``end``."""
+        if end == self.end and self._clock() < end:
+            self._count(-amount)
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.end - self._clock())
+
+    @property
+    def left(self) -> int:
+        return max(0, self.limit - self._used) if self._clock() < self.end else self.limit
+
+    def _begin(self, now: float) -> None:
+        self.end = now + self._seconds
+        self._used = 0
+
+    def _count(self, amount: int) -> None:
+        self._used += amount

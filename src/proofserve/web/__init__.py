@@ -1,1 +1,0 @@
-"""Rules of HTTP that the node and the gateway share; this package knows nothing of proofs."""
