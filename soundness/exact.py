@@ -16,7 +16,7 @@ from proofserve.lab.client.load import ask_one, closed_loop
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.host.processor import ServedDtype
 from proofserve.protocol import ARTIFACT, SKETCH, SKETCH_2
-from proofserve.rounds.calls import chunks
+from proofserve.rounds.computation import chunks
 from soundness.jobs import Job
 from soundness.subjects import BY_NAME, FOLDER, FORWARD_BATCH, ROOT, Subject
 

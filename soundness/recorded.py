@@ -18,7 +18,7 @@ from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.vectors import vectors_of
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.calls import chunks
+from proofserve.rounds.computation import chunks
 from soundness.subjects import BLOCK, FORWARD_BATCH, KEY, ROOT, Subject
 from soundness.trying import RealNode
 

@@ -19,7 +19,7 @@ from proofserve.lab.audit.compute_share import Price
 from proofserve.lab.calibrate.calibration_file import KernelFacts
 from proofserve.lab.verify.judges import Recompute, Vectors
 from proofserve.protocol.codec import to_float16
-from proofserve.rounds.calls import chunks
+from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
 from proofserve.wiring.audit import shape_of
 from proofserve.wiring.changed_weights import changed_weights

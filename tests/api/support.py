@@ -11,6 +11,7 @@ import httpx
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +21,7 @@ from proofserve.api.routes import router
 from proofserve.engines.fake import FakeEngine
 from proofserve.rounds.limits import Limits
 from proofserve.rounds.manager import RoundManager
+from proofserve.wire.status import NodeStatusResponse
 from rounds.doubles import QUICK, MemoryOutbox
 
 ORDER: dict[str, Any] = {
@@ -32,10 +34,10 @@ ORDER: dict[str, Any] = {
 }
 JOB: dict[str, Any] = {**ORDER, "nonces": [1, 2, 3, 4]}
 START, GENERATE, STOP, STATUS = "/init/generate", "/generate", "/stop", "/status"
-ANSWERS: dict[str, type[response_models.ResponseModel]] = {
+ANSWERS: dict[str, type[BaseModel]] = {
     START: response_models.StartAnswer,
     STOP: response_models.StopAnswer,
-    STATUS: response_models.NodeStatusResponse,
+    STATUS: NodeStatusResponse,
     GENERATE: response_models.JobAnswer,
     "/results": response_models.ResultsPage,
     "/versions": response_models.Versions,
@@ -73,7 +75,8 @@ def as_documented(path: str, response: httpx.Response) -> httpx.Response:
     path, _, _ = path.partition("?")
     model = ANSWERS.get("/generate" if path.startswith("/generate") else path)
     if model is not None and response.status_code == 200:
-        model.model_validate(response.json())
+        body = response.json()
+        assert model.model_validate(body).model_dump(mode="json", exclude_unset=True) == body
     return response
 
 

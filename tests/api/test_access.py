@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from api.support import JOB, ORDER, Server, serving
-from proofserve.api import measure_routes, routes
+from proofserve.api import proof_routes, routes
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.errors import NotAllowed
 from proofserve.wire.paths import PROOFS, RECEIPTS
@@ -65,7 +65,7 @@ def whole(**deployed: Any) -> Server:
     def no_engine(_request: Request) -> Any:
         raise ZeroDivisionError
 
-    made.app.include_router(measure_routes.router(lambda _: made.node, no_engine))
+    made.app.include_router(proof_routes.measure_router(lambda _: made.node, no_engine))
     return made
 
 

@@ -13,8 +13,8 @@ from api.distance_bodies import CLAIMS
 from api.distance_bodies import ROUND as DISTANCE
 from api.support import GENERATE, JOB, ORDER, RAW, START, Server, said, serving
 from proofserve.api.access import Access, ApiKey, Caller, Role
-from proofserve.api.json_body import holds_more_values
 from proofserve.api.node import Rates, Waits
+from proofserve.api.requests import holds_more_values
 
 pytestmark = pytest.mark.anyio
 

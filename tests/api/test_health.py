@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from api.support import ORDER, START, Server, serving
-from proofserve.rounds.calls import NONCES
+from proofserve.rounds.computation import NONCES
 from rounds.doubles import until
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ import pytest
 
 from api.support import GENERATE, JOB, ORDER, START, STOP, Server, serving
 from proofserve.protocol.codec import decode
-from proofserve.rounds.calls import NOT_FINITE
+from proofserve.rounds.computation import NOT_FINITE
 from rounds.doubles import QUICK, until
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from api.support import STATUS, Server, serving
-from proofserve.api import health_routes
+from proofserve.api import routes
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.metrics import exposed
 from proofserve.rounds.errors import EngineFault
@@ -80,7 +80,7 @@ async def test_a_hang_that_begins_while_the_engine_is_asked_is_seen_at_once() ->
 
 
 async def test_a_busy_engine_that_does_not_answer_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_routes, "BUSY_ANSWER_S", 0.1)
+    monkeypatch.setattr(routes, "BUSY_ANSWER_S", 0.1)
     async with serving(liveness=Cores(IDLE, BUSY)) as server:
         silence(server)
         assert (await server.get(READY)).status_code == 200

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from api.support import ORDER, Server, said
-from proofserve.api import measure_routes
+from proofserve.api import proof_routes
 from proofserve.protocol.distance import DistanceScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
@@ -39,7 +39,7 @@ class Stopwatch:
 @pytest.fixture
 def engine(server: Server) -> Stopwatch:
     made = Stopwatch()
-    server.app.include_router(measure_routes.router(lambda _: server.node, lambda _: made))
+    server.app.include_router(proof_routes.measure_router(lambda _: server.node, lambda _: made))
     return made
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from proofserve.api.opening_routes import MOST_OPENED
 from proofserve.api.response_models import OpeningsAnswer
+from proofserve.api.schemas import MOST_OPENED
 from proofserve.protocol.codec import encode
 from proofserve.protocol.commitments import leaf, opens
 from proofserve.protocol.nonces import NonceLane, draw
-from proofserve.wire.commitments import OpeningRecord
+from proofserve.wire.records import OpeningRecord
 from support.committed import (
     ORDER,
     FakeNode,

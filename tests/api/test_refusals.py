@@ -20,8 +20,7 @@ from api.support import (
     said,
     serving,
 )
-from proofserve.outbox.allowlist import Allowlist
-from proofserve.outbox.transport import UrlCheck
+from proofserve.outbox.post import Allowlist, UrlCheck
 from proofserve.protocol.nonces import MAX_NONCE
 
 pytestmark = pytest.mark.anyio

@@ -16,8 +16,8 @@ from api.support import GENERATE, JOB, ORDER, START, STATUS, STOP, Server, servi
 from api.test_access import ACCESS, HEADERS, whole
 from fleet.servers import members
 from fleet.servers import until as until_true
+from proofserve.api import node_page
 from proofserve.api.access import Access, ApiKey, Caller, Role
-from proofserve.api.dashboard import dashboard_routes
 from proofserve.api.node import Challenges
 from proofserve.settings.fleet import FleetSettings
 from proofserve.wiring.fleet import running_fleet
@@ -80,7 +80,7 @@ def require_rule(found: dict[tuple[str, str], int]) -> None:
 
 async def test_every_route_of_a_node_with_a_validators_key() -> None:
     server = whole(access=ACCESS)
-    server.app.include_router(dashboard_routes.router(lambda _: server.node))
+    server.app.include_router(node_page.router(lambda _: server.node))
     found = await tried(server.app)
     require_rule(found)
     assert found.keys() >= PERMITTED
@@ -108,7 +108,7 @@ async def test_every_route_of_a_fleet_with_a_validators_key(tmp_path: Path) -> N
 async def test_the_stream_of_the_page_is_for_reading(server: Server) -> None:
     (events,) = (
         route
-        for route in dashboard_routes.router(lambda _: server.node).routes
+        for route in node_page.router(lambda _: server.node).routes
         if isinstance(route, APIRoute) and route.path.endswith("/events")
     )
     assert events.methods == {"GET"}

@@ -240,7 +240,7 @@ def _recipes(path: Path) -> None:
         (Path.unlink, "there is no outbox"),
         (lambda path: path.write_bytes(b""), "is empty: no server has used it yet"),
         (lambda path: _version(path, 7), "has version 7, this proofserve reads up to 6"),
-        (lambda path: _version(path, 2), "has version 2, this command reads 6"),
+        (lambda path: _version(path, 2), "has version 2, this proofserve reads 6"),
         (_recipes, "is a database of another program"),
         (_letter, "file is not a database"),
     ],

@@ -16,10 +16,10 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 
+from proofserve.api import node_page
 from proofserve.api import routes as node_routes
-from proofserve.api.dashboard import dashboard_routes
-from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Node
+from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard import routes
 from proofserve.dashboard.records import DashboardSnapshot
 from proofserve.dashboard.routes import SnapshotFeed
@@ -199,7 +199,7 @@ class ServedNode:
             return self.node
 
         app.include_router(node_routes.router(get_node))
-        app.include_router(dashboard_routes.router(get_node))
+        app.include_router(node_page.router(get_node))
         return app
 
 

@@ -11,9 +11,7 @@ from fastapi import FastAPI
 
 from api.support import JOB, ORDER, Server
 from proofserve.api.access import Access, ApiKey, Caller, Role
-from proofserve.api.dashboard.dashboard_routes import router, with_dashboard
-from proofserve.api.dashboard.node_history import NodeHistory
-from proofserve.api.dashboard.node_snapshot import snapshot_of
+from proofserve.api.node_page import NodeHistory, router, snapshot_of, with_dashboard
 from proofserve.dashboard.records import STEP_S, ActionOffer, DashboardSnapshot, MemberRow
 from proofserve.dashboard.routes import PAGE, SNAPSHOT
 from proofserve.rounds.status import CoreLiveness

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi import Request
 
-from proofserve.api.dashboard import dashboard_routes
+from proofserve.api import node_page
 from proofserve.api.errors import NotEnabled
 from proofserve.api.node import Node
 from proofserve.api.routes import router
@@ -24,7 +24,7 @@ class ProcessWithPage(ApiProcess):
 
     def __init__(self, settings: NodeSettings, server: str) -> None:
         super().__init__(settings, server)
-        self.app.include_router(dashboard_routes.router(self._node_of))
+        self.app.include_router(node_page.router(self._node_of))
 
     def _node_of(self, _: Request) -> Node:
         if self.ownership.node is None:
@@ -32,9 +32,7 @@ class ProcessWithPage(ApiProcess):
         return self.ownership.node
 
     def _private(self, node: Node) -> Callable[..., object]:
-        return private_app(
-            lambda: [router(lambda _: node), dashboard_routes.router(lambda _: node)]
-        )
+        return private_app(lambda: [router(lambda _: node), node_page.router(lambda _: node)])
 
 
 async def test_the_snapshot_is_the_owners_and_the_page_asks_for_it_again(tmp_path: Path) -> None:

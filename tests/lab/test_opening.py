@@ -34,7 +34,7 @@ from proofserve.protocol.commitments import leaf, root
 from proofserve.protocol.nonces import NonceLane, draw, fresh_seed
 from proofserve.protocol.verdict.comparison import Reason
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
-from proofserve.wire.commitments import root_record
+from proofserve.wire.records import root_record
 from support.committed import (
     ANYTHING,
     FakeNode,

@@ -17,11 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from proofserve.outbox import results
 from proofserve.outbox.sender import CallbackSender
+from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.records import Artifact, RoundSpec, Winner, Workload
+from proofserve.rounds.records import Artifact, RoundProgress, RoundSpec, Winner, Workload
 from proofserve.rounds.records import Target as Radius
 
 
@@ -42,6 +44,10 @@ def a_distance_spec(round_id: str = "d1", url: str | None = None) -> RoundSpec:
 def winners(*nonces: int) -> list[Winner]:
     """Winners whose distances are float32 values in a float, as the engine gives them."""
     return [Winner(nonce, float(np.float32(1.4 - 1 / (nonce + 3)))) for nonce in nonces]
+
+
+async def progress_of(store: SqliteOutbox, round_id: str) -> RoundProgress:
+    return await store._database.read(results.progress, round_id)
 
 
 class FastClock:

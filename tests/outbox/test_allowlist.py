@@ -5,7 +5,7 @@ from ipaddress import ip_address
 import httpx
 import pytest
 
-from proofserve.outbox.allowlist import Allowlist, ForbiddenTarget
+from proofserve.outbox.post import Allowlist, ForbiddenTarget
 
 # Spellings of loopback addresses.
 DISGUISES = [

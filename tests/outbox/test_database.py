@@ -25,14 +25,24 @@ async def test_a_new_file_has_the_required_safety_settings(path: Path) -> None:
     assert settings == ["wal", 2, 1, 6]
 
 
-async def test_a_newer_database_is_refused_and_not_changed(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as newer:
-        newer.execute("PRAGMA user_version = 7")
-    with pytest.raises(NotAnOutbox, match="has version 7, this proofserve reads up to 6"):
+@pytest.mark.parametrize(
+    ("version", "complaint"),
+    [
+        (7, "has version 7, this proofserve reads up to 6: use the newer proofserve"),
+        (5, "has version 5, this proofserve reads 6 only: have the older one send what the file"),
+    ],
+)
+async def test_a_file_of_another_version_is_refused_and_not_changed(
+    path: Path, version: int, complaint: str
+) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(NotAnOutbox, match=complaint):
         await Database.open(path)
-    with closing(sqlite3.connect(path)) as newer:
-        assert newer.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-        assert newer.execute("SELECT * FROM sqlite_master").fetchall() == []
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert other.execute("SELECT * FROM sqlite_master").fetchall() == []
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 async def test_a_database_of_something_else_is_refused(path: Path) -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.allowlist import Address, Allowlist
-from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.post import Outward, new_client, post
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.callbacks import CallbackPolicy, Delivery
+from proofserve.outbox.post import Address, Allowlist, Outward, new_client, post
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.offline import reading, writing
-from proofserve.outbox.retry import origin_of
+from proofserve.outbox.offline import origin_of, reading, writing
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 

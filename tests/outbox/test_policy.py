@@ -1,6 +1,6 @@
 import pytest
 
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.callbacks import CallbackPolicy
 
 
 def test_pauses_double_up_to_the_longest() -> None:

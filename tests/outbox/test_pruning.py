@@ -1,20 +1,17 @@
 """The server deletes results that were delivered long ago, and nothing else."""
 
 import asyncio
-import sqlite3
-from contextlib import closing
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from proofserve.outbox import offline
+from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.pruning import Pruned
-from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.records import RoundProgress
 
-from .support import a_distance_spec, a_spec, artifacts, winners
+from .support import a_distance_spec, a_spec, artifacts, progress_of, winners
 
 pytestmark = pytest.mark.anyio
 
@@ -102,7 +99,7 @@ async def test_a_round_without_a_url_counts_as_delivered_when_it_has_ended(
     clock.now += 0.6 * DAY
     assert await store.prune(DAY) == Pruned(results=3, callbacks=0, rounds=1)
     with pytest.raises(ValueError, match="never opened"):
-        await store.progress("r1")
+        await progress_of(store, "r1")
 
 
 async def test_failures_are_deleted_with_their_ended_round(
@@ -129,7 +126,7 @@ async def test_the_newest_round_continues_after_its_results_were_deleted(
     assert await store.prune(DAY) == Pruned(results=3, callbacks=1, rounds=0)
     assert await store.open_round(a_spec(url=URL)) == RoundProgress(3, found=2, failed=1)
     await store.record("r1", 4, artifacts(15), {})
-    assert await store.progress("r1") == RoundProgress(4, found=3, failed=1)
+    assert await progress_of(store, "r1") == RoundProgress(4, found=3, failed=1)
 
 
 async def test_old_winners_are_deleted_too(store: SqliteOutbox, clock: SetClock) -> None:
@@ -225,44 +222,17 @@ async def test_the_file_shrinks(path: Path, clock: SetClock) -> None:
     assert size(path) < large / 4
 
 
-@pytest.fixture
-def old(path: Path) -> Path:
-    """A file of version 3, which cannot shrink in steps."""
-    schema = resources.files("proofserve.outbox").joinpath("schema")
-    with closing(sqlite3.connect(path)) as file:
-        for version in (1, 2, 3):
-            file.executescript(schema.joinpath(f"{version}.sql").read_text("utf-8"))
-    return path
-
-
-async def test_an_old_file_is_rewritten_once_without_a_server(old: Path, clock: SetClock) -> None:
-    async with await SqliteOutbox.open(old, clock) as store:
+async def test_a_command_prunes_and_shrinks_a_file_in_use(path: Path, clock: SetClock) -> None:
+    async with await SqliteOutbox.open(path, clock) as store:
         await store.open_round(a_spec("r1"))
         await store.record("r1", 1, artifacts(*range(20_000)), {})
         await store.open_round(a_spec("r2"))
-    large = size(old)
-    async with await SqliteOutbox.open(old, clock) as store:
-        with_server = await asyncio.to_thread(offline.prune, old, clock.now + 1)
-        assert with_server == (Pruned(20_000, 0, 1), False)
+    large = size(path)
+    async with await SqliteOutbox.open(path, clock) as store:
+        deleted = await asyncio.to_thread(offline.prune, path, clock.now + 1)
+        assert deleted == Pruned(20_000, 0, 1)
         assert await nonces(store) == []
         await store.record("r2", 1, artifacts(3), {})
-    assert offline.prune(old, clock.now - DAY) == (Pruned(0, 0, 0), True)
-    assert size(old) < large / 4
-    async with await SqliteOutbox.open(old, clock) as store:
+    assert size(path) < large / 4
+    async with await SqliteOutbox.open(path, clock) as store:
         assert await nonces(store) == [3]
-    assert offline.prune(old, clock.now - DAY) == (Pruned(0, 0, 0), True)
-
-
-async def test_ages_of_an_old_file_begin_with_its_migration(old: Path) -> None:
-    with closing(sqlite3.connect(old)) as file:
-        file.execute(
-            "INSERT INTO deliveries (endpoint, url, body, idempotency_key, sequence, created_at,"
-            " next_attempt_at, state) VALUES ('validated', ?, '{}', 'k', 1, 1e9, 1e9, 'done')",
-            (URL,),
-        )
-        file.commit()
-    async with await SqliteOutbox.open(old) as store:
-        assert await store.prune(DAY) == Pruned(0, 0, 0)
-        assert (await store.gauges()).delivered == 1
-        assert await store.prune(-DAY) == Pruned(results=0, callbacks=1, rounds=0)
-        assert (await store.gauges()).delivered == 1

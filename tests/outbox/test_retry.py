@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.offline import writing
-from proofserve.outbox.retry import Choice, retry
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.offline import Choice, retry, writing
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.pruning import Pruned
-from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.codec import encode
 from proofserve.protocol.commitments import leaf, opens, root
@@ -32,9 +32,9 @@ from proofserve.rounds.errors import (
     VectorsDeleted,
 )
 from proofserve.rounds.records import Artifact, RoundProgress, RoundSpec
-from proofserve.wire.commitments import CommittedWork
+from proofserve.wire.records import CommittedRoots
 
-from .support import FastClock, a_spec, artifacts
+from .support import FastClock, a_spec, artifacts, progress_of
 
 pytestmark = pytest.mark.anyio
 
@@ -79,7 +79,7 @@ async def test_a_callback_has_the_roots_of_all_batches_and_no_vector(store: Sqli
     await store.record("c1", 12, found[8:], {})
     body = await due(store)
     assert "artifacts" not in body
-    known = CommittedWork.model_validate(body)
+    known = CommittedRoots.model_validate(body)
     assert (known.block_hash, known.block_height, known.public_key) == ("b10c", 77, "k3y")
     assert (known.round_id, known.lane) == ("c1", roots_spec().lane)
     assert (known.scheme, known.encoding.k_dim, known.params.seq_len) == ("artifact-v1", 12, 256)
@@ -97,7 +97,7 @@ async def test_a_failed_nonce_keeps_its_place_as_an_empty_leaf(store: SqliteOutb
     tops = [root_of([*found[:2], *(Artifact(n, "") for n in nonces[2:4])])]
     tops += [root_of([Artifact(n, "") for n in nonces[4:]])]
     # The second batch has no vector at all, and its root is published all the same.
-    roots = CommittedWork.model_validate(await due(store)).roots
+    roots = CommittedRoots.model_validate(await due(store)).roots
     assert [each.root for each in roots] == tops
     (opened,) = await store.openings(await store.committed_round("b10c", "k3y", None), nonces[5:6])
     assert (opened.vector_b64, opened.index) == ("", 5)
@@ -111,7 +111,7 @@ async def test_a_repeated_call_adds_no_batch(store: SqliteOutbox) -> None:
         await store.record("c1", 8, found, {})
     await store.record("c1", 4, found[:4], {})
     assert len((await due(store))["roots"]) == 2
-    assert await store.progress("c1") == RoundProgress(8, found=8)
+    assert await progress_of(store, "c1") == RoundProgress(8, found=8)
 
 
 async def test_a_batch_without_all_results_is_not_stored(store: SqliteOutbox) -> None:
@@ -119,7 +119,7 @@ async def test_a_batch_without_all_results_is_not_stored(store: SqliteOutbox) ->
     with pytest.raises(ValueError, match="the batch at lane index 4 lacks results"):
         await store.record("c1", 8, vectors(lane(0, 7)), {})
     assert await store.results(0, 10) == []
-    assert await store.progress("c1") == RoundProgress()
+    assert await progress_of(store, "c1") == RoundProgress()
 
 
 async def test_callbacks_hold_whole_batches_and_each_root_once(store: SqliteOutbox) -> None:
@@ -171,7 +171,7 @@ async def test_every_nonce_opens_under_the_root_that_was_posted(store: SqliteOut
     found = vectors(nonces)
     await store.record("c1", 10, found[:10], {})
     await store.record("c1", 13, found[10:], {})
-    roots = {r.first_index: r for r in CommittedWork.model_validate(await due(store)).roots}
+    roots = {r.first_index: r for r in CommittedRoots.model_validate(await due(store)).roots}
     assert [each.count for each in roots.values()] == [5, 5, 3]
     committed = await store.committed_round("b10c", "k3y", "c1")
     assert (committed.next_index, committed.lane) == (13, spec.lane)
@@ -269,7 +269,7 @@ async def _check_after_kill(path: Path, reported: int) -> None:
         nonces = committed.lane.batch(0, committed.next_index)
         assert [row.nonce for row in await store.results(0, 10**9)] == list(nonces)
         opened = await store.openings(committed, nonces)
-        roots = CommittedWork.model_validate(await due(store)).roots
+        roots = CommittedRoots.model_validate(await due(store)).roots
     assert [root.first_index for root in roots] == list(range(0, len(nonces), 32))
     previous = None
     for each in roots:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
 from proofserve.rounds.records import RoundProgress, RoundSpec, Target, Workload
 
-from .support import a_distance_spec, a_spec, artifacts, nonces_of, winners
+from .support import a_distance_spec, a_spec, artifacts, nonces_of, progress_of, winners
 
 pytestmark = pytest.mark.anyio
 
@@ -96,6 +96,6 @@ async def test_progress_counts_results_and_failures_of_its_own_round(store: Sqli
     assert await store.open_round(a_distance_spec()) == RoundProgress()
     await store.record("d1", 32, winners(3), {7: "not finite", 11: "not finite"})
     await store.record("d1", 64, [], {})
-    assert await store.progress("d1") == RoundProgress(64, found=1, failed=2)
+    assert await progress_of(store, "d1") == RoundProgress(64, found=1, failed=2)
     assert await store.open_round(a_spec()) == RoundProgress(8, found=3, failed=1)
     assert await store.open_round(a_distance_spec()) == RoundProgress(64, found=1, failed=2)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan
+from proofserve.outbox.callbacks import CallbackPolicy, Delivery, SendPlan
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable

@@ -15,7 +15,7 @@ from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.records import RoundProgress, StoredResult
 
-from .support import FastClock, a_spec, artifacts
+from .support import FastClock, a_spec, artifacts, progress_of
 from .writer import BATCH
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ async def test_results_failures_and_progress_are_read_back(store: SqliteOutbox) 
         StoredResult(2, "r1", 2**63 - 1, f"vector{2**63 - 1}", None),
         StoredResult(3, "r1", 11, None, "not finite"),
     ]
-    assert await store.progress("r1") == RoundProgress(3, found=2, failed=1)
+    assert await progress_of(store, "r1") == RoundProgress(3, found=2, failed=1)
     gauges = await store.gauges()
     assert (gauges.results, gauges.pending, gauges.delivered, gauges.expired) == (3, 0, 0, 0)
     assert (gauges.oldest_pending_s, gauges.last_error) == (0.0, None)
@@ -58,7 +58,7 @@ async def test_all_rows_are_there_after_reopening(path: Path) -> None:
         before = await store.results(0, 10)
     async with await SqliteOutbox.open(path) as store:
         assert await store.results(0, 10) == before
-        assert await store.progress("r1") == RoundProgress(2, found=2)
+        assert await progress_of(store, "r1") == RoundProgress(2, found=2)
 
 
 async def test_a_repeated_call_stores_nothing_twice(store: SqliteOutbox) -> None:
@@ -67,7 +67,7 @@ async def test_a_repeated_call_stores_nothing_twice(store: SqliteOutbox) -> None
     await store.record("r1", 3, artifacts(3, 7), {11: "not finite"})
     await store.record("r1", 2, [], {})
     assert [row.nonce for row in await store.results(0, 10)] == [3, 7, 11]
-    assert await store.progress("r1") == RoundProgress(3, found=2, failed=1)
+    assert await progress_of(store, "r1") == RoundProgress(3, found=2, failed=1)
     assert (await store.gauges()).results == 3
 
 
@@ -86,7 +86,7 @@ async def test_an_unknown_round_is_a_value_error(store: SqliteOutbox) -> None:
     for call in (
         store.record("r9", 1, artifacts(3), {}),
         store.close_round("r9"),
-        store.progress("r9"),
+        progress_of(store, "r9"),
     ):
         with pytest.raises(ValueError, match="'r9' was never opened"):
             await call
@@ -144,7 +144,7 @@ def test_sigkill_loses_no_reported_result(path: Path) -> None:
 async def _check_after_kill(path: Path, reported: int) -> None:
     async with await SqliteOutbox.open(path) as store:
         rows = await store.results(0, 10**9)
-        progress = await store.progress("r1")
+        progress = await progress_of(store, "r1")
     # One more call may be stored without a printed line, but never half a call.
     stored = progress.next_index
     assert stored in (reported, reported + BATCH)
@@ -214,7 +214,7 @@ def _batch(first: int) -> list:
 async def _check_whole(store: SqliteOutbox, stored: int) -> None:
     assert stored > 0
     assert [row.nonce for row in await store.results(0, 10**6)] == list(range(stored))
-    assert await store.progress("r1") == RoundProgress(stored, found=stored)
+    assert await progress_of(store, "r1") == RoundProgress(stored, found=stored)
     assert (await store.gauges()).results == stored
 
 
@@ -233,7 +233,7 @@ async def test_a_probe_writes_and_changes_nothing(store: SqliteOutbox, path: Pat
     before = log.stat().st_size
     await store.probe()
     assert log.stat().st_size > before
-    assert await store.progress("r1") == RoundProgress()
+    assert await progress_of(store, "r1") == RoundProgress()
     await store._database.read(lambda c: c.execute("PRAGMA query_only = ON"))
     with pytest.raises(OutboxUnavailable, match="readonly"):
         await store.probe()

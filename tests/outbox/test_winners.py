@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proofserve.outbox import payload
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan
+from proofserve.outbox import callbacks
+from proofserve.outbox.callbacks import CallbackPolicy, SendPlan
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.rounds.records import RoundProgress, StoredResult, Winner
@@ -19,6 +19,7 @@ from .support import (
     a_distance_spec,
     a_spec,
     artifacts,
+    progress_of,
     running_target,
     sending,
     until,
@@ -103,7 +104,7 @@ class TestReaders:
         with pytest.raises(ValueError, match="not JSON compliant"):
             await store.record("d1", 32, [Winner(3, 1.25), Winner(7, distance)], {})
         assert await store.results(0, 10) == []
-        assert await store.progress("d1") == RoundProgress()
+        assert await progress_of(store, "d1") == RoundProgress()
 
 
 class TestCallbacks:
@@ -121,7 +122,7 @@ class TestCallbacks:
         }
 
     async def test_a_body_of_many_pages_is_complete(self, store: SqliteOutbox) -> None:
-        everyone = winners(*range(2 * payload._PAGE + 5))
+        everyone = winners(*range(2 * callbacks._PAGE + 5))
         await store.open_round(a_distance_spec("d0"))
         await store.open_round(a_distance_spec("d1", URL))
         for first in range(0, len(everyone), 3000):
@@ -169,7 +170,7 @@ class TestCallbacks:
         await store.record("d1", 32, [], {})
         await store.record("d1", 64, [], {131: "not finite"})
         assert await store.plan(SLOW) == SendPlan((), None, idle=True)
-        assert await store.progress("d1") == RoundProgress(64, found=0, failed=1)
+        assert await progress_of(store, "d1") == RoundProgress(64, found=0, failed=1)
         await store.close_round("d1")
         assert await store.plan(SLOW, flushing=True) == SendPlan((), None, idle=True)
 
@@ -188,7 +189,7 @@ class TestCallbacks:
         assert [row.nonce for row in rows[3:]] == [131]
         assert (await _body(store, await store.plan(SLOW)))["nonces"] == [131]
         assert await store.winners("d1", 10) == winners(3, 7, 131)
-        assert await store.progress("d1") == RoundProgress(64, found=3, failed=1)
+        assert await progress_of(store, "d1") == RoundProgress(64, found=3, failed=1)
 
     async def test_a_sender_posts_each_batch_as_it_comes(
         self, store: SqliteOutbox, target: Target

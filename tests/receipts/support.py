@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.outbox.receipts.key_file import signing_key
+from proofserve.outbox.receipts import signing_key
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.receipts.log import require_chain, require_inclusion
 from proofserve.protocol.receipts.record import Sampling, sketch_bytes
 from proofserve.protocol.receipts.signature import SignedReceipt, is_signed, require_signatures
-from proofserve.rounds.receipts.service import ReceiptService, ReceiptSource
+from proofserve.rounds.receipts import ReceiptService, ReceiptSource
 
 K_DIM = 16
 
@@ -96,7 +96,7 @@ async def asked_for(service: ReceiptService) -> None:
     """Wait until a request waits for a receipt."""
 
     async def is_asked() -> bool:
-        return bool(service._arrivals._expected)
+        return bool(service._arrivals)
 
     await eventually(is_asked)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from proofserve.api.receipts import receipt_routes
-from proofserve.api.response_models import NodeStatusResponse, Versions
+from proofserve.api.response_models import LogPage, ReceiptsAnswer, Versions
 from proofserve.protocol.receipts.log import require_chain
 from proofserve.protocol.receipts.signature import is_signed
 from proofserve.wire.receipts import signed_entry, signed_receipt
+from proofserve.wire.status import NodeStatusResponse
 
 from .nodes import Served, served
 from .support import an_answer, check_receipt, logged
@@ -31,7 +31,7 @@ async def test_a_client_without_a_key_gets_its_receipt(tmp_path: Path) -> None:
         await answered(node, "chatcmpl-1")
         response = await node.receipts("chatcmpl-1")
         assert response.status_code == 200
-        receipt_routes.ReceiptsAnswer.model_validate(response.json())
+        ReceiptsAnswer.model_validate(response.json())
         (body,) = response.json()["receipts"]
         signed = signed_receipt(body)
         check_receipt(signed)
@@ -105,7 +105,7 @@ async def test_the_log_is_read_in_pages(tmp_path: Path) -> None:
         after, entries = -1, []
         for count in (2, 1, 0):
             response = await node.client.get(f"/api/v1/receipts/log?after={after}&limit=2")
-            page = receipt_routes.LogPage.model_validate(response.json())
+            page = LogPage.model_validate(response.json())
             assert len(page.entries) == count
             entries += [signed_entry(each) for each in response.json()["entries"]]
             after = page.next_after

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.outbox.receipts.key_file import signing_key
+from proofserve.outbox.receipts import signing_key
 from proofserve.protocol.receipts.signature import SigningKey
 
 

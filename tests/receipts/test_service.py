@@ -16,16 +16,16 @@ import pytest
 
 from outbox.support import running_target, sending, until
 from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.log import require_chain
-from proofserve.protocol.receipts.record import Sampling, token_hash
+from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.rounds.errors import ReceiptDeleted, ReceiptNotLogged, UnknownReceipt, WaitsFull
-from proofserve.rounds.receipts import arrivals
-from proofserve.rounds.receipts.service import ReceiptService
+from proofserve.rounds.ports import NewReceipt
+from proofserve.rounds.receipts import ReceiptService
 from proofserve.wire.receipts import signed_entry
 
 from .support import (
@@ -99,9 +99,45 @@ async def test_storing_the_same_receipt_again_changes_nothing(
     async with running(store, engine) as service:
         engine.answers.put_nowait(an_answer())
         await logged(service, 1)
-        assert await store.receipts.add(await service.of_response("chatcmpl-1"), {}) == 0
+        (signed,) = await service.of_response("chatcmpl-1")
+        again = NewReceipt(signed, signed.receipt.digest)
+        assert await store.receipts.add([again], {}) == 0
         gauges = await service.gauges()
         assert (gauges.stored, dict(gauges.without)) == (1, {})
+
+
+async def test_a_digest_is_made_once(
+    store: SqliteOutbox, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    plain = Receipt.digest.fget  # type: ignore[attr-defined]
+
+    def counted(receipt: Receipt) -> bytes:
+        made.append(receipt.response_id)
+        return plain(receipt)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Receipt, "digest", property(counted))
+    async with running(store, engine) as service:
+        engine.answers.put_nowait(an_answer())
+        await logged(service, 1)
+        await service.of_response("chatcmpl-1")
+    assert made == ["chatcmpl-1"]
+
+
+async def test_a_receipt_that_would_read_back_with_another_digest_is_not_stored(
+    store: SqliteOutbox, engine: FakeEngine
+) -> None:
+    async with running(store, engine) as service:
+        engine.answers.put_nowait(an_answer())
+        await logged(service, 1)
+        (signed,) = await service.of_response("chatcmpl-1")
+        # 1 equals 1.0, and is another text.
+        sampling = replace(signed.receipt.sampling, top_p=1)
+        other = replace(signed.receipt, response_id="chatcmpl-2", sampling=sampling)
+        new = NewReceipt(replace(signed, receipt=other), other.digest)
+        assert await store.receipts.add([new], {}) == 0
+        gauges = await service.gauges()
+        assert (gauges.stored, dict(gauges.without)) == (1, {"invalid": 1})
 
 
 @pytest.mark.parametrize(
@@ -156,13 +192,13 @@ async def test_an_unknown_id_is_waited_for_and_then_unknown(
                 assert len(await asked) == 1
             except ReceiptNotLogged:
                 await logged(service, 1)
-        assert not service._arrivals._expected
+        assert not service._arrivals
 
 
 async def test_too_many_waits_are_refused(
     store: SqliteOutbox, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "MOST_WAITS", 1)
+    monkeypatch.setattr("proofserve.rounds.receipts.MOST_WAITS", 1)
     async with running(store, engine) as service:
         service.wait_s = 60.0
         asked = asyncio.create_task(service.of_response("chatcmpl-a"))
@@ -296,7 +332,7 @@ async def test_a_clock_that_is_set_back_leaves_the_log_in_order(
 async def test_nothing_is_lost_while_the_disk_is_full(
     store: SqliteOutbox, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proofserve.rounds.receipts.service._FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("proofserve.rounds.receipts._FIRST_PAUSE_S", 0.05)
     # The kernel fails every write beyond the limit, as a full disk does.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with running(store, engine) as service:

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.outbox.receipts.key_file import signing_key
+from proofserve.outbox.receipts import signing_key
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.rounds.receipts.service import ReceiptService
+from proofserve.rounds.receipts import ReceiptService
 from receipts.support import an_answer, source_of
 
 

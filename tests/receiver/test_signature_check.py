@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.post import Outward
-from proofserve.outbox.schedule import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.receiver.store import ReceiverStore
-from proofserve.wire.signature import Envelope
+from proofserve.wire.callbacks import Envelope
 
 from .support import generated, validated
 

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.calls import ChunkDeadline
-from proofserve.rounds.computation import Computation
-from proofserve.rounds.counters import NodeTotals
+from proofserve.rounds.computation import ChunkDeadline, Computation
 from proofserve.rounds.jobs import JobQueue
 from proofserve.rounds.limits import JobLimits, NonceLimit
 from proofserve.rounds.records import JobState, Outcome
+from proofserve.rounds.status import NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, until
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.calls import (
+from proofserve.rounds.computation import (
     NOT_FINITE,
     SHORTEST_DEFERRAL_S,
     artifacts_of,

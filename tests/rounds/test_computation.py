@@ -4,8 +4,7 @@ import pytest
 
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.calls import artifacts_of
-from proofserve.rounds.computation import validate
+from proofserve.rounds.computation import artifacts_of, validate
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, StatTest, Verdict
 from rounds.doubles import WORK, computed

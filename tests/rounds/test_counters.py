@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from proofserve.rounds.counters import Counters, NodeTotals
 from proofserve.rounds.errors import EngineFault, QueueFull
 from proofserve.rounds.records import Verdict
+from proofserve.rounds.status import Counters, NodeTotals
 
 
 class Clock:

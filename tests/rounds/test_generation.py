@@ -12,11 +12,11 @@ import pytest
 from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.nonces import NonceLane
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.calls import NOT_FINITE
-from proofserve.rounds.counters import Counters, NodeTotals
+from proofserve.rounds.computation import NOT_FINITE
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.records import RoundProgress, RoundSpec, Target
+from proofserve.rounds.status import Counters, NodeTotals
 from rounds.doubles import QUICK, WORK, MemoryOutbox, round_spec, until
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.calls import NOT_FINITE, artifacts_of
+from proofserve.rounds.computation import NOT_FINITE, artifacts_of
 from proofserve.rounds.errors import EngineFault, EngineGone, QueueFull, UnknownJob
 from proofserve.rounds.jobs import WaitQueue
 from proofserve.rounds.records import JobState, Proofs, Verdict

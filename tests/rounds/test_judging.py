@@ -4,12 +4,11 @@ from proofserve.engines.fake import FakeEngine
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
-from proofserve.rounds.calls import ChunkDeadline
-from proofserve.rounds.counters import NodeTotals
+from proofserve.rounds.computation import ChunkDeadline, Judging, winners_among
 from proofserve.rounds.errors import EngineFault, EngineGone, OtherRound, QueueFull
-from proofserve.rounds.judging import Judging, winners_among
 from proofserve.rounds.limits import NonceLimit
 from proofserve.rounds.records import DistanceClaims, DistanceVerdict, Target, Workload
+from proofserve.rounds.status import NodeTotals
 from rounds.doubles import round_spec
 
 pytestmark = pytest.mark.anyio

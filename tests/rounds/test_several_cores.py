@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.calls import SelfCheck
-from proofserve.rounds.counters import Counters, NodeTotals
+from proofserve.rounds.computation import self_check
 from proofserve.rounds.errors import ChatBusy, EngineFault
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.records import RoundProgress
+from proofserve.rounds.status import Counters, NodeTotals
 from rounds.doubles import QUICK, MemoryOutbox, round_spec, until
 
 pytestmark = pytest.mark.anyio
@@ -162,21 +162,20 @@ async def test_a_stopped_core_proves_again_in_the_next_start_of_the_round() -> N
 
 async def test_the_self_check_asks_every_core_and_names_the_one_that_fails() -> None:
     engine = FakeEngine(cores=2)
-    check = SelfCheck(engine, time.monotonic)
-    await check.run()
+    await self_check(engine)
     assert [len(calls) for calls in engine.calls_of] == [1, 1]
     engine.broken_cores = frozenset({1})
     with pytest.raises(EngineFault, match="engine core 1: toy core 1 is broken"):
-        await check.run()
+        await self_check(engine)
     engine.broken_cores, engine.chat_cores = frozenset(), frozenset({0})
     with pytest.raises(ChatBusy, match="engine core 0: chat is busy"):
-        await check.run()
+        await self_check(engine)
     assert engine.leases == 0
 
 
 async def test_gauges_are_sums_with_a_part_for_each_core() -> None:
     engine = FakeEngine(cores=2)
-    await SelfCheck(engine, time.monotonic).run()
+    await self_check(engine)
     gauges = await engine.gauges()
     assert gauges.forwards == 2
     assert [core.forwards for core in gauges.cores] == [1, 1]

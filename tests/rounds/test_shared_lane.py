@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from proofserve.rounds.cores.shared_lane import SharedLane
+from proofserve.rounds.prover import SharedLane
 
 
 def lane(most_ahead: int = 4, cores: int = 2, start: int = 0) -> SharedLane[str]:

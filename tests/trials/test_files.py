@@ -12,7 +12,7 @@ from endurance import files
 from endurance.files import Account
 from endurance.witness import Witness
 from outbox.support import a_distance_spec, a_spec, winners
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.receiver.callbacks import Generated, GeneratedWinners, Stamp
 from proofserve.receiver.store import ReceiverStore

@@ -7,13 +7,15 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from proofserve.rounds.records import StoredResult
-from proofserve.wire.protocols import ARTIFACT, by_field, problems
 from proofserve.wire.records import (
+    ARTIFACT,
     ArtifactRecord,
     UnicodeText,
     VectorEncoding,
     artifact_record,
+    by_field,
     encoding_of,
+    problems,
     result_of,
     result_record,
 )

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from proofserve.wire.signature import Envelope
+from proofserve.wire.callbacks import Envelope
 
 ENVELOPE = Envelope("generated", "k3y", 7, 1_700_000_000)
 

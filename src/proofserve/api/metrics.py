@@ -21,13 +21,13 @@ from prometheus_client.registry import Collector
 from proofserve.api.node import Node, ServedNode
 from proofserve.api.response_models import HealthAnswer, documented
 from proofserve.api.status import answer_of_outbox, read_engine, read_receipts
-from proofserve.rounds.receipts.status import ReceiptGauges
 from proofserve.rounds.state import State
 from proofserve.rounds.status import (
     FORWARD_BOUNDS_S,
     CoreLiveness,
     EngineGauges,
     OutboxGauges,
+    ReceiptGauges,
     Status,
 )
 

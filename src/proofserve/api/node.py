@@ -16,7 +16,7 @@ from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.ports import NodeManager, PublishedResults
-from proofserve.rounds.receipts.service import ReceiptService
+from proofserve.rounds.receipts import ReceiptService
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.status import CoreLiveness, FleetMembership
 from proofserve.web import HOUR_S, FixedWindow

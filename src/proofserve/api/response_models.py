@@ -5,28 +5,13 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from proofserve.rounds.state import State
+from proofserve.wire.receipts import SignedEntryRecord, SignedReceiptRecord
 from proofserve.wire.records import ArtifactRecord, VectorEncoding
+from proofserve.wire.status import PowStatus
 
 
 class ResponseModel(BaseModel, extra="forbid"):
     pass
-
-
-class PowStatus(ResponseModel):
-    """A round in the form of the distance protocol.
-
-    The lists hold the newest winners, oldest first, or null while the outbox cannot be read.
-    Rates in nonces per second.
-    """
-
-    state: State
-    valid_nonces: list[int] | None
-    valid_distances: list[float] | None
-    total_checked: int
-    total_valid: int
-    elapsed_seconds: float
-    rate_per_second: float
-    r_target: float | None
 
 
 class StateOnly(ResponseModel):
@@ -74,30 +59,6 @@ class JudgeAnswer(ResponseModel):
     probability_honest: float
 
 
-class NodeStatusResponse(StoppedPowStatus):
-    """The state of the node; docs/operations.md explains it."""
-
-    config: dict[str, Any] | None
-    stats: dict[str, Any] | None
-    round_id: str | None
-    scheme: str | None
-    paused_reason: str | None
-    error: str | None
-    warning: str | None
-    cores: list[dict[str, Any]]
-    queue: dict[str, int]
-    outbox: dict[str, Any] | None
-    outbox_error: str | None
-    engine: dict[str, Any] | None
-    engine_error: str | None
-    liveness: list[dict[str, Any]]
-    fleet: dict[str, Any] | None
-    receipts: dict[str, Any] | None
-    receipts_error: str | None
-    lanes: dict[str, Any] | None
-    deployment: dict[str, Any]
-
-
 class ResultRow(ResponseModel):
     """One nonce: its artifact, its distance if it won, or its error."""
 
@@ -133,17 +94,9 @@ class Versions(ResponseModel):
     receipts: ReceiptKeys | None
 
 
-class ArtifactModel(ResponseModel, ArtifactRecord):
-    """One nonce and its vector."""
-
-
 class FailedNonce(ResponseModel):
     nonce: int
     error: str
-
-
-class EncodingModel(ResponseModel, VectorEncoding):
-    """How a vector is written."""
 
 
 class JobAnswer(ResponseModel):
@@ -158,8 +111,8 @@ class JobAnswer(ResponseModel):
     block_hash: str | None = None
     block_height: int | None = None
     public_key: str | None = None
-    artifacts: list[ArtifactModel] | None = None
-    encoding: EncodingModel | None = None
+    artifacts: list[ArtifactRecord] | None = None
+    encoding: VectorEncoding | None = None
     failed: list[FailedNonce] | None = None
     n_total: int | None = None
     n_mismatch: int | None = None
@@ -189,6 +142,20 @@ class OpeningsAnswer(ResponseModel):
     round_id: str
     committed: int
     openings: list[OpeningModel]
+
+
+class ReceiptsAnswer(ResponseModel):
+    """One receipt for each choice of the response, in order."""
+
+    receipts: list[SignedReceiptRecord]
+
+
+class LogPage(ResponseModel):
+    """Entries of the log; go on with ``after`` = ``next_after``."""
+
+    public_key: str
+    entries: list[SignedEntryRecord]
+    next_after: int
 
 
 class HealthAnswer(ResponseModel):
@@ -226,9 +193,7 @@ _ALWAYS = (413, 429)
 _WITH_KEY = (401, 403)
 
 
-def documented(
-    answer: type[ResponseModel], *refusals: int, needs_key: bool = True
-) -> dict[str, Any]:
+def documented(answer: type[BaseModel], *refusals: int, needs_key: bool = True) -> dict[str, Any]:
     """Arguments of a route that answers ``answer`` or one of ``refusals``.
 
     Every route may answer 413 and 429, and one that ``needs_key`` 401 and 403. Responses do not

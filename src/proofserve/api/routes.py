@@ -1,43 +1,44 @@
-"""All routes below one prefix, and those that both protocols share (protocol A.7, B.5, P.1)."""
+"""All routes below one prefix, and what a node says about itself: status, health, receipts."""
 
-import uuid
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query, Request, Security
-from fastapi.security import HTTPBearer
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.routing import APIRoute
 
-from proofserve.api import (
-    artifact_routes,
-    distance_routes,
-    health_routes,
-    metrics,
-    opening_routes,
-    translate,
-)
-from proofserve.api.access import ANONYMOUS
-from proofserve.api.failures import guarded
-from proofserve.api.node import Node, ServedNode, require_engine
-from proofserve.api.receipts import receipt_routes
+from proofserve.api import metrics, proof_routes
+from proofserve.api.access import ANONYMOUS, Caller, Role
+from proofserve.api.errors import KeyMissing, NotAllowed, NotEnabled, NotReady
+from proofserve.api.node import Node, ServedNode
+from proofserve.api.requests import close_if_upgraded, guarded, proof_router
 from proofserve.api.response_models import (
-    NodeStatusResponse,
-    ResultsPage,
-    StartAnswer,
-    StopAnswer,
+    DeepAnswer,
+    HealthAnswer,
+    LogPage,
+    ReceiptsAnswer,
     Versions,
     documented,
 )
-from proofserve.api.schemas import AnyRoundRequest, DistanceRoundRequest
-from proofserve.api.status import pow_status, receipt_keys, status_body, stopped_body
+from proofserve.api.status import answer_of_outbox, read_engine, receipt_keys, status_body
 from proofserve.protocol.nonces import MAX_NONCE
-from proofserve.wire.examples import ARTIFACT_ROUND_EXAMPLE, DISTANCE_ROUND_EXAMPLE
-from proofserve.wire.paths import PROOFS
-from proofserve.wire.records import result_record
+from proofserve.rounds.receipts import ReceiptService
+from proofserve.wire.paths import PROOFS, RECEIPTS
+from proofserve.wire.receipts import signed_entry_body, signed_receipt_body
+from proofserve.wire.status import NodeStatusResponse
 
-_EXAMPLES = {
-    "artifact": {"summary": "artifact protocol", "value": ARTIFACT_ROUND_EXAMPLE},
-    "distance": {"summary": "distance protocol", "value": DISTANCE_ROUND_EXAMPLE},
-}
+OK = "ok"
+# How long a watched engine may take to answer before it counts as busy, seconds. Supervisors wait
+# for few seconds, and a busy engine must not look like a dead one.
+BUSY_ANSWER_S = 1.0
+# All clients of receipts together; operators' calls have their own limits.
+_CLIENTS = Caller("receipts", Role.VIEWER)
+# As long as every id that a client may choose, with what a server adds to it.
+_LONGEST_ID = 512
+
+ResponseId = Annotated[
+    str, Path(max_length=_LONGEST_ID, description="The `id` of the answer, as chatcmpl-….")
+]
 
 
 def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRouter:
@@ -45,92 +46,53 @@ def router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRou
 
     The OpenAPI page declares authorization where the server ``has_keys``.
     """
-    made = empty_router(get_node, has_keys)
-    without_key = APIRouter(
-        prefix=PROOFS, tags=["health"], route_class=guarded(get_node, ANONYMOUS)
+    with_key = proof_router(get_node, has_keys)
+    with_key.get("/status", **documented(NodeStatusResponse, 503))(status)
+    with_key.get("/versions", **documented(Versions, 503))(versions)
+    proof_routes.add_to(with_key)
+    metrics.add_to(with_key)
+    with_key.get("/health/deep", **documented(DeepAnswer, 503), tags=["health"])(deep)
+    all_routes = APIRouter()
+    all_routes.include_router(with_key)
+    all_routes.include_router(_health_router(get_node))
+    all_routes.include_router(_receipt_router(get_node))
+    return all_routes
+
+
+def _health_router(get_node: Callable[[Request], Node]) -> APIRouter:
+    """Health for every client: supervisors have no key."""
+    route_class = guarded(get_node, ANONYMOUS)
+    made = APIRouter(prefix=PROOFS, tags=["health"], route_class=route_class)
+    # Not guarded: a supervisor must see that the process is alive, with or without proofs.
+    made.add_api_route(
+        "/health/live",
+        live,
+        methods=["GET"],
+        route_class_override=APIRoute,
+        **documented(HealthAnswer, needs_key=False),
     )
-    _add_shared(made)
-    artifact_routes.add_to(made)
-    distance_routes.add_to(made)
-    opening_routes.add_to(made)
-    metrics.add_to(made)
-    health_routes.add_to(made, without_key)
-    both = APIRouter()
-    both.include_router(made)
-    both.include_router(without_key)
-    both.include_router(receipt_routes.router(get_node))
-    return both
+    for path, check in (("/health/ready", ready), ("/health/engine", engine)):
+        made.get(path, **documented(HealthAnswer, 503, needs_key=False))(check)
+    return made
 
 
-def empty_router(get_node: Callable[[Request], Node], has_keys: bool = True) -> APIRouter:
-    # For the OpenAPI page only: the route class itself checks the key, before the body.
-    said = "An operator's, a validator's or a viewer's key."
-    key = Security(HTTPBearer(auto_error=False, description=said))
-    return APIRouter(
-        prefix=PROOFS,
-        tags=["proofs"],
-        route_class=guarded(get_node),
-        dependencies=[key] if has_keys else [],
-    )
+def _receipt_router(get_node: Callable[[Request], Node]) -> APIRouter:
+    """The receipts of a response, and the public log.
 
-
-def _add_shared(router: APIRouter) -> None:
-    router.post("/init/generate", **documented(StartAnswer, 400, 409, 422, 503))(start_round)
-    router.get("/status", **documented(NodeStatusResponse, 503))(status)
-    router.post("/stop", **documented(StopAnswer, 503))(stop)
-    router.get("/results", **documented(ResultsPage, 422, 503))(results)
-    router.get("/versions", **documented(Versions, 503))(versions)
-
-
-async def start_round(
-    node: ServedNode, body: Annotated[AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
-) -> dict[str, Any]:
-    """Start generating proofs, until stopped. 409 while a round runs.
-
-    ``r_target`` in the body selects the distance protocol, ``params`` the artifact protocol.
+    No key is needed: a response's id is known to its client only, unless the client chose one that
+    others can guess; the log has no ids.
     """
-    round_id = str(uuid.uuid4())
-    if isinstance(body, DistanceRoundRequest):
-        field = "callback_url"
-        spec = translate.distance_round(body, node.deployment, round_id)
-    else:
-        field = "url"
-        spec = translate.artifact_round(body, node.deployment, round_id)
-    warning = await translate.url_warning(field, spec.url, node.deployment)
-    await require_engine(node)
-    await node.manager.start(spec)
-    more = node.warn(round_id, warning)
-    if isinstance(body, DistanceRoundRequest):
-        return {"status": "OK", "pow_status": await pow_status(node), **more}
-    return {"status": "OK", "pow_status": {"status": "GENERATING"}, **more}
+    made = APIRouter(prefix=RECEIPTS, tags=["receipts"], route_class=guarded(get_node, _CLIENTS))
+    # The log first: the other path has every id.
+    made.get("/log", **documented(LogPage, 422, 503, needs_key=False))(log)
+    of_response = documented(ReceiptsAnswer, 404, 410, 422, 425, 503, needs_key=False)
+    made.get("/{response_id:path}", **of_response)(receipts)
+    return made
 
 
 async def status(node: ServedNode) -> dict[str, Any]:
     """The round, its counters, and the state of queue, outbox and engine."""
     return await status_body(node)
-
-
-async def stop(node: ServedNode) -> dict[str, Any]:
-    """Store finished results, stop the round, and cancel queued jobs."""
-    await node.manager.stop()
-    return {"status": "OK", "pow_status": await stopped_body(node)}
-
-
-async def results(
-    node: ServedNode,
-    after: Annotated[int, Query(ge=0, le=MAX_NONCE)] = 0,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-) -> dict[str, Any]:
-    """Stored results with ``seq > after``. The next page begins after ``next_after``.
-
-    A row has ``vector_b64`` (artifact protocol), ``dist`` (a winner of the distance protocol)
-    or ``error``.
-    """
-    rows = await node.outbox.results(after, limit)
-    return {
-        "results": [result_record(row) for row in rows],
-        "next_after": rows[-1].seq if rows else after,
-    }
 
 
 async def versions(node: ServedNode) -> dict[str, Any]:
@@ -151,3 +113,104 @@ async def versions(node: ServedNode) -> dict[str, Any]:
         "kernels": dict(engine_info.kernels),
         "receipts": receipt_keys(node),
     }
+
+
+# -- health ----------------------------------------------------------------------------------------
+
+
+async def live(request: Request, response: Response) -> dict[str, Any]:
+    """The API process answers. Needs no key, and works while proofs are off."""
+    close_if_upgraded(request, response)
+    return {"status": OK}
+
+
+async def ready(request: Request, node: ServedNode) -> dict[str, Any]:
+    """The engine works and the outbox can be written. Needs no key.
+
+    503 names the part that failed; only a caller with a key gets the reason. An engine that has
+    work and has not stepped for POC_ENGINE_STALL_SEC seconds has failed; one that is busy has not.
+    """
+    node.manager.require_open()
+    probe = answer_of_outbox(node.outbox.probe())
+    fault, (_, outbox) = await asyncio.gather(_engine_fault(node), probe)
+    return _answer(node, request, {"engine": fault, "outbox": outbox})
+
+
+async def engine(request: Request, node: ServedNode) -> dict[str, Any]:
+    """The engine works. Needs no key.
+
+    For supervisors that restart a server: a full disk, which no restart repairs, is no reason for
+    a 503 here. Otherwise as ``ready``.
+    """
+    return _answer(node, request, {"engine": await _engine_fault(node)})
+
+
+async def deep(node: ServedNode) -> dict[str, Any]:
+    """Run one real forward after chat. 503 if it fails or chat leaves no time."""
+    return {"status": OK, "seconds": await node.manager.self_check()}
+
+
+async def _engine_fault(node: Node) -> str | None:
+    """Why the engine does not work; None if it does.
+
+    A core that is busy with one long step answers nothing meanwhile. Where all cores are watched,
+    such an engine is ready.
+    """
+    if not node.is_watched:
+        return (await read_engine(node))[1]
+    try:
+        async with asyncio.timeout(BUSY_ANSWER_S):
+            return (await read_engine(node))[1]
+    except TimeoutError:
+        return node.stall
+
+
+def _answer(node: Node, request: Request, faults: dict[str, str | None]) -> dict[str, Any]:
+    """The answer of a node whose parts have ``faults``. Raises NotReady if one has."""
+    if not any(faults.values()):
+        return {"status": OK}
+    if not _may_see_reasons(node, request):
+        faults = {part: fault and "failed" for part, fault in faults.items()}
+    raise NotReady({part: fault or OK for part, fault in faults.items()})
+
+
+def _may_see_reasons(node: Node, request: Request) -> bool:
+    try:
+        node.access.admit(request, Role.VIEWER)
+    except (KeyMissing, NotAllowed):
+        return False
+    return True
+
+
+# -- receipts --------------------------------------------------------------------------------------
+
+
+async def receipts(node: ServedNode, response_id: ResponseId) -> dict[str, Any]:
+    """The signed receipts of an answer that has ended, each with its place in the log.
+
+    An id that is not known is waited for up to 2 s, then 404. 425 with Retry-After until the log
+    has the receipt, which takes a second. 410 after the receipt's time to live.
+    """
+    found = await _service(node).of_response(response_id)
+    return {"receipts": [signed_receipt_body(each) for each in found]}
+
+
+async def log(
+    node: ServedNode,
+    after: Annotated[int, Query(ge=-1, le=MAX_NONCE)] = -1,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> dict[str, Any]:
+    """Entries with an index above ``after``, in order: each has the hash of the one before."""
+    service = _service(node)
+    entries = await service.entries(after, limit)
+    return {
+        "public_key": service.public_key.hex(),
+        "entries": [signed_entry_body(each) for each in entries],
+        "next_after": entries[-1].entry.index if entries else after,
+    }
+
+
+def _service(node: Node) -> ReceiptService:
+    if node.receipts is None:
+        raise NotEnabled("this server makes no receipts")
+    return node.receipts

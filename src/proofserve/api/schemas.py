@@ -7,28 +7,72 @@ model's context, the list limits) is checked in ``translate``.
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, FailFast, Field, FiniteFloat, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    FailFast,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from proofserve.protocol import ARTIFACT_K_DIM, SEQ_LEN, SKETCH, SKETCH_K_DIM
 from proofserve.rounds.records import FRAUD_THRESHOLD, StatTest
-from proofserve.wire.examples import (
-    ARTIFACT_EXAMPLE,
-    ARTIFACT_ROUND_EXAMPLE,
-    DISTANCE_CLAIMS_EXAMPLE,
-    DISTANCE_ROUND_EXAMPLE,
-    JOB_EXAMPLES,
-)
-from proofserve.wire.protocols import ARTIFACT, DISTANCE, by_field
-from proofserve.wire.records import ArtifactRecord, Whole, WorkRecord
+from proofserve.wire.records import ARTIFACT, DISTANCE, ArtifactRecord, Whole, WorkRecord, by_field
 
 # Limit of node and group numbers, so that the first nonces of a node stay in range.
 _MAX_COUNT = 2**31 - 1
 # The value of a node number or node count that is not given.
 UNSET = -1
 _DEFAULT_TEST = StatTest()
+# Of one request. The node reads the whole batch of each nonce.
+MOST_OPENED = 1000
 # More keys than a valid body has. An error that names a million keys would take seconds.
 _TOO_MANY_KEYS = 256
+
+
+_WORK_EXAMPLE: dict[str, JsonValue] = {
+    "block_hash": "c0ffee",
+    "block_height": 100,
+    "public_key": "node-key",
+    "node_id": 0,
+}
+ARTIFACT_EXAMPLE: dict[str, JsonValue] = {
+    **_WORK_EXAMPLE,
+    "node_count": 1,
+    "params": {"model": "toy", "seq_len": SEQ_LEN, "k_dim": ARTIFACT_K_DIM},
+}
+ARTIFACT_ROUND_EXAMPLE: dict[str, JsonValue] = {**ARTIFACT_EXAMPLE, "group_id": 1, "n_groups": 2}
+JOB_EXAMPLES: list[JsonValue] = [
+    {**ARTIFACT_EXAMPLE, "nonces": [0, 1, 2]},
+    {
+        **ARTIFACT_EXAMPLE,
+        "nonces": [7],
+        "wait": True,
+        "validation": {"artifacts": [{"nonce": 7, "vector_b64": "A" * 32}]},
+        "stat_test": {"dist_threshold": 0.4, "p_mismatch": 0.1},
+    },
+    {
+        **ARTIFACT_EXAMPLE,
+        "params": {"model": "toy", "seq_len": SEQ_LEN, "k_dim": SKETCH_K_DIM},
+        "scheme": SKETCH,
+        "nonces": [0, 1, 2],
+    },
+]
+DISTANCE_ROUND_EXAMPLE: dict[str, JsonValue] = {**_WORK_EXAMPLE, "node_count": 1, "r_target": 1.405}
+# Claims for the round above; the second distance is not below its target.
+DISTANCE_CLAIMS_EXAMPLE: dict[str, JsonValue] = {
+    **_WORK_EXAMPLE,
+    "nonces": [3, 17],
+    "dist": [1.401, 1.409],
+}
+_OPEN_EXAMPLES: list[JsonValue] = [
+    {"block_hash": "c0ffee", "public_key": "node-key", "nonces": [3, 17]},
+    {"block_hash": "c0ffee", "public_key": "node-key", "seed": "9f2c", "count": 100},
+]
 
 
 def _callback_base(url: str) -> str:
@@ -236,3 +280,47 @@ AnyRoundRequest = Annotated[
     Annotated[RoundRequest, Tag(ARTIFACT)] | Annotated[DistanceRoundRequest, Tag(DISTANCE)],
     by_field("params", "r_target"),
 ]
+
+
+class OpenRequest(Body, json_schema_extra={"examples": _OPEN_EXAMPLES}):
+    """Nonces to open, or a seed and how many nonces it shall draw."""
+
+    block_hash: Text = Field(description="Block of the round.")
+    public_key: Text = Field(description="Key of the round.")
+    round_id: Text | None = Field(
+        None, description="Needed if several rounds of the block and key commit roots."
+    )
+    nonces: list[Whole] | None = Field(
+        None, min_length=1, max_length=MOST_OPENED, description="Each once."
+    )
+    seed: Text | None = Field(None, description="Draws among all nonces committed so far.")
+    count: int | None = Field(None, ge=1, le=MOST_OPENED, description="How many to draw.")
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> "OpenRequest":
+        drawn = (self.seed is not None, self.count is not None)
+        if drawn != (self.nonces is None,) * 2:
+            raise PydanticCustomError("choice", "give either nonces, or seed and count")
+        return self
+
+
+class MeasureRequest(Body):
+    """Bare forwards of one workload without pauses; chat waits until they are done."""
+
+    block_hash: Text
+    public_key: Text
+    params: Params | None = Field(None, description="Of the artifact protocol.")
+    scheme: Text | None = Field(None, description="Of the artifact protocol, as in a round.")
+    seq_len: Count | None = Field(None, description="Of the distance protocol, with sign flips.")
+    batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
+    forwards: Annotated[int, Field(ge=1, le=1000)] = 10
+
+    @model_validator(mode="after")
+    def _one_protocol(self) -> "MeasureRequest":
+        if (self.params is None) is (self.seq_len is None):
+            raise PydanticCustomError(
+                "protocol", "exactly one of params (artifact) and seq_len (distance) is needed"
+            )
+        if self.params is None and self.scheme is not None:
+            raise PydanticCustomError("protocol", "scheme belongs to params (artifact)")
+        return self

@@ -1,16 +1,20 @@
-"""The body of ``GET /status``: round, queue, outbox and engine."""
+"""Reads the parts of a node: its rounds, engine, outbox and receipts, for ``GET /status``."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from proofserve.api.node import Deployment, Node
-from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import EngineFault, EngineGone, OutboxUnavailable
-from proofserve.rounds.receipts.status import ReceiptGauges
-from proofserve.rounds.records import RoundSpec, Winner
-from proofserve.rounds.status import EngineGauges, Stats, Status
+from proofserve.rounds.records import Winner
+from proofserve.rounds.status import EngineGauges, ReceiptGauges, Stats, Status
+from proofserve.wire.status import (
+    DeploymentStatus,
+    NodeStatusResponse,
+    PowStatus,
+    RoundConfig,
+    RoundStats,
+)
 
 T = TypeVar("T")
 
@@ -20,11 +24,66 @@ OUTBOX_ANSWER_S = 5.0
 STALL_LOOK_S = 0.25
 # Older winners are in GET /results.
 NEWEST_WINNERS = 100
-_NO_LANE = dict.fromkeys(field.name for field in fields(NonceLane))
 _NOTHING = Stats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
 
 
+async def status_body(node: Node) -> dict[str, Any]:
+    """The body of ``GET /status``."""
+    return (await status_of(node)).model_dump(mode="json", exclude_unset=True)
+
+
+async def status_of(node: Node) -> NodeStatusResponse:
+    """Takes as long as the slowest of engine and outbox."""
+    status = node.manager.status()
+    of_outbox = answer_of_outbox(node.outbox.gauges())
+    of_round = _distance_fields(node, status)
+    parts = await asyncio.gather(of_round, of_outbox, read_engine(node), read_receipts(node))
+    fields, (outbox, outbox_error), (engine, engine_error), (receipts, receipts_error) = parts
+    spec = status.spec
+    return NodeStatusResponse(
+        status=status.state,
+        **fields,
+        config=RoundConfig.of(spec) if spec else None,
+        stats=RoundStats.of(status.stats) if status.stats else None,
+        round_id=spec.round_id if spec else None,
+        scheme=node.deployment.scheme,
+        paused_reason=status.paused_reason,
+        error=status.error,
+        warning=node.url_warnings.get(spec.round_id) if spec else None,
+        cores=list(status.cores),
+        lanes=status.lanes,
+        queue=status.queue,
+        outbox=outbox,
+        outbox_error=outbox_error,
+        engine=engine,
+        engine_error=engine_error,
+        liveness=list(node.liveness()),
+        fleet=node.membership(),
+        receipts=receipts,
+        receipts_error=receipts_error,
+        deployment=_deployment(node.deployment),
+    )
+
+
+def _deployment(deployment: Deployment) -> DeploymentStatus:
+    engine_info = deployment.engine_info
+    facts = engine_info.facts
+    return DeploymentStatus(
+        models=list(engine_info.model_names),
+        max_seq_len=engine_info.max_seq_len,
+        hidden_size=facts.hidden_size,
+        weights_digest=facts.weights_digest,
+        token_ids=len(facts.tokens) if facts.tokens else 0,
+        scheme=deployment.scheme,
+        seq_len=deployment.seq_len,
+        k_dim=deployment.k_dim,
+        max_nonces=deployment.max_nonces,
+        versions=dict(engine_info.versions),
+    )
+
+
 async def pow_status(node: Node) -> dict[str, Any]:
+    """The round in the form of the distance protocol."""
     return await _distance_fields(node, node.manager.status())
 
 
@@ -37,53 +96,29 @@ async def stopped_body(node: Node) -> dict[str, Any]:
     return {**state, **await _distance_fields(node, status)}
 
 
-async def status_body(node: Node) -> dict[str, Any]:
-    """The body of ``GET /status``. A part that cannot be read is null; its error says why."""
-    status = node.manager.status()
-    outbox, outbox_error = await answer_of_outbox(node.outbox.gauges())
-    engine, engine_error = await read_engine(node)
-    receipts, receipts_error = await read_receipts(node)
-    return {
-        "status": status.state.value,
-        **await _distance_fields(node, status),
-        "config": _config(status.spec) if status.spec else None,
-        "stats": _stats(status.stats) if status.stats else None,
-        "round_id": status.spec.round_id if status.spec else None,
-        "scheme": node.deployment.scheme,
-        "paused_reason": status.paused_reason,
-        "error": status.error,
-        "warning": node.url_warnings.get(status.spec.round_id) if status.spec else None,
-        "cores": [asdict(core) for core in status.cores],
-        "lanes": asdict(status.lanes) if status.lanes else None,
-        "queue": asdict(status.queue),
-        "outbox": asdict(outbox) if outbox else None,
-        "outbox_error": outbox_error,
-        "engine": asdict(engine) if engine else None,
-        "engine_error": engine_error,
-        "liveness": [asdict(core) for core in node.liveness()],
-        "fleet": asdict(membership) if (membership := node.membership()) else None,
-        "receipts": asdict(receipts) if receipts else None,
-        "receipts_error": receipts_error,
-        "deployment": _deployment(node.deployment),
-    }
-
-
-def _deployment(deployment: Deployment) -> dict[str, Any]:
-    """What is deployed: by this a fleet decides whether servers are equal, in the same answer."""
-    engine_info = deployment.engine_info
-    facts = engine_info.facts
-    return {
-        "models": list(engine_info.model_names),
-        "max_seq_len": engine_info.max_seq_len,
-        "hidden_size": facts.hidden_size,
-        "weights_digest": facts.weights_digest,
-        "token_ids": len(facts.tokens) if facts.tokens else 0,
-        "scheme": deployment.scheme,
-        "seq_len": deployment.seq_len,
-        "k_dim": deployment.k_dim,
-        "max_nonces": deployment.max_nonces,
-        "versions": dict(engine_info.versions),
-    }
+async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:
+    """The fields that clients of the distance protocol expect in every state: ``PowStatus``."""
+    spec, stats = status.spec, status.stats
+    winners: Sequence[Winner] | None = []
+    r_target: float | None = None
+    if spec is None or stats is None or spec.target is None:
+        stats = _NOTHING
+    else:
+        r_target = spec.target.r_target
+        try:
+            winners = await node.outbox.winners(spec.round_id, NEWEST_WINNERS)
+        except OutboxUnavailable:
+            winners = None
+    return PowStatus(
+        state=status.state,
+        valid_nonces=None if winners is None else [winner.nonce for winner in winners],
+        valid_distances=None if winners is None else [winner.distance for winner in winners],
+        total_checked=stats.processed,
+        total_valid=stats.found,
+        elapsed_seconds=stats.elapsed_s,
+        rate_per_second=stats.rate,
+        r_target=r_target,
+    ).model_dump(mode="json")
 
 
 def receipt_keys(node: Node) -> dict[str, Any] | None:
@@ -103,60 +138,6 @@ async def read_receipts(node: Node) -> tuple[ReceiptGauges | None, str | None]:
     if node.receipts is None:
         return None, None
     return await answer_of_outbox(node.receipts.gauges())
-
-
-async def _distance_fields(node: Node, status: Status) -> dict[str, Any]:
-    """The fields that clients of the distance protocol expect in every state."""
-    spec, stats = status.spec, status.stats
-    winners: Sequence[Winner] | None = []
-    r_target: float | None = None
-    if spec is None or stats is None or spec.target is None:
-        stats = _NOTHING
-    else:
-        r_target = spec.target.r_target
-        try:
-            winners = await node.outbox.winners(spec.round_id, NEWEST_WINNERS)
-        except OutboxUnavailable:
-            winners = None
-    return {
-        "state": status.state.value,
-        "valid_nonces": None if winners is None else [winner.nonce for winner in winners],
-        "valid_distances": None if winners is None else [winner.distance for winner in winners],
-        "total_checked": stats.processed,
-        "total_valid": stats.found,
-        "elapsed_seconds": stats.elapsed_s,
-        "rate_per_second": stats.rate,
-        "r_target": r_target,
-    }
-
-
-def _config(spec: RoundSpec) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "block_hash": spec.work.block.hash,
-        "block_height": spec.work.block.height,
-        "public_key": spec.work.public_key,
-        **(asdict(spec.lane) if spec.lane else _NO_LANE),
-        "seq_len": spec.work.seq_len,
-    }
-    if spec.target is None:
-        scheme = spec.work.scheme.to_wire()
-        commit = "roots" if spec.commits_roots else "vectors"
-        return {**config, "k_dim": scheme["k_dim"], "scheme": scheme["name"], "commit": commit}
-    return {**config, **asdict(spec.target), "scheme": spec.work.scheme.to_wire()}
-
-
-def _stats(stats: Stats) -> dict[str, Any]:
-    return {
-        "total_processed": stats.processed,
-        "total_found": stats.found,
-        "nonces_per_second": stats.rate,
-        "recent_nonces_per_second": stats.recent_rate,
-        "failed": stats.failed,
-        "elapsed_s": stats.elapsed_s,
-        "deferred_calls": stats.deferred_calls,
-        "deferred_s": stats.deferred_s,
-        "faults": stats.faults,
-    }
 
 
 async def read_engine(node: Node) -> tuple[EngineGauges | None, str | None]:

@@ -14,9 +14,9 @@ from proofserve.api.schemas import (
     DistanceClaimsRequest,
     DistanceRoundRequest,
     JobRequest,
+    MeasureRequest,
     Params,
     RoundRequest,
-    Thresholds,
 )
 from proofserve.protocol import (
     ARTIFACT,
@@ -199,14 +199,11 @@ def _validation(body: JobRequest, deployment: Deployment) -> Validation | None:
     if {claim.nonce for claim in artifacts} != set(body.nonces):
         raise ClaimsMismatch("validation.artifacts nonces must match nonces field")
     claims = tuple(comparison.Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
-    return Validation(claims, _stat_test(body.stat_test))
-
-
-def _stat_test(thresholds: Thresholds | None) -> StatTest:
-    if thresholds is None:
-        return StatTest()
-    fraud = thresholds.fraud_threshold or thresholds.p_value_threshold or FRAUD_THRESHOLD
-    return StatTest(thresholds.dist_threshold, thresholds.p_mismatch, fraud)
+    asked = body.stat_test
+    if asked is None:
+        return Validation(claims, StatTest())
+    fraud = asked.fraud_threshold or asked.p_value_threshold or FRAUD_THRESHOLD
+    return Validation(claims, StatTest(asked.dist_threshold, asked.p_mismatch, fraud))
 
 
 def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:
@@ -219,10 +216,13 @@ def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id:
     scheme = DistanceScheme(sign_flips=body.use_sign_flips, layer_hooks=body.use_layer_hooks)
     block = Block(body.block_hash, body.block_height)
     batch_size = body.batch_size or deployment.default_batch_size
+    is_unset = UNSET in (body.node_id, body.node_count)
+    if is_unset and body.node_count == 0:
+        raise ProtocolError("node_count", "0 is below 1")
     return RoundSpec(
         round_id=round_id,
         work=Workload(scheme, block, body.public_key, body.seq_len),
-        lane=_distance_lane(body, batch_size),
+        lane=None if is_unset else _lane(body, batch_size),
         batch_size=batch_size,
         url=body.callback_url,
         target=Target(body.r_target, body.fraud_threshold),
@@ -241,9 +241,12 @@ def distance_claims(body: DistanceClaimsRequest, deployment: Deployment) -> Dist
     )
 
 
-def _distance_lane(body: DistanceRoundRequest, batch_size: int) -> NonceLane | None:
-    if UNSET in (body.node_id, body.node_count):
-        if body.node_count == 0:
-            raise ProtocolError("node_count", "0 is below 1")
-        return None
-    return _lane(body, batch_size)
+def measured_work(body: MeasureRequest, deployment: Deployment) -> Workload:
+    """The inputs of bare forwards."""
+    block = Block(body.block_hash, 0)
+    if body.seq_len is not None:
+        return Workload(DistanceScheme(), block, body.public_key, body.seq_len)
+    if body.params is None:
+        raise AssertionError("the body's own check lets exactly one protocol pass")
+    scheme = artifact_scheme(body.scheme, body.params, deployment)
+    return Workload(scheme, block, body.public_key, body.params.seq_len)

@@ -15,16 +15,20 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from proofserve.outbox.offline import prune as prune_file
-from proofserve.outbox.offline import reading, writing
-from proofserve.outbox.retry import Choice, origin_of
-from proofserve.outbox.retry import retry as make_due
-from proofserve.outbox.statistics import (
+from proofserve.outbox.offline import (
+    Choice,
     OutboxStatistics,
     RoundStatistics,
     TargetStatistics,
+    document,
+    origin_of,
     read_statistics,
+    reading,
+    rows,
+    writing,
 )
+from proofserve.outbox.offline import prune as prune_file
+from proofserve.outbox.offline import retry as make_due
 from proofserve.rounds.errors import RoundsError
 from proofserve.settings.node import NodeSettings
 from proofserve.wire.records import result_record
@@ -123,17 +127,11 @@ def prune(
     of a round without a callback URL count as delivered when it ends.
     """
     with _printed_errors():
-        deleted, is_small = prune_file(outbox, time.time() - older_than_days * DAY_S)
+        deleted = prune_file(outbox, time.time() - older_than_days * DAY_S)
     typer.echo(
         f"deleted {deleted.results:,} results, {deleted.callbacks:,} delivered callbacks"
         f" and {deleted.rounds:,} rounds"
     )
-    if not is_small:
-        typer.echo(
-            "the file was made by an older version and cannot shrink while a server uses it:"
-            " stop the server and run this command once more",
-            err=True,
-        )
 
 
 @app.command()
@@ -160,8 +158,6 @@ def export(
 
     Writes all results in the file, also those of delivered and expired callbacks.
     """
-    # This imports torch, which takes seconds; the other commands do not need it.
-    from proofserve.outbox.export import document, rows  # noqa: PLC0415
 
     if for_verify and round_ is None:
         raise typer.BadParameter("needs --round", param_hint="--for-verify")

@@ -31,7 +31,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver import reader
 from proofserve.receiver.reader import ReceiverFileError
-from proofserve.rounds.calls import NOT_FINITE, artifacts_of, chunks
+from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
 from proofserve.wiring.judges import ChosenTests, JudgingOptions
 from proofserve.wiring.verification.judging import SampleOptions, Truth, exactly_judged, judged

@@ -23,8 +23,7 @@ from proofserve.protocol.errors import MalformedVector
 from proofserve.protocol.nonces import MAX_NONCE, NonceLane
 from proofserve.receiver.callbacks import GeneratedRoots
 from proofserve.rounds.records import RoundSpec
-from proofserve.wire.protocols import problems
-from proofserve.wire.records import encoding_of
+from proofserve.wire.records import encoding_of, problems
 
 
 class _Head(msgspec.Struct):

@@ -14,11 +14,8 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.summary import Counted
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.errors import ProtocolError
-from proofserve.rounds.calls import ChunkDeadline
-from proofserve.rounds.computation import Computation
-from proofserve.rounds.counters import NodeTotals
+from proofserve.rounds.computation import ChunkDeadline, Computation, Judging
 from proofserve.rounds.errors import NotInitialised, ShuttingDown
-from proofserve.rounds.judging import Judging
 from proofserve.rounds.limits import Limits
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
@@ -30,7 +27,7 @@ from proofserve.rounds.records import (
     RoundSpec,
 )
 from proofserve.rounds.state import Configured, Move, State, step
-from proofserve.rounds.status import EngineGauges, Status
+from proofserve.rounds.status import EngineGauges, NodeTotals, Status
 
 # How often a call that waits for the members looks again, seconds.
 _LOOK_AGAIN_S = 0.2

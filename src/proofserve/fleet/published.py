@@ -20,8 +20,7 @@ from proofserve.rounds.errors import (
 )
 from proofserve.rounds.records import CommittedRound, StoredResult, Winner
 from proofserve.rounds.status import OutboxGauges
-from proofserve.wire.commitments import Hash, HashPath
-from proofserve.wire.records import Whole
+from proofserve.wire.records import Hash, HashPath, Whole
 
 _ERRORS: Mapping[int, type[Refused]] = {404: UnknownNonce, 410: VectorsDeleted}
 

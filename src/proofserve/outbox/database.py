@@ -1,7 +1,12 @@
-"""One SQLite file behind one thread, so that the event loop never waits for a disk."""
+"""One SQLite file behind one thread, so that the event loop never waits for a disk.
+
+A damaged file is renamed and never written to again, so that an operator can recover it.
+"""
 
 import asyncio
 import fcntl
+import itertools
+import logging
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +17,24 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
-from proofserve.outbox import quarantine
 from proofserve.rounds.errors import OutboxUnavailable
 
 SCHEMA_VERSION = 6
 
+# The first bytes of every SQLite file; a file without them is not a damaged outbox.
+_MAGIC = b"SQLite format 3\0"
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+# Endings of a database's files: itself, changes that are not in it yet, and their index.
+_PARTS = ("", "-wal", "-shm")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 class NotAnOutbox(OutboxUnavailable):
-    """The file is not an outbox, or is one of a newer proofserve. It was not changed."""
+    """The file is not an outbox, or is one of another version. It was not changed."""
 
 
 class OutboxInUse(OutboxUnavailable):
@@ -41,11 +53,9 @@ class Database:
 
     @classmethod
     async def open(cls, path: Path) -> Self:
-        """Open ``path``, or create it with the present schema.
+        """Open ``path``, or create it. A damaged file is renamed, and a new one is created.
 
-        A damaged file is renamed, and a new one is created.
-
-        Raises NotAnOutbox (the file belongs to another program or to a newer version), OutboxInUse
+        Raises NotAnOutbox (the file belongs to another program or to another version), OutboxInUse
         (another server uses it) and OutboxUnavailable (it cannot be opened or created).
         """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
@@ -108,6 +118,15 @@ def _transact(
     return result
 
 
+def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
+    """Our error for an error of SQLite about ``path``."""
+    code = getattr(error, "sqlite_errorname", type(error).__name__)
+    return OutboxUnavailable(f"the outbox {path} failed: {error} ({code})")
+
+
+# -- the lock --------------------------------------------------------------------------------------
+
+
 def hold_lock(path: Path) -> BinaryIO:
     """Lock the outbox against other servers until the returned file or this process is closed.
 
@@ -160,8 +179,11 @@ def _require_own(path: Path) -> None:
         with closing(connect(path, "mode=ro&immutable=1")) as connection:
             version_of(path, connection)
     except sqlite3.Error as error:
-        if not quarantine.is_damage(path, error):
+        if not is_damage(path, error):
             raise unavailable(path, error) from error
+
+
+# -- opening ---------------------------------------------------------------------------------------
 
 
 def _locked(path: Path) -> tuple[sqlite3.Connection, BinaryIO]:
@@ -169,30 +191,13 @@ def _locked(path: Path) -> tuple[sqlite3.Connection, BinaryIO]:
         lock = opened.enter_context(hold_lock(path))
         try:
             _rename_damaged(path)
-            connection = _opened(path)
+            connection = connect(path, "mode=rwc")
+            opened.callback(connection.close)
+            _prepare(path, connection)
         except sqlite3.Error as error:
             raise unavailable(path, error) from error
         opened.pop_all()
         return connection, lock
-
-
-def _rename_damaged(path: Path) -> None:
-    try:
-        _examine(path)
-    except sqlite3.Error as error:
-        if not quarantine.is_damage(path, error):
-            raise
-        quarantine.rename_damaged(path, error)
-
-
-def _examine(path: Path) -> None:
-    """Raise an error for an existing file that is damaged or not an outbox."""
-    if not path.is_file():
-        return
-    # Read-only: closing another connection would write a killed server's WAL into a damaged file.
-    with closing(connect(path, "mode=ro")) as connection:
-        version_of(path, connection)
-        quarantine.require_sound(connection)
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -202,18 +207,11 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None)
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    connection = connect(path, "mode=rwc")
-    try:
-        _prepare(path, connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 def version_of(path: Path, connection: sqlite3.Connection) -> int:
-    """The version of the schema in ``path``, 0 for a file without tables. Raises NotAnOutbox."""
+    """The version of the schema in ``path``, 0 for a file without tables.
+
+    Raises NotAnOutbox for a file of another version or of another program.
+    """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise NotAnOutbox(
@@ -223,13 +221,13 @@ def version_of(path: Path, connection: sqlite3.Connection) -> int:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version == 0 and tables:
         raise NotAnOutbox(f"{path} is a database of another program: choose another file")
+    if 0 < version < SCHEMA_VERSION:
+        raise NotAnOutbox(
+            f"the outbox {path} has version {version}, this proofserve reads {SCHEMA_VERSION} only:"
+            " have the older one send what the file holds, then move it away, or choose another"
+            " file"
+        )
     return int(version)
-
-
-def unavailable(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
-    """Our error for an error of SQLite about ``path``."""
-    code = getattr(error, "sqlite_errorname", type(error).__name__)
-    return OutboxUnavailable(f"the outbox {path} failed: {error} ({code})")
 
 
 def _prepare(path: Path, connection: sqlite3.Connection) -> None:
@@ -240,7 +238,65 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     # WAL alone may lose the last commits in a power failure; results must be on disk to count.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
-    # One script for each version, so that a file of any older version can be migrated.
-    for step in range(version + 1, SCHEMA_VERSION + 1):
-        script = resources.files(__package__).joinpath(f"schema/{step}.sql").read_text("utf-8")
-        connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nCOMMIT;")
+    if version == 0:
+        script = resources.files(__package__).joinpath("schema/outbox.sql").read_text("utf-8")
+        end = f"PRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;"
+        connection.executescript(f"BEGIN IMMEDIATE;\n{script}\n{end}")
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def require_sound(connection: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError for a file that cannot be read to its end.
+
+    Reads the whole file: about a second for each gigabyte.
+    """
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        error = sqlite3.DatabaseError(verdict)
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        error.sqlite_errorname = "SQLITE_CORRUPT"
+        raise error
+
+
+def is_damage(path: Path, error: sqlite3.Error) -> bool:
+    """Whether ``error`` says that the database ``path`` is damaged."""
+    # The lowest byte is the kind of error.
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code not in _DAMAGE:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _rename_damaged(path: Path) -> None:
+    """Rename a damaged file and those beside it. Raises NotAnOutbox and OSError."""
+    if not path.is_file():
+        return
+    try:
+        # Read-only: closing another connection would write a killed server's WAL into the file.
+        with closing(connect(path, "mode=ro")) as connection:
+            version_of(path, connection)
+            require_sound(connection)
+    except sqlite3.Error as error:
+        if not is_damage(path, error):
+            raise
+        _rename(path, error)
+
+
+def _rename(path: Path, error: sqlite3.Error) -> None:
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+    kept = next(name for name in names if not name.exists())
+    for part in _PARTS:
+        source = path.with_name(path.name + part)
+        if source.exists():
+            source.rename(kept.with_name(kept.name + part))
+    _log.error(
+        "the outbox %s is damaged (%s) and was renamed to %s; the server begins a new one."
+        " `sqlite3 %s .recover` may still read the old one",
+        path,
+        error,
+        kept,
+        kept,
+    )

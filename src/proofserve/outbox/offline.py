@@ -1,31 +1,40 @@
-"""Access to an outbox file for commands; a server may have it open.
+"""An outbox file for operators' commands; a server may have it open.
 
-Commands do not create, migrate or rename the file; only the server does.
+Commands do not create or rename the file; only the server does.
 """
 
+import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from proofserve.outbox import pruning, quarantine
+import httpx
+
+from proofserve.outbox import pruning, results
 from proofserve.outbox.database import (
-    SCHEMA_VERSION,
     NotAnOutbox,
-    OutboxInUse,
     connect,
-    hold_lock,
+    is_damage,
+    require_sound,
     unavailable,
     version_of,
 )
 from proofserve.outbox.pruning import Pruned
 from proofserve.rounds.errors import OutboxUnavailable
+from proofserve.rounds.records import StoredResult
+from proofserve.wire.records import artifact_record, encoding_of
 
 # Inode, size, time of the last change, and whether a WAL exists: a process has the file open, or
 # was killed while it had.
 _FileState = tuple[int, int, int, bool]
+# How many rounds are listed.
+NEWEST_ROUNDS = 5
 
 
 @contextmanager
@@ -69,42 +78,6 @@ def writing(path: Path) -> Iterator[sqlite3.Connection]:
         raise _failure(path, error) from error
 
 
-def prune(path: Path, before: float) -> tuple[Pruned, bool]:
-    """Delete what was delivered before ``before``, in wall-clock seconds.
-
-    Returns the deleted numbers, and whether the file has shrunk. A file of an older version must be
-    rewritten once, while no server uses it. Raises as ``reading``.
-    """
-    with reading(path) as connection:
-        at_first = pruning.totals(connection)
-    with ExitStack() as held:
-        is_alone = False
-        with suppress(OutboxInUse):
-            held.enter_context(hold_lock(path))
-            is_alone = True
-        try:
-            connection = held.enter_context(closing(connect(path, "mode=rw")))
-            _in_steps(connection, partial(pruning.step, before=before))
-            shrinks = pruning.shrinks(connection)
-            if shrinks:
-                _in_steps(connection, pruning.shrink)
-            elif is_alone:
-                pruning.rewrite(connection)
-            return pruning.totals(connection).since(at_first), shrinks or is_alone
-        except sqlite3.Error as error:
-            raise _failure(path, error) from error
-
-
-def _in_steps(connection: sqlite3.Connection, step: Callable[[sqlite3.Connection], bool]) -> None:
-    again = True
-    while again:
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            again = step(connection)
-        # A waiting server tries again and again to lock the file: this pause lets it succeed.
-        time.sleep(pruning.PAUSE_S)
-
-
 def _state_of(path: Path) -> _FileState:
     try:
         found = path.stat()
@@ -126,21 +99,303 @@ def _require_unchanged(path: Path, before: _FileState) -> None:
 
 
 def _require_readable(path: Path, connection: sqlite3.Connection) -> None:
-    version = version_of(path, connection)
-    if version == 0:
+    if version_of(path, connection) == 0:
         raise NotAnOutbox(f"the outbox {path} is empty: no server has used it yet")
-    if version < SCHEMA_VERSION:
-        raise NotAnOutbox(
-            f"the outbox {path} has version {version}, this command reads {SCHEMA_VERSION}:"
-            " the server of this version migrates it when it starts"
-        )
-    quarantine.require_sound(connection)
+    require_sound(connection)
 
 
 def _failure(path: Path, error: sqlite3.Error) -> OutboxUnavailable:
-    if not quarantine.is_damage(path, error):
+    if not is_damage(path, error):
         return unavailable(path, error)
     return OutboxUnavailable(
         f"the outbox {path} is damaged ({error}) and was not changed. The server renames it"
         f" when it starts; `sqlite3 {path} .recover` may still read it"
     )
+
+
+# -- deleting --------------------------------------------------------------------------------------
+
+
+def prune(path: Path, before: float) -> Pruned:
+    """Delete what was delivered before ``before``, in wall-clock seconds, and shrink the file.
+
+    Returns the deleted numbers. Raises as ``reading``.
+    """
+    with reading(path) as connection:
+        at_first = pruning.totals(connection)
+    try:
+        with closing(connect(path, "mode=rw")) as connection:
+            _in_steps(connection, partial(pruning.step, before=before))
+            _in_steps(connection, pruning.shrink)
+            return pruning.totals(connection).since(at_first)
+    except sqlite3.Error as error:
+        raise _failure(path, error) from error
+
+
+def _in_steps(connection: sqlite3.Connection, step: Callable[[sqlite3.Connection], bool]) -> None:
+    again = True
+    while again:
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            again = step(connection)
+        # A waiting server tries again and again to lock the file: this pause lets it succeed.
+        time.sleep(pruning.PAUSE_S)
+
+
+# -- retrying --------------------------------------------------------------------------------------
+
+_MAKE_DUE = """
+    UPDATE deliveries SET state = 'pending', revived = revived + (state = 'expired'),
+                          next_attempt_at = :now, attempts = 0
+    WHERE state = :state AND url = coalesce(:url, url) AND (:round IS NULL OR round = :round)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Selects callbacks by target (an origin) and by round; None selects all.
+
+    ``expired`` also selects expired callbacks.
+    """
+
+    origin: str | None = None
+    round_id: str | None = None
+    expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    pending: int
+    revived: int
+
+
+def retry(connection: sqlite3.Connection, choice: Choice, now: float) -> Retried:
+    """Make callbacks due at ``now``, and reset their counts of failures.
+
+    Key, sequence and body do not change. Raises ValueError for an unknown round or target.
+    """
+    number = None if choice.round_id is None else round_number(connection, choice.round_id)
+    urls = [None] if choice.origin is None else _urls(connection, choice.origin)
+
+    def make_due(state: str) -> int:
+        each = [{"url": url, "round": number, "now": now, "state": state} for url in urls]
+        return connection.executemany(_MAKE_DUE, each).rowcount
+
+    # First the pending ones: otherwise the expired ones would be counted as pending, too.
+    return Retried(make_due("pending"), make_due("expired") if choice.expired else 0)
+
+
+def _urls(connection: sqlite3.Connection, origin: str) -> list[str]:
+    known = [url for (url,) in connection.execute("SELECT DISTINCT url FROM deliveries")]
+    urls = [url for url in known if origin_of(url) == origin]
+    if not urls:
+        origins = ", ".join(sorted({str(origin_of(url)) for url in known})) or "none"
+        raise ValueError(f"no callback goes to {origin}; targets of the outbox: {origins}")
+    return urls
+
+
+def origin_of(url: str) -> str | None:
+    """Scheme, host and port (if not the default) of ``url``; None without scheme or host.
+
+    The rest of a callback URL is not shown, because path, query and user name can hold secrets.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return None
+    if not (parsed.scheme and parsed.host):
+        return None
+    bare = parsed.copy_with(userinfo=b"", path="/", query=None, fragment=None)
+    return str(bare).rstrip("/")
+
+
+def round_number(connection: sqlite3.Connection, round_id: str) -> int:
+    """The row of a round. Raises ValueError for one that the outbox does not have."""
+    found = connection.execute("SELECT number FROM rounds WHERE round_id = ?", (round_id,))
+    for (number,) in found:
+        return int(number)
+    raise ValueError(
+        f"there is no round {round_id!r} in the outbox: `proofserve outbox status` lists the newest"
+    )
+
+
+# -- counting --------------------------------------------------------------------------------------
+
+# Only the origin of a callback URL and the kind of an error are shown: the rest can be secret.
+# ``origin`` is our own function; times are null where nothing is pending.
+_COUNTS = """
+    SELECT origin(url) AS origin, sum(state = 'pending') AS pending,
+           sum(state = 'pending' AND attempts > 0) AS failing, sum(state = 'done') AS delivered,
+           sum(state = 'expired') AS expired, sum(revived) AS revived,
+           max(0.0, :now - min(CASE state WHEN 'pending' THEN created_at END)) AS oldest_pending_s,
+           max(0.0, min(CASE state WHEN 'pending' THEN next_attempt_at END) - :now)
+               AS next_attempt_s
+    FROM deliveries GROUP BY origin ORDER BY min(url)
+"""
+# Beside an aggregate that is a maximum, SQLite takes other columns from the row that has it.
+_ERRORS = """
+    SELECT origin(url) AS origin, last_error, max(failed_at) FROM deliveries
+    WHERE state IN ('pending', 'expired') AND failed_at IS NOT NULL GROUP BY origin
+"""
+_ROUNDS = """
+    SELECT round_id, json_extract(scheme, '$.name') AS scheme, block_hash, NOT closed AS open,
+           stored AS results
+    FROM rounds ORDER BY number DESC LIMIT :limit
+"""
+_TOTALS = """
+    SELECT (SELECT user_version FROM pragma_user_version) AS schema_version,
+           (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size) AS bytes,
+           (SELECT count(*) FROM rounds) AS rounds,
+           (SELECT count(*) FROM rounds WHERE url IS NOT NULL AND last_seq > cut_seq)
+               AS uncut_rounds,
+           (SELECT coalesce(sum(stored), 0) FROM rounds) AS results,
+           (SELECT results FROM pruned) AS deleted_results,
+           (SELECT stored - deleted FROM receipt_totals) AS receipts,
+           (SELECT count(*) FROM log_entries) AS log_entries
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStatistics:
+    """The callbacks of one origin.
+
+    ``pending`` are not delivered yet; ``failing`` of these have failed since they were queued or
+    retried by the operator. ``delivered`` are those that are not deleted yet. ``expired`` had too
+    many failures; ``revived`` counts expired ones that the operator made due again.
+    ``oldest_pending_s`` is an age and ``next_attempt_s`` a wait, None where nothing is pending.
+    ``last_error`` is the kind of the newest failure among undelivered callbacks.
+    """
+
+    origin: str
+    pending: int
+    failing: int
+    delivered: int
+    expired: int
+    revived: int
+    oldest_pending_s: float | None
+    next_attempt_s: float | None
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStatistics:
+    """One round: ``results`` are those kept, failures among them."""
+
+    round_id: str
+    scheme: str
+    block_hash: str
+    open: bool
+    results: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatistics:
+    """The whole file, without what is already deleted.
+
+    ``uncut_rounds`` have results that are in no callback yet; ``deleted_results`` were delivered.
+    ``receipts`` are those kept, ``log_entries`` those of their log.
+    """
+
+    schema_version: int
+    bytes: int
+    rounds: int
+    uncut_rounds: int
+    results: int
+    deleted_results: int
+    receipts: int
+    log_entries: int
+    targets: tuple[TargetStatistics, ...]
+    newest_rounds: tuple[RoundStatistics, ...]
+
+
+def read_statistics(connection: sqlite3.Connection, now: float) -> OutboxStatistics:
+    connection.create_function("origin", 1, cache(lambda url: origin_of(url) or "not an address"))
+    # ``HTTP 503``, ``ConnectError``, ...; the text after it may come from the target.
+    errors = {to: error.partition(":")[0] for to, error, _ in connection.execute(_ERRORS)}
+    counts = _rows(connection, _COUNTS, {"now": now})
+    rounds = _rows(connection, _ROUNDS, {"limit": NEWEST_ROUNDS})
+    (totals,) = _rows(connection, _TOTALS, {})
+    return OutboxStatistics(
+        **totals,
+        targets=tuple(
+            TargetStatistics(**row, last_error=errors.get(row["origin"])) for row in counts
+        ),
+        newest_rounds=tuple(
+            RoundStatistics(**{**row, "open": bool(row["open"])}) for row in rounds
+        ),
+    )
+
+
+def _rows(connection: sqlite3.Connection, sql: str, values: Mapping[str, Any]) -> Iterator[Any]:
+    """Rows by the names of their columns, which are fields of the records above."""
+    cursor = connection.cursor()
+    cursor.row_factory = sqlite3.Row
+    return cursor.execute(sql, values)
+
+
+# -- exporting -------------------------------------------------------------------------------------
+
+# Rows that are in memory at a time.
+_PAGE = 4096
+_FIND = """
+    SELECT last_seq, r_target IS NOT NULL, block_hash, block_height, public_key, seq_len, scheme,
+           width
+    FROM rounds WHERE number = ?
+"""
+
+
+def rows(
+    connection: sqlite3.Connection, after: int = 0, round_id: str | None = None
+) -> Iterator[StoredResult]:
+    """Results with ``seq > after`` in order, of one round or of all rounds.
+
+    Raises ValueError for a round that the outbox does not have.
+    """
+    number = None if round_id is None else round_number(connection, round_id)
+    while page := results.after(connection, after, _PAGE, number):
+        yield from page
+        after = page[-1].seq
+
+
+def document(connection: sqlite3.Connection, round_id: str, after: int = 0) -> Iterator[str]:
+    """The results of an artifact round, as pieces of the JSON that ``proofserve verify`` reads.
+
+    Its ``nonces`` are those of all rows of the round; a nonce that failed has no artifact.
+    Raises ValueError for an unknown round, and for one of the distance protocol.
+    """
+    number = round_number(connection, round_id)
+    last_seq, of_distance, *order = connection.execute(_FIND, (number,)).fetchone()
+    if of_distance:
+        raise ValueError(
+            f"round {round_id!r} is of the distance protocol: POST /validate judges its winners"
+        )
+    block_hash, block_height, public_key, seq_len, scheme, width = order
+    head = {
+        "block_hash": block_hash,
+        "block_height": block_height,
+        "public_key": public_key,
+        "params": {"seq_len": seq_len},
+        "scheme": json.loads(scheme)["name"],
+        "encoding": encoding_of(width),
+    }
+
+    def known() -> Iterator[StoredResult]:
+        # Both lists cover the same rows: results that are stored meanwhile are in neither list.
+        return takewhile(lambda row: row.seq <= last_seq, rows(connection, after, round_id))
+
+    yield f'{json.dumps(head)[:-1]}, "nonces": ['
+    yield from _comma_separated(str(row.nonce) for row in known())
+    yield '], "artifacts": ['
+    yield from _comma_separated(
+        json.dumps(artifact_record(row.nonce, row.value))
+        for row in known()
+        if row.value is not None
+    )
+    yield "]}\n"
+
+
+def _comma_separated(items: Iterable[str]) -> Iterator[str]:
+    between = ""
+    for item in items:
+        yield f"{between}{item}"
+        between = ","

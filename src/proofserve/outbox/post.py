@@ -1,17 +1,23 @@
-"""One attempt to deliver a callback to its target."""
+"""One attempt to deliver a callback, and only to addresses of the allowlist.
+
+For each attempt the sender looks the name up once and connects to an address that it has checked.
+A check of the URL alone is not enough: the owner of a name can change its addresses at any time.
+"""
 
 import asyncio
 import contextlib
+import re
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any
 
 import httpx
 
-from proofserve.outbox.allowlist import Allowlist
-from proofserve.outbox.deliveries import Delivery
-from proofserve.outbox.transport import CheckedTransport, Resolve, resolve
-from proofserve.wire.signature import (
+from proofserve.outbox.callbacks import Delivery
+from proofserve.wire.callbacks import (
     KEY_HEADER,
     SEQUENCE_HEADER,
     SIGNATURE_HEADER,
@@ -19,11 +25,177 @@ from proofserve.wire.signature import (
     Envelope,
 )
 
+Address = IPv4Address | IPv6Address
+
+# The entry for this machine; the only one by default.
+LOOPBACK = "loopback"
+_LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
+_NAME = re.compile(r"[a-z0-9._-]+", re.IGNORECASE)
+_PORTS = {"http": 80, "https": 443}
+
+_Origin = tuple[str, str, int]
+# The addresses of a host, for a port. Raises OSError.
+Resolve = Callable[[str, int], Coroutine[Any, Any, Sequence[Address]]]
+
+# Longest wait of a request for a lookup of the name in its URL. Seconds.
+_LOOKUP_S = 2.0
+# Most lookups at a time: a slow resolver must not use all threads of the process.
+_MOST_LOOKUPS = 4
 # A large body gets more time: a million artifacts have about 65 MB. Bytes per second.
 _SLOWEST_UPLOAD = 1_000_000
 
 # Kept bytes of an error response, and characters of a redirect's target.
 _EXCERPT = 300
+
+
+class ForbiddenTarget(httpx.TransportError):
+    """No entry of the allowlist permits the address of a callback."""
+
+
+class Allowlist:
+    """Entries are ``scheme://host[:port]``, networks like ``10.0.0.0/8``, and ``loopback``.
+
+    An origin is trusted by its name, whatever its addresses: the operator chose that name. A
+    network is trusted by address; name, scheme and port do not matter. Raises ValueError for any
+    other entry.
+    """
+
+    def __init__(self, entries: Iterable[str] = (LOOPBACK,)) -> None:
+        self._entries = tuple(entries)
+        self._origins: set[_Origin] = set()
+        self._networks: list[IPv4Network | IPv6Network] = []
+        for entry in self._entries:
+            if "://" in entry:
+                self._origins.add(_entry_origin(entry))
+            else:
+                texts = _LOOPBACK_NETWORKS if entry == LOOPBACK else (entry,)
+                self._networks += [_network(text) for text in texts]
+
+    def refusal(self, url: str, addresses: Iterable[Address] | None = None) -> str | None:
+        """Why no callback may go to ``url``; None if callbacks may.
+
+        Without ``addresses`` of its host, only a host that is written as an address is checked.
+        """
+        try:
+            parsed = httpx.URL(url)
+            return self._refusal(parsed, addresses or _literal(parsed.host))
+        except httpx.InvalidURL:
+            return "is not a URL"
+
+    def require(self, url: httpx.URL, addresses: Iterable[Address]) -> None:
+        """Raise ForbiddenTarget unless a callback to ``url`` may go to each of ``addresses``."""
+        if reason := self._refusal(url, addresses):
+            raise ForbiddenTarget(reason)
+
+    def _refusal(self, url: httpx.URL, addresses: Iterable[Address] | None) -> str | None:
+        """``addresses`` is None while they are not known."""
+        if url.scheme not in _PORTS:
+            return "must be an http or https address"
+        if url.userinfo:
+            return "must not hold a user name or a password"
+        if _origin(url) in self._origins:
+            return None
+        if self._networks and addresses is None:
+            return None
+        outside = [str(each) for each in addresses or () if not self._contains(each)]
+        if self._networks and not outside:
+            return None
+        where = f" at {outside[0]}" if outside and outside[0] != url.host else ""
+        return (
+            f"leads to {url.host}{where}, and callbacks may go to {', '.join(self._entries)} only;"
+            " --poc-callback-allow adds to that"
+        )
+
+    def _contains(self, address: Address) -> bool:
+        # The system connects to an IPv4 address in IPv6 notation by IPv4.
+        plain = getattr(address, "ipv4_mapped", None) or address
+        return any(plain in network for network in self._networks)
+
+
+def _literal(host: str) -> list[Address] | None:
+    """The address in ``host``, in any notation that the system accepts; None for a name."""
+    with contextlib.suppress(ValueError):
+        return [ip_address(host)]
+    # 2130706433, 0x7f.1 and 0177.0.0.1 are all 127.0.0.1.
+    with contextlib.suppress(OSError):
+        return [IPv4Address(socket.inet_aton(host))]
+    return None
+
+
+def _origin(url: httpx.URL) -> _Origin:
+    return url.scheme, url.host.lower(), url.port or _PORTS[url.scheme]
+
+
+def _entry_origin(entry: str) -> _Origin:
+    try:
+        url = httpx.URL(entry)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{entry!r} is not an origin: {error}") from None
+    named = bool(_NAME.fullmatch(url.host)) or _literal(url.host) is not None
+    bare = url.path in {"", "/"} and not url.query and not url.fragment and not url.userinfo
+    if url.scheme not in _PORTS or not named or not bare:
+        raise ValueError(f"{entry!r} is not an origin like https://host or http://host:9000")
+    return _origin(url)
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is neither an origin like https://host:9000, nor a network like"
+            f" 10.0.0.0/8, nor {LOOPBACK}"
+        ) from None
+
+
+async def resolve(host: str, port: int) -> Sequence[Address]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # A list, because its order says which address to try first.
+    return [ip_address(address[0]) for *_, address in found]
+
+
+class CheckedTransport(httpx.AsyncBaseTransport):
+    """HTTP to allowed addresses only.
+
+    Raises ForbiddenTarget before it sends anything, and the errors of any transport.
+    """
+
+    def __init__(self, allowlist: Allowlist, resolve: Resolve) -> None:
+        self._allowlist = allowlist
+        self._resolve = resolve
+        # No connection is kept, because another name may lead to the same address.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._inner = httpx.AsyncHTTPTransport(trust_env=False, limits=limits)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send ``request`` to the first address of its host that accepts a connection."""
+        addresses = await self._addresses(request.url)
+        self._allowlist.require(request.url, addresses)
+        refused = httpx.ConnectError(f"{request.url.host} has no address", request=request)
+        for address in addresses:
+            try:
+                return await self._inner.handle_async_request(_with_address(address, request))
+            except httpx.ConnectError as error:
+                refused = error
+        raise refused
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def _addresses(self, url: httpx.URL) -> Sequence[Address]:
+        try:
+            return await self._resolve(url.host, url.port or 0)
+        except (OSError, UnicodeError) as error:
+            raise httpx.ConnectError(f"{url.host} cannot be looked up: {error}") from error
+
+
+def _with_address(address: Address, request: httpx.Request) -> httpx.Request:
+    url = request.url.copy_with(host=str(address))
+    extensions = {**request.extensions, "sni_hostname": request.url.host}
+    return httpx.Request(
+        request.method, url, headers=request.headers, stream=request.stream, extensions=extensions
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +292,53 @@ async def _excerpt(response: httpx.Response) -> str:
             if len(text) >= _EXCERPT:
                 break
     return text[:_EXCERPT].decode(errors="replace").strip()
+
+
+class UrlCheck:
+    """Checks a callback URL when a request names it; each attempt checks the addresses again.
+
+    ``timeout_s`` limits a call in seconds. A lookup that takes longer continues on its own.
+    """
+
+    def __init__(
+        self, allowlist: Allowlist, resolve: Resolve = resolve, timeout_s: float = _LOOKUP_S
+    ) -> None:
+        self._allowlist = allowlist
+        self._resolve = resolve
+        self._timeout_s = timeout_s
+        self._lookups: dict[str, asyncio.Task[Sequence[Address]]] = {}
+
+    async def __call__(self, url: str) -> str | None:
+        """A warning about ``url``, None for none. Raises ValueError if no callback may go there."""
+        if reason := self._allowlist.refusal(url):
+            raise ValueError(reason)
+        host = httpx.URL(url).host
+        try:
+            addresses = await self._addresses(host)
+        except (OSError, UnicodeError) as error:
+            return f"{host} could not be resolved ({error}): callbacks are tried nevertheless"
+        reasons = [self._allowlist.refusal(url, [address]) for address in addresses]
+        refused = [reason for reason in reasons if reason]
+        if refused and len(refused) == len(reasons):
+            raise ValueError(refused[0])
+        return f"callbacks fail while it {refused[0]}" if refused else None
+
+    async def _addresses(self, host: str) -> Sequence[Address]:
+        lookup = self._lookups.get(host)
+        if lookup is None:
+            if len(self._lookups) >= _MOST_LOOKUPS:
+                raise OSError("the resolver is busy with other names")
+            lookup = asyncio.create_task(self._resolve(host, 0))
+            self._lookups[host] = lookup
+            lookup.add_done_callback(lambda done: self._end(host, done))
+        # Cancelling would not end the thread that asks the resolver, so the lookup continues.
+        await asyncio.wait({lookup}, timeout=self._timeout_s)
+        if not lookup.done():
+            raise OSError(f"no answer within {self._timeout_s:g} s")
+        return lookup.result()
+
+    def _end(self, host: str, lookup: "asyncio.Task[Sequence[Address]]") -> None:
+        del self._lookups[host]
+        if not lookup.cancelled():
+            # Retrieved so that asyncio does not log it: the callers have their answers.
+            lookup.exception()

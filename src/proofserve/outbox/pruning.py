@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from proofserve.outbox.committed import batches
+from proofserve.outbox import results
 
 # The most that one step deletes: it takes some milliseconds, and a new result may have to wait.
 _RESULTS = 1000
@@ -18,8 +18,6 @@ _CALLBACKS = 100
 _PAGES = 256
 # Pause between two steps, which leaves nine tenths of the time to results and callbacks. Seconds.
 PAUSE_S = 0.05
-# SQLite's number for `PRAGMA auto_vacuum = INCREMENTAL`.
-_INCREMENTAL = 2
 
 _DELIVERED = """
     SELECT id, url, sequence, round, first_seq, last_seq FROM deliveries
@@ -75,36 +73,25 @@ def step(connection: sqlite3.Connection, before: float) -> bool:
         return False
     number, after_seq, last_seq, is_newest = ended
     deleted = _prune_results(connection, number, (after_seq + 1, last_seq), _RESULTS)
-    if deleted < _RESULTS and not is_newest and batches.delete(connection, number, _RESULTS) == 0:
+    if (
+        deleted < _RESULTS
+        and not is_newest
+        and results.delete_batches(connection, number, _RESULTS) == 0
+    ):
         connection.execute("DELETE FROM rounds WHERE number = ?", (number,))
         connection.execute("UPDATE pruned SET rounds = rounds + 1")
     return True
 
 
-def shrinks(connection: sqlite3.Connection) -> bool:
-    """Whether the file can shrink in steps; files of older versions cannot."""
-    (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
-    return int(mode) == _INCREMENTAL
-
-
 def shrink(connection: sqlite3.Connection) -> bool:
     """Give some free pages back to the file system. False if no more are left."""
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
-    if not free or not shrinks(connection):
-        return False
     # Python runs this statement for one page only, whatever number it names.
-    for _ in range(_PAGES):
+    for _ in range(min(free, _PAGES)):
         connection.execute("PRAGMA incremental_vacuum(1)")
-    return int(free) > _PAGES
-
-
-def rewrite(connection: sqlite3.Connection) -> None:
-    """Rewrite the whole file without free pages, so that it shrinks in steps from now on.
-
-    Not inside a transaction, and not while a server uses the file: the server would wait minutes.
-    """
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    connection.execute("VACUUM")
+    (left,) = connection.execute("PRAGMA freelist_count").fetchone()
+    # A file that an operator rewrote in another mode keeps its free pages.
+    return 0 < int(left) < int(free)
 
 
 def _prune_callbacks(connection: sqlite3.Connection, delivered: Sequence[Any]) -> None:

@@ -1,17 +1,29 @@
-"""Rounds and their results as rows. Every function runs inside a transaction of the caller."""
+"""Rounds, their results and the roots of their batches as rows.
 
+Functions run inside a transaction of the caller, except ``openings``.
+"""
+
+import base64
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from proofserve.outbox.committed import batches
+from proofserve.outbox.database import Database
+from proofserve.protocol.commitments import CommittedBatch, Opening, leaf, paths, root
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane
-from proofserve.protocol.schemes import from_wire
+from proofserve.rounds.errors import (
+    NotCommitted,
+    SeveralRounds,
+    UnknownNonce,
+    UnknownRound,
+    VectorsDeleted,
+)
 from proofserve.rounds.records import (
     Artifact,
+    CommittedRound,
     Finding,
     RoundProgress,
     RoundSpec,
@@ -20,6 +32,8 @@ from proofserve.rounds.records import (
     Winner,
     Workload,
 )
+
+# -- rounds ----------------------------------------------------------------------------------------
 
 _SPEC_COLUMNS = (
     "scheme, width, block_hash, public_key, seq_len, block_height, "
@@ -32,41 +46,6 @@ _ADD_ROUND = f"""
 """  # noqa: S608 - only our own column names
 _FIND_SPEC = f"SELECT {_SPEC_COLUMNS} FROM rounds WHERE round_id = ?"  # noqa: S608 - as above
 _FIND_OPEN = f"SELECT round_id, {_SPEC_COLUMNS} FROM rounds WHERE NOT closed"  # noqa: S608 - too
-# A nonce that is stored already comes from a call that is repeated after its answer was lost.
-_ADD_RESULT = """
-    INSERT INTO results (round, nonce, value, error) VALUES (?, ?, ?, ?)
-    ON CONFLICT (round, nonce) DO NOTHING
-"""
-# Reads only rows between the round's newest and its first, the newest first. The plus keeps SQLite
-# from using the index by nonce, with which it would sort the whole round.
-_NEWEST_WINNERS = """
-    SELECT nonce, value FROM results JOIN rounds ON +results.round = rounds.number
-    WHERE round_id = ? AND r_target IS NOT NULL
-      AND seq > after_seq AND seq <= rounds.last_seq AND value IS NOT NULL
-    ORDER BY seq DESC LIMIT ?
-"""
-_AFTER = """
-    SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL
-    FROM results JOIN rounds ON rounds.number = results.round
-    WHERE seq > :seq ORDER BY seq LIMIT :limit
-"""
-# From the round's first row to its last, with a plus for the same reason.
-_AFTER_IN_ROUND = """
-    SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL
-    FROM results JOIN rounds ON +results.round = rounds.number
-    WHERE rounds.number = :number AND seq > max(:seq, after_seq) AND seq <= rounds.last_seq
-    ORDER BY seq LIMIT :limit
-"""
-_ADVANCE = """
-    UPDATE rounds SET
-        next_index = max(next_index, :next_index),
-        stored = stored + :added,
-        last_seq = CASE WHEN :added THEN (SELECT max(seq) FROM results) ELSE last_seq END,
-        interval_from = coalesce(interval_from, :now)
-    WHERE number = :number
-"""
-# (nonce, value, error).
-_Row = tuple[int, str | None, str | None]
 
 
 def open_round(connection: sqlite3.Connection, spec: RoundSpec, now: float) -> RoundProgress:
@@ -112,65 +91,6 @@ def progress(connection: sqlite3.Connection, round_id: str) -> RoundProgress:
     return RoundProgress(*row)
 
 
-def add(
-    connection: sqlite3.Connection, round_id: str, next_index: int, rows: Sequence[_Row], now: float
-) -> bool:
-    """Store ``rows``, the roots of their batches if the round publishes these, and the progress.
-
-    Returns whether to wake the sender: the round has a URL, and had no result waiting for a
-    callback before, or has ended. Raises ValueError for an unknown round, and as ``batches.add``.
-    """
-    number, wakes_sender = _find(connection, round_id)
-    cursor = connection.executemany(_ADD_RESULT, [(number, *row) for row in rows])
-    # rowcount is -1 for an empty list.
-    added = max(cursor.rowcount, 0)
-    # Before the progress, which tells where the new batches begin.
-    batches.add(connection, number, next_index)
-    connection.execute(
-        _ADVANCE, {"next_index": next_index, "added": added, "now": now, "number": number}
-    )
-    return bool(added and wakes_sender)
-
-
-def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row]:
-    """The rows to store. The value of a winner is its distance as JSON, with all digits.
-
-    Raises ValueError for a distance that JSON cannot hold.
-    """
-    return [
-        *((one.nonce, _value(one), None) for one in findings),
-        *((nonce, None, reason) for nonce, reason in failed.items()),
-    ]
-
-
-def after(
-    connection: sqlite3.Connection, seq: int, limit: int, number: int | None = None
-) -> list[StoredResult]:
-    which = _AFTER if number is None else _AFTER_IN_ROUND
-    found = connection.execute(which, {"seq": seq, "limit": limit, "number": number})
-    return [_stored(*row) for row in found]
-
-
-def newest_winners(connection: sqlite3.Connection, round_id: str, limit: int) -> list[Winner]:
-    """The last ``limit`` winners of a distance round, oldest first; empty for any other round."""
-    found = connection.execute(_NEWEST_WINNERS, (round_id, limit)).fetchall()
-    return [Winner(nonce, float(value)) for nonce, value in reversed(found)]
-
-
-def _value(finding: Finding) -> str:
-    if isinstance(finding, Artifact):
-        return finding.vector_b64
-    return json.dumps(finding.distance, allow_nan=False)
-
-
-def _stored(
-    seq: int, round_id: str, nonce: int, value: str | None, error: str | None, distance: int
-) -> StoredResult:
-    if distance and value is not None:
-        return StoredResult(seq, round_id, nonce, distance=float(value))
-    return StoredResult(seq, round_id, nonce, value, error)
-
-
 def _find(connection: sqlite3.Connection, round_id: str) -> tuple[int, bool]:
     row = connection.execute(
         "SELECT number, url IS NOT NULL AND (closed OR last_seq <= cut_seq)"
@@ -200,6 +120,9 @@ def _spec_columns(spec: RoundSpec) -> tuple[str | int | float | None, ...]:
 
 
 def _spec(round_id: str, *columns: Any) -> RoundSpec:
+    # This imports torch, which takes seconds; commands that read the file do not need it.
+    from proofserve.protocol.schemes import from_wire  # noqa: PLC0415
+
     scheme, _width, block_hash, public_key, seq_len, height, *rest = columns
     *lane, batch_size, url, r_target, fraud_threshold, commits_roots = rest
     return RoundSpec(
@@ -213,3 +136,266 @@ def _spec(round_id: str, *columns: Any) -> RoundSpec:
         target=None if r_target is None else Target(r_target, fraud_threshold),
         commits_roots=bool(commits_roots),
     )
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+# (nonce, value, error).
+_Row = tuple[int, str | None, str | None]
+# A nonce that is stored already comes from a call that is repeated after its answer was lost.
+_ADD_RESULT = """
+    INSERT INTO results (round, nonce, value, error) VALUES (?, ?, ?, ?)
+    ON CONFLICT (round, nonce) DO NOTHING
+"""
+# Reads only rows between the round's newest and its first, the newest first. The plus keeps SQLite
+# from using the index by nonce, with which it would sort the whole round.
+_NEWEST_WINNERS = """
+    SELECT nonce, value FROM results JOIN rounds ON +results.round = rounds.number
+    WHERE round_id = ? AND r_target IS NOT NULL
+      AND seq > after_seq AND seq <= rounds.last_seq AND value IS NOT NULL
+    ORDER BY seq DESC LIMIT ?
+"""
+_AFTER = """
+    SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL
+    FROM results JOIN rounds ON rounds.number = results.round
+    WHERE seq > :seq ORDER BY seq LIMIT :limit
+"""
+# From the round's first row to its last, with a plus for the same reason.
+_AFTER_IN_ROUND = """
+    SELECT seq, round_id, nonce, value, error, r_target IS NOT NULL
+    FROM results JOIN rounds ON +results.round = rounds.number
+    WHERE rounds.number = :number AND seq > max(:seq, after_seq) AND seq <= rounds.last_seq
+    ORDER BY seq LIMIT :limit
+"""
+_ADVANCE = """
+    UPDATE rounds SET
+        next_index = max(next_index, :next_index),
+        stored = stored + :added,
+        last_seq = CASE WHEN :added THEN (SELECT max(seq) FROM results) ELSE last_seq END,
+        interval_from = coalesce(interval_from, :now)
+    WHERE number = :number
+"""
+
+
+def add(
+    connection: sqlite3.Connection, round_id: str, next_index: int, rows: Sequence[_Row], now: float
+) -> bool:
+    """Store ``rows``, the roots of their batches if the round publishes these, and the progress.
+
+    Returns whether to wake the sender: the round has a URL, and had no result waiting for a
+    callback before, or has ended. Raises ValueError for an unknown round, and as ``_add_batches``.
+    """
+    number, wakes_sender = _find(connection, round_id)
+    cursor = connection.executemany(_ADD_RESULT, [(number, *row) for row in rows])
+    # rowcount is -1 for an empty list.
+    added = max(cursor.rowcount, 0)
+    # Before the progress, which tells where the new batches begin.
+    _add_batches(connection, number, next_index)
+    connection.execute(
+        _ADVANCE, {"next_index": next_index, "added": added, "now": now, "number": number}
+    )
+    return bool(added and wakes_sender)
+
+
+def rows_of(findings: Sequence[Finding], failed: Mapping[int, str]) -> list[_Row]:
+    """The rows to store. The value of a winner is its distance as JSON, with all digits.
+
+    Raises ValueError for a distance that JSON cannot hold.
+    """
+    return [
+        *((one.nonce, _value(one), None) for one in findings),
+        *((nonce, None, reason) for nonce, reason in failed.items()),
+    ]
+
+
+def _value(finding: Finding) -> str:
+    if isinstance(finding, Artifact):
+        return finding.vector_b64
+    return json.dumps(finding.distance, allow_nan=False)
+
+
+def after(
+    connection: sqlite3.Connection, seq: int, limit: int, number: int | None = None
+) -> list[StoredResult]:
+    which = _AFTER if number is None else _AFTER_IN_ROUND
+    found = connection.execute(which, {"seq": seq, "limit": limit, "number": number})
+    return [_stored(*row) for row in found]
+
+
+def newest_winners(connection: sqlite3.Connection, round_id: str, limit: int) -> list[Winner]:
+    """The last ``limit`` winners of a distance round, oldest first; empty for any other round."""
+    found = connection.execute(_NEWEST_WINNERS, (round_id, limit)).fetchall()
+    return [Winner(nonce, float(value)) for nonce, value in reversed(found)]
+
+
+def _stored(
+    seq: int, round_id: str, nonce: int, value: str | None, error: str | None, distance: int
+) -> StoredResult:
+    if distance and value is not None:
+        return StoredResult(seq, round_id, nonce, distance=float(value))
+    return StoredResult(seq, round_id, nonce, value, error)
+
+
+# -- roots -----------------------------------------------------------------------------------------
+
+# (seq, nonce, value): the vector as stored, None for a nonce that failed.
+_StoredNonce = tuple[int, int, str | None]
+_COMMITTED = """
+    SELECT node_id, node_count, group_id, n_groups, batch_size, next_index
+    FROM rounds WHERE number = ? AND commits_roots
+"""
+# One lookup in the index by nonce: all nonces of a round are of one lane, so in its order.
+_OF_BATCH = """
+    SELECT seq, nonce, value FROM results WHERE round = ? AND nonce BETWEEN ? AND ? ORDER BY nonce
+"""
+_LAST_ROOT = "SELECT root FROM batches WHERE round = ? ORDER BY first_index DESC LIMIT 1"
+_ADD_BATCH = "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)"
+# The batches of a delivery's span of results.
+_BATCHES = """
+    SELECT first_index, count, root, previous_root, last_seq FROM batches
+    WHERE round = ? AND last_seq > ? AND last_seq <= ? ORDER BY last_seq LIMIT ?
+"""
+_NTH_BATCH = """
+    SELECT last_seq FROM batches WHERE round = ? AND last_seq BETWEEN ? AND ?
+    ORDER BY last_seq LIMIT 1 OFFSET ?
+"""
+
+
+def _add_batches(connection: sqlite3.Connection, round_number: int, next_index: int) -> None:
+    """Store the roots of the results between the round's progress and ``next_index``.
+
+    They are of the rows as stored, in the transaction that stores them. No change for a round that
+    publishes vectors. Raises ValueError for a batch without a result for each of its nonces.
+    """
+    found = connection.execute(_COMMITTED, (round_number,)).fetchone()
+    if found is None:
+        return
+    *numbers, batch_size, start = found
+    lane = NonceLane(*numbers)
+    row = connection.execute(_LAST_ROOT, (round_number,)).fetchone()
+    previous = None if row is None else row[0]
+    for first in range(start, next_index, batch_size):
+        nonces = lane.batch(first, min(batch_size, next_index - first))
+        stored = _results_of(connection, round_number, nonces)
+        if tuple(nonce for _, nonce, _ in stored) != nonces:
+            raise ValueError(f"the batch at lane index {first} lacks results")
+        top = root(_leaves(stored))
+        last_seq = max(seq for seq, *_ in stored)
+        connection.execute(_ADD_BATCH, (round_number, first, len(nonces), top, previous, last_seq))
+        previous = top
+
+
+def _results_of(
+    connection: sqlite3.Connection, round_number: int, nonces: Sequence[int]
+) -> list[_StoredNonce]:
+    """The results of a batch's ``nonces`` that are not deleted, in their order."""
+    place = (round_number, nonces[0], nonces[-1])
+    return connection.execute(_OF_BATCH, place).fetchall()
+
+
+def _leaves(stored: Sequence[_StoredNonce]) -> list[bytes]:
+    return [leaf(nonce, base64.b64decode(value or "")) for _, nonce, value in stored]
+
+
+def batches(
+    connection: sqlite3.Connection, round_number: int, after: int, last_seq: int, limit: int
+) -> tuple[int, list[CommittedBatch]] | None:
+    """The next batches that end after ``after`` and up to ``last_seq``, and the last one's end."""
+    rows = connection.execute(_BATCHES, (round_number, after, last_seq, limit)).fetchall()
+    if not rows:
+        return None
+    return rows[-1][-1], [CommittedBatch(*row[:-1]) for row in rows]
+
+
+def nth_batch_end(
+    connection: sqlite3.Connection, round_number: int, seqs: tuple[int, int], n: int
+) -> int | None:
+    """The end of batch ``n`` = 0, 1, ... of those that end within ``seqs``, None without it."""
+    row = connection.execute(_NTH_BATCH, (round_number, *seqs, n)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def delete_batches(connection: sqlite3.Connection, round_number: int, limit: int) -> int:
+    """Delete the first ``limit`` batches of a round; returns how many there were."""
+    return connection.execute(
+        "DELETE FROM batches WHERE round = ? AND first_index IN ("
+        "SELECT first_index FROM batches WHERE round = ? ORDER BY first_index LIMIT ?)",
+        (round_number, round_number, limit),
+    ).rowcount
+
+
+# -- openings --------------------------------------------------------------------------------------
+
+# The most round ids that an error names.
+_NAMED = 10
+_OF_BLOCK = """
+    SELECT commits_roots, round_id, next_index, node_id, node_count, group_id, n_groups FROM rounds
+    WHERE block_hash = ? AND public_key = ? AND round_id = coalesce(?, round_id) ORDER BY number
+"""
+_BATCH_OF = """
+    SELECT rounds.number, first_index, count, root, previous_root
+    FROM batches JOIN rounds ON rounds.number = batches.round
+    WHERE round_id = ? AND first_index <= ? ORDER BY first_index DESC LIMIT 1
+"""
+
+
+def committed_round(
+    connection: sqlite3.Connection, block_hash: str, public_key: str, round_id: str | None
+) -> CommittedRound:
+    """As the port's ``committed_round``."""
+    rows = connection.execute(_OF_BLOCK, (block_hash, public_key, round_id)).fetchall()
+    which = f"block {block_hash}, key {public_key}" + (f", id {round_id}" if round_id else "")
+    if not rows:
+        raise UnknownRound(f"there is no round of {which}: there never was one, or it is deleted")
+    committed = [row[1:] for row in rows if row[0]]
+    if not committed:
+        raise NotCommitted(f"the round of {which} publishes vectors, not roots")
+    if len(committed) > 1:
+        named = ", ".join(row[0] for row in committed[-_NAMED:])
+        raise SeveralRounds(f"several rounds of {which} publish roots; give round_id: {named}")
+    ((found, next_index, *numbers),) = committed
+    return CommittedRound(found, NonceLane(*numbers), next_index)
+
+
+async def openings(
+    database: Database, committed: CommittedRound, nonces: Sequence[int]
+) -> list[Opening]:
+    """As the port. One short transaction for each batch, so that new results need not wait."""
+    left = sorted({_index(committed, nonce) for nonce in nonces})
+    opened: dict[int, Opening] = {}
+    while left:
+        found = await database.read(_open_batch, committed, left)
+        opened |= {each.nonce: each for each in found}
+        left = left[len(found) :]
+    return [opened[nonce] for nonce in nonces]
+
+
+def _index(committed: CommittedRound, nonce: int) -> int:
+    index = committed.lane.index_of(nonce)
+    if index is None or index >= committed.next_index:
+        raise UnknownNonce(f"nonce {nonce} is in no batch of round {committed.round_id} yet")
+    return index
+
+
+def _open_batch(
+    connection: sqlite3.Connection, committed: CommittedRound, indices: Sequence[int]
+) -> list[Opening]:
+    """Open the first of ``indices``, which rise, and all others that are in its batch."""
+    row = connection.execute(_BATCH_OF, (committed.round_id, indices[0])).fetchone()
+    if row is None:
+        raise UnknownRound(f"round {committed.round_id} is deleted")
+    batch = CommittedBatch(*row[1:])
+    nonces = committed.lane.batch(batch.first_index, batch.count)
+    stored = _results_of(connection, row[0], nonces)
+    asked = [index for index in indices if index < batch.first_index + batch.count]
+    places = [index - batch.first_index for index in asked]
+    if len(stored) < batch.count:
+        raise VectorsDeleted(
+            f"the vectors of the batch of nonce {nonces[places[0]]} are deleted: a node keeps them"
+            " for POC_OUTBOX_KEEP_DAYS after it delivered their root"
+        )
+    ways = paths(_leaves(stored), places)
+    return [
+        Opening(nonces[place], stored[place][2] or "", index, batch, way)
+        for index, place, way in zip(asked, places, ways, strict=True)
+    ]

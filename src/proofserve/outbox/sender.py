@@ -7,9 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 
-from proofserve.outbox.deliveries import Delivery
+from proofserve.outbox.callbacks import CallbackPolicy, Delivery, SendPlan
 from proofserve.outbox.post import Outward, new_client, post
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan
 from proofserve.rounds.errors import OutboxUnavailable
 
 T = TypeVar("T")

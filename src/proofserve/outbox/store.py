@@ -9,13 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Self
 
-from proofserve.outbox import deliveries, payload, pruning, results, schedule
-from proofserve.outbox.committed import opening
+from proofserve.outbox import callbacks, pruning, results
+from proofserve.outbox.callbacks import CallbackPolicy, Delivery, SendPlan
 from proofserve.outbox.database import SCHEMA_VERSION, Database, P, T
-from proofserve.outbox.deliveries import Delivery
 from proofserve.outbox.pruning import Pruned
-from proofserve.outbox.receipts.store import SqliteReceipts
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan
+from proofserve.outbox.receipts import SqliteReceipts
 from proofserve.protocol.commitments import Opening
 from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import (
@@ -34,6 +32,8 @@ from proofserve.wire.callbacks import callback
 
 class SqliteOutbox(Outbox):
     """Keeps everything on disk; made by ``open``, and closes when its context is left.
+
+    It is also the sender's ``CallbackStore``.
 
     Methods raise ValueError for an unknown round, and OutboxUnavailable if the disk fails: nothing
     is stored then, and the outbox stays usable. ``news`` is set when the sender may have work.
@@ -96,7 +96,7 @@ class SqliteOutbox(Outbox):
 
     async def enqueue(self, endpoint: str, url: str, body: Mapping[str, Any]) -> None:
         """Queue one callback, due at once. Raises ValueError for a body that is not JSON."""
-        await self._announce(deliveries.add_job, endpoint, url, body, self._clock())
+        await self._announce(callbacks.add_job, endpoint, url, body, self._clock())
 
     async def results(self, after: int, limit: int) -> list[StoredResult]:
         # SQLite treats a negative limit as no limit.
@@ -108,10 +108,10 @@ class SqliteOutbox(Outbox):
     async def committed_round(
         self, block_hash: str, public_key: str, round_id: str | None
     ) -> CommittedRound:
-        return await self._database.read(opening.find, block_hash, public_key, round_id)
+        return await self._database.read(results.committed_round, block_hash, public_key, round_id)
 
     async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
-        return await opening.openings(self._database, committed, nonces)
+        return await results.openings(self._database, committed, nonces)
 
     async def probe(self) -> None:
         await self._database.write(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}"))
@@ -129,27 +129,22 @@ class SqliteOutbox(Outbox):
         return (await self._database.read(pruning.totals)).since(at_first)
 
     async def gauges(self) -> OutboxGauges:
-        read = await self._database.read(deliveries.gauges, self._clock())
+        read = await self._database.read(callbacks.gauges, self._clock())
         return replace(read, failed_attempts=self._failed_attempts)
-
-    async def progress(self, round_id: str) -> RoundProgress:
-        return await self._database.read(results.progress, round_id)
 
     async def plan(
         self, policy: CallbackPolicy, busy: frozenset[str] = frozenset(), flushing: bool = False
     ) -> SendPlan:
-        """The callbacks to post now, and the wait after them; see ``schedule.plan``."""
-        return await self._database.write(schedule.plan, policy, busy, flushing, self._clock())
+        return await self._database.write(callbacks.plan, policy, busy, flushing, self._clock())
 
     async def body(self, delivery: Delivery) -> bytes:
-        return await payload.body(self._database, delivery)
+        return await callbacks.body(self._database, delivery)
 
     async def acknowledge(self, delivery: Delivery) -> None:
-        await self._database.write(deliveries.acknowledge, delivery, self._clock())
+        await self._database.write(callbacks.acknowledge, delivery, self._clock())
 
     async def fail(self, delivery: Delivery, error: str, pause_s: float | None) -> None:
-        """Count a failed attempt; the next is due after ``pause_s``; None makes it expire."""
-        await self._database.write(deliveries.fail, delivery, error, pause_s, self._clock())
+        await self._database.write(callbacks.fail, delivery, error, pause_s, self._clock())
         self._failed_attempts += 1
 
     async def _announce(

@@ -12,8 +12,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.datastructures import State
 from starlette.types import ASGIApp
 
-from proofserve.api import measure_routes, routes
-from proofserve.api.dashboard import dashboard_routes
+from proofserve.api import node_page, proof_routes, routes
 from proofserve.api.errors import NotEnabled
 from proofserve.api.metrics import exposed
 from proofserve.api.node import Node
@@ -22,7 +21,7 @@ from proofserve.engines.vllm.vetting import features
 from proofserve.engines.vllm.vetting.start import require_vetted, require_vetted_runner
 from proofserve.lab.report.machine import processor_here
 from proofserve.rounds.ports import MeasurableEngine
-from proofserve.rounds.receipts.service import ReceiptSource
+from proofserve.rounds.receipts import ReceiptSource
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
@@ -91,9 +90,9 @@ class ProofEndpoints:
         has_keys = any(keys)
         made = [routes.router(get_node, has_keys)]
         if chosen.measure:
-            made.append(measure_routes.router(get_node, get_engine, has_keys))
+            made.append(proof_routes.measure_router(get_node, get_engine, has_keys))
         if chosen.dashboard:
-            made.append(dashboard_routes.router(get_node))
+            made.append(node_page.router(get_node))
         return made
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:

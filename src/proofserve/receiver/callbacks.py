@@ -26,15 +26,24 @@ from pydantic_core import PydanticCustomError
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import check_nonces
 from proofserve.web import with_body
-from proofserve.wire.commitments import CommittedWork
-from proofserve.wire.protocols import ARTIFACT, DISTANCE, ROOTS, by_field
-from proofserve.wire.records import ArtifactRecord, UnicodeText, VectorEncoding, Whole, WorkRecord
-from proofserve.wire.signature import (
+from proofserve.wire.callbacks import (
     KEY_HEADER,
     SEQUENCE_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     Envelope,
+)
+from proofserve.wire.records import (
+    ARTIFACT,
+    DISTANCE,
+    ROOTS,
+    ArtifactRecord,
+    CommittedRoots,
+    UnicodeText,
+    VectorEncoding,
+    Whole,
+    WorkRecord,
+    by_field,
 )
 
 _log = logging.getLogger(__name__)
@@ -63,7 +72,7 @@ class Generated(WorkRecord, frozen=True):
     encoding: VectorEncoding
 
 
-class GeneratedRoots(CommittedWork, frozen=True):
+class GeneratedRoots(CommittedRoots, frozen=True):
     """The body of ``/generated`` in a round that publishes roots."""
 
 

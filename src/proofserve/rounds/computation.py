@@ -1,33 +1,145 @@
-"""Computes one job chunk by chunk while no round runs, and judges its claims."""
+"""What an engine computes: checked batches, a job's nonces, verdicts about claims, a self-check."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
+from proofserve.protocol import DEFAULT_SCHEME
+from proofserve.protocol.codec import encode, to_float16
+from proofserve.protocol.distance import is_winner
 from proofserve.protocol.errors import IncompleteRecomputation
-from proofserve.protocol.verdict.comparison import Claim, compare
-from proofserve.protocol.verdict.counting import judge
-from proofserve.rounds.calls import NOT_FINITE, ChunkDeadline, artifacts_of, chunks, failures_of
-from proofserve.rounds.counters import NodeTotals, Work
-from proofserve.rounds.errors import EngineFault
-from proofserve.rounds.ports import ProofEngine
+from proofserve.protocol.identity import Block
+from proofserve.protocol.schemes import scheme
+from proofserve.protocol.verdict.comparison import Claim, compare, compare_distances
+from proofserve.protocol.verdict.counting import judge, judge_distances
+from proofserve.rounds.errors import ChatBusy, EngineFault, OtherRound
+from proofserve.rounds.limits import NonceLimit
+from proofserve.rounds.ports import ProofEngine, ProofSession
 from proofserve.rounds.records import (
+    Artifact,
+    Deferred,
+    DistanceClaims,
+    DistanceVerdict,
+    Finding,
     Job,
     Outcome,
     ProofBatch,
     Proofs,
+    RoundSpec,
     StatTest,
+    Target,
     Validation,
     Verdict,
+    Winner,
     Workload,
 )
+from proofserve.rounds.status import NodeTotals, Purpose
 
-# By nonce: float32 [width] each.
-Vectors = Mapping[int, NDArray[np.float32]]
+NOT_FINITE = "the model's output for this nonce was not finite"
+
+# An engine waits for chat before it answers "deferred", so callers ask again at once. This pause
+# prevents a busy loop with an engine that answers without waiting.
+SHORTEST_DEFERRAL_S = 0.05
+
+# Fixed inputs of the self-check, so that its result depends only on the node.
+NONCES = (0,)
+BLOCK, KEY = Block("proofserve self-check", 0), "proofserve"
+# Tokens: one KV block for each sequence on most engines, so that even a nearly full pool has room.
+SEQ_LEN = 16
+
+
+def chunks(nonces: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(nonces[start : start + size]) for start in range(0, len(nonces), size)]
+
+
+async def ask(session: ProofSession, nonces: Sequence[int], width: int) -> ProofBatch | Deferred:
+    """The checked batch of ``nonces``, or ``Deferred`` after at least 50 ms.
+
+    Raises EngineFault (the computation failed, or its answer cannot be used) and EngineGone.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    answer = await session.prove(nonces)
+    if isinstance(answer, Deferred):
+        await asyncio.sleep(max(0.0, began + SHORTEST_DEFERRAL_S - loop.time()))
+        return answer
+    return checked(answer, nonces, width)
+
+
+def checked(batch: ProofBatch, nonces: Sequence[int], width: int) -> ProofBatch:
+    """Return ``batch`` if it has every one of ``nonces`` with finite rows of ``width`` values.
+
+    Raises EngineFault otherwise; then no part of ``batch`` may be used.
+    """
+    failed = frozenset(batch.failed)
+    expected = tuple(nonce for nonce in nonces if nonce not in failed)
+    if batch.nonces != expected or not failed <= frozenset(nonces):
+        raise EngineFault("the engine answered for other nonces than it was asked for")
+    if batch.values.shape != (len(expected), width):
+        raise EngineFault(
+            f"the engine answered with shape {batch.values.shape}"
+            f" where {(len(expected), width)} is needed"
+        )
+    # Checked in the published type: a finite float32 can be infinite in float16.
+    if not np.isfinite(to_float16(batch.values)).all():
+        raise EngineFault("the engine answered with values that are not finite")
+    return batch
+
+
+def findings_of(batch: ProofBatch, target: Target | None) -> tuple[Finding, ...]:
+    """What a round publishes: every artifact, or the winners by ``target`` (A.2.8)."""
+    if target is None:
+        return artifacts_of(batch)
+    return tuple(
+        Winner(nonce, distance)
+        for nonce, distance in zip(batch.nonces, distances_of(batch), strict=True)
+        if is_winner(distance, target.r_target)
+    )
+
+
+def distances_of(batch: ProofBatch) -> tuple[float, ...]:
+    """The one value of every row of a distance batch, widened to a Python float."""
+    return tuple(batch.values[:, 0].tolist())
+
+
+def artifacts_of(batch: ProofBatch) -> tuple[Artifact, ...]:
+    texts = encode(batch.values)
+    return tuple(Artifact(n, text) for n, text in zip(batch.nonces, texts, strict=True))
+
+
+def failures_of(batch: ProofBatch) -> dict[int, str]:
+    return dict.fromkeys(batch.failed, NOT_FINITE)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDeadline:
+    """How long chat may defer one chunk of nonces: ``seconds`` of ``clock``."""
+
+    seconds: float
+    clock: Callable[[], float]
+
+    async def retry_until_deadline(
+        self, session: ProofSession, nonces: Sequence[int], width: int
+    ) -> ProofBatch:
+        """Call ``ask`` until the engine computes the batch or the deadline has passed.
+
+        Raises EngineFault (the computation failed, or the deadline has passed) and EngineGone.
+        """
+        deadline = self.clock() + self.seconds
+        while True:
+            answer = await ask(session, nonces, width)
+            if not isinstance(answer, Deferred):
+                return answer
+            if self.clock() >= deadline:
+                raise EngineFault(
+                    f"skipped: chat delayed a chunk for more than {self.seconds:g} s"
+                    f" ({answer.reason})"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +163,9 @@ class Computation:
             return await self.totals.judged(self._judge(job, job.validation, started))
         done = await self._prove(job, started)
         # In a thread: encoding thousands of vectors would block the event loop that serves chat.
-        return await asyncio.to_thread(_proofs, done)
+        artifacts = await asyncio.to_thread(lambda: [*chain.from_iterable(map(artifacts_of, done))])
+        failed = {n: reason for batch in done for n, reason in failures_of(batch).items()}
+        return Proofs(tuple(artifacts), failed)
 
     async def _judge(
         self, job: Job, validation: Validation, started: Callable[[], None]
@@ -63,7 +177,7 @@ class Computation:
     async def _prove(self, job: Job, started: Callable[[], None]) -> list[ProofBatch]:
         todo = deque(chunks(job.nonces, job.batch_size))
         done: list[ProofBatch] = []
-        work: Work = "job" if job.validation is None else "validation"
+        work: Purpose = "job" if job.validation is None else "validation"
         while todo:
             await self.no_round.wait()
             started()
@@ -75,13 +189,6 @@ class Computation:
                     done.append(batch)
                     todo.popleft()
         return done
-
-
-def _proofs(done: list[ProofBatch]) -> Proofs:
-    return Proofs(
-        artifacts=tuple(artifact for batch in done for artifact in artifacts_of(batch)),
-        failed={n: reason for batch in done for n, reason in failures_of(batch).items()},
-    )
 
 
 def validate(
@@ -96,24 +203,103 @@ def validate(
     Raises EngineFault (the recomputation is incomplete, so no verdict is possible) and
     ProtocolError as ``comparison.compare``.
     """
+    with _complete(recomputed):
+        ours = {
+            nonce: row
+            for batch in recomputed
+            for nonce, row in zip(batch.nonces, batch.values, strict=True)
+        }
+        found = compare(nonces, ours, claims, test.dist_threshold, work.scheme.width)
+    by_test = judge(found.n_mismatch, found.n_total, test.p_mismatch, test.fraud_threshold)
+    counts = (found.n_total, found.n_mismatch, found.mismatch_nonces)
+    return Verdict(*counts, by_test.p_value, by_test.fraud_detected)
+
+
+@contextmanager
+def _complete(recomputed: Sequence[ProofBatch]) -> Iterator[None]:
+    """Raise EngineFault if ``recomputed`` or the comparison in the context lacks a nonce."""
     for batch in recomputed:
         for nonce in batch.failed:
             raise EngineFault(f"no verdict is possible: nonce {nonce}: {NOT_FINITE}")
-    ours = {
-        nonce: row
-        for batch in recomputed
-        for nonce, row in zip(batch.nonces, batch.values, strict=True)
-    }
     try:
-        return _by_count(nonces, ours, claims, test, work.scheme.width)
+        yield
     except IncompleteRecomputation as error:
         raise EngineFault(f"no verdict is possible: {error}") from error
 
 
-def _by_count(
-    nonces: Sequence[int], ours: Vectors, claims: Sequence[Claim], test: StatTest, width: int
-) -> Verdict:
-    found = compare(nonces, ours, claims, test.dist_threshold, width)
-    verdict = judge(found.n_mismatch, found.n_total, test.p_mismatch, test.fraud_threshold)
-    nonces = found.mismatch_nonces
-    return Verdict(found.n_total, found.n_mismatch, nonces, verdict.p_value, verdict.fraud_detected)
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """Recomputes and compares claimed distances, also while a round or a job runs (A.4, A.5)."""
+
+    engine: ProofEngine
+    admission: NonceLimit
+    deadline: ChunkDeadline
+    totals: NodeTotals
+
+    async def run(self, spec: RoundSpec, target: Target, claims: DistanceClaims) -> DistanceVerdict:
+        """Judge ``claims`` by the parameters of the round ``spec`` and the prover's public key.
+
+        Raises OtherRound (the claims are about another block), QueueFull (too many nonces wait for
+        the engine), EngineFault (the recomputation is incomplete, or chat deferred it past the
+        deadline), EngineGone and ProtocolError (as ``comparison.compare_distances``).
+        """
+        for field, claimed, ours in (
+            ("block_hash", claims.block.hash, spec.work.block.hash),
+            ("block_height", claims.block.height, spec.work.block.height),
+        ):
+            if claimed != ours:
+                raise OtherRound(f"{field} {claimed!r} is not the {ours!r} of the configured round")
+        return await self.totals.judged(self._recompute(spec, target, claims))
+
+    async def _recompute(
+        self, spec: RoundSpec, target: Target, claims: DistanceClaims
+    ) -> DistanceVerdict:
+        work = replace(spec.work, public_key=claims.public_key)
+        with self.admission.admitted(len(claims.nonces)):
+            async with self.engine.session(work) as session:
+                done = [
+                    await self.deadline.retry_until_deadline(session, chunk, work.scheme.width)
+                    for chunk in chunks(claims.nonces, spec.batch_size)
+                ]
+        return await asyncio.to_thread(_judged, target, claims, done)
+
+
+def _judged(target: Target, claims: DistanceClaims, done: Sequence[ProofBatch]) -> DistanceVerdict:
+    with _complete(done):
+        computed = tuple(distance for batch in done for distance in distances_of(batch))
+        found = compare_distances(claims.nonces, computed, claims.distances, target.r_target)
+    invalid = frozenset(found.mismatch_nonces)
+    valid = tuple(nonce not in invalid for nonce in claims.nonces)
+    by_test = judge_distances(found.n_mismatch, found.n_total, target.fraud_threshold)
+    return DistanceVerdict(claims, target, computed, valid, by_test.p_value, by_test.fraud_detected)
+
+
+def winners_among(verdict: DistanceVerdict) -> int:
+    return sum(is_winner(distance, verdict.target.r_target) for distance in verdict.computed)
+
+
+async def self_check(engine: ProofEngine) -> None:
+    """Run one small fixed forward on every engine core at the same time.
+
+    Raises ChatBusy (chat deferred it), EngineFault (it failed or is not finite) and EngineGone.
+    """
+    checks = (_check_core(engine, core) for core in range(engine.cores))
+    for result in await asyncio.gather(*checks, return_exceptions=True):
+        if result is not None:
+            raise result
+
+
+async def _check_core(engine: ProofEngine, core: int) -> None:
+    tried = scheme(DEFAULT_SCHEME)
+    work = Workload(tried, BLOCK, KEY, min(SEQ_LEN, engine.engine_info.max_seq_len))
+    of_core = f"engine core {core}: " if engine.cores > 1 else ""
+    try:
+        async with engine.session(work, core) as session:
+            answer = await ask(session, NONCES, tried.width)
+    except EngineFault as fault:
+        raise EngineFault(f"{of_core}{fault}") from fault
+    if isinstance(answer, Deferred):
+        text = f"chat is busy: no forward could run within {answer.seconds:.1f} s"
+        raise ChatBusy(f"{of_core}{text}")
+    if answer.failed:
+        raise EngineFault(f"{of_core}{NOT_FINITE}")

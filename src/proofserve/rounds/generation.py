@@ -2,19 +2,94 @@
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from collections import deque
+from contextlib import AsyncExitStack, suppress
 
-from proofserve.rounds.counters import Counters
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import RoundLimits
 from proofserve.rounds.ports import Outbox, ProofEngine
-from proofserve.rounds.prover import Prover
-from proofserve.rounds.recorder import RoundRecorder
+from proofserve.rounds.prover import Finished, Prover
 from proofserve.rounds.records import RoundProgress, RoundSpec
-from proofserve.rounds.status import CoreStatus
+from proofserve.rounds.status import CoreStatus, Counters
 from proofserve.rounds.tasks import end, reason_of
 
 _logger = logging.getLogger(__name__)
+
+
+class RoundRecorder:
+    """Stores the batches of one round while the engine computes the next ones.
+
+    Batches that finish during a transaction share the next one: a slow disk delays no forward.
+    """
+
+    def __init__(
+        self, outbox: Outbox, round_id: str, counters: Counters, limits: RoundLimits
+    ) -> None:
+        self._outbox = outbox
+        self._round_id = round_id
+        self._counters = counters
+        self._limits = limits
+        self._waiting: deque[Finished] = deque()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closing = asyncio.Event()
+        # Why the last attempt to store failed; None if it succeeded.
+        self.trouble: str | None = None
+
+    @property
+    def unstored_nonces(self) -> int:
+        return sum(batch.processed + len(batch.failed) for batch in self._waiting)
+
+    def add(self, batch: Finished) -> None:
+        self._waiting.append(batch)
+        self._wake.set()
+        if len(self._waiting) >= self._limits.max_unrecorded:
+            self._room.clear()
+
+    async def wait_for_room(self) -> None:
+        await self._room.wait()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                if not await self._store(tuple(self._waiting)):
+                    return
+            if self._closing.is_set():
+                return
+
+    async def _store(self, batches: tuple[Finished, ...]) -> bool:
+        findings = tuple(finding for batch in batches for finding in batch.findings)
+        failed = {nonce: reason for batch in batches for nonce, reason in batch.failed.items()}
+        while True:
+            last_try = self._closing.is_set()
+            try:
+                await self._outbox.record(self._round_id, batches[-1].next_index, findings, failed)
+            except OutboxUnavailable as error:
+                self.trouble = f"outbox: {error}"
+                if last_try:
+                    return False
+                await self._pause()
+                continue
+            self._settle(batches)
+            return True
+
+    def _settle(self, batches: tuple[Finished, ...]) -> None:
+        self.trouble = None
+        for batch in batches:
+            self._waiting.popleft()
+            self._counters.done(batch.processed, len(batch.findings), len(batch.failed))
+        self._room.set()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), self._limits.record_retry_s)
 
 
 class Generation:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
 from proofserve.rounds.limits import JobLimits, NonceLimit
-from proofserve.rounds.ports import CallbackQueue
+from proofserve.rounds.ports import Outbox
 from proofserve.rounds.records import CompletedJob, Job, JobState, JobView, Outcome
 from proofserve.rounds.tasks import end, reason_of
 
@@ -27,7 +27,7 @@ class JobQueue:
     def __init__(
         self,
         computation: Computation,
-        outbox: CallbackQueue,
+        outbox: Outbox,
         admission: NonceLimit,
         limits: JobLimits,
         clock: Callable[[], float],

@@ -6,13 +6,16 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from proofserve.rounds.calls import ChunkDeadline, SelfCheck
-from proofserve.rounds.computation import Computation
-from proofserve.rounds.counters import Counters, NodeTotals
+from proofserve.rounds.computation import (
+    ChunkDeadline,
+    Computation,
+    Judging,
+    self_check,
+    winners_among,
+)
 from proofserve.rounds.errors import EngineFault, ShuttingDown
 from proofserve.rounds.generation import Generation
 from proofserve.rounds.jobs import JobQueue
-from proofserve.rounds.judging import Judging, winners_among
 from proofserve.rounds.limits import Limits, NonceLimit
 from proofserve.rounds.ports import Outbox, ProofEngine
 from proofserve.rounds.prover import lane_of
@@ -25,7 +28,7 @@ from proofserve.rounds.records import (
     RoundSpec,
 )
 from proofserve.rounds.state import Configured, Move, State, step
-from proofserve.rounds.status import EngineGauges, Status
+from proofserve.rounds.status import Counters, EngineGauges, NodeTotals, Status
 
 _logger = logging.getLogger(__name__)
 
@@ -43,10 +46,9 @@ class _Round:
 
 
 class RoundManager:
-    """Configures, starts, stops and shows the rounds and jobs of one node.
+    """Configures, starts, stops and shows the rounds and jobs of one node, as ``NodeManager``.
 
-    ``clock`` gives monotonic seconds. A call that ``state.step`` refuses changes nothing. After
-    ``aclose`` every call but ``stop`` raises ShuttingDown. ``totals`` counts over all rounds.
+    ``clock`` gives monotonic seconds.
     """
 
     def __init__(
@@ -72,42 +74,30 @@ class RoundManager:
         computation = Computation(engine, self._no_round, deadline, self.totals)
         self._jobs = JobQueue(computation, outbox, self._admission, limits.jobs, clock)
         self._judging = Judging(engine, self._admission, deadline, self.totals)
-        self._self_check = SelfCheck(engine, clock)
+        self._checking = asyncio.Lock()
 
     async def init(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` without starting it. Raises AlreadyGenerating."""
         async with self._changing:
             self._state = self._step(Move.INIT)
             self._round = self._new(spec)
 
     async def start(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and generate; jobs wait until the round ends.
-
-        Raises AlreadyGenerating (a round runs), LaneUnset (``spec`` has no node number and node
-        count) and OutboxUnavailable (the round could not be stored). Nothing has changed then.
-        """
         async with self._changing:
             self._step(Move.START)
             await self._begin(self._new(spec))
 
     async def init_validate(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and judge claims by it. Raises AlreadyGenerating."""
         async with self._changing:
             self._state = self._step(Move.INIT_VALIDATE)
             self._round = self._new(spec)
 
     async def generate(self) -> None:
-        """Start the configured round, or continue it; no change if it already generates.
-
-        Raises NotInitialised, OtherProtocol, and LaneUnset and OutboxUnavailable as ``start``.
-        """
         async with self._changing:
             target = self._step(Move.GENERATE)
             if self._round is not None and target is not self._state:
                 await self._begin(self._round)
 
     async def validate(self) -> None:
-        """Stop generating, and judge claims. Raises NotInitialised and OtherProtocol."""
         async with self._changing:
             target = self._step(Move.VALIDATE)
             await self._end_generation(close=True)
@@ -116,13 +106,6 @@ class RoundManager:
             self._state = target
 
     async def judge(self, claims: DistanceClaims, of_round: bool = True) -> DistanceVerdict:
-        """Recompute ``claims`` by the configured round. In VALIDATING the verdict is also sent.
-
-        One that is not ``of_round`` is neither sent nor counted in the round.
-
-        Raises NotInitialised, OtherProtocol, OutboxUnavailable (the callback could not be stored;
-        nothing was counted) and as ``Judging.run``.
-        """
         self._step(Move.JUDGE)
         configured = self._round
         if configured is None or configured.spec.target is None:
@@ -138,10 +121,6 @@ class RoundManager:
         return verdict
 
     async def stop(self) -> None:
-        """End the running round, if any, and cancel the submitted jobs. Always allowed.
-
-        Finished batches are stored before this returns, if the outbox can store them.
-        """
         async with self._changing:
             await self._stop(close=True)
 
@@ -164,7 +143,6 @@ class RoundManager:
         return self._jobs.submit(job)
 
     async def run(self, job: Job) -> Outcome:
-        """Compute ``job`` while the caller waits. Raises ShuttingDown, and as ``JobQueue.run``."""
         self.require_open()
         return await self._jobs.run(job)
 
@@ -172,7 +150,6 @@ class RoundManager:
         return self._jobs.result(request_id)
 
     async def engine_gauges(self) -> EngineGauges:
-        """Raises EngineGone and EngineFault (the engine did not answer in time)."""
         seconds = self._limits.engine_answer_s
         try:
             async with asyncio.timeout(seconds):
@@ -181,20 +158,17 @@ class RoundManager:
             raise EngineFault(f"the engine did not answer within {seconds:g} s") from None
 
     async def self_check(self) -> float:
-        """Seconds of one real forward. Raises ShuttingDown, and as ``SelfCheck.run``."""
         self.require_open()
-        return await self._self_check.run()
+        async with self._checking:
+            began = self._clock()
+            await self_check(self._engine)
+            return self._clock() - began
 
     def require_open(self) -> None:
-        """Raises ShuttingDown once ``aclose`` was called."""
         if self._closing:
             raise ShuttingDown("the server is shutting down; ask again after its restart")
 
     async def aclose(self) -> None:
-        """End every task of this object and start nothing new. A second call does nothing.
-
-        A running round stays open in the outbox, so that ``--resume`` can continue it.
-        """
         self._closing = True
         async with self._changing:
             await self._stop(close=False)

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from proofserve.protocol.commitments import Opening
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
-from proofserve.rounds.counters import NodeTotals
-from proofserve.rounds.receipts.status import ReceiptGauges
 from proofserve.rounds.records import (
     CommittedRound,
     CompletedJob,
@@ -28,7 +26,7 @@ from proofserve.rounds.records import (
     Winner,
     Workload,
 )
-from proofserve.rounds.status import EngineGauges, OutboxGauges, Status
+from proofserve.rounds.status import EngineGauges, NodeTotals, OutboxGauges, ReceiptGauges, Status
 
 
 class ProofSession(Protocol):
@@ -112,13 +110,11 @@ class PublishedResults(Protocol):
     async def gauges(self) -> OutboxGauges: ...
 
 
-class CallbackQueue(Protocol):
+class Outbox(PublishedResults, Protocol):
     async def push(self, url: str, about: CompletedJob | DistanceVerdict) -> None:
         """Queue the callback about a job or a verdict to ``url``. Raises OutboxUnavailable."""
         ...
 
-
-class Outbox(PublishedResults, CallbackQueue, Protocol):
     async def open_round(self, spec: RoundSpec) -> RoundProgress:
         """Store a round, so that its results and callbacks survive a restart.
 
@@ -166,14 +162,18 @@ class NodeManager(Protocol):
         ...
 
     async def start(self, spec: RoundSpec) -> None:
-        """Configure ``spec`` and generate.
+        """Configure ``spec`` and generate; jobs wait until the round ends.
 
-        Raises AlreadyGenerating, LaneUnset and OutboxUnavailable.
+        Raises AlreadyGenerating (a round runs), LaneUnset (``spec`` has no node number and node
+        count) and OutboxUnavailable (the round could not be stored).
         """
         ...
 
     async def generate(self) -> None:
-        """Start the configured round, or continue it. Raises NotInitialised, and as ``start``."""
+        """Start the configured round, or continue it; no change if it already generates.
+
+        Raises NotInitialised, OtherProtocol, LaneUnset and OutboxUnavailable.
+        """
         ...
 
     async def validate(self) -> None:
@@ -181,14 +181,19 @@ class NodeManager(Protocol):
         ...
 
     async def judge(self, claims: DistanceClaims, of_round: bool = True) -> DistanceVerdict:
-        """Recompute ``claims`` by the configured round, and compare.
+        """Recompute ``claims`` by the configured round. In VALIDATING the verdict is also sent.
 
-        A verdict that is not ``of_round`` is neither sent nor counted in it.
+        One that is not ``of_round`` is neither sent nor counted in the round. Raises
+        NotInitialised, OtherProtocol, OutboxUnavailable (the callback could not be stored; nothing
+        was counted) and as ``Judging.run``.
         """
         ...
 
     async def stop(self) -> None:
-        """End the running round, if any, and cancel the submitted jobs. Always allowed."""
+        """End the running round, if any, and cancel the submitted jobs. Always allowed.
+
+        Finished batches are stored before this returns, if the outbox can store them.
+        """
         ...
 
     def status(self) -> Status: ...
@@ -210,7 +215,10 @@ class NodeManager(Protocol):
         ...
 
     async def self_check(self) -> float:
-        """Seconds of one real forward. Raises ChatBusy, EngineFault and EngineGone."""
+        """Seconds of one small forward, with the time that chat and a round took before it.
+
+        Raises ChatBusy, EngineFault and EngineGone.
+        """
         ...
 
     def require_open(self) -> None:
@@ -218,14 +226,24 @@ class NodeManager(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """End every task and start nothing new. A second call does nothing."""
+        """End every task and start nothing new. A second call does nothing.
+
+        A running round stays open in the outbox, so that ``--resume`` can continue it.
+        """
         ...
+
+
+class NewReceipt(NamedTuple):
+    """A signed receipt with its digest, which is made once."""
+
+    signed: SignedReceipt
+    digest: bytes
 
 
 class ReceiptStorage(Protocol):
     """Keeps receipts and their log. Methods raise OutboxUnavailable, and change nothing then."""
 
-    async def add(self, receipts: Sequence[SignedReceipt], without: Mapping[str, int]) -> int:
+    async def add(self, receipts: Sequence[NewReceipt], without: Mapping[str, int]) -> int:
         """Store ``receipts`` and the counts of answers without one, in one transaction.
 
         The first receipt of a response and choice stays; another one is counted as

@@ -1,6 +1,11 @@
-"""Results and verdicts as JSON objects, in responses and in callbacks (protocol A.8, B.5, B.6)."""
+"""Callbacks: their bodies (protocol A.8, B.5, B.6), headers and signature.
 
-from dataclasses import asdict
+The signature proves the sender of a callback and its time.
+"""
+
+import hashlib
+import hmac
+from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
@@ -8,27 +13,11 @@ from proofserve.rounds.records import CompletedJob, DistanceVerdict, Job, Outcom
 from proofserve.wire.paths import GENERATED, VALIDATED
 from proofserve.wire.records import artifact_record, encoding_of
 
-
-def outcome_body(job: Job, outcome: Outcome) -> dict[str, Any]:
-    """Block and key, and the artifacts and their encoding or the verdict.
-
-    ``failed`` is present only if a nonce has no artifact.
-    """
-    about: dict[str, Any] = {
-        "block_hash": job.work.block.hash,
-        "block_height": job.work.block.height,
-        "public_key": job.work.public_key,
-    }
-    if not isinstance(outcome, Proofs):
-        verdict = {**asdict(outcome), "mismatch_nonces": list(outcome.mismatch_nonces)}
-        return about | verdict
-    body = about | {
-        "artifacts": [artifact_record(a.nonce, a.vector_b64) for a in outcome.artifacts],
-        "encoding": encoding_of(job.work.scheme.width),
-    }
-    if outcome.failed:
-        body["failed"] = [{"nonce": n, "error": text} for n, text in outcome.failed.items()]
-    return body
+KEY_HEADER = "Idempotency-Key"
+SEQUENCE_HEADER = "X-Proofserve-Sequence"
+TIMESTAMP_HEADER = "X-Proofserve-Timestamp"
+SIGNATURE_HEADER = "X-Proofserve-Signature"
+_VERSION = "v1"
 
 
 def callback(about: CompletedJob | DistanceVerdict) -> tuple[str, dict[str, Any]]:
@@ -61,3 +50,53 @@ def _verdict_body(verdict: DistanceVerdict) -> dict[str, Any]:
         "block_hash": claims.block.hash,
         "block_height": claims.block.height,
     }
+
+
+def outcome_body(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Block and key, and the artifacts and their encoding or the verdict.
+
+    ``failed`` is present only if a nonce has no artifact.
+    """
+    about: dict[str, Any] = {
+        "block_hash": job.work.block.hash,
+        "block_height": job.work.block.height,
+        "public_key": job.work.public_key,
+    }
+    if not isinstance(outcome, Proofs):
+        verdict = {**asdict(outcome), "mismatch_nonces": list(outcome.mismatch_nonces)}
+        return about | verdict
+    body = about | {
+        "artifacts": [artifact_record(a.nonce, a.vector_b64) for a in outcome.artifacts],
+        "encoding": encoding_of(job.work.scheme.width),
+    }
+    if outcome.failed:
+        body["failed"] = [{"nonce": n, "error": text} for n, text in outcome.failed.items()]
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is signed together with the body. ``timestamp`` in whole seconds since the epoch.
+
+    With them, a recorded body cannot be sent again to another endpoint or as another callback.
+    """
+
+    endpoint: str
+    key: str
+    sequence: int
+    timestamp: int
+
+    def sign(self, secret: bytes, body: bytes) -> str:
+        """The value of the signature header: HMAC-SHA-256, in hexadecimal.
+
+        A large body takes a tenth of a second, during which other threads run.
+        """
+        parts = (_VERSION, self.timestamp, self.endpoint, self.key, self.sequence)
+        head = "".join(f"{part}\n" for part in parts).encode()
+        mac = hmac.new(secret, head, hashlib.sha256)
+        mac.update(body)
+        return f"{_VERSION}={mac.hexdigest()}"
+
+    def matches(self, secret: bytes, body: bytes, signature: str) -> bool:
+        """Whether ``signature`` is of this envelope and ``body``, found in constant time."""
+        return hmac.compare_digest(self.sign(secret, body).encode(), signature.encode())

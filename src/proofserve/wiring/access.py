@@ -10,7 +10,7 @@ from typing import Protocol
 from pydantic import SecretStr
 
 from proofserve.api.access import Access, ApiKey, Caller, Role
-from proofserve.outbox.allowlist import Allowlist
+from proofserve.outbox.post import Allowlist
 from proofserve.settings.node import NodeSettings, node_keys
 from proofserve.web import is_loopback
 

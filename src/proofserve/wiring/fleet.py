@@ -13,8 +13,8 @@ import uvloop
 from fastapi import FastAPI
 
 from proofserve.api.access import Access
-from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Challenges, Node, Rates, Waits
+from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.fleet.dashboard.fleet_page import FleetPage
 from proofserve.fleet.dashboard.member_history import MemberHistory

@@ -9,20 +9,18 @@ from dataclasses import replace
 
 import torch
 
-from proofserve.api.dashboard.dashboard_routes import with_dashboard
-from proofserve.api.dashboard.node_history import NodeHistory
 from proofserve.api.node import Challenges, Deployment, Node, Rates, Waits
-from proofserve.outbox.post import Outward
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.api.node_page import NodeHistory, with_dashboard
+from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.post import Outward, UrlCheck
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
-from proofserve.outbox.transport import UrlCheck
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
-from proofserve.rounds.receipts.service import ReceiptSource
+from proofserve.rounds.receipts import ReceiptSource
 from proofserve.rounds.records import EngineInfo, RoundSpec
 from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside

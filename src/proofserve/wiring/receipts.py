@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from proofserve.outbox.receipts.key_file import signing_key
-from proofserve.outbox.receipts.store import SqliteReceipts
+from proofserve.outbox.receipts import SqliteReceipts, signing_key
 from proofserve.rounds.errors import OutboxUnavailable
-from proofserve.rounds.receipts.service import ReceiptService, ReceiptSource
+from proofserve.rounds.receipts import ReceiptService, ReceiptSource
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
 

@@ -7,7 +7,7 @@ import pytest
 
 from outbox.support import FastClock, Target, running_target, sending, until
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.sender import CallbackSender
 from proofserve.receiver.callbacks import Generated, GeneratedRoots, GeneratedWinners
 from proofserve.rounds.state import Move

@@ -9,7 +9,7 @@ from proofserve.fleet.sql.requests.job_json import job_text
 from proofserve.fleet.sql.requests.rows import BegunJob
 from proofserve.fleet.sql.requests.store import RequestStore
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import QueueFull
 from proofserve.rounds.limits import JobLimits

@@ -16,7 +16,7 @@ from proofserve.fleet.verification_records import (
     VerdictOutcome,
     VerificationJob,
 )
-from proofserve.outbox.schedule import CallbackPolicy
+from proofserve.outbox.callbacks import CallbackPolicy
 
 from .support import MARK, a_job, vectors_of
 

@@ -10,7 +10,7 @@ from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.routing import seeded_experts
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import BlockScheme, Scheme
-from proofserve.rounds.calls import chunks
+from proofserve.rounds.computation import chunks
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import ProofBatch, Workload
 

@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from proofserve.api.dashboard.node_actions import offered
-from proofserve.api.dashboard.node_history import NodeHistory
+from proofserve.api.node_page import NodeHistory, offered
 from proofserve.api.status import answer_of_outbox
 from proofserve.dashboard.records import DashboardSnapshot, Fact, KeyFigure, Level, RoundPanel
 from proofserve.dashboard.routes import SnapshotUnavailable

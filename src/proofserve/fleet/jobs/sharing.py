@@ -14,7 +14,7 @@ from proofserve.fleet.jobs.shares import ShareRows
 from proofserve.fleet.members.client import MemberError, Unreachable
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.watch import FleetWatch
-from proofserve.rounds.calls import chunks
+from proofserve.rounds.computation import chunks
 from proofserve.rounds.errors import EngineFault
 
 # Nonces of one call to a member: some forwards, beside which the call itself takes little time.

@@ -4,10 +4,10 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 
+from proofserve.api import node_page
 from proofserve.api import routes as node_routes
-from proofserve.api.dashboard import dashboard_routes
-from proofserve.api.failures import guarded
 from proofserve.api.node import ServedNode
+from proofserve.api.requests import guarded
 from proofserve.fleet.routes import callbacks, operators, verdicts
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.served import ServedFleet
@@ -23,7 +23,7 @@ def create_app(
     app.include_router(operators.router(parts, served.for_operators))
     app.include_router(verdicts.router(parts, served.for_operators))
     app.include_router(node_routes.router(served, has_keys))
-    app.include_router(dashboard_routes.router(served.for_operators))
+    app.include_router(node_page.router(served.for_operators))
     models = APIRouter(route_class=guarded(served), tags=["fleet"])
 
     @models.get("/v1/models")

@@ -14,10 +14,10 @@ from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.routes.answers import StoredAnswer
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.receiver.callbacks import SignatureCheck, guarded
-from proofserve.rounds.counters import NodeTotals
+from proofserve.rounds.status import NodeTotals
+from proofserve.wire.callbacks import KEY_HEADER
 from proofserve.wire.paths import FLEET, GENERATED
-from proofserve.wire.protocols import problems
-from proofserve.wire.signature import KEY_HEADER
+from proofserve.wire.records import problems
 
 _logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from proofserve.api.access import Access
 from proofserve.api.errors import ApiError
-from proofserve.api.failures import guarded
 from proofserve.api.node import Node
+from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented
 from proofserve.api.schemas import Body
 from proofserve.fleet.errors import UnknownMember

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from proofserve.api.errors import ApiError
-from proofserve.api.failures import guarded
 from proofserve.api.node import Node
+from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented, refused
 from proofserve.fleet.errors import NothingToVerify
 from proofserve.fleet.routes.answers import VerdictPage, VerdictReportAnswer, VerificationJobAnswer

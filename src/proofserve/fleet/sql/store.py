@@ -30,8 +30,7 @@ from proofserve.fleet.sql.callbacks import deliveries, payload, schedule
 from proofserve.fleet.sql.database import FleetDatabase, P, T
 from proofserve.fleet.sql.requests.store import RequestStore
 from proofserve.fleet.sql.verdicts.store import VerdictStore
-from proofserve.outbox.deliveries import Delivery, callback_text
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan
+from proofserve.outbox.callbacks import CallbackPolicy, Delivery, SendPlan, callback_text
 from proofserve.rounds.errors import Refused
 from proofserve.rounds.records import CompletedJob, DistanceVerdict, RoundSpec, StoredResult, Winner
 from proofserve.rounds.state import Move

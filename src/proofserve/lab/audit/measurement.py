@@ -11,7 +11,7 @@ from proofserve.lab.client.progress import Progress
 from proofserve.lab.verify.judges import Recompute, Vectors
 from proofserve.protocol.codec import to_float16
 from proofserve.protocol.verdict.counting import rate_interval
-from proofserve.rounds.calls import chunks
+from proofserve.rounds.computation import chunks
 
 # The largest distance of two vectors of length 1; in figures a missing vector is as far.
 FARTHEST = 2.0

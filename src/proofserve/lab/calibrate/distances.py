@@ -12,7 +12,7 @@ from proofserve.lab.client.errors import NodeError
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.client.records import DistanceWork
-from proofserve.rounds.calls import chunks
+from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Winner
 
 SIGN_FLIPS: Final = "sign_flips"

@@ -23,7 +23,7 @@ from proofserve.lab.verify.direction import KernelBank
 from proofserve.lab.verify.judges import Recompute, Vectors
 from proofserve.protocol.verdict.leaning import cosine
 from proofserve.protocol.verdict.twins import alikeness
-from proofserve.rounds.calls import chunks
+from proofserve.rounds.computation import chunks
 
 # Nonces in one step of progress.
 AT_ONCE: Final = 16

@@ -21,7 +21,7 @@ from proofserve.protocol.commitments import CommittedBatch, leaf, opens
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, draw
 from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
-from proofserve.wire.commitments import CommittedWork, OpeningRecord
+from proofserve.wire.records import CommittedRoots, OpeningRecord
 
 # Nonces of a sample, if the user does not say how many.
 SAMPLE: Final = 1000
@@ -204,7 +204,7 @@ def open_sample(
 
 def committed_from_file(path: Path, wanted: Selection) -> CommittedSource:
     """The roots in a JSON file, which has the form of a callback. Raises LabError."""
-    read = read_json(path, CommittedWork)
+    read = read_json(path, CommittedRoots)
     wanted.require(path, read.block_hash, read.public_key)
     batches = sorted((each.batch for each in read.roots), key=lambda batch: batch.first_index)
     return CommittedSource(

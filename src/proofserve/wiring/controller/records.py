@@ -10,10 +10,8 @@ from proofserve.fleet.members.client import CallTimes
 from proofserve.fleet.members.conditions import Rules
 from proofserve.fleet.members.sources import DnsMembers
 from proofserve.fleet.reconciling.member_list import MemberList
-from proofserve.outbox.allowlist import Allowlist
-from proofserve.outbox.post import Outward
-from proofserve.outbox.schedule import CallbackPolicy
-from proofserve.outbox.transport import UrlCheck
+from proofserve.outbox.callbacks import CallbackPolicy
+from proofserve.outbox.post import Allowlist, Outward, UrlCheck
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.receiver.callbacks import SignatureCheck
 from proofserve.rounds.limits import JobLimits, Limits

@@ -14,9 +14,14 @@ from starlette.types import Receive, Scope, Send
 
 from proofserve.api.access import READING, Access, role_for
 from proofserve.api.errors import ApiError, BodyTooLarge, ClientGone, NotEnabled
-from proofserve.api.failures import count_and_log, error_response, reason_of
-from proofserve.api.json_body import has_upgraded_body, require_body
 from proofserve.api.node import while_connected
+from proofserve.api.requests import (
+    count_and_log,
+    error_response,
+    has_upgraded_body,
+    reason_of,
+    require_body,
+)
 from proofserve.dashboard.routes import SNAPSHOT
 from proofserve.web import with_body
 from proofserve.wire.paths import PROOFS, RECEIPTS

@@ -28,7 +28,7 @@ from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.wire.commitments import CommittedWork
+from proofserve.wire.records import CommittedRoots
 from proofserve.wiring.judges import JudgingOptions, threshold_of
 from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
 
@@ -116,9 +116,9 @@ class SampleChecker:
             return open_sample(source, node, job.seed, job.rule.nonces, NoProgress())
 
 
-def _of_one_round(task: VerificationTask) -> list[CommittedWork]:
+def _of_one_round(task: VerificationTask) -> list[CommittedRoots]:
     """The callbacks of the sampled round; of a fleet's several, the one with a drawn nonce."""
-    bodies = [CommittedWork.model_validate(body) for body in task.sample.committed]
+    bodies = [CommittedRoots.model_validate(body) for body in task.sample.committed]
     sizes = np.cumsum([sum(root.count for root in body.roots) for body in bodies])
     (place,) = draw(range(int(sizes[-1])), task.job.seed, 1)
     drawn = bodies[int(np.searchsorted(sizes, place, side="right"))]

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, select, update
 from proofserve.fleet.sql.dialects import insert_into
 from proofserve.fleet.sql.tables import AnyRow, batches, counters, deliveries, rounds, streams
 from proofserve.fleet.sql.texts import kept
-from proofserve.outbox.deliveries import Delivery, Span
+from proofserve.outbox.callbacks import Delivery, Span
 from proofserve.rounds.status import OutboxGauges
 from proofserve.wire.paths import GENERATED
 

@@ -11,7 +11,7 @@ from proofserve.fleet.sql.batches import results
 from proofserve.fleet.sql.callbacks import deliveries
 from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.tables import AnyRow
-from proofserve.outbox.deliveries import Delivery, Span
+from proofserve.outbox.callbacks import Delivery, Span
 from proofserve.rounds.records import RoundSpec, Target
 from proofserve.wire.records import encoding_of
 

@@ -10,8 +10,7 @@ from proofserve.fleet.sql import spec_json
 from proofserve.fleet.sql.callbacks import deliveries
 from proofserve.fleet.sql.tables import batches, rounds
 from proofserve.fleet.sql.tables import deliveries as deliveries_table
-from proofserve.outbox.deliveries import Delivery, Span
-from proofserve.outbox.schedule import CallbackPolicy, SendPlan, wait_until
+from proofserve.outbox.callbacks import CallbackPolicy, Delivery, SendPlan, Span, wait_until
 
 # The most batches that one plan looks at in a round; more are left to the next callback.
 _MOST_BATCHES = 10_000

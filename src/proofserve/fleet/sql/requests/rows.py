@@ -8,7 +8,7 @@ from proofserve.fleet.sql.callbacks import deliveries
 from proofserve.fleet.sql.requests.job_json import job_text, outcome_text, read_job, read_outcome
 from proofserve.fleet.sql.tables import desired, requests
 from proofserve.fleet.sql.texts import kept, kept_if
-from proofserve.outbox.deliveries import callback_text
+from proofserve.outbox.callbacks import callback_text
 from proofserve.rounds.errors import QueueFull
 from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.records import CompletedJob, Job, JobState, JobView, Outcome

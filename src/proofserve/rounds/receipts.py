@@ -4,10 +4,13 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.answer import FinishedAnswer
+from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
 from proofserve.rounds.errors import (
     EngineFault,
@@ -16,12 +19,11 @@ from proofserve.rounds.errors import (
     ReceiptDeleted,
     ReceiptNotLogged,
     UnknownReceipt,
+    WaitsFull,
 )
-from proofserve.rounds.ports import AnsweringEngine, ReceiptStorage
-from proofserve.rounds.receipts.arrivals import Arrivals
-from proofserve.rounds.receipts.making import receipt_of_answer
-from proofserve.rounds.receipts.status import INVALID, NO_SKETCHES, ReceiptGauges
+from proofserve.rounds.ports import AnsweringEngine, NewReceipt, ReceiptStorage
 from proofserve.rounds.records import EngineInfo
+from proofserve.rounds.status import INVALID, NO_SKETCHES, ReceiptGauges
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +37,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 ENTRY_EVERY_S = 1.0
 # How long a request waits for a receipt that is not known: the answer may just have ended.
 WAIT_S = 2.0
+# More requests than this do not wait.
+MOST_WAITS = 256
+# Token ids in a receipt's hashes are u32.
+_MOST_ID = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,51 @@ class ReceiptSource:
     engine_info: EngineInfo
     sketch_key: str
     k_dim: int
+
+
+def receipt_of_answer(answer: FinishedAnswer, engine_info: EngineInfo, now_ms: int) -> Receipt:
+    """What the node signs about ``answer``, which must have sketches.
+
+    An answer cannot have ended after ``now_ms``, whatever another process' clock says. Raises
+    ProtocolError if the answer has no receipt because its parts do not fit each other.
+    """
+    facts = engine_info.facts
+    if answer.sketches is None or facts.weights_digest is None:
+        raise ProtocolError("sketches", "a receipt needs sketches and a digest of the weights")
+    for name, ids in (("prompt_ids", answer.prompt_ids), ("output_ids", answer.output_ids)):
+        if ids and not 0 <= min(ids) <= max(ids) <= _MOST_ID:
+            raise ProtocolError(name, "has a token id that is not in 0..2^32 - 1")
+    return Receipt(
+        response_id=answer.response_id,
+        choice=answer.choice,
+        model=engine_info.model_names[0],
+        adapter=answer.adapter,
+        weights_digest=facts.weights_digest,
+        sampling=_with_floats(answer.sampling),
+        prompt_tokens=len(answer.prompt_ids),
+        prompt_sha256=token_hash(answer.prompt_ids),
+        output_tokens=len(answer.output_ids),
+        output_sha256=token_hash(answer.output_ids),
+        sketch_key=answer.sketch_key,
+        k_dim=answer.k_dim,
+        sketches=answer.sketches,
+        finish_reason=answer.finish_reason,
+        versions=tuple(sorted(engine_info.versions.items())),
+        created_ms=min(answer.created_ms, now_ms),
+    )
+
+
+def _with_floats(sampling: Sampling) -> Sampling:
+    """The digest is of JSON, where 1 and 1.0 differ; readers make every such number a float."""
+    return replace(
+        sampling,
+        temperature=float(sampling.temperature),
+        top_p=float(sampling.top_p),
+        min_p=float(sampling.min_p),
+        presence_penalty=float(sampling.presence_penalty),
+        frequency_penalty=float(sampling.frequency_penalty),
+        repetition_penalty=float(sampling.repetition_penalty),
+    )
 
 
 class ReceiptService:
@@ -85,7 +136,8 @@ class ReceiptService:
         self._has_unlogged = True
         self._storing = asyncio.Lock()
         self._logging = asyncio.Lock()
-        self._arrivals = Arrivals()
+        # Requests that wait for a receipt of a response, by what a receipt of it sets.
+        self._arrivals: dict[asyncio.Event, str] = {}
 
     @property
     def public_key(self) -> bytes:
@@ -115,10 +167,13 @@ class ReceiptService:
         """
         found = await self._storage.of_response(response_id)
         if not found:
-            with self._arrivals.of(response_id) as arrival:
+            with self._arrival(response_id) as came:
                 # Once more: it may have been stored meanwhile.
                 found = await self._storage.of_response(response_id)
-                if not found and await arrival.within(self.wait_s):
+                if not found:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self.wait_s):
+                            await came.wait()
                     found = await self._storage.of_response(response_id)
         if not found:
             raise UnknownReceipt(
@@ -131,6 +186,19 @@ class ReceiptService:
         if any(each.inclusion is None for each in kept):
             raise ReceiptNotLogged("the receipt is stored, and enters the log within a second")
         return kept
+
+    @contextmanager
+    def _arrival(self, response_id: str) -> Iterator[asyncio.Event]:
+        """An event that a receipt of ``response_id`` sets. Raises WaitsFull."""
+        if len(self._arrivals) >= MOST_WAITS:
+            waiting = len(self._arrivals)
+            raise WaitsFull(f"{waiting} requests wait for receipts that are not known yet")
+        came = asyncio.Event()
+        self._arrivals[came] = response_id
+        try:
+            yield came
+        finally:
+            del self._arrivals[came]
 
     async def entries(self, after: int, limit: int) -> list[SignedEntry]:
         return await self._storage.entries(after, limit)
@@ -190,14 +258,14 @@ class ReceiptService:
                 self._has_answers.clear()
             if self._waiting_bytes <= self.most_waiting_bytes:
                 self._has_room.set()
-        for each in receipts:
-            self._arrivals.came(each.receipt.response_id)
+        stored = {each.signed.receipt.response_id for each in receipts}
+        for came, response_id in self._arrivals.items():
+            if response_id in stored:
+                came.set()
 
-    def _receipts(
-        self, answers: Sequence[FinishedAnswer]
-    ) -> tuple[list[SignedReceipt], Counter[str]]:
+    def _receipts(self, answers: Sequence[FinishedAnswer]) -> tuple[list[NewReceipt], Counter[str]]:
         """The signed receipts of ``answers``, and how many have none, by reason."""
-        made: list[SignedReceipt] = []
+        made: list[NewReceipt] = []
         without: Counter[str] = Counter()
         now_ms = int(self._clock() * 1000)
         for answer in answers:
@@ -206,12 +274,13 @@ class ReceiptService:
                 continue
             try:
                 receipt = receipt_of_answer(answer, self.source.engine_info, now_ms)
-                signature = self._key.sign(receipt.digest)
+                digest = receipt.digest
+                signature = self._key.sign(digest)
             except ValueError as error:
                 _logger.warning("answer %r gets no receipt: %s", answer.response_id, error)
                 without[INVALID] += 1
             else:
-                made.append(SignedReceipt(receipt, self.public_key, signature))
+                made.append(NewReceipt(SignedReceipt(receipt, self.public_key, signature), digest))
         return made, without
 
     # -- the log -----------------------------------------------------------------------------------

@@ -1,0 +1,311 @@
+"""Calls that make a node work: rounds, jobs, verdicts about claims, openings, bare forwards.
+
+Of both protocols (A.7, B.5, B.6, P.1, P.2), and openings of committed rounds (ADR 26).
+"""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Request
+
+from proofserve.api import translate
+from proofserve.api.access import Role
+from proofserve.api.errors import NotAllowed
+from proofserve.api.node import (
+    Deployment,
+    Node,
+    ServedCaller,
+    ServedNode,
+    require_engine,
+    while_connected,
+)
+from proofserve.api.requests import proof_router
+from proofserve.api.response_models import (
+    JobAnswer,
+    JudgeAnswer,
+    OpeningsAnswer,
+    PowAnswer,
+    ResultsPage,
+    StartAnswer,
+    StopAnswer,
+    documented,
+)
+from proofserve.api.schemas import (
+    ARTIFACT_ROUND_EXAMPLE,
+    DISTANCE_ROUND_EXAMPLE,
+    AnyRoundRequest,
+    DistanceClaimsRequest,
+    DistanceRoundRequest,
+    JobRequest,
+    MeasureRequest,
+    OpenRequest,
+)
+from proofserve.api.status import pow_status, stopped_body
+from proofserve.protocol import SEQ_LEN
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.nonces import MAX_NONCE, check_nonces, draw
+from proofserve.rounds.errors import OutboxUnavailable, QueueFull
+from proofserve.rounds.ports import MeasurableEngine
+from proofserve.rounds.records import CommittedRound, Job, RoundSpec
+from proofserve.wire.callbacks import outcome_body
+from proofserve.wire.records import opening_record, result_record
+
+_EXAMPLES = {
+    "artifact": {"summary": "artifact protocol", "value": ARTIFACT_ROUND_EXAMPLE},
+    "distance": {"summary": "distance protocol", "value": DISTANCE_ROUND_EXAMPLE},
+}
+
+
+def add_to(router: APIRouter) -> None:
+    configured = documented(PowAnswer, 409, 422, 503)
+    changed = documented(PowAnswer, 400, 409, 503)
+    router.post("/init/generate", **documented(StartAnswer, 400, 409, 422, 503))(start_round)
+    router.post("/init", **configured)(init)
+    router.post("/init/validate", **configured)(init_validate)
+    router.post("/phase/generate", **changed)(phase_generate)
+    router.post("/phase/validate", **changed)(phase_validate)
+    router.post("/stop", **documented(StopAnswer, 503))(stop)
+    router.get("/results", **documented(ResultsPage, 422, 503))(results)
+    router.post("/generate", **documented(JobAnswer, 400, 409, 422, 503))(generate)
+    router.get("/generate/{request_id}", **documented(JobAnswer, 404, 503))(job_result)
+    router.post("/validate", **documented(JudgeAnswer, 400, 409, 422, 503))(validate)
+    router.post("/open", **documented(OpeningsAnswer, 404, 409, 410, 422, 503))(open_vectors)
+
+
+# -- rounds ----------------------------------------------------------------------------------------
+
+
+async def start_round(
+    node: ServedNode, body: Annotated[AnyRoundRequest, Body(openapi_examples=_EXAMPLES)]
+) -> dict[str, Any]:
+    """Start generating proofs, until stopped. 409 while a round runs.
+
+    ``r_target`` in the body selects the distance protocol, ``params`` the artifact protocol.
+    """
+    round_id = str(uuid.uuid4())
+    if isinstance(body, DistanceRoundRequest):
+        field = "callback_url"
+        spec = translate.distance_round(body, node.deployment, round_id)
+    else:
+        field = "url"
+        spec = translate.artifact_round(body, node.deployment, round_id)
+    warning = await translate.url_warning(field, spec.url, node.deployment)
+    await require_engine(node)
+    await node.manager.start(spec)
+    more = node.warn(round_id, warning)
+    if isinstance(body, DistanceRoundRequest):
+        return {"status": "OK", "pow_status": await pow_status(node), **more}
+    return {"status": "OK", "pow_status": {"status": "GENERATING"}, **more}
+
+
+async def init(node: ServedNode, body: DistanceRoundRequest) -> dict[str, Any]:
+    """Configure a round without starting it. 409 while a round generates."""
+    return await _configure(node, body, node.manager.init)
+
+
+async def init_validate(node: ServedNode, body: DistanceRoundRequest) -> dict[str, Any]:
+    """Configure the round by which claims are judged, and send verdicts to its callback_url.
+
+    409 while a round generates.
+    """
+    return await _configure(node, body, node.manager.init_validate)
+
+
+async def phase_generate(node: ServedNode) -> dict[str, Any]:
+    """Start the configured round, or continue it where it stopped. 400 if there is no round."""
+    await require_engine(node)
+    await node.manager.generate()
+    return await _ok(node)
+
+
+async def phase_validate(node: ServedNode) -> dict[str, Any]:
+    """Stop generating, and judge claims by the configured round. 400 if there is no round."""
+    await require_engine(node)
+    await node.manager.validate()
+    return await _ok(node)
+
+
+async def _configure(
+    node: Node, body: DistanceRoundRequest, configure: Callable[[RoundSpec], Awaitable[None]]
+) -> dict[str, Any]:
+    spec = translate.distance_round(body, node.deployment, str(uuid.uuid4()))
+    warning = await translate.url_warning("callback_url", spec.url, node.deployment)
+    await require_engine(node)
+    await configure(spec)
+    return {**await _ok(node), **node.warn(spec.round_id, warning)}
+
+
+async def _ok(node: Node) -> dict[str, Any]:
+    return {"status": "OK", "pow_status": await pow_status(node)}
+
+
+async def stop(node: ServedNode) -> dict[str, Any]:
+    """Store finished results, stop the round, and cancel queued jobs."""
+    await node.manager.stop()
+    return {"status": "OK", "pow_status": await stopped_body(node)}
+
+
+async def results(
+    node: ServedNode,
+    after: Annotated[int, Query(ge=0, le=MAX_NONCE)] = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> dict[str, Any]:
+    """Stored results with ``seq > after``. The next page begins after ``next_after``.
+
+    A row has ``vector_b64`` (artifact protocol), ``dist`` (a winner of the distance protocol)
+    or ``error``.
+    """
+    rows = await node.outbox.results(after, limit)
+    return {
+        "results": [result_record(row) for row in rows],
+        "next_after": rows[-1].seq if rows else after,
+    }
+
+
+# -- jobs and claims -------------------------------------------------------------------------------
+
+
+async def generate(
+    request: Request, node: ServedNode, caller: ServedCaller, body: JobRequest
+) -> dict[str, Any]:
+    """Prove the given nonces, or judge claims about them, after the running round.
+
+    A validator's key may have nonces proved and wait for them, within its budget of an hour.
+    """
+    if caller.role is Role.VALIDATOR:
+        _require_challenge(body, node.deployment)
+    job = translate.job(body, node.deployment)
+    warning = await translate.url_warning("url", job.url, node.deployment)
+    more = {"warning": warning} if warning else {}
+    await require_engine(node)
+    if not body.wait:
+        await _require_callback_room(node, job)
+        request_id = await node.manager.submit(job)
+        queued = {"status": "queued", "request_id": request_id, "queued_count": len(job.nonces)}
+        return queued | more
+    with node.waits.one(), node.challenges.one(caller, len(job.nonces)):
+        outcome = await while_connected(request, node.manager.run(job))
+    done = {"status": "completed", "request_id": str(uuid.uuid4())}
+    return done | outcome_body(job, outcome) | more
+
+
+async def job_result(node: ServedNode, request_id: str) -> dict[str, Any]:
+    """The state of a queued job, and its result. 404 once the result has expired."""
+    view = await node.manager.result(request_id)
+    body: dict[str, Any] = {"status": view.state.value, "request_id": view.request_id}
+    if view.completed is not None:
+        body |= outcome_body(view.completed.job, view.completed.outcome)
+    if view.error is not None:
+        body["error"] = view.error
+    return body
+
+
+def _require_challenge(body: JobRequest, deployment: Deployment) -> None:
+    """Raise NotAllowed for what only an operator may order, and ProtocolError for long nonces."""
+    if not body.wait or body.validation is not None or body.url is not None:
+        raise NotAllowed(
+            "a validator's key has nonces computed and waits for them: send wait true, and neither"
+            " url nor validation"
+        )
+    # Chat waits for a forward, which is as long as its nonces are.
+    longest = deployment.seq_len or SEQ_LEN
+    if body.params.seq_len > longest:
+        raise ProtocolError(
+            "params.seq_len",
+            f"{body.params.seq_len} is more than the {longest} tokens of a validator's nonce here;"
+            " the operator may fix another number (POC_SEQ_LEN)",
+        )
+
+
+async def _require_callback_room(node: Node, job: Job) -> None:
+    """Raises QueueFull. The outbox never drops a callback to make room for another."""
+    if job.url is None:
+        return
+    limit, waiting = node.deployment.max_callbacks, 0
+    # While the outbox cannot be read, work is still accepted.
+    with contextlib.suppress(OutboxUnavailable):
+        waiting = (await node.outbox.gauges()).pending
+    if waiting >= limit:
+        raise QueueFull(f"Callback queue full: {waiting} callbacks wait, limit is {limit}")
+
+
+async def validate(
+    request: Request, node: ServedNode, caller: ServedCaller, body: DistanceClaimsRequest
+) -> dict[str, Any]:
+    """Recompute a prover's winners and judge them by the configured round.
+
+    400 if there is no round, 409 if the round is for another block. Chat goes first. A validator's
+    call is within its budget of an hour, and no part of the round: its verdict is not sent.
+    """
+    claims = translate.distance_claims(body, node.deployment)
+    await require_engine(node)
+    of_round = caller.role is not Role.VALIDATOR
+    with node.waits.one(), node.challenges.one(caller, len(claims.nonces)):
+        verdict = await while_connected(request, node.manager.judge(claims, of_round))
+    return {
+        "status": "OK",
+        "fraud_detected": verdict.fraud_detected,
+        "computed_distances": list(verdict.computed),
+        "n_invalid": verdict.n_invalid,
+        "probability_honest": verdict.probability_honest,
+    }
+
+
+# -- openings --------------------------------------------------------------------------------------
+
+
+async def open_vectors(node: ServedNode, body: OpenRequest) -> dict[str, Any]:
+    """The vectors of some nonces of a committed round, with their paths to the posted roots.
+
+    404 for a round or nonce that is unknown, 409 for a round that publishes vectors, 410 for
+    vectors that are deleted. A refused nonce is named, and none is opened then.
+    """
+    check_nonces("nonces", body.nonces or ())
+    with node.waits.one():
+        committed = await node.outbox.committed_round(
+            body.block_hash, body.public_key, body.round_id
+        )
+        # A thread, because a draw hashes every nonce of the round.
+        nonces = await asyncio.to_thread(_nonces, body, committed)
+        openings = await node.outbox.openings(committed, nonces)
+    return {
+        "round_id": committed.round_id,
+        "committed": committed.next_index,
+        "openings": [opening_record(each) for each in openings],
+    }
+
+
+def _nonces(body: OpenRequest, committed: CommittedRound) -> tuple[int, ...]:
+    if body.seed is None:
+        return tuple(body.nonces or ())
+    every = committed.lane.batch(0, committed.next_index)
+    return draw(every, body.seed, body.count)
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def measure_router(
+    get_node: Callable[[Request], Node],
+    get_engine: Callable[[Request], MeasurableEngine],
+    has_keys: bool = True,
+) -> APIRouter:
+    """``POST /measure``: bare forwards, for benchmarks; only on servers with ``--poc-measure``."""
+
+    async def measure(request: Request, node: ServedNode, body: MeasureRequest) -> dict[str, Any]:
+        """Nonces per second of the worker alone: no HTTP, no rounds, no outbox."""
+        work = translate.measured_work(body, node.deployment)
+        nonces = range(body.batch_size)
+        measured = await get_engine(request).measure(work, nonces, body.forwards)
+        return {
+            "nonces_per_second": measured.nonces / measured.seconds,
+            "seconds_per_forward": measured.seconds / body.forwards,
+            "sequences": measured.nonces * work.scheme.sequences_per_nonce // body.forwards,
+        }
+
+    made = proof_router(get_node, has_keys)
+    made.post("/measure")(measure)
+    return made

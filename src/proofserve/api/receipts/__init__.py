@@ -1,1 +1,0 @@
-"""Receipts of chat answers and their log over HTTP."""

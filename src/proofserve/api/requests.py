@@ -1,0 +1,303 @@
+"""From a request to its response: the caller, the body, and the status of each error.
+
+Our routes belong to vLLM's application: no exception of theirs may reach vLLM's error handlers.
+
+Bodies are JSON, bounded in bytes and in values, and parsed strictly. Python's own parser also
+accepts UTF-16, byte order marks and halves of surrogate pairs. Every parser holds the event loop
+for seconds while it makes millions of small objects, so the values of a body are counted before it
+is parsed (ADR 16 has the figures).
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from pydantic_core import from_json
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from proofserve.api.access import READING, Caller, role_for
+from proofserve.api.errors import ApiError, BodyLost, BodyTooLarge, ClientGone, NotEnabled
+from proofserve.api.node import CALLER, NODE, Node
+from proofserve.protocol.errors import ProtocolError
+from proofserve.rounds.errors import (
+    EngineGone,
+    LaneUnset,
+    NotInitialised,
+    QueueFull,
+    ReceiptDeleted,
+    ReceiptNotLogged,
+    Refused,
+    RoundsError,
+    ShuttingDown,
+    UnknownJob,
+    UnknownNonce,
+    UnknownReceipt,
+    UnknownRound,
+    VectorsDeleted,
+)
+from proofserve.web import request_id_of, with_body
+from proofserve.wire.paths import PROOFS
+from proofserve.wire.records import problems
+
+_logger = logging.getLogger(__name__)
+
+_KNOWN = (HTTPException, ApiError, RequestValidationError, ProtocolError, RoundsError)
+
+
+def proof_router(get_node: Callable[[Request], Node], has_keys: bool) -> APIRouter:
+    """A router without routes yet, whose routes are guarded.
+
+    The OpenAPI page declares authorization where the server ``has_keys``.
+    """
+    # For the OpenAPI page only: the route class itself checks the key, before the body.
+    said = "An operator's, a validator's or a viewer's key."
+    key = Security(HTTPBearer(auto_error=False, description=said))
+    return APIRouter(
+        prefix=PROOFS,
+        tags=["proofs"],
+        route_class=guarded(get_node),
+        dependencies=[key] if has_keys else [],
+    )
+
+
+def guarded(
+    get_node: Callable[[Request], Node], without_key: Caller | None = None
+) -> type[APIRoute]:
+    """A route class that admits permitted callers and turns every exception into a response.
+
+    ``access.role_for`` says whose key a route needs. With ``without_key`` every client may call,
+    and all are counted as that caller. 503 while proofs are not enabled.
+    """
+
+    class NodeRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Any]:
+            handle = super().get_route_handler()
+            role = role_for(self.methods, self.path)
+            bodies = (each.field_info.annotation for each in self.dependant.body_params)
+            has_nonces = any("nonces" in getattr(body, "model_fields", ()) for body in bodies)
+
+            async def answer(request: Request) -> Response:
+                node = reason = None
+                try:
+                    node = request.scope[NODE] = get_node(request)
+                    caller = without_key or node.access.admit(request, role)
+                    request.scope[CALLER] = caller
+                    response: Response = await handle(
+                        await _with_body(node, caller, request, has_nonces)
+                    )
+                except _KNOWN as error:
+                    response, reason = error_response(error), reason_of(error)
+                except Exception:
+                    _logger.exception("%s %s failed", request.method, request.url.path)
+                    response = JSONResponse({"detail": "Internal server error"}, 500)
+                    reason = "internal"
+                close_if_upgraded(request, response)
+                count_and_log(node, request, response, reason)
+                return response
+
+            return answer
+
+    return NodeRoute
+
+
+async def _with_body(node: Node, caller: Caller, request: Request, has_nonces: bool) -> Request:
+    """Count the request of an admitted caller, and read its body. Raises ApiError."""
+    if not node.deployment.enabled:
+        raise NotEnabled("PoC not enabled")
+    node.rates.count(caller)
+    limits = node.deployment
+    return await read_body(request, limits.max_body_bytes, limits.max_nonces if has_nonces else 0)
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+# JSON values for one nonce in a body: the nonce, and its claim, an object with two fields.
+_VALUES_PER_NONCE = 4
+# Values of the other fields, with room for unknown fields that the error names.
+_OTHER_VALUES = 1024
+# Limit of a body without a list of nonces: several times its longest texts, even if escaped.
+_BYTES_WITHOUT_LIST = 256 * 1024
+# Bytes that are counted at a time: temporary arrays stay small, and counting ends early.
+_SLICE = 2**20
+_HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+# Every value but the first of its list or object has a comma before it.
+_COMMA, _LIST, _OBJECT, _QUOTE = b',[{"'
+
+
+class StrictJsonRequest(Request):
+    """A request whose body is JSON by the standard, in UTF-8.
+
+    NaN and the infinities pass, because the error for the field can then name the field.
+    """
+
+    async def json(self) -> Any:
+        """The parsed body. Raises JSONDecodeError for every fault in it."""
+        body = await self.body()
+        try:
+            return from_json(body)
+        except ValueError as error:
+            if _HALF_OF_A_PAIR.search(body):
+                # Python's parser accepts it; then the model's error names the field.
+                with suppress(ValueError, RecursionError):
+                    return json.loads(body.decode())
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJsonRequest:
+    """Read the body of ``request``: at most ``max_bytes``, and values for ``nonces`` nonces.
+
+    Raises BodyTooLarge as soon as the body is known to be larger, BodyLost and ClientGone.
+    """
+    setting = "POC_MAX_BODY_BYTES"
+    if not nonces and max_bytes > _BYTES_WITHOUT_LIST:
+        max_bytes, setting = _BYTES_WITHOUT_LIST, "this call takes no list"
+    too_large = BodyTooLarge(f"the body has more than {max_bytes} bytes ({setting})")
+    try:
+        read = await with_body(StrictJsonRequest, request, max_bytes, too_large)
+    except ClientDisconnect:
+        raise ClientGone("Client closed request") from None
+    body = await read.body()
+    require_body(request, body)
+    if holds_more_values(body, nonces * _VALUES_PER_NONCE + _OTHER_VALUES):
+        need = f"{nonces} nonces need (POC_MAX_QUEUED_NONCES)" if nonces else "this call takes"
+        raise BodyTooLarge(f"the body has more values than {need}")
+    return read
+
+
+def require_body(request: Request, body: bytes) -> None:
+    """Raise BodyLost if the HTTP server did not pass on the body of ``request``."""
+    if not body and has_upgraded_body(request):
+        raise BodyLost(
+            "the body was lost, because the request asks for Connection: Upgrade: send it again"
+            " without Upgrade (curl --http1.1, Java HttpClient.Version.HTTP_1_1)"
+        )
+
+
+def close_if_upgraded(request: Request, response: Response) -> None:
+    """Close the connection after a request whose body uvicorn may lose."""
+    if has_upgraded_body(request):
+        response.headers["Connection"] = "close"
+
+
+def has_upgraded_body(request: Request) -> bool:
+    """Whether the request asks for ``Connection: Upgrade`` and announces a body.
+
+    uvicorn with httptools loses such a body, and reads what arrives of it later as the next
+    request; the connection must be closed after the response (ADR 16).
+    """
+    headers = request.headers
+    tokens = ",".join(headers.getlist("connection")).lower().split(",")
+    announced = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    return announced and "upgrade" in (token.strip() for token in tokens)
+
+
+def holds_more_values(body: bytes, limit: int) -> bool:
+    """Whether ``body`` holds more than ``limit`` JSON values, found without parsing it.
+
+    Text inside strings does not count: a claim may be any text.
+    """
+    if len(body) <= limit:
+        return False
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    data = np.frombuffer(body, np.uint8)
+    values = quotes = 0
+    for start in range(0, data.size, _SLICE):
+        part = data[start : start + _SLICE]
+        begins = (part == _COMMA) | (part == _LIST) | (part == _OBJECT)
+        borders = np.flatnonzero(part == _QUOTE)
+        if borders.size:
+            quotes_before = np.searchsorted(borders, np.flatnonzero(begins)) + quotes
+            values += int(np.count_nonzero(quotes_before % 2 == 0))
+            quotes += borders.size
+        elif quotes % 2 == 0:
+            values += int(np.count_nonzero(begins))
+        if values > limit or quotes > 2 * limit:
+            return True
+    return False
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+# The status of errors from other packages; the first row with a class of the error decides.
+_STATUS = (
+    ((LaneUnset, NotInitialised), 400),
+    ((UnknownJob, UnknownRound, UnknownNonce, UnknownReceipt), 404),
+    ((VectorsDeleted, ReceiptDeleted), 410),
+    ((RequestValidationError, ProtocolError), 422),
+    (ReceiptNotLogged, 425),
+    (QueueFull, 429),
+    (ShuttingDown, 503),
+    (Refused, 409),
+    (RoundsError, 503),
+)
+# Retry-After, in seconds: by then a full queue probably has room, and a receipt is in the log.
+_RETRY_S = ((QueueFull, "5"), (ReceiptNotLogged, "1"))
+_WORD_BORDER = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """The response for ``error``: its own status, or that of its class in the table."""
+    if isinstance(error, HTTPException):
+        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+    if isinstance(error, ApiError):
+        return JSONResponse({"detail": error.detail}, error.status, error.headers)
+    status = next(code for kind, code in _STATUS if isinstance(error, kind))
+    after = next((seconds for kind, seconds in _RETRY_S if isinstance(error, kind)), None)
+    headers = {"Retry-After": after} if after else None
+    return JSONResponse({"detail": _detail(error)}, status, headers)
+
+
+def _detail(error: Exception) -> Any:
+    if isinstance(error, RequestValidationError):
+        return problems(error.errors())
+    if isinstance(error, ProtocolError):
+        loc = ("body", *error.field.split("."))
+        return problems([{"type": "value_error", "loc": loc, "msg": str(error)}])
+    # A subclass, such as a fleet's, says what can be done.
+    return "Engine not available" if type(error) is EngineGone else str(error)
+
+
+def reason_of(error: Exception) -> str:
+    return _WORD_BORDER.sub("_", type(error).__name__).lower().removesuffix("_error")
+
+
+def count_and_log(
+    node: Node | None, request: Request, response: Response, reason: str | None
+) -> None:
+    """Count and log ``response``, and give it the request's id.
+
+    ``reason`` says why the request was refused; None if it was served.
+    Bodies and headers are not logged, because they may hold keys.
+    """
+    given = request.headers.get("x-request-id")
+    request_id = request_id_of(given.encode("latin-1") if given is not None else None).decode()
+    response.headers["X-Request-Id"] = request_id
+    if node is not None and reason is not None:
+        node.refusals[response.status_code, reason] += 1
+    # Monitors read often, so only refused calls of theirs are logged.
+    if reason is None and request.method in READING:
+        return
+    spec = node.manager.status().spec if node is not None else None
+    round_id = spec.round_id if spec is not None else None
+    _logger.log(
+        logging.INFO if response.status_code < 500 else logging.WARNING,
+        "request %s, round %s: %s %s: %d %s",
+        request_id,
+        round_id,
+        request.method,
+        request.url.path,
+        response.status_code,
+        reason or "served",
+        extra={"request_id": request_id, "round_id": round_id},
+    )

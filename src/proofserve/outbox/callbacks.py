@@ -1,0 +1,409 @@
+"""Callbacks: when they are due, their rows, and their bodies (protocol A.8, B.7).
+
+Functions run inside a transaction of the caller, except ``body``.
+"""
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from proofserve.outbox import results
+from proofserve.outbox.database import Database
+from proofserve.rounds.status import OutboxGauges
+from proofserve.wire.paths import GENERATED, LOGGED, VALIDATED
+from proofserve.wire.records import artifact_record, encoding_of, root_record
+
+ENDPOINTS = (GENERATED, VALIDATED, LOGGED)
+# Keeps the power of two within the range of a float; the longest pause is reached much earlier.
+_LAST_DOUBLING = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The results ``first_seq`` .. ``last_seq`` of the round with this row number."""
+
+    round_number: int
+    first_seq: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One callback to POST to ``{url}/{endpoint}``.
+
+    ``key`` never changes; ``sequence`` rises from 1 by 1 for each ``url``; ``attempts`` counts
+    the failures so far. The body is made from ``span`` of the round ``round_id``; without a span it
+    is stored.
+    """
+
+    id: int
+    endpoint: str
+    url: str
+    key: str
+    sequence: int
+    attempts: int
+    span: Span | None
+    round_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackPolicy:
+    """The limits and times of callbacks. Times in seconds.
+
+    A round's first callback is made ``interval_s`` after its first result, later ones at most once
+    in each ``interval_s``, of at most ``max_artifacts`` or as many roots. A callback that failed
+    ``max_retries`` times expires; with 0 it never expires. A target must answer within
+    ``timeout_s``. The pause after a failure doubles from ``backoff_first_s`` to
+    ``backoff_longest_s``. At least every ``look_again_s`` the sender reads the file again: another
+    process may have made callbacks due.
+
+    Raises ValueError for a number outside its range.
+    """
+
+    interval_s: float = 5.0
+    max_artifacts: int = 1_000_000
+    max_retries: int = 10
+    max_concurrent: int = 10
+    timeout_s: float = 10.0
+    backoff_first_s: float = 1.0
+    backoff_longest_s: float = 30.0
+    look_again_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for field, value in asdict(self).items():
+            if not (value > 0 or (value == 0 and field in {"interval_s", "max_retries"})):
+                raise ValueError(f"{field} is {value}, which is too small")
+
+    def pause_s(self, failures: int) -> float:
+        """The pause after failure number ``failures`` = 1, 2, ... in a row."""
+        doublings = min(failures - 1, _LAST_DOUBLING)
+        return min(self.backoff_first_s * 2.0**doublings, self.backoff_longest_s)
+
+    def expires(self, failures: int) -> bool:
+        return 0 < self.max_retries <= failures
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """``due`` has the callbacks to post now, at most one for each target.
+
+    ``wait_s`` is the time until more are due, None if unknown. ``idle``: nothing is undelivered.
+    """
+
+    due: tuple[Delivery, ...]
+    wait_s: float | None
+    idle: bool
+
+
+# -- what is due -----------------------------------------------------------------------------------
+
+# A wait longer than its pause and this means that the clock was set back after the due time was
+# stored; the callback is then due at once. Seconds.
+_CLOCK_SLACK = 1.0
+_UNCUT = """
+    SELECT number, url, closed OR r_target IS NOT NULL, cut_seq, last_seq, interval_from,
+           commits_roots
+    FROM rounds
+    WHERE url IS NOT NULL AND last_seq > cut_seq AND NOT EXISTS (
+        SELECT 1 FROM deliveries WHERE state = 'pending' AND round = rounds.number AND NOT revived)
+"""
+# The plus keeps SQLite from using the index by nonce, with which it would read the whole round.
+_NTH_VALUE = """
+    SELECT seq FROM results WHERE +round = ? AND seq BETWEEN ? AND ? AND value IS NOT NULL
+    ORDER BY seq LIMIT 1 OFFSET ?
+"""
+
+
+def plan(
+    connection: sqlite3.Connection,
+    policy: CallbackPolicy,
+    busy: frozenset[str],
+    flushing: bool,
+    now: float,
+) -> SendPlan:
+    """Make the callbacks of rounds that are due, and choose which to post.
+
+    Posts to ``busy`` targets are in flight; ``flushing`` makes every result due at once.
+    """
+    waits = _cut_rounds(connection, policy, flushing, now)
+    undelivered = bool(waits)
+    due: list[Delivery] = []
+    slots = policy.max_concurrent - len(busy)
+    for url, at in _targets(connection):
+        undelivered = True
+        if url in busy:
+            continue
+        wait_s = wait_until(at, now, policy.backoff_longest_s)
+        if wait_s > 0.0:
+            waits.append(wait_s)
+        elif len(due) < slots:
+            # Without a free slot no wait is needed: the end of a post leads to a new plan.
+            due.append(_first_of(connection, url))
+    return SendPlan(tuple(due), min(waits, default=None), idle=not undelivered)
+
+
+def _cut_rounds(
+    connection: sqlite3.Connection, policy: CallbackPolicy, flushing: bool, now: float
+) -> list[float]:
+    """Make callbacks of due results. Returns the waits of the rounds that are not due yet.
+
+    Winners are due at once (A.8): a callback holds those of one batch, or of all batches that were
+    stored while the previous callback was pending.
+    """
+    waits = []
+    # All rows first: the loop changes the table.
+    rounds = connection.execute(_UNCUT).fetchall()
+    for number, url, at_once, cut_seq, last_seq, since, commits_roots in rounds:
+        wait_s = wait_until(since + policy.interval_s, now, policy.interval_s)
+        if wait_s > 0.0 and not at_once and not flushing:
+            waits.append(wait_s)
+            continue
+        cut = _next_span_of_roots if commits_roots else _next_span
+        span = cut(connection, Span(number, cut_seq + 1, last_seq), policy.max_artifacts)
+        if span is not None:
+            _add(connection, GENERATED, url, now, span)
+        connection.execute(
+            "UPDATE rounds SET cut_seq = ?, interval_from = ? WHERE number = ?",
+            (last_seq if span is None else span.last_seq, now, number),
+        )
+    return waits
+
+
+def _next_span(connection: sqlite3.Connection, uncut: Span, most: int) -> Span | None:
+    """The first ``most`` values of ``uncut``; None if it has only failures."""
+    place = (uncut.round_number, uncut.first_seq, uncut.last_seq)
+    first = connection.execute(_NTH_VALUE, (*place, 0)).fetchone()
+    if first is None:
+        return None
+    last = connection.execute(_NTH_VALUE, (*place, most - 1)).fetchone()
+    return Span(uncut.round_number, first[0], uncut.last_seq if last is None else last[0])
+
+
+def _next_span_of_roots(connection: sqlite3.Connection, uncut: Span, most: int) -> Span | None:
+    """The first ``most`` batches of ``uncut``, which always holds whole batches."""
+    seqs = (uncut.first_seq, uncut.last_seq)
+    last = results.nth_batch_end(connection, uncut.round_number, seqs, most - 1)
+    return uncut if last is None else replace(uncut, last_seq=last)
+
+
+def wait_until(at: float, now: float, longest_s: float) -> float:
+    """The seconds until ``at``; 0 also if they are more than the clock can explain."""
+    wait_s = at - now
+    return 0.0 if wait_s <= 0.0 or wait_s > longest_s + _CLOCK_SLACK else wait_s
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+# Characters of an error that are kept: a target's error page may be large.
+_ERROR_LENGTH = 500
+_ADD = """
+    INSERT INTO deliveries (round, endpoint, url, first_seq, last_seq, body, idempotency_key,
+                            sequence, created_at, next_attempt_at)
+    VALUES (:round_number, :endpoint, :url, :first_seq, :last_seq, :body, :key,
+            (SELECT coalesce(max(known), 0) + 1 FROM (
+                SELECT max(sequence) AS known FROM deliveries WHERE url = :url
+                UNION ALL SELECT last FROM sequences WHERE url = :url)), :now, :now)
+"""
+_FIRST = """
+    SELECT id, endpoint, deliveries.url, idempotency_key, sequence, attempts,
+           round_id, round, first_seq, deliveries.last_seq
+    FROM deliveries LEFT JOIN rounds ON rounds.number = deliveries.round
+    WHERE state = 'pending' AND deliveries.url = ? ORDER BY next_attempt_at, id LIMIT 1
+"""
+_FAIL = """
+    UPDATE deliveries SET attempts = attempts + 1, last_error = :error, failed_at = :now,
+                          state = :state, next_attempt_at = :next_attempt_at
+    WHERE id = :id
+"""
+_GAUGES = """
+    SELECT (SELECT coalesce(sum(stored), 0) FROM rounds),
+           (SELECT count(*) FROM deliveries WHERE state = 'pending'),
+           (SELECT count(*) FROM deliveries WHERE state = 'done') + (SELECT callbacks FROM pruned),
+           (SELECT count(*) FROM deliveries WHERE state = 'expired'),
+           (SELECT max(0.0, coalesce(:now - min(created_at), 0.0)) FROM deliveries
+            WHERE state = 'pending'),
+           (SELECT last_error FROM deliveries
+            WHERE state IN ('pending', 'expired') AND failed_at IS NOT NULL
+            ORDER BY failed_at DESC, id DESC LIMIT 1),
+           (SELECT coalesce(sum(revived), 0) FROM deliveries WHERE revived > 0)
+"""
+
+
+def _targets(connection: sqlite3.Connection) -> list[tuple[str, float]]:
+    return connection.execute(
+        "SELECT url, min(next_attempt_at) AS due"
+        " FROM deliveries INDEXED BY deliveries_waiting"
+        " WHERE state = 'pending' GROUP BY url ORDER BY due, url"
+    ).fetchall()
+
+
+def _first_of(connection: sqlite3.Connection, url: str) -> Delivery:
+    row = connection.execute(_FIRST, (url,)).fetchone()
+    number, endpoint, url, key, sequence, attempts, round_id, *place = row
+    span = None if round_id is None else Span(*place)
+    return Delivery(number, endpoint, url, key, sequence, attempts, span, round_id)
+
+
+def add_job(
+    connection: sqlite3.Connection, endpoint: str, url: str, body: Mapping[str, Any], now: float
+) -> None:
+    """Queue a callback whose body is stored. Raises as ``callback_text``."""
+    _add(connection, endpoint, url, now, callback_text(endpoint, body))
+
+
+def callback_text(endpoint: str, body: Mapping[str, Any]) -> str:
+    """The body of a callback as it is stored.
+
+    Raises ValueError for an unknown endpoint, and for a number that JSON cannot hold.
+    """
+    if endpoint not in ENDPOINTS:
+        raise ValueError(f"endpoint {endpoint!r} is not one of {', '.join(ENDPOINTS)}")
+    return json.dumps(body, allow_nan=False, separators=(",", ":"))
+
+
+def _add(
+    connection: sqlite3.Connection, endpoint: str, url: str, now: float, about: str | Span
+) -> None:
+    # A URL with and without a slash at its end has one sequence.
+    known = {"endpoint": endpoint, "url": url.rstrip("/"), "key": uuid.uuid4().hex, "now": now}
+    if isinstance(about, Span):
+        values = {**asdict(about), "body": None}
+    else:
+        values = {**dict.fromkeys(Span.__slots__), "body": about}
+    connection.execute(_ADD, {**known, **values})
+
+
+def acknowledge(connection: sqlite3.Connection, delivery: Delivery, now: float) -> None:
+    connection.execute(
+        "UPDATE deliveries SET attempts = attempts + 1, state = 'done', delivered_at = ?"
+        " WHERE id = ?",
+        (now, delivery.id),
+    )
+
+
+def fail(
+    connection: sqlite3.Connection,
+    delivery: Delivery,
+    error: str,
+    pause_s: float | None,
+    now: float,
+) -> None:
+    """Count a failure. The next attempt is due after ``pause_s`` seconds, None for never."""
+    values = {
+        "id": delivery.id,
+        "error": error[:_ERROR_LENGTH],
+        "now": now,
+        "state": "expired" if pause_s is None else "pending",
+        "next_attempt_at": now + (pause_s or 0.0),
+    }
+    connection.execute(_FAIL, values)
+
+
+def gauges(connection: sqlite3.Connection, now: float) -> OutboxGauges:
+    """The counters; ``last_error`` is the newest error of an undelivered callback."""
+    return OutboxGauges(*connection.execute(_GAUGES, {"now": now}).fetchone())
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+# Rows in one transaction: a few milliseconds, so that new results need not wait for a large body.
+_PAGE = 4096
+_HEAD = """
+    SELECT public_key, block_hash, block_height, node_id, width, r_target, commits_roots,
+           round_id, node_count, group_id, n_groups, json_extract(scheme, '$.name') AS scheme,
+           seq_len
+    FROM rounds WHERE number = ?
+"""
+# The plus keeps SQLite off the index by nonce, which would sort the whole round each time.
+_ROWS = """
+    SELECT seq, nonce, value FROM results
+    WHERE seq > ? AND seq <= ? AND +round = ? AND value IS NOT NULL ORDER BY seq LIMIT ?
+"""
+
+
+# The next rows after a seq, of one kind of round: the last seq of them, and their lists by name as
+# JSON without the brackets.
+_Page = Callable[[sqlite3.Connection, Span, int], tuple[int, dict[str, str]] | None]
+
+
+async def body(database: Database, delivery: Delivery) -> bytes:
+    span = delivery.span
+    if span is None:
+        return await database.read(_stored_body, delivery.id)
+    head, tail, read_page = await database.read(_parts, span)
+    pages: list[dict[str, str]] = []
+    after = span.first_seq - 1
+    while page := await database.read(read_page, span, after):
+        after, lists = page
+        pages.append(lists)
+    members = [_dumps(head)[1:-1]]
+    members += [f'"{name}":[{",".join(page[name] for page in pages)}]' for name in pages[0]]
+    members.append(_dumps(tail)[1:-1])
+    return f"{{{','.join(members)}}}".encode()
+
+
+def _stored_body(connection: sqlite3.Connection, delivery_id: int) -> bytes:
+    row = connection.execute("SELECT body FROM deliveries WHERE id = ?", (delivery_id,)).fetchone()
+    text: str = row[0]
+    return text.encode()
+
+
+def _parts(
+    connection: sqlite3.Connection, span: Span
+) -> tuple[dict[str, Any], dict[str, Any], _Page]:
+    """The members of the body before and after its lists (B.7 or A.8), and what reads the lists."""
+    cursor = connection.cursor()
+    cursor.row_factory = sqlite3.Row
+    row = cursor.execute(_HEAD, (span.round_number,)).fetchone()
+
+    def members(*names: str) -> dict[str, Any]:
+        return {name: row[name] for name in names}
+
+    head = members("public_key", "block_hash", "block_height", "node_id")
+    if row["r_target"] is not None:
+        return head, members("r_target"), _winners
+    encoding = {"encoding": encoding_of(row["width"])}
+    if not row["commits_roots"]:
+        return head, encoding, _artifacts
+    head |= members("node_count", "group_id", "n_groups", "round_id")
+    return head, members("scheme") | encoding | {"params": members("seq_len")}, _roots
+
+
+def _winners(
+    connection: sqlite3.Connection, span: Span, after: int
+) -> tuple[int, dict[str, str]] | None:
+    if not (rows := _rows(connection, span, after)):
+        return None
+    seqs, nonces, distances = zip(*rows, strict=True)
+    # A stored distance is the JSON of a number already.
+    return seqs[-1], {"nonces": _dumps(nonces)[1:-1], "dist": ",".join(distances)}
+
+
+def _artifacts(
+    connection: sqlite3.Connection, span: Span, after: int
+) -> tuple[int, dict[str, str]] | None:
+    if not (rows := _rows(connection, span, after)):
+        return None
+    records = [artifact_record(nonce, value) for _, nonce, value in rows]
+    return rows[-1][0], {"artifacts": _dumps(records)[1:-1]}
+
+
+def _roots(
+    connection: sqlite3.Connection, span: Span, after: int
+) -> tuple[int, dict[str, str]] | None:
+    page = results.batches(connection, span.round_number, after, span.last_seq, _PAGE)
+    if page is None:
+        return None
+    return page[0], {"roots": _dumps([root_record(batch) for batch in page[1]])[1:-1]}
+
+
+def _rows(connection: sqlite3.Connection, span: Span, after: int) -> Sequence[tuple[int, int, str]]:
+    place = (after, span.last_seq, span.round_number, _PAGE)
+    return connection.execute(_ROWS, place).fetchall()
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

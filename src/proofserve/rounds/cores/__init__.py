@@ -1,1 +1,0 @@
-"""Several engine cores at the nonces of one lane."""

@@ -1,1 +1,0 @@
-"""From finished chat answers to stored, signed and logged receipts."""
