@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from proofserve.fleet.callback_reader import read
-from proofserve.fleet.records import FleetRound, Lane, MemberSource
+from proofserve.fleet.records import FleetModel, FleetRound, Lane, MemberSource
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
@@ -62,17 +62,19 @@ async def measure(database: str, members: int, callbacks: int, artifacts: int) -
     spec = RoundSpec(uuid.uuid4().hex, work, NonceLane(0, 1), 32, None)
     async with await FleetStore.open(database) as store:
         opened = await store.open_round(spec, members)
-        lanes = []
+        ids = []
         for number in range(members):
             member = await store.put_member(f"http://m{number}", f"m{number}", MemberSource.LIST)
-            lanes.append(await store.give_lane(opened.id, member.id))
+            ids.append(member.id)
+        given = await store.give_lanes(opened.id, ids, FleetModel())
+        lanes = [lane for lane in given if isinstance(lane, Lane)]
         made = [bodies(opened, lane, callbacks, artifacts) for lane in lanes]
         cpu, start = time.process_time(), time.perf_counter()
         await asyncio.gather(
             *(post_all(store, opened, lane, own) for lane, own in zip(lanes, made, strict=True))
         )
         wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
-        stored = sum(each.stored for each in await store.lanes(opened.id))
+        stored = sum(each.stored for each in (await store.view()).lanes)
         await store.move(Move.STOP)
     total = members * callbacks * artifacts
     if stored != total:

@@ -9,11 +9,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from proofserve.fleet.records import Desired, FleetView, MemberSource, MemberVectors
+from proofserve.fleet.records import (
+    DesiredState,
+    FleetModel,
+    FleetView,
+    Lane,
+    MemberSource,
+    MemberVectors,
+)
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.controlling import VerificationControl
+from proofserve.fleet.verification.control import VerificationControl, VerificationPolicy
 from proofserve.fleet.verification.durable import JobSender
-from proofserve.fleet.verification.policy import VerificationPolicy
 from proofserve.fleet.verification_records import (
     JobCause,
     VerdictOutcome,
@@ -37,7 +43,7 @@ class WorkersFailed(Exception):
 class _NothingDue:
     """The part of ``FleetWatch`` that the control reads: the policy wants no sample."""
 
-    current = Overview(FleetView(0.0, (), Desired(), ()), (), (), {}, None)
+    current = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), {}, None)
 
 
 class JobBench:
@@ -104,7 +110,9 @@ async def a_pattern(
     spec = RoundSpec(uuid.uuid4().hex, work, NonceLane(0, 1), 32, None)
     opened = await store.open_round(spec, 1)
     member = await store.put_member("http://member", "member", MemberSource.LIST)
-    lane = await store.give_lane(opened.id, member.id)
+    (lane,) = await store.give_lanes(opened.id, [member.id], FleetModel())
+    if not isinstance(lane, Lane):
+        raise lane
     await store.ingest(opened, lane, "key", found)
     await store.move(Move.STOP)
     return VerificationJob(

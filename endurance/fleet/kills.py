@@ -18,7 +18,7 @@ from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
 from endurance.fleet.verdicts import OpenJobs
 from endurance.witness import Witness
-from proofserve.fleet.sql import address
+from proofserve.fleet.sql.database import database_url
 from proofserve.lab.client.errors import TooSlowError
 from proofserve.lab.client.node_client import NodeClient, wait_until
 from proofserve.lab.client.progress import Progress
@@ -88,7 +88,7 @@ class FleetTrial:
             **({"database": self._kill_database} if fleet.server else {}),
         }
         self._next: list[str] = []
-        self._jobs = OpenJobs(address.parse(fleet.database))
+        self._jobs = OpenJobs(database_url(fleet.database))
         self.witnesses = [Witness(each.url, POLL_S) for each in fleet.controllers]
         self._network = Network(fleet.front.url, MODEL, fleet.receiver.url)
         # It asks while the first one waits for an answer about the change of the round.

@@ -10,7 +10,7 @@ from endurance.fleet.deployment import deployed
 from endurance.fleet.kills import FleetCounts, FleetTrial
 from endurance.fleet.verdicts import VerdictAccount, account_verdicts, read_verdicts
 from endurance.witness import Comparison
-from proofserve.fleet.sql import address
+from proofserve.fleet.sql.database import database_url
 from proofserve.lab.client.progress import Progress
 from proofserve.lab.report.figures import Figure, Limit, median
 from proofserve.lab.report.machine import machine
@@ -40,7 +40,7 @@ def fleet_chaos(
             trial = FleetTrial(fleet, draw, progress)
             trial.run(kills)
         progress.step("comparing the files")
-        database = address.parse(fleet.database)
+        database = database_url(fleet.database)
         stored = read_fleet(database)
         found = account(stored, fleet.outboxes, fleet.received, fleet.front.url)
         verdicts = read_verdicts(database)

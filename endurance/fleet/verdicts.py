@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, Row, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from endurance.fleet.toy import toy_vectors
-from proofserve.fleet.sql.spec_json import loads
+from proofserve.fleet.sql.rounds import read_spec
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.rounds.records import Workload
@@ -224,7 +224,7 @@ def _deserved(job: StoredJob, cheats: frozenset[str]) -> str:
 def _job(connection: Connection, row: Row[Any]) -> StoredJob:
     of = {"round": row.round, "lane": row.lane, "after": row.after_batch}
     batches = connection.execute(text(_BATCHES), of | {"through": row.through_batch}).all()
-    work = loads(row.spec).work
+    work = read_spec(row.spec).work
     rule = json.loads(row.rule)
     nonces = b"".join(batch.nonces for batch in batches)
     found = b"".join(batch.found for batch in batches)

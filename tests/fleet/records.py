@@ -1,11 +1,19 @@
 """Small records of members, rounds and lanes."""
 
+from dataclasses import replace
 from typing import Any
 
-from proofserve.fleet.members.client import MemberAnswered
-from proofserve.fleet.members.conditions import MemberCondition, Rules, StatusReader, conditions
-from proofserve.fleet.members.looking import seen_of
-from proofserve.fleet.records import Desired, FleetRound, Lane, Member, MemberSource, Seen, Wish
+from proofserve.fleet.members.client import look_of
+from proofserve.fleet.members.conditions import MemberCondition, Rules, conditions
+from proofserve.fleet.records import (
+    DesiredState,
+    FleetRound,
+    Lane,
+    Member,
+    MemberLook,
+    MemberSource,
+    Wish,
+)
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.records import Target
 from proofserve.rounds.state import State
@@ -29,9 +37,9 @@ ROUND = FleetRound(2, round_spec("now", lane=NonceLane(1, 3)), 4, 900.0, None)
 DISTANCE = FleetRound(
     2, round_spec("now", lane=NonceLane(1, 3), target=Target(1.4)), 4, 900.0, None
 )
-NOTHING, RULES = Desired(), Rules()
-GENERATING = Desired(State.GENERATING, ROUND)
-STOPPED = Desired(State.STOPPED, ROUND)
+NOTHING, RULES = DesiredState(), Rules()
+GENERATING = DesiredState(State.GENERATING, ROUND)
+STOPPED = DesiredState(State.STOPPED, ROUND)
 
 
 def lane(number: int = 0, round_id: str = "now", **changes: Any) -> Lane:
@@ -66,13 +74,12 @@ def proving(number: int = 0, state: State = State.GENERATING, **changes: Any) ->
     return body(state, round_id=f"theirs-{number}", config=config(number), **changes)
 
 
-def seen(status: dict[str, Any] | None = None, **changes: Any) -> Seen:
-    answer = MemberAnswered(status or body(), changes.pop("clock_offset_s", 0.0))
-    found = seen_of(answer, NOW - 1.0)
-    return Seen(**{**{name: getattr(found, name) for name in Seen.__slots__}, **changes})
+def seen(status: dict[str, Any] | None = None, **changes: Any) -> MemberLook:
+    found = look_of(status or body(), changes.pop("clock_offset_s", 0.0), NOW - 1.0)
+    return replace(found, **changes)
 
 
-def member(last: Seen | None = None, id_: str = "m", **changes: Any) -> Member:
+def member(last: MemberLook | None = None, id_: str = "m", **changes: Any) -> Member:
     values = {"wish": Wish.ACTIVE, "wish_reason": None, "added_at": 1.0, "seen": last}
     url = f"http://{id_}:8000"
     return Member(
@@ -81,12 +88,12 @@ def member(last: Seen | None = None, id_: str = "m", **changes: Any) -> Member:
 
 
 def condition_of(
-    one: Member, desired: Desired = NOTHING, *lanes: Lane, rules: Rules = RULES
+    one: Member, desired: DesiredState = NOTHING, *lanes: Lane, rules: Rules = RULES
 ) -> MemberCondition:
     return conditions_of([one], desired, lanes, rules)[0]
 
 
 def conditions_of(
-    made: list[Member], desired: Desired = NOTHING, lanes: Any = (), rules: Rules = RULES
+    made: list[Member], desired: DesiredState = NOTHING, lanes: Any = (), rules: Rules = RULES
 ) -> tuple[MemberCondition, ...]:
-    return conditions(made, StatusReader().statuses(made), desired, lanes, rules, NOW)
+    return conditions(made, desired, lanes, rules, NOW)

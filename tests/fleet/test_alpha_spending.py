@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from proofserve.fleet.alpha_spending import DAY_S, share_of_day
-from proofserve.fleet.verification_records import VerificationRule
+from proofserve.fleet.verification_records import DAY_S, VerificationRule, share_of_day
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 # A round that ends is sampled once more, and an operator asks when he likes.

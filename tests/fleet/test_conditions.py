@@ -20,11 +20,10 @@ from fleet.records import (
 )
 from proofserve.api.node import Deployment
 from proofserve.engines.fake import TOY_ENGINE_INFO
-from proofserve.fleet.deployment import fleet_deployment
-from proofserve.fleet.members.client import MemberAnswered
+from proofserve.fleet.members.client import look_of
 from proofserve.fleet.members.conditions import Rules
-from proofserve.fleet.members.looking import seen_of
-from proofserve.fleet.records import MemberState, Seen, Wish
+from proofserve.fleet.records import MemberLook, MemberState, Wish
+from proofserve.fleet.watch import fleet_deployment
 from proofserve.rounds.state import State
 
 
@@ -40,7 +39,7 @@ SILENT = {"answered": False, "error": "no answer within 2 s"}
     ("last", "state", "reason"),
     [
         (None, "joining", "not looked at"),
-        (Seen(NOW, answered=False, error="refused"), "joining", "refused"),
+        (MemberLook(NOW, answered=False, error="refused"), "joining", "refused"),
         (seen(), "ready", ""),
         (seen(**SILENT), "ready", ""),
         (seen(at=NOW - 60, **SILENT), "lost", "no answer for 60 s"),
@@ -50,11 +49,11 @@ SILENT = {"answered": False, "error": "no answer within 2 s"}
         (seen(clock_offset_s=-61.0), "refused", "clock is -61 s"),
         (seen(clock_offset_s=None), "refused", "no Date header"),
         (seen(body(deployment=None)), "refused", "update it"),
-        (Seen(NOW, answered=True, error="its proofs are off"), "refused", "proofs are off"),
+        (MemberLook(NOW, answered=True, error="its proofs are off"), "refused", "proofs are off"),
         (seen(body(State.GENERATING, round_id="x")), "refused", "not of this fleet"),
     ],
 )
-def test_the_state_of_a_member(last: Seen | None, state: str, reason: str) -> None:
+def test_the_state_of_a_member(last: MemberLook | None, state: str, reason: str) -> None:
     found = condition_of(member(last))
     assert found.state == state
     assert reason in (found.reason or "")
@@ -71,7 +70,7 @@ def test_the_state_of_a_member(last: Seen | None, state: str, reason: str) -> No
     ],
 )
 def test_nonsense_names_its_field(answer: dict[str, Any], problem: str) -> None:
-    found = condition_of(member(seen_of(MemberAnswered(answer, 0.0), NOW)))
+    found = condition_of(member(look_of(answer, 0.0, NOW)))
     assert found.state is MemberState.REFUSED
     assert f"nonsense to GET /status: {problem}" in (found.reason or "")
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from fleet.servers import ROUND, RunningFleet, fleet_of, members, until
-from proofserve.fleet.routes.answers import JoinAnswer, MemberAnswer, SnapshotAnswer
+from proofserve.fleet.routes.snapshot import JoinAnswer, MemberAnswer, SnapshotAnswer
 
 pytestmark = pytest.mark.anyio
 

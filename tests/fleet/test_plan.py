@@ -17,7 +17,7 @@ from fleet.records import (
     proving,
     seen,
 )
-from proofserve.fleet.reconciling.plan import (
+from proofserve.fleet.plan import (
     START_LOST_S,
     Action,
     AdoptLane,
@@ -27,14 +27,14 @@ from proofserve.fleet.reconciling.plan import (
     StopMember,
     plan,
 )
-from proofserve.fleet.records import Desired, Lane, Wish
+from proofserve.fleet.records import DesiredState, Lane, Wish
 from proofserve.rounds.state import State
 
 OLD = lane(3, "before")
 UNKNOWN = lane(member_round_id=None, given_at=NOW - 1)
 ENDED = lane(0, ended_at=NOW - 100, end_reason="gone")
-CONTINUING = Desired(State.GENERATING, DISTANCE)
-VALIDATING = Desired(State.VALIDATING, DISTANCE)
+CONTINUING = DesiredState(State.GENERATING, DISTANCE)
+VALIDATING = DesiredState(State.VALIDATING, DISTANCE)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Case:
     about: str
     does: dict[str, Any] | None
     then: tuple[type[Action], ...]
-    desired: Desired = GENERATING
+    desired: DesiredState = GENERATING
     lanes: tuple[Lane, ...] = ()
     wish: Wish = Wish.ACTIVE
     why: str = ""
@@ -53,7 +53,7 @@ class Case:
 
 CASES = (
     Case("an idle member gets a lane", body(), (StartLane,)),
-    Case("no lane without a round", body(), (), Desired()),
+    Case("no lane without a round", body(), (), DesiredState()),
     Case("no lane once the round is stopped", body(), (), STOPPED),
     Case("a member that proves its lane is left alone", proving(), (), lanes=(lane(),)),
     Case("a silent member keeps its lane", None, (), lanes=(lane(),)),

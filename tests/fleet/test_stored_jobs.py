@@ -118,7 +118,7 @@ async def test_a_job_is_given_up_after_some_leaders_that_ended_in_it(tmp_path: P
         await fleet.start()
         await until(lambda: has_ended(fleet, path))
         answer = await fleet.call("GET", path)
-    assert [each.attempt for each in attempts if each] == [2, 3, 4, 5]
+    assert [each[2] for each in attempts if each] == [2, 3, 4, 5]
     assert answer["status"] == "failed"
     assert answer["error"] == "5 attempts ended without a result"
 

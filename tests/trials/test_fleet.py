@@ -17,7 +17,7 @@ from endurance.fleet.processes import ForkedServer
 from endurance.fleet.programs import MODEL
 from endurance.fleet.verdicts import VerdictAccount, VerdictFile, account_verdicts, read_verdicts
 from endurance.witness import Comparison
-from proofserve.fleet.sql import address
+from proofserve.fleet.sql.database import database_url
 from proofserve.lab.client.node_client import wait_until
 from proofserve.lab.client.progress import NoProgress
 
@@ -62,7 +62,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
             with fleet:
                 trial = FleetTrial(fleet, random.Random(2), NoProgress())
                 trial.run(KILLS)
-            database = address.parse(fleet.database)
+            database = database_url(fleet.database)
             yield Ended(trial, fleet, read_fleet(database), read_verdicts(database))
     except NoPostgres as error:
         pytest.skip(f"no PostgreSQL can be started here: {error}")
@@ -189,7 +189,7 @@ def test_a_member_that_hangs_and_goes_on_with_its_old_round_does_no_harm(tmp_pat
             for member in fleet.members:
                 wait_until(lambda m=member: pending(m) == 0, "callbacks", WAIT_S)
             wait_until(lambda: network.pending() == 0, "callbacks to the network", WAIT_S)
-        stored = read_fleet(address.parse(fleet.database))
+        stored = read_fleet(database_url(fleet.database))
         found = account(stored, fleet.outboxes, fleet.received, fleet.front.url)
     assert (found.rounds, found.lanes) == (2, 4)
     assert wrong(found) == {}

@@ -27,16 +27,8 @@ class UnknownLane(Refused):
     """The round has given no lane of this number, or there is no such round."""
 
 
-class NoLaneLeft(Refused):
-    """Every lane of the round was given; a lane is never given twice."""
-
-
-class LaneStillOpen(Refused):
-    """The member has a lane of the round that was not ended."""
-
-
-class RoundOver(Refused):
-    """The round was replaced or stopped, so it gives no more lanes."""
+class NoLane(Refused):
+    """A round gives a member no lane: the text says why. A lane is never given twice."""
 
 
 class FleetFull(Refused):

@@ -1,36 +1,61 @@
-"""The rounds and jobs of a fleet, for the routes of a node."""
+"""The fleet as the routes of a node see it: its rounds and jobs, and what it has stored."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from proofserve.fleet import reasons, summary
-from proofserve.fleet.jobs.engine import FleetEngine, NewClient
-from proofserve.fleet.jobs.stored import FleetJobs
-from proofserve.fleet.reconciling.plan import START_LOST_S
-from proofserve.fleet.records import FleetRound, Lane
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from proofserve.fleet.engine import FleetEngine, NewClient
+from proofserve.fleet.jobs import FleetJobs
+from proofserve.fleet.members.client import MemberError
+from proofserve.fleet.plan import START_LOST_S
+from proofserve.fleet.records import FleetRound, Lane, MemberRound
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.summary import Counted
+from proofserve.fleet.summary import (
+    MemberCounts,
+    counts_of,
+    lane_use,
+    paused_reason,
+    proving,
+    round_stats,
+)
 from proofserve.fleet.watch import FleetWatch, Overview
+from proofserve.protocol.commitments import CommittedBatch, Opening
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.computation import ChunkDeadline, Computation, Judging
-from proofserve.rounds.errors import NotInitialised, ShuttingDown
+from proofserve.rounds.errors import (
+    EngineFault,
+    NotCommitted,
+    NotInitialised,
+    Refused,
+    SeveralRounds,
+    ShuttingDown,
+    UnknownNonce,
+    UnknownRound,
+    VectorsDeleted,
+)
 from proofserve.rounds.limits import Limits
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
+    CommittedRound,
     DistanceClaims,
     DistanceVerdict,
     Job,
     JobView,
     Outcome,
     RoundSpec,
+    StoredResult,
+    Winner,
 )
-from proofserve.rounds.state import Configured, Move, State, step
-from proofserve.rounds.status import EngineGauges, NodeTotals, Status
+from proofserve.rounds.state import Move, State, step
+from proofserve.rounds.status import EngineGauges, NodeTotals, OutboxGauges, Status
+from proofserve.wire.records import Hash, HashPath, Whole
 
 # How often a call that waits for the members looks again, seconds.
 _LOOK_AGAIN_S = 0.2
+_ERRORS: Mapping[int, type[Refused]] = {404: UnknownNonce, 410: VectorsDeleted}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +93,7 @@ class FleetManager:
         self._clock = clock
         self.totals = NodeTotals()
         self._closing = False
-        self._counted: Counted = {}
+        self._counted: MemberCounts = {}
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._engine = FleetEngine(watch, client, self._no_round)
@@ -108,7 +133,7 @@ class FleetManager:
     async def judge(self, claims: DistanceClaims, of_round: bool = True) -> DistanceVerdict:
         self.require_open()
         desired = (await self._watch.refresh()).desired
-        step(desired.state, Move.JUDGE, _kind(desired.round))
+        step(desired.state, Move.JUDGE, desired.configured)
         if desired.round is None or desired.round.spec.target is None:
             raise NotInitialised("No round configured")
         spec, target = desired.round.spec, desired.round.spec.target
@@ -131,15 +156,15 @@ class FleetManager:
         return Status(
             state=desired.state,
             spec=desired.round.spec if desired.round else None,
-            stats=summary.round_stats(overview, self._counted, self._clock()),
-            paused_reason=reasons.paused_reason(overview),
+            stats=round_stats(overview, self._counted, self._clock()),
+            paused_reason=paused_reason(overview),
             error=None,
             queue=self.jobs.gauges,
-            lanes=summary.lane_use(overview, self._counted),
+            lanes=lane_use(overview, self._counted),
         )
 
     @property
-    def counted(self) -> Counted:
+    def counted(self) -> MemberCounts:
         """What members have counted of their lanes of the desired round."""
         return self._counted
 
@@ -201,7 +226,7 @@ class FleetManager:
             self._follow(await self._watch.refresh())
 
     def _follow(self, overview: Overview) -> None:
-        self._counted = summary.counts_of(overview, self._counted)
+        self._counted = counts_of(overview, self._counted)
         if overview.desired.state is State.GENERATING:
             self._no_round.clear()
         else:
@@ -220,12 +245,6 @@ def _require_room(spec: RoundSpec, lanes: int) -> None:
         ) from None
 
 
-def _kind(configured: FleetRound | None) -> Configured:
-    if configured is None:
-        return Configured.NOTHING
-    return Configured.ARTIFACT if configured.spec.target is None else Configured.DISTANCE
-
-
 def _is_starting(lane: Lane, now: float) -> bool:
     """Whether a start call of the lane may still be on its way."""
     known = lane.ended_at is not None or lane.member_round_id is not None
@@ -234,9 +253,9 @@ def _is_starting(lane: Lane, now: float) -> bool:
 
 def _all_started(overview: Overview) -> bool:
     """Whether each ready member has a lane with a known round, or one that failed."""
-    own = {each.lane.member_id: each.lane for each in overview.view.lanes}
+    own = {each.member_id: each for each in overview.view.lanes}
     lanes = [own.get(each.member.id) for each in overview.ready]
-    generating = {each.member.id for each in summary.proving(overview)}
+    generating = {each.member.id for each in proving(overview)}
     return all(
         lane is not None and (lane.member_id in generating or lane.ended_at is not None)
         for lane in lanes
@@ -246,17 +265,108 @@ def _all_started(overview: Overview) -> bool:
 def _settled(overview: Overview) -> bool:
     """Whether no member generates for the fleet, and all that they found is stored here."""
     at = overview.view.at
-    if any(_is_starting(each.lane, at) for each in overview.view.lanes):
+    if any(_is_starting(each, at) for each in overview.view.lanes):
         return False
     for condition in overview.members:
         status = condition.status
         if not condition.answered or status is None:
             continue
-        own = [e for e in overview.view.lanes if e.lane.member_id == condition.member.id]
+        own = [e for e in overview.view.lanes if e.member_id == condition.member.id]
         for each in own:
-            if each.lane.member_round_id != status.round_id:
+            if each.member_round_id != status.round_id:
                 continue
             found = status.stats.total_found if status.stats else 0
             if status.generates or each.stored < found:
                 return False
     return True
+
+
+class _MemberOpening(BaseModel):
+    nonce: Whole
+    vector_b64: str
+    index: Whole
+    first_index: Whole
+    count: int = Field(ge=1)
+    root: Hash
+    path: HashPath
+
+    @property
+    def opening(self) -> Opening:
+        # The answer of /open shows no previous root.
+        batch = CommittedBatch(self.first_index, self.count, self.root, None)
+        return Opening(self.nonce, self.vector_b64, self.index, batch, self.path)
+
+
+_OPENINGS = TypeAdapter(list[_MemberOpening])
+
+
+class FleetResults:
+    """As ``PublishedResults``, from ``store``.
+
+    Each lane of a round with roots is a committed round of its own. Its id is that of the member's
+    round, which the callback with its roots names. A member that is a fleet has several in a lane.
+    """
+
+    def __init__(self, store: FleetStore, watch: FleetWatch, client: NewClient) -> None:
+        self._store = store
+        self._watch = watch
+        self._client = client
+
+    async def results(self, after: int, limit: int) -> list[StoredResult]:
+        return await self._store.results(after, limit)
+
+    async def winners(self, round_id: str, limit: int) -> list[Winner]:
+        return await self._store.winners(round_id, limit)
+
+    async def probe(self) -> None:
+        await self._store.probe()
+
+    async def gauges(self) -> OutboxGauges:
+        return await self._store.gauges()
+
+    async def committed_round(
+        self, block_hash: str, public_key: str, round_id: str | None
+    ) -> CommittedRound:
+        about = f"block {block_hash!r} and key {public_key!r}"
+        rounds = await self._store.rounds_of_block(block_hash, public_key)
+        if not rounds:
+            raise UnknownRound(f"there is no round of {about}")
+        committed = [each for each in rounds if each.spec.commits_roots]
+        if not committed:
+            raise NotCommitted(f"the rounds of {about} publish vectors, not roots")
+        found = await self._store.roots(committed, round_id)
+        if not found:
+            raise UnknownRound(f"no member has committed to nonces of {about} in round {round_id}")
+        if round_id is None and len(found) > 1:
+            ids = ", ".join(each.round_id for each in found[:20])
+            raise SeveralRounds(f"give one of these as round_id: {ids}")
+        return found[0]
+
+    async def openings(self, committed: CommittedRound, nonces: Sequence[int]) -> list[Opening]:
+        """As the port. Raises EngineFault if the member of the lane cannot be asked."""
+        if not isinstance(committed, MemberRound):
+            raise UnknownRound(f"round {committed.round_id} is not one of this fleet")
+        members = {each.member.id: each.member for each in self._watch.current.members}
+        member = members.get(committed.member_id)
+        if member is None:
+            raise EngineFault(
+                f"the vectors of round {committed.round_id} are gone with the member that had them"
+            )
+        work = committed.of.spec.work
+        body = {
+            "block_hash": work.block.hash,
+            "public_key": work.public_key,
+            "round_id": committed.round_id,
+            "nonces": list(nonces),
+        }
+        try:
+            answer = await self._client(member.url).open_vectors(body)
+            found = _OPENINGS.validate_python(answer["openings"])
+            opened = {each.nonce: each.opening for each in found}
+            return [opened[nonce] for nonce in nonces]
+        except MemberError as error:
+            if refused := _ERRORS.get(error.status or 0):
+                raise refused(str(error)) from error
+            raise EngineFault(f"member {member.name}: {error}") from error
+        except (ValidationError, KeyError) as error:
+            raise EngineFault(f"member {member.name} answered nonsense to POST /open") from error

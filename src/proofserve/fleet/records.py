@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proofserve.fleet.member_status import MemberStatus
 from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.records import RoundSpec
-from proofserve.rounds.state import State
+from proofserve.rounds.records import CommittedRound, RoundSpec
+from proofserve.rounds.state import Configured, State
 
 
 class Wish(StrEnum):
@@ -51,27 +52,18 @@ class MemberSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MemberLook:
     """What the last look at a member found.
 
     ``error`` says why the member did not answer, or what its answer lacks; all that follows it is
     then from an earlier look, or None. ``clock_offset_s`` is the member's clock less the fleet's.
-    ``stalled_s`` is how long an engine with work has not stepped, 0 for one that steps or is idle.
-    ``status`` is the member's own body of ``GET /status``.
     """
 
     at: float
     answered: bool
     error: str | None = None
-    model_names: tuple[str, ...] = ()
-    weights_digest: str | None = None
-    hidden_size: int | None = None
-    max_seq_len: int | None = None
-    versions: Mapping[str, str] | None = None
-    scheme: str | None = None
     clock_offset_s: float | None = None
-    stalled_s: float | None = None
-    status: Mapping[str, Any] | None = None
+    status: MemberStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,7 @@ class Member:
     wish: Wish
     wish_reason: str | None
     added_at: float
-    seen: Seen | None = None
+    seen: MemberLook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +117,19 @@ class FleetRound:
 
 
 @dataclass(frozen=True, slots=True)
-class RootsOfRound:
-    """What the fleet has stored of a round with roots of one member.
+class MemberRound(CommittedRound):
+    """A member's round with roots, for a lane of the fleet's round ``of`` or a part of one.
 
     ``round_id`` is the id that the member gave the round, and of a member that is a fleet the id
-    that one of its members gave. ``committed`` nonces of ``lane`` are under roots.
+    that one of its members gave.
     """
 
-    round_id: str
-    lane: NonceLane
-    committed: int
     member_id: str
+    of: FleetRound
 
 
 @dataclass(frozen=True, slots=True)
-class Desired:
+class DesiredState:
     """What the fleet shall do: its state as a node, and the configured round.
 
     The round stays configured when it is stopped, as on a node. None before the first round.
@@ -148,9 +138,16 @@ class Desired:
     state: State = State.IDLE
     round: FleetRound | None = None
 
+    @property
+    def configured(self) -> Configured:
+        """Which protocol's round is configured."""
+        if self.round is None:
+            return Configured.NOTHING
+        return Configured.ARTIFACT if self.round.spec.target is None else Configured.DISTANCE
+
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class FleetModel:
     """What a fleet serves: the digest of the weights and the model's name, None if not known."""
 
     weights_digest: str | None = None
@@ -159,10 +156,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane that was given to a member, once and for ever.
+    """A lane that was given to a member, once and for ever, and what was stored of it.
 
     ``member_round_id`` is the member's own id of its round, None until its start is known.
     ``served`` is what the fleet served when the lane was given, whatever the member says.
+    ``batches`` callbacks are stored, and ``stored`` nonces with a finding or under a root. The
+    policy of verification last took a sample at ``sampled_at``, up to the batch ``sampled_batch``,
+    when ``sampled_stored`` nonces were stored.
     """
 
     round_id: str
@@ -173,21 +173,10 @@ class Lane:
     started_at: float | None = None
     ended_at: float | None = None
     end_reason: str | None = None
-    served: Served = Served()
-
-
-@dataclass(frozen=True, slots=True)
-class LaneProgress:
-    """A lane and what was stored of it: callbacks, and nonces with a finding or under a root.
-
-    The policy of verification last took a sample at ``sampled_at``, up to the batch
-    ``sampled_batch``, when ``sampled_stored`` nonces were stored.
-    """
-
-    lane: Lane
-    batches: int
-    stored: int
-    last_stored_at: float | None
+    served: FleetModel = FleetModel()
+    batches: int = 0
+    stored: int = 0
+    last_stored_at: float | None = None
     sampled_at: float | None = None
     sampled_batch: int = 0
     sampled_stored: int = 0
@@ -202,8 +191,8 @@ class FleetView:
 
     at: float
     members: tuple[Member, ...]
-    desired: Desired
-    lanes: tuple[LaneProgress, ...]
+    desired: DesiredState
+    lanes: tuple[Lane, ...]
     queued_nonces: int = 0
 
 

@@ -7,13 +7,34 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.fleet.alpha_spending import DAY_S
 from proofserve.fleet.records import BatchKind, FleetRound, Lane, Member
+
+DAY_S: Final = 86_400.0
+
+
+def share_of_day(spent: float, verified: int, planned: int) -> float:
+    """The share of a member's next verification in a day's chance to convict an honest member.
+
+    A rule's ``alpha_per_day`` is that chance. Each verification gets a share of it when its job is
+    stored, before anything of its outcome is known. With ``spent`` the sum of the member's shares
+    in the 24 hours before, and n the number of them (``verified``) or, if greater, how many the
+    policy plans for a day (``planned``), the share is
+
+        (1 - spent) / (n + 2)
+
+    * No 24 hours hold shares of more than 1: the newest share in them is less than 1 - spent. The
+      chance that one of their verdicts convicts an honest member is at most the sum of their
+      alphas, however outcomes and samples depend on each other.
+    * There is always something left: without a plan the k-th share is 1 / (k (k + 1)), and after
+      it 1 / (k + 1) is left.
+    * A steady n verdicts a day get 1 / (2 n + 2) each.
+    """
+    return (1.0 - spent) / (max(verified, planned) + 2)
 
 
 class AfterConviction(StrEnum):
@@ -54,7 +75,7 @@ class VerificationRule:
 
     The options of ``proofserve verify`` of these names: ``tests``, ``beta``, ``share``,
     ``dist_threshold``, ``p_mismatch``. All verdicts of 24 hours together convict an honest member
-    with a chance of ``alpha_per_day`` at most (``alpha_spending``). ``calibration`` is the digest
+    with a chance of ``alpha_per_day`` at most (``share_of_day``). ``calibration`` is the digest
     of its content in the store. A job is tried again after a fault up to ``attempts`` times in
     all, and ends after ``timeout_s``. Jobs of a smaller ``priority`` go first.
     """

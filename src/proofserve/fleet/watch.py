@@ -4,47 +4,51 @@ import asyncio
 import importlib.metadata
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from proofserve.api.node import Deployment
-from proofserve.fleet.deployment import fleet_deployment
 from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.members.conditions import MemberCondition, Rules, StatusReader, conditions
-from proofserve.fleet.records import Desired, FleetView, Lane, LaneProgress, Served
+from proofserve.fleet.members.conditions import MemberCondition, Rules, conditions
+from proofserve.fleet.records import DesiredState, FleetModel, FleetView, Lane, MemberState
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import VerificationView
+from proofserve.protocol.model import AllowedTokens
+from proofserve.protocol.scheme import ModelFacts
+from proofserve.rounds.records import EngineInfo
 
 _logger = logging.getLogger(__name__)
+
+_LEAST_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
     """One look at the database, and what each member is by it.
 
-    ``lanes`` holds the lanes of the desired round, and all others that were not ended. ``newest``
-    has the newest lane of the desired round by member, ended or not.
+    ``lanes`` holds all lanes of the desired round, and those of earlier rounds that are still open.
+    ``newest`` has the newest lane of the desired round by member, ended or not.
     """
 
     view: FleetView
     members: tuple[MemberCondition, ...]
     lanes: tuple[Lane, ...]
-    newest: Mapping[str, LaneProgress]
+    newest: Mapping[str, Lane]
     deployment: Deployment | None
     verification: VerificationView = field(default_factory=VerificationView)
 
     @property
-    def desired(self) -> Desired:
+    def desired(self) -> DesiredState:
         return self.view.desired
 
     @property
-    def served(self) -> Served:
+    def served(self) -> FleetModel:
         """What the fleet serves, by what most of its members say of themselves."""
         if self.deployment is None:
-            return Served()
+            return FleetModel()
         info = self.deployment.engine_info
         names = info.model_names
-        return Served(info.facts.weights_digest, names[0] if names else None)
+        return FleetModel(info.facts.weights_digest, names[0] if names else None)
 
     @property
     def ready(self) -> tuple[MemberCondition, ...]:
@@ -82,13 +86,12 @@ class FleetWatch:
         self._interval_s = interval_s
         self._clock = clock
         self._version = importlib.metadata.version("proofserve")
-        self._statuses = StatusReader()
         self._reading = asyncio.Lock()
         self._read_at = time.monotonic()
         self._changed = asyncio.Event()
         self.error: str | None = None
         """Why the database could not be read the last time; None if it could."""
-        self.current = Overview(FleetView(0.0, (), Desired(), ()), (), (), {}, None)
+        self.current = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), {}, None)
 
     @property
     def age_s(self) -> float:
@@ -144,11 +147,42 @@ class FleetWatch:
         self, view: FleetView, open_lanes: list[Lane], verification: VerificationView
     ) -> Overview:
         known = {(lane.round_id, lane.lane): lane for lane in open_lanes}
-        known |= {(e.lane.round_id, e.lane.lane): e.lane for e in view.lanes}
+        known |= {(lane.round_id, lane.lane): lane for lane in view.lanes}
         lanes = tuple(known.values())
-        statuses = self._statuses.statuses(view.members)
-        found = conditions(view.members, statuses, view.desired, lanes, self._rules, self._clock())
+        found = conditions(view.members, view.desired, lanes, self._rules, self._clock())
         deployment = fleet_deployment(found, self._limits, self._version)
         # Lanes are given in the order of their numbers.
-        newest = {each.lane.member_id: each for each in view.lanes}
+        newest = {lane.member_id: lane for lane in view.lanes}
         return Overview(view, found, lanes, newest, deployment, verification)
+
+
+def fleet_deployment(
+    found: Sequence[MemberCondition], limits: Deployment, version: str
+) -> Deployment | None:
+    """What every member that is not refused can do; None before the first one has answered.
+
+    A fixed scheme, seq_len or k_dim is the same on all of them, because unequal ones are refused.
+    ``limits`` has the fleet's own limits of requests, ``version`` is its version of proofserve.
+    """
+    deployed = [
+        each.deployment
+        for each in sorted(found, key=lambda each: (each.member.added_at, each.member.id))
+        if each.state is not MemberState.REFUSED and each.deployment is not None
+    ]
+    if not deployed:
+        return None
+    first = deployed[0]
+    # The names under which every member serves the model, in the order of the first one.
+    names = tuple(name for name in first.models if all(name in each.models for each in deployed))
+    # Only the number of token ids counts here: members draw prompts, the fleet does not.
+    count = min(each.token_ids for each in deployed)
+    tokens = AllowedTokens(((0, count),)) if count >= _LEAST_TOKENS else None
+    info = EngineInfo(
+        model_names=names,
+        facts=ModelFacts(first.hidden_size, first.weights_digest, tokens),
+        max_seq_len=min(each.max_seq_len for each in deployed),
+        versions={**first.versions, "proofserve": version},
+    )
+    return replace(
+        limits, engine_info=info, scheme=first.scheme, seq_len=first.seq_len, k_dim=first.k_dim
+    )

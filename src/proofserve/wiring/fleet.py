@@ -16,23 +16,16 @@ from proofserve.api.access import Access
 from proofserve.api.node import Challenges, Node, Rates, Waits
 from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
-from proofserve.fleet.dashboard.fleet_page import FleetPage
-from proofserve.fleet.dashboard.member_history import MemberHistory
-from proofserve.fleet.manager import FleetManager
+from proofserve.fleet.dashboard import FleetPage, MemberHistory
+from proofserve.fleet.manager import FleetManager, FleetResults
 from proofserve.fleet.members.client import MemberClient, member_http
-from proofserve.fleet.published import FleetResults
-from proofserve.fleet.reconciling.actions import Acting
-from proofserve.fleet.reconciling.deleting import delete_for_ever
-from proofserve.fleet.reconciling.leading import while_leading
-from proofserve.fleet.reconciling.reconciler import Reconciler
-from proofserve.fleet.routes.app import create_app
+from proofserve.fleet.reconciler import MemberActions, Reconciler, delete_for_ever
+from proofserve.fleet.routes.app import ServedFleet, create_app
 from proofserve.fleet.routes.operators import FleetParts
-from proofserve.fleet.routes.served import ServedFleet
-from proofserve.fleet.sql.leadership import Leadership
+from proofserve.fleet.sql.locks import Leadership, while_leading
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.controlling import VerificationControl
+from proofserve.fleet.verification.control import VerificationControl, VerificationPolicy
 from proofserve.fleet.verification.durable import JobSender
-from proofserve.fleet.verification.policy import VerificationPolicy
 from proofserve.fleet.watch import FleetWatch
 from proofserve.outbox.post import Outward
 from proofserve.outbox.sender import CallbackSender
@@ -75,7 +68,7 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
         member_http() as http,
         AsyncExitStack() as tasks,
     ):
-        acting = Acting(store, listed, http, public_url)
+        acting = MemberActions(store, listed, http, public_url)
         controller = _Controller(settings, acting, outward, policy)
         await controller.watch.refresh()
         for what, work in controller.tasks():
@@ -92,7 +85,7 @@ class _Controller:
     def __init__(
         self,
         settings: FleetSettings,
-        acting: Acting,
+        acting: MemberActions,
         outward: Outward,
         policy: VerificationPolicy | None,
     ) -> None:

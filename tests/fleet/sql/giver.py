@@ -4,10 +4,12 @@ import asyncio
 import sys
 from threading import Barrier
 
-from proofserve.fleet.errors import NoLaneLeft
+from proofserve.fleet.errors import NoLane
 from proofserve.fleet.records import MemberSource
-from proofserve.fleet.sql.leadership import Leadership
+from proofserve.fleet.sql.locks import Leadership
 from proofserve.fleet.sql.store import FleetStore
+
+from .support import give_lane
 
 
 def give_lanes(url: str, round_id: str, giver: int, together: Barrier) -> list[int]:
@@ -22,8 +24,8 @@ async def _give_lanes(url: str, round_id: str, giver: int, together: Barrier) ->
             name = f"g{giver}-{len(taken)}"
             member = await store.put_member(f"http://{name}", name, MemberSource.LIST)
             try:
-                lane = await store.give_lane(round_id, member.id)
-            except NoLaneLeft:
+                lane = await give_lane(store, round_id, member.id)
+            except NoLane:
                 return taken
             taken.append(lane.lane)
 

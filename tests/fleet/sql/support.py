@@ -7,10 +7,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from sqlalchemy import select
 
 from proofserve.fleet.callback_reader import read
-from proofserve.fleet.records import FleetRound, Lane, MemberSource, MemberVectors, MemberWinners
+from proofserve.fleet.errors import NoLane
+from proofserve.fleet.records import (
+    DesiredState,
+    FleetModel,
+    FleetRound,
+    Lane,
+    Member,
+    MemberSource,
+    MemberVectors,
+    MemberWinners,
+)
+from proofserve.fleet.sql import rounds as rows
+from proofserve.fleet.sql.rounds import find_round
 from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.sql.tables import jobs
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
@@ -43,7 +57,40 @@ async def a_lane(
 
 async def another_lane(store: FleetStore, opened: FleetRound, name: str) -> Lane:
     member = await store.put_member(f"http://{name}:8000", name, MemberSource.LIST)
-    return await store.give_lane(opened.id, member.id)
+    return await give_lane(store, opened.id, member.id)
+
+
+async def give_lane(store: FleetStore, round_id: str, member_id: str) -> Lane:
+    """One lane. Raises why there is none."""
+    (found,) = await store.give_lanes(round_id, [member_id], FleetModel())
+    if isinstance(found, NoLane):
+        raise found
+    return found
+
+
+async def members_of(store: FleetStore) -> list[Member]:
+    return list((await store.view()).members)
+
+
+async def desired_of(store: FleetStore) -> DesiredState:
+    return (await store.view()).desired
+
+
+async def round_of(store: FleetStore, round_id: str) -> FleetRound | None:
+    return await store.database.read(find_round, round_id)
+
+
+async def lanes_of(store: FleetStore, round_id: str) -> list[Lane]:
+    """The given lanes of a round, by number."""
+    found = await round_of(store, round_id)
+    return await store.database.read(rows.lanes_of, found.number) if found else []
+
+
+async def attempts_of(store: FleetStore, job_id: str) -> int | None:
+    """How often a job of verification was begun; None if there is no such job."""
+    chosen = select(jobs.c.attempts).where(jobs.c.id == job_id)
+    attempts: int | None = await store.database.read(lambda c: c.execute(chosen).scalar())
+    return attempts
 
 
 def nonces_of(opened: FleetRound, lane: Lane, start: int, size: int) -> tuple[int, ...]:

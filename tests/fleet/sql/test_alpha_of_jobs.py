@@ -1,22 +1,15 @@
-"""The alpha of a day as rows: restarts, several controllers, deleted jobs and older databases."""
+"""The alpha of a day as rows: restarts, several controllers and deleted jobs."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import Connection, text
 
-from proofserve.fleet.alpha_spending import DAY_S
 from proofserve.fleet.records import MemberSource
-from proofserve.fleet.sql import schema
-from proofserve.fleet.sql.address import parse
-from proofserve.fleet.sql.database import FleetDatabase
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import (
+    DAY_S,
     JobCause,
     JobFinding,
     VerdictOutcome,
@@ -106,51 +99,3 @@ async def test_verdicts_of_the_last_day_are_not_deleted(url: str) -> None:
         assert await store.verdicts.old(60.0) == []
         now = NOW + DAY_S
         assert await store.verdicts.old(60.0) == [made[0].id]
-
-
-async def test_jobs_of_an_older_database_share_the_alpha_that_each_of_them_had(url: str) -> None:
-    database = FleetDatabase(parse(url))
-    await database.write(at_version, "0004")
-    await database.write(old_rows)
-    await database.close()
-    async with await FleetStore.open(url) as store:
-        jobs = await store.verdicts.open_jobs()
-        (verdict,) = await store.verdicts.page(None, 0, 10)
-    assert [(job.id, job.rule.alpha_per_day) for job in jobs] == [("b", 1e-4), ("c", 1e-4)]
-    assert spent(jobs) == pytest.approx(SERIES[:2])
-    assert (verdict.id, verdict.alpha) == ("a", None)
-
-
-def at_version(connection: Connection, version: str) -> None:
-    config = Config()
-    config.set_main_option("script_location", "proofserve.fleet.sql:migrations")
-    config.attributes["connection"] = connection
-    command.upgrade(config, version)
-    assert schema.version_of(connection) == version
-
-
-def old_rows(connection: Connection) -> None:
-    """A round with one lane, and three jobs about it, the first one with its verdict."""
-    rule = {"nonces": 4, "every_s": 1.0, "tests": [], "alpha": 1e-4, "conviction": "mark"}
-    job = (
-        "INSERT INTO fleet_jobs (id, member, round, lane, cause, queue, rule, seed, after_batch,"
-        " through_batch, asked_at, state) VALUES"
-        " (:id, 'm', 1, 0, 'policy', 'q', :rule, 's', 0, 1, 1000, :state)"
-    )
-    for statement in (
-        "INSERT INTO fleet_members (id, url, name, source, wish, added_at)"
-        " VALUES ('m', 'http://m', 'm', 'list', 'active', 0)",
-        "INSERT INTO fleet_rounds (number, id, spec, about, opened_at, lanes)"
-        " VALUES (1, 'r', '{}', 'a', 0, 1)",
-        "INSERT INTO fleet_lanes (round, lane, lanes, member, given_at) VALUES (1, 0, 1, 'm', 0)",
-    ):
-        connection.execute(text(statement))
-    for name, state in (("a", "done"), ("b", "running"), ("c", "queued")):
-        connection.execute(text(job), {"id": name, "rule": json.dumps(rule), "state": state})
-    connection.execute(
-        text(
-            "INSERT INTO fleet_verdicts (job, member, round, lane, outcome, nonces, at, seconds,"
-            " distances) VALUES ('a', 'm', 1, 0, 'abstained', 0, 1000, 1, :none)"
-        ),
-        {"none": b""},
-    )

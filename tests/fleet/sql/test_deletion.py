@@ -8,7 +8,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.rounds.state import Move
 
-from .support import a_lane, a_spec, nonces_of, vectors_of
+from .support import a_lane, a_spec, lanes_of, nonces_of, vectors_of
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +74,7 @@ async def test_old_delivered_batches_go_and_counts_stay(store: FleetStore, clock
     assert await nonces(store) == list(recent)
     # The next seq goes on, so a reader sees a gap and nothing twice.
     assert [row.seq for row in await store.results(0, 1)] == [1001]
-    (progress,) = await store.lanes(opened.id)
+    (progress,) = await lanes_of(store, opened.id)
     assert (progress.batches, progress.stored) == (501, 1003)
     gauges = await store.gauges()
     assert (gauges.results, gauges.pending, gauges.delivered) == (1003, 0, 1)
@@ -96,7 +96,7 @@ async def test_a_late_repeat_of_a_deleted_callback_is_known(
     for key, start in (("k4", 4), ("another key", 6), ("expired", 8)):
         await store.ingest(opened, lane, key, vectors_of(nonces_of(opened, lane, start, 4)))
     assert await nonces(store) == list(nonces_of(opened, lane, 8, 4))
-    (progress,) = await store.lanes(opened.id)
+    (progress,) = await lanes_of(store, opened.id)
     assert progress.stored == 16
 
 

@@ -17,6 +17,7 @@ from .support import (
     another_lane,
     artifacts_body,
     head_of,
+    lanes_of,
     nonces_of,
     roots_body,
     send,
@@ -43,7 +44,7 @@ async def test_a_callback_is_stored_once(store: FleetStore) -> None:
         StoredResult(seq, "r1", nonce, text)
         for seq, nonce, text in zip(range(1, 6), nonces, texts, strict=True)
     ]
-    (progress,) = await store.lanes("r1")
+    (progress,) = await lanes_of(store, "r1")
     assert (progress.batches, progress.stored) == (1, 5)
     assert progress.last_stored_at is not None
     assert (await store.gauges()).results == 5
@@ -68,7 +69,7 @@ async def test_a_nonce_that_is_stored_does_not_count_again(store: FleetStore) ->
             opened, lane, key, vectors_of(nonces_of(opened, lane, start, size))
         )
     assert sorted(await nonces_in(store)) == list(nonces_of(opened, lane, 0, 32))
-    (progress,) = await store.lanes("r1")
+    (progress,) = await lanes_of(store, "r1")
     assert (progress.batches, progress.stored) == (5, 32)
     assert [each.seq for each in await store.results(0, 100)] == list(range(1, 33))
 
@@ -97,7 +98,7 @@ async def test_repeats_within_one_transaction_do_not_count(store: FleetStore) ->
 
 async def test_late_callbacks_of_ended_lanes_are_stored(store: FleetStore) -> None:
     opened, lane = await a_lane(store)
-    await store.end_lane(lane, "lost")
+    await store.note_lanes({}, {lane: "lost"})
     await store.move(Move.STOP)
     await store.remove_member(lane.member_id)
     assert await store.ingest(opened, lane, "k", vectors_of(nonces_of(opened, lane, 3, 2)))
@@ -145,7 +146,7 @@ async def test_roots_count_the_nonces_under_them(store: FleetStore) -> None:
     opened, lane = await a_lane(store, a_spec(roots=True))
     assert await send(store, opened, lane, "k1", roots_body(opened, lane, 0, [32, 32]))
     assert await send(store, opened, lane, "k2", roots_body(opened, lane, 32, [32, 20]))
-    (progress,) = await store.lanes("r1")
+    (progress,) = await lanes_of(store, "r1")
     assert (progress.batches, progress.stored) == (2, 84)
     assert await store.results(0, 10) == []
 

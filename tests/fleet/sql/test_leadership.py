@@ -11,8 +11,7 @@ import psycopg
 import pytest
 
 from endurance.fleet.postgres import Postgres
-from proofserve.fleet.sql.leadership import Leadership
-from proofserve.fleet.sql.locks import LEADER, process_lock
+from proofserve.fleet.sql.locks import LEADER, Leadership, process_lock
 from proofserve.fleet.sql.store import FleetStore
 
 pytestmark = pytest.mark.anyio

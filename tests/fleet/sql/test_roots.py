@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from proofserve.fleet.published import FleetResults
-from proofserve.fleet.records import RootsOfRound
+from proofserve.fleet.manager import FleetResults
+from proofserve.fleet.records import MemberRound
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import SeveralRounds, UnknownRound
 
-from .support import a_lane, a_spec, another_lane, roots_body, send
+from .support import a_lane, a_spec, another_lane, lanes_of, roots_body, send
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +24,7 @@ async def test_the_nonces_under_roots_are_counted_once(store: FleetStore) -> Non
     await send(store, opened, lane, "k2", roots_body(opened, lane, 32, [32, 20]))
     (found,) = await store.roots([opened], None)
     numbers = opened.nonces_of(0)
-    assert found == RootsOfRound("the member's", numbers, 84, lane.member_id)
+    assert found == MemberRound("the member's", numbers, 84, lane.member_id, opened)
     assert await store.roots([opened], "another") == []
 
 
@@ -40,8 +40,8 @@ async def test_the_rounds_of_a_member_that_is_a_fleet_are_parts_of_its_lane(
     found = await store.roots([opened], None)
     lanes = [NonceLane(3, 4, 1, 64), NonceLane(3, 4, 49, 64)]
     assert [each.lane for each in found] == lanes
-    assert [(each.round_id, each.committed) for each in found] == [("part 0", 32), ("part 3", 32)]
-    (progress,) = await store.lanes(opened.id)
+    assert [(each.round_id, each.next_index) for each in found] == [("part 0", 32), ("part 3", 32)]
+    (progress,) = await lanes_of(store, opened.id)
     assert progress.stored == 64
 
 

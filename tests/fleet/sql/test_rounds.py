@@ -2,22 +2,22 @@ from dataclasses import replace
 
 import pytest
 
-from proofserve.fleet.records import Desired
+from proofserve.fleet.records import DesiredState
 from proofserve.fleet.sql.rounds import MOST_LANES
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.errors import AlreadyGenerating, LaneUnset, NotInitialised, OtherProtocol
 from proofserve.rounds.state import Move, State
 
-from .support import a_distance_spec, a_spec
+from .support import a_distance_spec, a_spec, desired_of, round_of
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_nothing_is_desired_at_first(store: FleetStore) -> None:
-    assert await store.desired() == Desired(State.IDLE, None)
-    assert await store.round("r1") is None
-    assert await store.move(Move.STOP) == Desired(State.STOPPED, None)
+    assert await desired_of(store) == DesiredState(State.IDLE, None)
+    assert await round_of(store, "r1") is None
+    assert await store.move(Move.STOP) == DesiredState(State.STOPPED, None)
 
 
 @pytest.mark.parametrize("spec", [a_spec(url="http://t/x"), a_spec(roots=True), a_distance_spec()])
@@ -26,8 +26,8 @@ async def test_a_round_is_read_as_it_was_opened(url: str, spec: object) -> None:
         opened = await store.open_round(spec, 64)  # type: ignore[arg-type]
         assert (opened.spec, opened.lanes, opened.ended_at) == (spec, 64, None)
     async with await FleetStore.open(url) as store:
-        assert await store.desired() == Desired(State.GENERATING, opened)
-        assert await store.round(opened.id) == opened
+        assert await desired_of(store) == DesiredState(State.GENERATING, opened)
+        assert await round_of(store, opened.id) == opened
         assert await store.rounds_of_block("b10c", "k3y") == [opened]
         assert await store.rounds_of_block("b10c", "other") == []
 
@@ -36,14 +36,14 @@ async def test_the_next_round_ends_the_one_before(store: FleetStore) -> None:
     first = await store.open_round(a_spec("r1"), 8, Move.INIT)
     second = await store.open_round(a_spec("r2"), 8)
     assert second.number > first.number
-    assert (await store.desired()).round == second
-    ended = await store.round("r1")
+    assert (await desired_of(store)).round == second
+    ended = await round_of(store, "r1")
     assert ended is not None
     assert ended.ended_at is not None
     with pytest.raises(AlreadyGenerating):
         await store.open_round(a_spec("r3"), 8)
-    assert await store.desired() == Desired(State.GENERATING, second)
-    assert await store.round("r3") is None
+    assert await desired_of(store) == DesiredState(State.GENERATING, second)
+    assert await round_of(store, "r3") is None
 
 
 async def test_a_stopped_distance_round_goes_on(store: FleetStore) -> None:
@@ -52,8 +52,8 @@ async def test_a_stopped_distance_round_goes_on(store: FleetStore) -> None:
     assert stopped.state is State.STOPPED
     assert stopped.round is not None
     assert stopped.round.ended_at is not None
-    assert await store.move(Move.GENERATE) == Desired(State.GENERATING, opened)
-    assert await store.move(Move.VALIDATE) == Desired(State.VALIDATING, opened)
+    assert await store.move(Move.GENERATE) == DesiredState(State.GENERATING, opened)
+    assert await store.move(Move.VALIDATE) == DesiredState(State.VALIDATING, opened)
 
 
 async def test_moves_are_legal_as_on_a_node(store: FleetStore) -> None:

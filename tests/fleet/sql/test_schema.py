@@ -1,4 +1,5 @@
 import asyncio
+import hashlib
 import sqlite3
 from pathlib import Path
 
@@ -6,15 +7,17 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, column, table, text, update
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from proofserve.fleet.errors import NewerDatabase, StoreUnavailable
 from proofserve.fleet.records import MemberSource
-from proofserve.fleet.sql import address, schema
-from proofserve.fleet.sql.address import parse
-from proofserve.fleet.sql.database import FleetDatabase
+from proofserve.fleet.sql.database import FleetDatabase, database_url, shown, version_of
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.sql.tables import VERSION_TABLE, metadata
 from proofserve.outbox.store import SqliteOutbox
+
+from .support import members_of
 
 pytestmark = pytest.mark.anyio
 
@@ -33,10 +36,10 @@ def differences(connection: Connection) -> list[object]:
 
 
 async def test_the_migrations_lead_to_the_tables_of_the_code(url: str) -> None:
-    database = await FleetDatabase.open(parse(url))
+    database = await FleetDatabase.open(database_url(url))
     try:
         assert await database.read(differences) == []
-        assert await database.read(schema.version_of) == "0005"
+        assert await database.read(version_of) == "1"
     finally:
         await database.close()
 
@@ -45,32 +48,32 @@ async def test_a_second_start_changes_nothing(url: str) -> None:
     async with await FleetStore.open(url) as store:
         member = await store.put_member("http://a", "a", MemberSource.LIST)
     async with await FleetStore.open(url) as store:
-        assert await store.members() == [member]
+        assert await members_of(store) == [member]
 
 
 async def test_many_starts_at_once_migrate_once(url: str) -> None:
     stores = await asyncio.gather(*(FleetStore.open(url) for _ in range(6)))
     await stores[0].put_member("http://a", "a", MemberSource.LIST)
     for store in stores:
-        assert len(await store.members()) == 1
+        assert len(await members_of(store)) == 1
         await store.close()
 
 
 async def test_a_newer_database_is_left_alone(url: str) -> None:
-    database = await FleetDatabase.open(parse(url))
+    database = await FleetDatabase.open(database_url(url))
     newer = update(table(VERSION_TABLE, column("version_num"))).values(version_num="9999")
     await database.write(lambda c: c.execute(newer))
     await database.close()
-    with pytest.raises(NewerDatabase, match="version 9999, this proofserve knows up to 0005"):
+    with pytest.raises(NewerDatabase, match="version 9999, this proofserve knows up to 1:"):
         await FleetStore.open(url)
 
 
 async def test_tables_of_others_in_the_database_do_not_matter(url: str) -> None:
-    database = FleetDatabase(parse(url))
+    database = FleetDatabase(database_url(url))
     await database.write(lambda c: c.execute(text("CREATE TABLE members (id INTEGER)")))
     await database.close()
     async with await FleetStore.open(url) as store:
-        assert await store.members() == []
+        assert await members_of(store) == []
 
 
 async def test_an_outbox_is_not_taken_for_a_fleet(tmp_path: Path) -> None:
@@ -93,7 +96,7 @@ async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 
 async def test_what_is_on_disk_is_safe_from_power_failures(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
-    database = await FleetDatabase.open(parse(str(path)))
+    database = await FleetDatabase.open(database_url(str(path)))
     pragmas = [
         await database.read(lambda c, n=name: c.execute(text(f"PRAGMA {n}")).scalar())
         for name in ("journal_mode", "synchronous", "foreign_keys")
@@ -105,7 +108,7 @@ async def test_what_is_on_disk_is_safe_from_power_failures(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text_", "shown"),
+    ("text_", "expected"),
     [
         ("postgres://u:secret@db:5432/fleet", "postgresql+psycopg://u:***@db:5432/fleet"),
         ("postgresql://db/fleet?sslmode=require", "postgresql+psycopg://db/fleet"),
@@ -113,8 +116,8 @@ async def test_what_is_on_disk_is_safe_from_power_failures(tmp_path: Path) -> No
         ("/var/fleet.db", "sqlite:////var/fleet.db"),
     ],
 )
-def test_addresses_of_databases(text_: str, shown: str) -> None:
-    assert address.shown(parse(text_)) == shown
+def test_addresses_of_databases(text_: str, expected: str) -> None:
+    assert shown(database_url(text_)) == expected
 
 
 @pytest.mark.parametrize(
@@ -123,5 +126,14 @@ def test_addresses_of_databases(text_: str, shown: str) -> None:
 )
 def test_other_addresses_are_refused_without_their_password(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"give postgresql://") as caught:
-        parse(wrong)
+        database_url(wrong)
     assert "secret" not in str(caught.value)
+
+
+def test_a_change_of_the_tables_is_noticed() -> None:
+    """Before the first release the digest changes, too; after it see ``migrations/first.py``."""
+    made = [CreateTable(each) for each in metadata.sorted_tables]
+    indexes = [index for each in metadata.sorted_tables for index in each.indexes]
+    made += [CreateIndex(each) for each in sorted(indexes, key=lambda index: str(index.name))]
+    statements = "\n".join(str(each.compile(dialect=postgresql.dialect())) for each in made)
+    assert hashlib.blake2b(statements.encode(), digest_size=8).hexdigest() == "766764f2744e8fb9"

@@ -13,12 +13,11 @@ import pytest
 from endurance.fleet.postgres import NoPostgres, Postgres, postgres
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.records import MemberSource
-from proofserve.fleet.sql.address import parse
-from proofserve.fleet.sql.database import FleetDatabase
+from proofserve.fleet.sql.database import FleetDatabase, database_url
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.rounds.state import State
 
-from .support import a_lane, a_spec, nonces_of, vectors_of
+from .support import a_lane, a_spec, give_lane, members_of, nonces_of, vectors_of
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +44,7 @@ async def test_what_was_stored_survives_a_crash_of_the_database(own_server: Post
                 store.ingest(opened, lane, "k2", second),
                 store.view(),
                 store.probe(),
-                store.give_lane(opened.id, lane.member_id),
+                give_lane(store, opened.id, lane.member_id),
                 store.results(0, 10),
             ):
                 with pytest.raises(StoreUnavailable, match="postgresql"):
@@ -63,7 +62,7 @@ async def test_what_was_stored_survives_a_crash_of_the_database(own_server: Post
 
 
 async def test_a_server_that_stays_silent_is_an_error_after_a_while(own_server: Postgres) -> None:
-    database = await FleetDatabase.open(parse(own_server.database()))
+    database = await FleetDatabase.open(database_url(own_server.database()))
     store = FleetStore(database, clock=lambda: 1.0)
     # The processes of the server's connections are its children, and are stopped as well.
     stopped = [own_server.pid, *own_server.children()]
@@ -84,7 +83,7 @@ async def test_a_server_that_stays_silent_is_an_error_after_a_while(own_server: 
     finally:
         signal_all(signal.SIGCONT)
     await store.put_member("http://a", "a", MemberSource.LIST)
-    assert len(await store.members()) == 1
+    assert len(await members_of(store)) == 1
     await store.close()
 
 
@@ -94,7 +93,7 @@ async def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None
     async with await FleetStore.open(str(path)) as store:
         opened, lane = await a_lane(store)
         found = vectors_of(nonces_of(opened, lane, 0, 5))
-        other = FleetDatabase(parse(str(path)))
+        other = FleetDatabase(database_url(str(path)))
         held = asyncio.Event()
         loop = asyncio.get_running_loop()
         release = asyncio.Event()
@@ -120,7 +119,7 @@ async def test_a_closed_store_says_so(url: str) -> None:
     await store.close()
     await store.close()
     with pytest.raises(StoreUnavailable, match="is closed"):
-        await store.members()
+        await members_of(store)
 
 
 async def test_closing_waits_for_what_is_being_stored(url: str) -> None:

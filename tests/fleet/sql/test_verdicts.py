@@ -18,7 +18,7 @@ from proofserve.fleet.verification_records import (
 )
 from proofserve.outbox.callbacks import CallbackPolicy
 
-from .support import MARK, a_job, vectors_of
+from .support import MARK, a_job, members_of, vectors_of
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +73,7 @@ async def test_a_sample_is_drawn_by_its_seed_from_the_batches_of_the_job(store: 
 
 async def test_what_the_policy_has_sampled_is_not_sampled_again(store: FleetStore) -> None:
     job, lane = await a_job(store)
-    progress = next(e for e in (await store.view()).lanes if e.lane.lane == lane.lane)
+    progress = next(e for e in (await store.view()).lanes if e.lane == lane.lane)
     assert (progress.sampled_batch, progress.sampled_stored) == (job.through_batch, 8)
     later = replace(job, id="later", after_batch=job.through_batch)
     await store.verdicts.add([later])
@@ -103,7 +103,7 @@ async def test_a_job_has_one_verdict_whoever_computes_it(store: FleetStore) -> N
 
 
 async def wish_of(store: FleetStore, member_id: str) -> tuple[Wish, str | None]:
-    member = next(each for each in await store.members() if each.id == member_id)
+    member = next(each for each in await members_of(store) if each.id == member_id)
     return member.wish, member.wish_reason
 
 

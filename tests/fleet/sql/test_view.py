@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from proofserve.fleet.records import Member, MemberSource, Seen
+from fleet.records import DEPLOYED, body
+from proofserve.fleet.member_status import read_status
+from proofserve.fleet.records import Member, MemberLook, MemberSource
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.rounds.state import Move, State
 
-from .support import a_lane, a_spec, nonces_of, vectors_of
+from .support import a_lane, a_spec, give_lane, lanes_of, nonces_of, vectors_of
 
 pytestmark = pytest.mark.anyio
 
@@ -19,14 +21,14 @@ async def test_a_view_has_all_at_one_time(store: FleetStore) -> None:
     empty = await store.view()
     assert (empty.members, empty.desired.state, empty.lanes) == ((), State.IDLE, ())
     opened, lane = await a_lane(store)
-    await store.lane_started(lane, "its round")
+    await store.note_lanes({lane: "its round"}, {})
     await store.ingest(opened, lane, "k", vectors_of(nonces_of(opened, lane, 0, 5)))
     view = await store.view()
     assert [member.name for member in view.members] == ["m1"]
     assert view.desired.round == opened
     (progress,) = view.lanes
-    assert (progress.lane.member_round_id, progress.stored, progress.batches) == ("its round", 5, 1)
-    assert list(view.lanes) == await store.lanes(opened.id)
+    assert (progress.member_round_id, progress.stored, progress.batches) == ("its round", 5, 1)
+    assert list(view.lanes) == await lanes_of(store, opened.id)
 
 
 async def test_a_view_of_a_thousand_members_is_bounded(store: FleetStore) -> None:
@@ -43,16 +45,17 @@ async def test_a_view_of_a_thousand_members_is_bounded(store: FleetStore) -> Non
                 for n in range(first, first + 100)
             )
         )
-    seen = Seen(1.0, answered=True, status={"stats": "x" * 2000})
-    await store.seen({member.id: seen for member in members})
-    await store.seen({members[0].id: replace(seen, status={"huge": "x" * 10**7})})
+    look = MemberLook(1.0, answered=True, status=read_status(body(error="x" * 2000)))
+    await store.add_looks({member.id: look for member in members})
+    large = body(deployment={**DEPLOYED, "models": ["x" * 2000] * 100})
+    await store.add_looks({members[0].id: replace(look, status=read_status(large))})
     opened = await store.open_round(a_spec("now"), MEMBERS)
-    await asyncio.gather(*(store.give_lane(opened.id, member.id) for member in members[:200]))
+    await asyncio.gather(*(give_lane(store, opened.id, member.id) for member in members[:200]))
     start = time.perf_counter()
     view = await store.view()
     print(f"a view of {MEMBERS} members and 200 lanes took {time.perf_counter() - start:.3f} s")
     assert len(view.members) == MEMBERS
     assert len(view.lanes) == 200
-    assert {each.lane.round_id for each in view.lanes} == {"now"}
+    assert {each.round_id for each in view.lanes} == {"now"}
     huge = next(member for member in view.members if member.id == members[0].id)
-    assert huge.seen == Seen(1.0, answered=True)
+    assert huge.seen == MemberLook(1.0, answered=True)

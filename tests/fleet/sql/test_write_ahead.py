@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.fleet.sql.write_ahead import use_log
+from proofserve.fleet.sql.database import use_log
 
 
 def mode_of(connection: sqlite3.Connection) -> str:

@@ -13,12 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from fleet.sql.support import give_lane
 from proofserve.engines.checkpoints.digest import weights_digest
-from proofserve.fleet.records import Desired, FleetView, MemberSource, MemberVectors
+from proofserve.fleet.records import DesiredState, FleetView, MemberSource, MemberVectors
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.controlling import VerificationControl
+from proofserve.fleet.verification.control import (
+    VerificationControl,
+    VerificationPolicy,
+    queue_name,
+)
 from proofserve.fleet.verification.durable import JobSender
-from proofserve.fleet.verification.policy import VerificationPolicy, queue_name
 from proofserve.fleet.verification_records import (
     AfterConviction,
     JobCause,
@@ -49,7 +53,7 @@ RULE = VerificationRule(
 class NothingDue:
     """The part of a watch that the control reads, for a fleet in which no sample is due."""
 
-    current = Overview(FleetView(0.0, (), Desired(), ()), (), (), {}, None)
+    current = Overview(FleetView(0.0, (), DesiredState(), ()), (), (), {}, None)
 
 
 def control_of(
@@ -69,7 +73,7 @@ async def a_job(
     spec = RoundSpec(uuid.uuid4().hex, work, NonceLane(0, 1), 32, None)
     opened = await store.open_round(spec, 1)
     member = await store.put_member(f"http://{name}", name, MemberSource.LIST)
-    lane = await store.give_lane(opened.id, member.id)
+    lane = await give_lane(store, opened.id, member.id)
     nonces = opened.nonces_of(0).batch(0, STORED)
     vectors = engine_of(model, "bfloat16", four_bits).compute(work, nonces).values
     await store.ingest(opened, lane, "k", MemberVectors(np.array(nonces), vectors.astype("<f2")))

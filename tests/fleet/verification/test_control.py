@@ -10,14 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleet.sql.support import MARK, a_job
+from fleet.sql.support import MARK, a_job, attempts_of
 from fleet.verification.support import control_of
-from proofserve.fleet.alpha_spending import DAY_S
 from proofserve.fleet.sql.locks import process_lock
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification import controlling
+from proofserve.fleet.verification import control as controlling
 from proofserve.fleet.verification.durable import JobSender
-from proofserve.fleet.verification_records import JobFinding, JobPhase, VerdictOutcome
+from proofserve.fleet.verification_records import DAY_S, JobFinding, JobPhase, VerdictOutcome
 
 pytestmark = pytest.mark.anyio
 
@@ -131,6 +130,6 @@ async def test_old_verdicts_are_deleted_and_the_newest_of_a_member_stays(
     await control.step(sender)
     left = await store.verdicts.page(None, 0, 10)
     assert [each.id for each in left] == [newest.id, pattern.id]
-    assert await store.verdicts.find_job(first.id) is None
+    assert await attempts_of(store, first.id) is None
     assert set(sender.progress([first.id, newest.id])) == {newest.id}
     assert (await store.verdicts.view()).outcomes == {VerdictOutcome.ABSTAINED: 3}

@@ -13,9 +13,8 @@ from proofserve.engines.fake import TOY_ENGINE_INFO
 from proofserve.fleet.members.conditions import Rules
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.controlling import VerificationControl
+from proofserve.fleet.verification.control import VerificationControl, VerificationPolicy
 from proofserve.fleet.verification.durable import JobSender
-from proofserve.fleet.verification.policy import VerificationPolicy
 from proofserve.fleet.verification_records import VerificationJob
 from proofserve.fleet.watch import FleetWatch
 from proofserve.rounds.state import Move

@@ -16,18 +16,11 @@ from fleet.records import (
 )
 from proofserve.api.node import Deployment
 from proofserve.engines.fake import TOY_ENGINE_INFO
-from proofserve.fleet.deployment import fleet_deployment
 from proofserve.fleet.members.conditions import MemberCondition
-from proofserve.fleet.records import Desired, FleetView, LaneProgress, Served
-from proofserve.fleet.verification.policy import (
-    SampledLane,
-    VerificationPolicy,
-    due,
-    is_due,
-    job_of,
-)
+from proofserve.fleet.records import DesiredState, FleetModel, FleetView
+from proofserve.fleet.verification.control import VerificationPolicy, due, is_due, job_of
 from proofserve.fleet.verification_records import AfterConviction, JobCause, VerificationRule
-from proofserve.fleet.watch import Overview
+from proofserve.fleet.watch import Overview, fleet_deployment
 from proofserve.rounds.state import State
 from proofserve.wiring.verification.policy import policy_of
 
@@ -118,7 +111,7 @@ def test_a_member_that_never_answered_has_no_model() -> None:
 def test_a_sample_is_due_when_enough_is_new_and_the_time_has_come(
     stored: int, sampled_at: float | None, rule: VerificationRule, expected: bool
 ) -> None:
-    progress = LaneProgress(lane(), 3, 7 + stored, None, sampled_at, 2, sampled_stored=7)
+    progress = lane(stored=7 + stored, sampled_at=sampled_at, sampled_stored=7)
     assert is_due(progress, rule, 1000.0) is expected
 
 
@@ -126,10 +119,10 @@ def fleet_of(found: MemberCondition) -> Deployment | None:
     return fleet_deployment([found], Deployment(TOY_ENGINE_INFO, enabled=True), "0")
 
 
-def overview_of(desired: Desired) -> Overview:
+def overview_of(desired: DesiredState) -> Overview:
     """The lanes 0 of the member m and 1 of a member that was removed, both with enough."""
-    lanes = (lane(0), lane(1, member_id="removed"))
-    view = FleetView(1000.0, (), desired, tuple(LaneProgress(e, 1, 99, None) for e in lanes))
+    lanes = (lane(0, stored=99), lane(1, member_id="removed", stored=99))
+    view = FleetView(1000.0, (), desired, lanes)
     return Overview(view, (condition_of(member(seen())),), lanes, {}, None)
 
 
@@ -137,18 +130,18 @@ def overview_of(desired: Desired) -> Overview:
     ("desired", "busy", "expected"),
     [
         (GENERATING, set(), [0]),
-        (Desired(State.STOPPED, ROUND), set(), [0]),
+        (DesiredState(State.STOPPED, ROUND), set(), [0]),
         (GENERATING, {(ROUND.number, 0)}, []),
         (GENERATING, {(ROUND.number + 1, 0)}, [0]),
-        (Desired(State.GENERATING, DISTANCE), set(), []),
-        (Desired(), set(), []),
+        (DesiredState(State.GENERATING, DISTANCE), set(), []),
+        (DesiredState(), set(), []),
     ],
 )
 def test_samples_are_due_of_known_members_lanes_without_an_open_job(
-    desired: Desired, busy: set[tuple[int, int]], expected: list[int]
+    desired: DesiredState, busy: set[tuple[int, int]], expected: list[int]
 ) -> None:
     found = list(due(overview_of(desired), VerificationPolicy(RULE), (), busy))
-    assert [each.lane for each in found] == expected
+    assert [progress.lane for _, progress, _ in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -166,16 +159,17 @@ def test_what_is_new_at_the_end_of_a_round_is_sampled_whatever_the_times_of_the_
     stored: int, ended_at: float, last_stored_at: float | None, expected: bool
 ) -> None:
     rule = replace(RULE, every_nonces=50)
-    progress = LaneProgress(lane(), 3, 7 + stored, last_stored_at, 999.0, 2, sampled_stored=7)
+    known = {"last_stored_at": last_stored_at, "sampled_at": 999.0, "sampled_stored": 7}
+    progress = lane(stored=7 + stored, **known)
     assert is_due(progress, rule, 1000.0, ended_at) is expected
 
 
 def test_lanes_of_rounds_that_were_replaced_are_sampled() -> None:
     before = replace(ROUND, number=1, ended_at=980.0)
-    ended = [(before, LaneProgress(lane(3, "before"), 1, 99, None, 979.0))]
+    ended = [(before, lane(3, "before", stored=99, sampled_at=979.0))]
     overview = overview_of(GENERATING)
     found = list(due(overview, VerificationPolicy(RULE), ended, {(2, 0)}))
-    assert [(each.round.number, each.lane) for each in found] == [(1, 3)]
+    assert [(of.number, progress.lane) for of, progress, _ in found] == [(1, 3)]
     assert list(due(overview, VerificationPolicy(RULE), ended, {(2, 0), (1, 3)})) == []
 
 
@@ -183,19 +177,19 @@ def test_lanes_of_rounds_that_were_replaced_are_sampled() -> None:
     ("served", "queue"),
     [
         # The fleet may serve other weights by now.
-        (Served(OTHER_DIGEST, "old"), f"weights:{OTHER_DIGEST}"),
-        (Served(None, "old"), "model:old"),
+        (FleetModel(OTHER_DIGEST, "old"), f"weights:{OTHER_DIGEST}"),
+        (FleetModel(None, "old"), "model:old"),
         # A lane of an older database.
-        (Served(), f"weights:{DIGEST}"),
+        (FleetModel(), f"weights:{DIGEST}"),
     ],
 )
 def test_a_lane_is_judged_by_the_weights_that_the_fleet_served_when_it_was_given(
-    served: Served, queue: str
+    served: FleetModel, queue: str
 ) -> None:
     overview = replace(overview_of(GENERATING), deployment=fleet_of(condition_of(member(seen()))))
-    progress = LaneProgress(lane(served=served), 1, 99, None)
-    job = job_of(overview, SampledLane(ROUND, progress, RULE), JobCause.POLICY, 5)
+    progress = lane(served=served, stored=99)
+    job = job_of(overview, ROUND, progress, RULE, JobCause.POLICY, 5)
     assert job.queue == queue
     assert (job.weights_digest, job.model) == (
-        (served.weights_digest, served.model) if served != Served() else (DIGEST, "toy")
+        (served.weights_digest, served.model) if served != FleetModel() else (DIGEST, "toy")
     )

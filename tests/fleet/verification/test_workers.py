@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleet.servers import until
+from fleet.sql.support import attempts_of, members_of
 from fleet.verification.support import RULE, a_job, a_worker, control_of
 from proofserve.fleet.records import Wish
 from proofserve.fleet.sql.store import FleetStore
@@ -47,11 +48,10 @@ async def test_a_killed_workers_job_goes_to_another_and_gets_one_verdict(
             await until(all_ended, 120)
         sending.cancel()
         found = {each.id: each for each in await verdicts.page(None, 0, 10)}
-        wishes = {each.name: each.wish for each in await store.members()}
-        tried = await verdicts.find_job(lost[0].id)
+        wishes = {each.name: each.wish for each in await members_of(store)}
+        tried = await attempts_of(store, lost[0].id)
         again = await verdicts.finish(honest, JobFinding(VerdictOutcome.FRAUD, 1.0, report={}))
-    assert tried is not None
-    assert tried.attempts == 2
+    assert tried == 2
     assert again is None
     assert {id_: each.outcome for id_, each in found.items()} == {
         honest.id: VerdictOutcome.HONEST,
@@ -80,7 +80,7 @@ async def test_a_job_that_outlives_its_workers_is_given_up(
         await until(given_up)
         sending.cancel()
         (found,) = await store.verdicts.page(None, 0, 10)
-        (member,) = await store.members()
+        (member,) = await members_of(store)
     assert found.outcome is VerdictOutcome.ABSTAINED
     assert found.reason == "the job failed: 2 workers ended while they computed it"
     assert member.wish is Wish.ACTIVE

@@ -1,16 +1,20 @@
-"""Calls to one member by the API of a node: bounded in time and in size."""
+"""Calls to one member by the API of a node, bounded in time and in size; and one look at it."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
 
+from proofserve.fleet.member_status import MemberDeployment, read_status
+from proofserve.fleet.records import MemberLook
+from proofserve.protocol.nonces import NonceLane
+from proofserve.rounds.records import RoundSpec, Workload
 from proofserve.wire.paths import PROOFS
 
 # Connections to one member: a look, a change of the round, a share of a job, and openings; more
@@ -25,6 +29,11 @@ _SUCCESS = range(200, 300)
 _EXCERPT = 300
 # The Date header has whole seconds, cut off: on average a member's clock is this much later.
 _DATE_ROUNDING_S = 0.5
+# A server that gives one of these answers, and its proofs are not for this fleet as it is.
+_NO_PROOFS = {401, 403, 404, 405}
+_PROOFS_OFF = "PoC not enabled"
+# A round or job that the caller numbers itself, and a node that only judges.
+_WHOLE = NonceLane(0, 1)
 
 
 class MemberError(Exception):
@@ -43,16 +52,8 @@ class Unreachable(MemberError):
     """There is no connection to the member, so it has not seen the call."""
 
 
-class NonsenseAnswered(MemberError):
+class BadAnswer(MemberError):
     """The member answered something that is not of the node's API."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberAnswered:
-    """The JSON object that a member answered, and how far its clock is ahead, in seconds."""
-
-    body: Mapping[str, Any]
-    clock_offset_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class MemberClient:
     times: CallTimes = CallTimes()
     clock: Callable[[], float] = time.time
 
-    async def status(self) -> MemberAnswered:
+    async def status(self) -> tuple[Mapping[str, Any], float | None]:
+        """Its status, and how far its clock is ahead, in seconds."""
         return await self._call("GET", "/status", self.times.look_s)
 
     async def start(self, body: Mapping[str, Any]) -> None:
@@ -122,15 +124,15 @@ class MemberClient:
 
     async def self_check(self) -> float:
         """Seconds of one forward of the member."""
-        answer = await self._call("GET", "/health/deep", self.times.job_s)
-        seconds = answer.body.get("seconds")
+        answer, _ = await self._call("GET", "/health/deep", self.times.job_s)
+        seconds = answer.get("seconds")
         if not isinstance(seconds, int | float):
-            raise NonsenseAnswered("answered nonsense to GET /health/deep: no seconds")
+            raise BadAnswer("answered nonsense to GET /health/deep: no seconds")
         return float(seconds)
 
     async def _job(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        answer = await self._call("POST", path, self.times.job_s, body, _MOST_BYTES_OF_JOB)
-        return answer.body
+        answer, _ = await self._call("POST", path, self.times.job_s, body, _MOST_BYTES_OF_JOB)
+        return answer
 
     async def _call(
         self,
@@ -139,7 +141,8 @@ class MemberClient:
         limit_s: float,
         body: Mapping[str, Any] | None = None,
         most_bytes: int = _MOST_BYTES,
-    ) -> MemberAnswered:
+    ) -> tuple[Mapping[str, Any], float | None]:
+        """The JSON object that the member answers, and how far its clock is ahead, in seconds."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         url = f"{self.url}{PROOFS}{path}"
         before = self.clock()
@@ -160,7 +163,7 @@ class MemberClient:
             raise MemberError(str(error) or type(error).__name__) from error
         if (status := response.status) not in _SUCCESS:
             raise MemberError(f"{method} {path}: HTTP {status}: {_reason(raw)}", status)
-        return MemberAnswered(_object(raw, f"{method} {path}"), _offset(response, middle))
+        return _object(raw, f"{method} {path}"), _offset(response, middle)
 
 
 async def _bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
@@ -169,7 +172,7 @@ async def _bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     async for chunk in response.content.iter_any():
         read += chunk
         if len(read) > most_bytes:
-            raise NonsenseAnswered(f"answered more than {most_bytes} bytes")
+            raise BadAnswer(f"answered more than {most_bytes} bytes")
     return bytes(read)
 
 
@@ -177,9 +180,9 @@ def _object(raw: bytes, call: str) -> Mapping[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
-        raise NonsenseAnswered(f"answered nonsense to {call}: no JSON") from None
+        raise BadAnswer(f"answered nonsense to {call}: no JSON") from None
     if not isinstance(body, dict):
-        raise NonsenseAnswered(f"answered nonsense to {call}: no JSON object")
+        raise BadAnswer(f"answered nonsense to {call}: no JSON object")
     return body
 
 
@@ -207,3 +210,118 @@ def _offset(response: aiohttp.ClientResponse, middle: float) -> float | None:
     except (ValueError, TypeError, OverflowError):
         return None
     return at + _DATE_ROUNDING_S - middle
+
+
+async def look(client: MemberClient, before: MemberLook | None, now: float) -> MemberLook:
+    """What the member says of itself at the time ``now``.
+
+    A member without an answer keeps what ``before`` had, and the time of it.
+    """
+    try:
+        body, clock_offset_s = await client.status()
+    except BadAnswer as error:
+        return MemberLook(now, answered=True, error=str(error))
+    except MemberError as error:
+        if error.status in _NO_PROOFS or _PROOFS_OFF in str(error):
+            return MemberLook(now, answered=True, error=_advice(error))
+        return replace(before or MemberLook(now, answered=False), answered=False, error=str(error))
+    return look_of(body, clock_offset_s, now)
+
+
+def look_of(body: Mapping[str, Any], clock_offset_s: float | None, now: float) -> MemberLook:
+    """What an answer to ``GET /status`` says."""
+    try:
+        status = read_status(body)
+    except ValueError as error:
+        return MemberLook(now, answered=True, error=f"answered nonsense to GET /status: {error}")
+    lacks = None
+    if status.deployment is None:
+        lacks = "its proofserve knows no fleets (GET /status has no deployment): update it"
+    return MemberLook(now, answered=True, error=lacks, clock_offset_s=clock_offset_s, status=status)
+
+
+def _advice(error: MemberError) -> str:
+    if _PROOFS_OFF in str(error):
+        return "its proofs are off: start it with --enable-poc"
+    if error.status in (401, 403):
+        return (
+            f"it refuses the fleet's key ({error}): compare FLEET_MEMBER_KEY with its POC_API_KEY"
+        )
+    return f"it has no proof endpoints ({error}): start it with --enable-poc"
+
+
+# The bodies of calls, from the fleet's own records.
+
+
+def round_order(
+    spec: RoundSpec, lane: NonceLane, deployed: MemberDeployment, url: str
+) -> dict[str, Any]:
+    """The body of ``/init/generate`` for the nonces of ``lane``, with callbacks to ``url``."""
+    body = {**_work(spec.work), **_numbers(lane), "batch_size": spec.batch_size}
+    if spec.target is not None:
+        return {
+            **body,
+            **_distance(spec.work),
+            "r_target": spec.target.r_target,
+            "fraud_threshold": spec.target.fraud_threshold,
+            "callback_url": url,
+        }
+    if spec.commits_roots:
+        body["commit"] = "roots"
+    return {**body, **_artifact(spec.work, deployed), "url": url}
+
+
+def prove_order(
+    work: Workload, nonces: Sequence[int], deployed: MemberDeployment
+) -> dict[str, Any]:
+    """The body of ``/generate`` that waits for the vectors of ``nonces``."""
+    numbers = {"node_id": _WHOLE.node_id, "node_count": _WHOLE.node_count}
+    listed = {"nonces": list(nonces), "wait": True}
+    return {**_work(work), **numbers, **_artifact(work, deployed), **listed}
+
+
+def judging_order(work: Workload) -> dict[str, Any]:
+    """The body of ``/init`` for a distance round by which the member can recompute distances."""
+    return {**_work(work), **_distance(work), "r_target": 1.0}
+
+
+def judge_order(work: Workload, nonces: Sequence[int]) -> dict[str, Any]:
+    """The body of ``/validate`` that recomputes ``nonces``; its claims do not matter."""
+    listed = {"nonces": list(nonces), "dist": [0.0] * len(nonces)}
+    return {**_work(work), **listed, "node_id": _WHOLE.node_id}
+
+
+def _work(work: Workload) -> dict[str, Any]:
+    block = work.block
+    return {"block_hash": block.hash, "block_height": block.height, "public_key": work.public_key}
+
+
+def _numbers(lane: NonceLane) -> dict[str, int]:
+    return {
+        "node_id": lane.node_id,
+        "node_count": lane.node_count,
+        "group_id": lane.group_id,
+        "n_groups": lane.n_groups,
+    }
+
+
+def _artifact(work: Workload, deployed: MemberDeployment) -> dict[str, Any]:
+    wire: Mapping[str, Any] = work.scheme.to_wire()
+    body: dict[str, Any] = {
+        "scheme": wire["name"],
+        "params": {"model": deployed.models[0], "seq_len": work.seq_len, "k_dim": wire["k_dim"]},
+    }
+    if wire.get("stronger_rng"):
+        body["poc_stronger_rng"] = True
+    if deployed.weights_digest is not None:
+        body["weights_digest"] = deployed.weights_digest
+    return body
+
+
+def _distance(work: Workload) -> dict[str, Any]:
+    wire: Mapping[str, Any] = work.scheme.to_wire()
+    return {
+        "seq_len": work.seq_len,
+        "use_sign_flips": wire["sign_flips"],
+        "use_layer_hooks": wire["layer_hooks"],
+    }

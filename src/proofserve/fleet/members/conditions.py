@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from proofserve.fleet.members.member_status import MemberDeployment, MemberStatus, read_status
-from proofserve.fleet.records import Desired, Lane, Member, MemberState, Seen, Wish
+from proofserve.fleet.member_status import MemberDeployment, MemberStatus
+from proofserve.fleet.records import DesiredState, Lane, Member, MemberLook, MemberState, Wish
 
 # What makes servers equal: the digest of the weights or, without one, the names of the model; and
 # the fixed scheme, seq_len and k_dim.
@@ -50,58 +50,48 @@ class MemberCondition:
         return self.state is MemberState.READY
 
     @property
+    def generates(self) -> bool:
+        """Whether it proves a round now, of this fleet or another one."""
+        return self.answered and self.status is not None and self.status.generates
+
+    @property
+    def rate(self) -> float | None:
+        """Nonces per second that it proves now; None while it proves no round, or is silent."""
+        if not self.generates or self.status is None or self.status.stats is None:
+            return None
+        return self.status.stats.recent_nonces_per_second
+
+    @property
     def deployment(self) -> MemberDeployment | None:
         return None if self.status is None else self.status.deployment
 
 
-class StatusReader:
-    """What members said of themselves; each look is checked once, however often it is asked for."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[Seen, MemberStatus | None]] = {}
-
-    def statuses(self, members: Sequence[Member]) -> dict[str, MemberStatus | None]:
-        """The last status of each member by id; None for one that never gave any."""
-        before, self._known = self._known, {}
-        for member in members:
-            if (seen := member.seen) is not None:
-                known = before.get(member.id)
-                same = known is not None and known[0] is seen
-                self._known[member.id] = known if same and known else (seen, _status(seen))
-        return {
-            member.id: self._known[member.id][1] if member.id in self._known else None
-            for member in members
-        }
-
-
 def conditions(
     members: Sequence[Member],
-    statuses: Mapping[str, MemberStatus | None],
-    desired: Desired,
+    desired: DesiredState,
     lanes: Sequence[Lane],
     rules: Rules,
     now: float,
 ) -> tuple[MemberCondition, ...]:
     """The condition of each of ``members`` at the time ``now``.
 
-    ``statuses`` are those of a ``StatusReader``. ``lanes`` are those of the desired round, and all
-    that were not ended.
+    ``lanes`` holds all lanes of the desired round, and those of earlier rounds that are still open.
     """
     lanes_of: dict[str, list[Lane]] = {member.id: [] for member in members}
     for lane in lanes:
         lanes_of.setdefault(lane.member_id, []).append(lane)
-    kind = _common_kind(_voters(members, statuses, desired, lanes_of), rules)
+    kind = _common_kind(_voters(members, desired, lanes_of), rules)
     found = []
     for member in members:
-        status, own = statuses[member.id], lanes_of[member.id]
+        status, own = _status(member), lanes_of[member.id]
         foreign = None if status is None else foreign_round(status, desired, own)
-        state, reason = _state(member, status, foreign, kind, rules, now)
+        state, reason = _state(member, foreign, kind, rules, now)
         answered = member.seen is not None and member.seen.answered
         found.append(MemberCondition(member, state, reason, status, answered))
     return tuple(found)
 
 
-def foreign_round(status: MemberStatus, desired: Desired, own: Sequence[Lane]) -> str | None:
+def foreign_round(status: MemberStatus, desired: DesiredState, own: Sequence[Lane]) -> str | None:
     """Why the round that the member proves is not the fleet's; None if it is, or proves none.
 
     ``own`` are the lanes that were given to this member.
@@ -119,7 +109,7 @@ def foreign_round(status: MemberStatus, desired: Desired, own: Sequence[Lane]) -
     )
 
 
-def lane_of_member(status: MemberStatus, desired: Desired, own: Sequence[Lane]) -> Lane | None:
+def lane_of_member(status: MemberStatus, desired: DesiredState, own: Sequence[Lane]) -> Lane | None:
     """The lane of ``own`` whose round the member has configured.
 
     A lane whose start was never answered is known by its numbers, while the member proves it: an
@@ -138,24 +128,14 @@ def lane_of_member(status: MemberStatus, desired: Desired, own: Sequence[Lane]) 
     return None
 
 
-def _status(seen: Seen) -> MemberStatus | None:
-    if seen.status is None:
-        return None
-    try:
-        return read_status(seen.status)
-    except ValueError:
-        # A controller of another version stored it; the next look replaces it.
-        return None
+def _status(member: Member) -> MemberStatus | None:
+    return None if member.seen is None else member.seen.status
 
 
 def _state(
-    member: Member,
-    status: MemberStatus | None,
-    foreign: str | None,
-    kind: _Kind | None,
-    rules: Rules,
-    now: float,
+    member: Member, foreign: str | None, kind: _Kind | None, rules: Rules, now: float
 ) -> tuple[MemberState, str | None]:
+    status = _status(member)
     if absent := _absence(member.seen, status, rules, now):
         return absent
     if why := _refusal(member.seen, status, kind, rules) or foreign:
@@ -166,22 +146,22 @@ def _state(
 
 
 def _absence(
-    seen: Seen | None, status: MemberStatus | None, rules: Rules, now: float
+    look: MemberLook | None, status: MemberStatus | None, rules: Rules, now: float
 ) -> tuple[MemberState, str] | None:
     """The state of a member that does not answer, None for one that does.
 
-    One that was silent for a moment only is as it was before.
+    A member that was silent for ``lost_after_s`` at most keeps its state.
     """
-    if seen is None:
+    if look is None:
         return MemberState.JOINING, "not looked at yet"
-    if seen.answered:
+    if look.answered:
         return None
     if status is None:
-        return MemberState.JOINING, f"has not answered yet: {seen.error}"
-    silent_s = now - seen.at
+        return MemberState.JOINING, f"has not answered yet: {look.error}"
+    silent_s = now - look.at
     if silent_s <= rules.lost_after_s:
         return None
-    return MemberState.LOST, f"no answer for {silent_s:.0f} s: {seen.error}"
+    return MemberState.LOST, f"no answer for {silent_s:.0f} s: {look.error}"
 
 
 def _stall(status: MemberStatus | None) -> str | None:
@@ -196,11 +176,11 @@ def _stall(status: MemberStatus | None) -> str | None:
 
 
 def _refusal(
-    seen: Seen | None, status: MemberStatus | None, kind: _Kind | None, rules: Rules
+    look: MemberLook | None, status: MemberStatus | None, kind: _Kind | None, rules: Rules
 ) -> str | None:
     """Why the member cannot work beside the others; None if it can."""
-    if seen is None or (seen.answered and seen.error is not None):
-        return seen.error if seen else None
+    if look is None or (look.answered and look.error is not None):
+        return look.error if look else None
     if status is None or status.deployment is None:
         return "it did not say what is deployed"
     theirs, digest = _kind(status.deployment), status.deployment.weights_digest
@@ -208,7 +188,7 @@ def _refusal(
         return f"its weights have the digest {digest}, the fleet is for {rules.weights_digest}"
     if kind is not None and theirs != kind:
         return _difference(theirs, kind)
-    return _wrong_clock(seen.clock_offset_s, rules)
+    return _wrong_clock(look.clock_offset_s, rules)
 
 
 def _wrong_clock(offset_s: float | None, rules: Rules) -> str | None:
@@ -236,10 +216,7 @@ def _difference(theirs: _Kind, kind: _Kind) -> str:
 
 
 def _voters(
-    members: Sequence[Member],
-    statuses: Mapping[str, MemberStatus | None],
-    desired: Desired,
-    lanes_of: Mapping[str, Sequence[Lane]],
+    members: Sequence[Member], desired: DesiredState, lanes_of: Mapping[str, Sequence[Lane]]
 ) -> list[MemberDeployment]:
     """The deployments that decide what the fleet serves, of the members by age.
 
@@ -249,7 +226,7 @@ def _voters(
     round_id = desired.round.id if desired.round else None
     deployed = []
     for member in sorted(members, key=lambda each: (each.added_at, each.id)):
-        status = statuses[member.id]
+        status = _status(member)
         if status is not None and status.deployment is not None:
             deployed.append((member.id, status.deployment))
     proving = [

@@ -1,25 +1,51 @@
-"""The application of a fleet: a node's routes, and those of its operators and members."""
+"""The application of a fleet: a node's routes, those of operators, and members' callbacks."""
 
-from typing import Any
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Header, Path, Request
+from fastapi.responses import JSONResponse, Response
 
 from proofserve.api import node_page
 from proofserve.api import routes as node_routes
-from proofserve.api.node import ServedNode
+from proofserve.api.errors import NotReady
+from proofserve.api.node import Deployment, Node, ServedNode
 from proofserve.api.requests import guarded
-from proofserve.fleet.routes import callbacks, operators, verdicts
+from proofserve.api.response_models import documented
+from proofserve.fleet import callback_reader
+from proofserve.fleet.errors import BadCallback, StoreUnavailable, UnknownLane
+from proofserve.fleet.records import FleetRound, Lane
+from proofserve.fleet.routes import operators, verdicts
 from proofserve.fleet.routes.operators import FleetParts
-from proofserve.fleet.routes.served import ServedFleet
+from proofserve.fleet.routes.snapshot import StoredAnswer
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.watch import FleetWatch
+from proofserve.receiver import guard
 from proofserve.receiver.callbacks import SignatureCheck
+from proofserve.rounds.status import NodeTotals
+from proofserve.wire.callbacks import KEY_HEADER
+from proofserve.wire.paths import FLEET, GENERATED
+from proofserve.wire.records import problems
+
+_logger = logging.getLogger(__name__)
+
+# A million artifacts of k_dim 12, the most in one callback by default, have 70 MB.
+MAX_CALLBACK_BYTES = 256 * 1024 * 1024
+_MOST_LANES = 2**31
+# A controller whose view is older does not know what is desired, and says so. Seconds.
+OLDEST_VIEW_S = 5.0
+# The call that needs no deployment, though it changes something.
+_STOP = "/stop"
 
 
 def create_app(
-    parts: FleetParts, served: ServedFleet, check: SignatureCheck | None, has_keys: bool
+    parts: FleetParts, served: "ServedFleet", check: SignatureCheck | None, has_keys: bool
 ) -> FastAPI:
     """``check`` is that of members' callbacks, None without a secret."""
     app = FastAPI(title="proofserve fleet")
-    app.include_router(callbacks.router(parts.store, parts.manager.totals, check))
+    app.include_router(callback_router(parts.store, parts.manager.totals, check))
     app.include_router(operators.router(parts, served.for_operators))
     app.include_router(verdicts.router(parts, served.for_operators))
     app.include_router(node_routes.router(served, has_keys))
@@ -40,3 +66,102 @@ def create_app(
 
     app.include_router(models)
     return app
+
+
+class ServedFleet:
+    """Gives each request ``node`` with the present deployment.
+
+    ``node`` has the deployment that counts while no member has answered yet.
+    """
+
+    def __init__(self, watch: FleetWatch, node: Node) -> None:
+        self._watch = watch
+        self._node = node
+        self._made: tuple[Deployment, Node] | None = None
+
+    def __call__(self, request: Request) -> Node:
+        """Raises NotReady while the database, or the first member, does not answer."""
+        node = self.for_operators(request)
+        overview = self._watch.current
+        waits_for_member = request.method == "POST" and not request.url.path.endswith(_STOP)
+        if overview.deployment is None and waits_for_member:
+            raise NotReady(overview.why_not_ready or "no member has answered yet")
+        return node
+
+    def for_operators(self, _request: Request) -> Node:
+        """The node for calls that need no member. Raises NotReady without the database."""
+        if self._watch.age_s > OLDEST_VIEW_S and self._watch.error is not None:
+            raise NotReady(
+                f"the fleet's database has not answered for {self._watch.age_s:.0f} s; members go"
+                " on proving, and keep their results until it does"
+            )
+        deployment = self._watch.current.deployment
+        if deployment is None:
+            return self._node
+        if self._made is None or self._made[0] is not deployment:
+            self._made = (deployment, replace(self._node, deployment=deployment))
+        return self._made[1]
+
+
+def callback_router(
+    store: FleetStore,
+    totals: NodeTotals,
+    check: SignatureCheck | None,
+    max_body_bytes: int = MAX_CALLBACK_BYTES,
+) -> APIRouter:
+    """The route to which members send what they found.
+
+    401 refuses a callback that ``check`` does not accept, 404 one of an unknown lane, 413 a large
+    one, 422 names the wrong field, and 503 asks for another attempt.
+    """
+    made = APIRouter(prefix=FLEET, tags=["fleet"], route_class=guard.guarded(check, max_body_bytes))
+    # One large body at a time is parsed: it holds hundreds of megabytes, and the processor.
+    parsing = asyncio.Lock()
+
+    path = f"/members/{{member_id}}/lanes/{{round_id}}/{{lane}}/{GENERATED}"
+    answers = documented(StoredAnswer, 401, 404, 422, 503, needs_key=False)
+
+    @made.post(path, **answers)
+    async def generated(
+        request: Request,
+        member_id: str,
+        round_id: str,
+        lane: Annotated[int, Path(ge=0, lt=_MOST_LANES)],
+        key: Annotated[str | None, Header(alias=KEY_HEADER, max_length=200)] = None,
+    ) -> Response:
+        """Store what a member found in its lane."""
+        if not key:
+            return _refused("header", KEY_HEADER, "is needed: proofserve sends it")
+        body = await request.body()
+        try:
+            round_, given = await _given(store, member_id, round_id, lane)
+            async with parsing:
+                found = await asyncio.to_thread(callback_reader.read, body, round_, lane)
+            fresh = await store.ingest(round_, given, key, found)
+        except UnknownLane as error:
+            return JSONResponse({"detail": str(error)}, 404)
+        except BadCallback as error:
+            _logger.warning("a callback of member %s, lane %d: %s", member_id, lane, error)
+            return _refused("body", error.field, error.reason)
+        except StoreUnavailable as error:
+            return JSONResponse({"detail": f"not stored: {error}"}, 503)
+        if fresh:
+            totals.computed("round", len(found.nonces), 0)
+        return JSONResponse({"status": "stored" if fresh else "duplicate"})
+
+    return made
+
+
+async def _given(
+    store: FleetStore, member_id: str, round_id: str, lane: int
+) -> tuple[FleetRound, Lane]:
+    """The round and its lane. Raises UnknownLane also for a lane of another member."""
+    round_, given = await store.lane(round_id, lane)
+    if given.member_id != member_id:
+        raise UnknownLane(f"round {round_id!r} has not given lane {lane} to {member_id!r}")
+    return round_, given
+
+
+def _refused(where: str, field: str, reason: str) -> JSONResponse:
+    error = {"type": "callback", "loc": (where, *field.split(".")), "msg": reason}
+    return JSONResponse({"detail": problems([error])}, 422)

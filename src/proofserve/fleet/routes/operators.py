@@ -1,13 +1,16 @@
-"""Operators' routes of a fleet: its members, and what shall become of them."""
+"""Operators' routes of a fleet: its members, what shall become of them, and metrics."""
 
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -15,33 +18,36 @@ from proofserve.api.access import Access
 from proofserve.api.errors import ApiError
 from proofserve.api.node import Node
 from proofserve.api.requests import guarded
-from proofserve.api.response_models import documented
+from proofserve.api.response_models import documented, refused
 from proofserve.api.schemas import Body
+from proofserve.fleet.engine import NewClient
 from proofserve.fleet.errors import UnknownMember
-from proofserve.fleet.jobs.engine import NewClient
 from proofserve.fleet.manager import FleetManager
 from proofserve.fleet.members.client import MemberError
 from proofserve.fleet.members.conditions import MemberCondition
 from proofserve.fleet.members.sources import plain_url
-from proofserve.fleet.reconciling.reconciler import PassTimes
-from proofserve.fleet.records import Member, MemberSource, Wish
-from proofserve.fleet.routes.answers import (
+from proofserve.fleet.reconciler import PassTimes
+from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
+from proofserve.fleet.routes.snapshot import (
+    MOST_OF_PAGE,
     JoinAnswer,
     MemberAnswer,
     MembersPage,
     RemovedAnswer,
     SnapshotAnswer,
+    member_record,
+    snapshot,
 )
-from proofserve.fleet.routes.metrics import registry
-from proofserve.fleet.routes.snapshot import MOST_OF_PAGE, member_record, snapshot
-from proofserve.fleet.sql.leadership import Leadership
+from proofserve.fleet.sql.locks import Leadership
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.controlling import VerificationControl
-from proofserve.fleet.watch import FleetWatch
+from proofserve.fleet.verification.control import VerificationControl
+from proofserve.fleet.verification_records import JobPhase, VerdictOutcome
+from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.errors import ProtocolError
 from proofserve.wire.paths import FLEET
 from proofserve.wire.records import UnicodeText
 
+PREFIX = "proofserve_fleet"
 # Why a member may not join by this URL; None if it may.
 JoinCheck = Callable[[str], Awaitable[str | None]]
 
@@ -109,6 +115,10 @@ class FleetParts:
                 return each
         raise MemberNotFound(f"there is no member {member_id!r}: GET {FLEET}/members lists them")
 
+    def snapshot(self, offset: int, limit: int) -> dict[str, Any]:
+        overview, counted = self.watch.current, self.manager.counted
+        return snapshot(overview, counted, self.clock(), offset, limit)
+
     def record(self, member_id: str) -> dict[str, Any]:
         condition = self.condition(member_id)
         overview, counted = self.watch.current, self.manager.counted
@@ -140,14 +150,14 @@ def _add_reading(router: APIRouter, parts: FleetParts) -> None:
         limit: Annotated[int, Query(ge=0, le=MOST_OF_PAGE)] = 100,
     ) -> dict[str, Any]:
         """The fleet, its round, and one page of members, the worst first."""
-        overview = parts.watch.current
-        return snapshot(overview, parts.manager.counted, parts.clock(), offset, limit)
+        return parts.snapshot(offset, limit)
 
-    @router.get("/metrics", response_class=PlainTextResponse, responses=_refusals(503))
+    @router.get("/metrics", response_class=PlainTextResponse, responses=refused(503))
     async def metrics() -> PlainTextResponse:
         """Members, lanes and leadership in the text format of Prometheus."""
-        text = generate_latest(registry(parts.watch, parts.leadership, parts.passes))
-        return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
+        registry = CollectorRegistry()
+        registry.register(FleetCollector(parts))
+        return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/members", **documented(MembersPage, 422, 503))
     async def members(
@@ -155,20 +165,13 @@ def _add_reading(router: APIRouter, parts: FleetParts) -> None:
         limit: Annotated[int, Query(ge=0, le=MOST_OF_PAGE)] = 100,
     ) -> dict[str, Any]:
         """One page of members, the worst first."""
-        overview = parts.watch.current
-        found = snapshot(overview, parts.manager.counted, parts.clock(), offset, limit)
+        found = parts.snapshot(offset, limit)
         return {name: found[name] for name in ("members", "of_members", "offset")}
 
     @router.get("/members/{member_id}", **documented(MemberAnswer, 404, 503))
     async def member(member_id: str) -> dict[str, Any]:
         """One member. 404 if there is none with this id."""
         return parts.record(member_id)
-
-
-def _refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The documented refusals of a route whose answer is no JSON."""
-    responses: dict[int | str, dict[str, Any]] = documented(MemberAnswer, *codes)["responses"]
-    return {code: each for code, each in responses.items() if code != 200}
 
 
 def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
@@ -207,7 +210,7 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
         condition = parts.condition(member_id)
         member = condition.member
         _require_joined(member)
-        if condition.answered and condition.status is not None and condition.status.generates:
+        if condition.generates:
             # Later nothing would stop it: the fleet knows only its members.
             with suppress(MemberError):
                 await parts.client(member.url).stop()
@@ -242,3 +245,56 @@ def _require_joined(member: Member) -> None:
         raise StaysNamed(
             f"{member.name} comes from {where}: take it out there; until then cordon or drain it"
         )
+
+
+class FleetCollector(Collector):
+    """Shows what the parts know, and keeps nothing; it may be read in any thread."""
+
+    def __init__(self, parts: FleetParts) -> None:
+        self._parts = parts
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        overview, passes = self._parts.watch.current, self._parts.passes
+        states = Counter(each.state for each in overview.members)
+        by_state = {state.value: states[state] for state in MemberState}
+        yield _gauge("members", "Members by state.", "state", by_state)
+        round_, given = overview.desired.round, len(overview.view.lanes)
+        lanes = {"given": given, "left": (round_.lanes if round_ else 0) - given}
+        yield _gauge("lanes", "Lanes of the newest round: given, and left.", "lane", lanes)
+        leads = "1 for the controller that acts on the members."
+        held = self._parts.leadership.held
+        yield GaugeMetricFamily(f"{PREFIX}_leads", leads, value=held)
+        yield from _verification(overview)
+        age, seconds = "Seconds since the database was read.", self._parts.watch.age_s
+        yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=seconds)
+        what = "Duration of a pass over all members: the last one, and the longest of this process."
+        times = {"last": passes.last_s, "longest": passes.longest_s}
+        yield _gauge("pass_seconds", what, "pass", times)
+
+
+def _verification(overview: Overview) -> Iterator[Metric]:
+    seen = overview.verification
+    open_states = (JobPhase.QUEUED, JobPhase.RUNNING)
+    jobs = {each.value: seen.jobs.get(each, 0) for each in (*open_states, JobPhase.FAILED)}
+    about = "Jobs of verification by state; failed ones of the last day."
+    yield _gauge("verification_jobs", about, "state", jobs)
+    # One number for what starts workers: it must not end one that runs a job.
+    open_jobs = sum(jobs[each.value] for each in open_states)
+    waiting = "Jobs of verification that are queued or running."
+    yield GaugeMetricFamily(f"{PREFIX}_open_jobs", waiting, value=open_jobs)
+    verdicts = CounterMetricFamily(
+        f"{PREFIX}_verdicts", "Verdicts about members by outcome.", labels=["outcome"]
+    )
+    for outcome in VerdictOutcome:
+        verdicts.add_metric([outcome.value], seen.outcomes.get(outcome, 0))
+    yield verdicts
+
+
+def _gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+    made = GaugeMetricFamily(f"{PREFIX}_{name}", about, labels=[label])
+    for key, value in values.items():
+        made.add_metric([key], value)
+    return made

@@ -1,15 +1,26 @@
-"""All that an operator looks at, in one bounded JSON object: the worst members first."""
+"""All that an operator looks at in one bounded JSON object, and the form of a fleet's answers.
+
+The models are for the OpenAPI page; a test compares real answers with them. Durations in seconds,
+rates in nonces per second, times in seconds since the epoch.
+"""
 
 from collections import Counter
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
-from proofserve.fleet import reasons, summary
+from proofserve.api.response_models import ResponseModel
 from proofserve.fleet.members.conditions import MemberCondition
-from proofserve.fleet.records import MemberState
-from proofserve.fleet.summary import Counted
-from proofserve.fleet.verification_records import JobPhase, VerdictOutcome
+from proofserve.fleet.records import MemberSource, MemberState, Wish
+from proofserve.fleet.summary import (
+    MemberCounts,
+    member_reason,
+    paused_reason,
+    processed,
+    round_stats,
+)
+from proofserve.fleet.verification_records import JobCause, JobPhase, VerdictOutcome
 from proofserve.fleet.watch import Overview
+from proofserve.rounds.state import State
 
 # The most members of one page.
 MOST_OF_PAGE = 500
@@ -23,8 +34,170 @@ _WORST_FIRST = (
 )
 
 
+class LastVerdictAnswer(ResponseModel):
+    """The newest verdict about a member."""
+
+    id: str
+    outcome: VerdictOutcome
+    reason: str | None
+    test: str | None
+    nonces: int
+    distance: float | None
+    threshold: float | None
+    at: float
+
+
+class MemberAnswer(ResponseModel):
+    """One member. What it has not said yet is null; ``reason`` is for operators."""
+
+    id: str
+    name: str
+    url: str
+    source: MemberSource
+    state: MemberState
+    reason: str | None
+    wish: Wish
+    wish_reason: str | None
+    version: str | None
+    vllm_version: str | None
+    model: str | None
+    weights_digest: str | None
+    lane: int | None
+    nonces_per_second: float
+    processed: int
+    stored: int
+    steps: int | None
+    stalled_s: float | None
+    last_step_s: float | None
+    last_forward_s: float | None
+    chat_wait_s: float | None
+    paused_reason: str | None
+    outbox_pending: int | None
+    outbox_age_s: float | None
+    clock_offset_s: float | None
+    seen_s: float | None
+    verdict: LastVerdictAnswer | None
+
+
+class MembersPage(ResponseModel):
+    """Members from the ``offset``-th worst on, of ``of_members``."""
+
+    members: list[MemberAnswer]
+    of_members: int
+    offset: int
+
+
+class FleetAnswer(ResponseModel):
+    """The fleet and its round: ``members`` by state, ``lanes_used`` of its ``lanes``."""
+
+    state: State
+    round_id: str | None
+    block_hash: str | None
+    block_height: int | None
+    public_key: str | None
+    scheme: str | None
+    started_at: float | None
+    ended_at: float | None
+    lanes_used: int
+    lanes: int
+    paused_reason: str | None
+    members: dict[str, int]
+    processed: int
+    found: int
+    failed: int
+    nonces_per_second: float
+    elapsed_s: float
+
+
+class DistancesAnswer(ResponseModel):
+    """``counts[i]`` nonces of the newest ``verdicts`` lie from ``edges[i]`` to ``edges[i + 1]``."""
+
+    edges: list[float]
+    counts: list[int]
+    verdicts: int
+    threshold: float | None
+
+
+class VerificationAnswer(ResponseModel):
+    """Jobs by state, failed ones of the last day; all verdicts by outcome; newest distances."""
+
+    jobs: dict[str, int]
+    oldest_job_s: float | None
+    verdicts: dict[str, int]
+    distances: DistancesAnswer | None
+
+
+class SnapshotAnswer(MembersPage):
+    """All that an operator looks at, as of ``at``."""
+
+    at: float
+    fleet: FleetAnswer
+    verification: VerificationAnswer
+
+
+class VerdictAnswer(LastVerdictAnswer):
+    """One verdict; ``id`` is that of its job. ``log_evidence`` is a natural logarithm.
+
+    ``alpha`` was its chance to convict an honest member; null in rows of older versions.
+    """
+
+    number: int
+    member_id: str
+    member_name: str
+    round_id: str
+    lane: int
+    cause: JobCause
+    log_evidence: float | None
+    p_value: float | None
+    seconds: float
+    worker: str | None
+    alpha: float | None
+
+
+class VerdictPage(ResponseModel):
+    """Verdicts from the ``offset``-th newest on."""
+
+    verdicts: list[VerdictAnswer]
+    offset: int
+
+
+class VerdictReportAnswer(VerdictAnswer):
+    """A verdict and the report of ``proofserve verify --json``; null for an abstention."""
+
+    report: dict[str, Any] | None
+
+
+class VerificationJobAnswer(ResponseModel):
+    """A verification that waits for a worker; its verdict will have the same id."""
+
+    id: str
+    member_id: str
+    member_name: str
+    queue: str
+
+
+class JoinAnswer(ResponseModel):
+    """What the server is for the fleet; a reason if it takes no part."""
+
+    id: str
+    state: MemberState
+    reason: str | None
+
+
+class RemovedAnswer(ResponseModel):
+    id: str
+    name: str
+    removed: Literal[True]
+
+
+class StoredAnswer(ResponseModel):
+    """``duplicate``: a callback with this key was stored before."""
+
+    status: Literal["stored", "duplicate"]
+
+
 def snapshot(
-    overview: Overview, counted: Counted, now: float, offset: int, limit: int
+    overview: Overview, counted: MemberCounts, now: float, offset: int, limit: int
 ) -> dict[str, Any]:
     """The fleet, its round, and ``limit`` members from the ``offset``-th worst on.
 
@@ -43,34 +216,33 @@ def snapshot(
 
 
 def member_record(
-    overview: Overview, counted: Counted, condition: MemberCondition, now: float
+    overview: Overview, counted: MemberCounts, condition: MemberCondition, now: float
 ) -> dict[str, Any]:
     member, status = condition.member, condition.status
     lane = overview.newest.get(member.id)
     engine, outbox = (status.engine, status.outbox) if status else (None, None)
-    deployed = condition.deployment
+    deployed, cores = condition.deployment, status.liveness if status else ()
+    stalls = (core.waited_s for core in cores if core.stalled)
     return {
         "id": member.id,
         "name": member.name,
         "url": member.url,
         "source": member.source,
         "state": condition.state,
-        "reason": reasons.member_reason(overview, condition),
+        "reason": member_reason(overview, condition),
         "wish": member.wish,
         "wish_reason": member.wish_reason,
         "version": deployed.versions.get("proofserve") if deployed else None,
         "vllm_version": deployed.versions.get("vllm") if deployed else None,
         "model": deployed.models[0] if deployed and deployed.models else None,
         "weights_digest": deployed.weights_digest if deployed else None,
-        "lane": lane.lane.lane if lane and lane.lane.ended_at is None else None,
-        "nonces_per_second": _rate(condition),
-        "processed": summary.processed(lane, overview, counted) if lane else 0,
+        "lane": lane.lane if lane and lane.ended_at is None else None,
+        "nonces_per_second": condition.rate or 0.0,
+        "processed": processed(lane, overview, counted) if lane else 0,
         "stored": lane.stored if lane else 0,
-        "steps": sum(core.steps for core in status.liveness) if status else None,
-        "stalled_s": member.seen.stalled_s if member.seen else None,
-        "last_step_s": max((core.waited_s for core in status.liveness), default=None)
-        if status
-        else None,
+        "steps": sum(core.steps for core in cores) if status else None,
+        "stalled_s": max(stalls, default=0.0) if status else None,
+        "last_step_s": max((core.waited_s for core in cores), default=None),
         "last_forward_s": engine.last_forward_s if engine else None,
         "chat_wait_s": engine.longest_chat_wait_s if engine else None,
         "paused_reason": status.paused_reason if status else None,
@@ -101,9 +273,9 @@ def _verification(overview: Overview, now: float) -> dict[str, Any]:
     }
 
 
-def _fleet(overview: Overview, counted: Counted, now: float) -> dict[str, Any]:
+def _fleet(overview: Overview, counted: MemberCounts, now: float) -> dict[str, Any]:
     desired = overview.desired
-    round_, stats = desired.round, summary.round_stats(overview, counted, now)
+    round_, stats = desired.round, round_stats(overview, counted, now)
     states = Counter(each.state for each in overview.members)
     return {
         "state": desired.state,
@@ -116,7 +288,7 @@ def _fleet(overview: Overview, counted: Counted, now: float) -> dict[str, Any]:
         "ended_at": round_.ended_at if round_ else None,
         "lanes_used": len(overview.view.lanes),
         "lanes": round_.lanes if round_ else 0,
-        "paused_reason": reasons.paused_reason(overview),
+        "paused_reason": paused_reason(overview),
         "members": {state.value: states.get(state, 0) for state in MemberState},
         "processed": stats.processed if stats else 0,
         "found": stats.found if stats else 0,
@@ -126,16 +298,9 @@ def _fleet(overview: Overview, counted: Counted, now: float) -> dict[str, Any]:
     }
 
 
-def _rate(condition: MemberCondition) -> float:
-    status = condition.status
-    if not condition.answered or status is None or not status.generates or status.stats is None:
-        return 0.0
-    return status.stats.recent_nonces_per_second
-
-
 def _badness(overview: Overview, condition: MemberCondition) -> tuple[bool, int, bool, str]:
     """Sorts the worst first: convicted ones, by state, then those with a reason, then by name."""
     member = condition.member
     honest = not overview.verification.convicted(member.id)
-    has_reason = reasons.member_reason(overview, condition) is not None
+    has_reason = member_reason(overview, condition) is not None
     return honest, _WORST_FIRST.index(condition.state), not has_reason, member.name

@@ -1,38 +1,36 @@
-"""Operators' routes of verification: verdicts, their reports, and a verdict at once."""
+"""Operators' routes of verification: verdicts, their reports as pages, and a verdict at once."""
 
 import base64
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from proofserve.api.errors import ApiError
 from proofserve.api.node import Node
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented, refused
 from proofserve.fleet.errors import NothingToVerify
-from proofserve.fleet.routes.answers import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
 from proofserve.fleet.routes.operators import FleetParts
-from proofserve.fleet.verification.verdict_page import STYLE, page
+from proofserve.fleet.routes.snapshot import VerdictPage, VerdictReportAnswer, VerificationJobAnswer
 from proofserve.fleet.verification_records import MemberVerdict
 from proofserve.wire.paths import FLEET
 
 MOST_VERDICTS = 500
-
-
-class VerdictNotFound(ApiError):
-    status = 404
-
-
-class NoVerdictPossible(ApiError):
-    """No policy, no rule, or nothing stored; or the job has no report."""
-
-    status = 409
-
-
+_TEMPLATE: Final = "verdict_page.html"
+_MOST_DISTANCES: Final = 1000
+STYLE: Final = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse}th,td{padding:.2rem .8rem;border-bottom:1px solid #ccc;"
+    "text-align:left}.fraud{color:#b42318}.honest{color:#1a7f37}"
+    "@media(prefers-color-scheme:dark){body{background:#16181d;color:#e6e6e6}"
+    ".fraud{color:#ff7b72}.honest{color:#3fb950}}"
+)
 # The page has no script, and one style of its own.
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 _PAGE_HEADERS = {
@@ -43,6 +41,16 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+
+
+class VerdictNotFound(ApiError):
+    status = 404
+
+
+class NoVerdictPossible(ApiError):
+    """No policy, no rule, or nothing stored; or the job has no report."""
+
+    status = 409
 
 
 def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
@@ -104,3 +112,44 @@ async def _found(parts: FleetParts, verdict_id: str) -> tuple[MemberVerdict, dic
             " all"
         )
     return found
+
+
+def page(verdict: MemberVerdict, report: Mapping[str, Any] | None) -> str:
+    """``report`` is None for an abstention."""
+    # Names and errors come from other machines.
+    environment = Environment(
+        loader=PackageLoader("proofserve.fleet.verification", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    content = report or {}
+    distances = list(content.get("distances", {}).items())[:_MOST_DISTANCES]
+    return environment.get_template(_TEMPLATE).render(
+        style=STYLE,
+        verdict=verdict,
+        facts=list(_facts(verdict)),
+        lines=content.get("lines", ()),
+        distances=distances,
+    )
+
+
+def _facts(verdict: MemberVerdict) -> list[tuple[str, str]]:
+    at = datetime.fromtimestamp(verdict.at, UTC).isoformat(" ", "seconds")
+    found: list[tuple[str, object]] = [
+        ("Member", f"{verdict.member_name} ({verdict.member_id})"),
+        ("Round", verdict.round_id),
+        ("Lane", verdict.lane),
+        ("Asked for by", verdict.cause),
+        ("Reason", verdict.reason),
+        ("Test", verdict.test),
+        ("Nonces recomputed", verdict.nonces),
+        ("Median distance", verdict.distance),
+        ("Threshold of honest distances", verdict.threshold),
+        ("Logarithm of the evidence", verdict.log_evidence),
+        ("p-value", verdict.p_value),
+        ("Alpha, its chance to convict an honest member", verdict.alpha),
+        ("At", at),
+        ("Seconds", f"{verdict.seconds:.2f}"),
+        ("Worker", verdict.worker),
+    ]
+    return [(label, str(value)) for label, value in found if value is not None]

@@ -1,17 +1,25 @@
 """One database behind a few threads, so that the event loop never waits for it."""
 
 import asyncio
-from collections.abc import Callable
+import functools
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext, MigrationStep
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.sql import address, schema
-from proofserve.fleet.sql.write_ahead import use_log
+from proofserve.fleet.errors import NewerDatabase, StoreUnavailable
+from proofserve.fleet.sql.tables import VERSION_TABLE
 
+_POSTGRESQL = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
+_HOW = "give postgresql://user@host/name, sqlite:///file, or the path of a file"
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -31,14 +39,19 @@ _SQLITE_LOCK_S = 5.0
 _SQLITE_WRITE = "BEGIN IMMEDIATE"
 # The execution option that holds the statement with which a transaction of SQLite begins.
 _BEGIN = "fleet_begin"
+_LOG_AGAIN_S = 0.02
+# Alembic's steps from one version of the tables to the next.
+_STEPS = Path(__file__).parent.parent / "migrations"
+# An advisory lock of PostgreSQL: several controllers may start at the same time.
+_MIGRATING = 0x70726F6F66_01
 
 
 class FleetDatabase:
     """Runs transactions: on SQLite one after another, on PostgreSQL a few at a time."""
 
     def __init__(self, url: URL, answer_s: float = _ANSWER_S) -> None:
-        self._name = address.shown(url)
-        self._is_sqlite = address.is_sqlite(url)
+        self._name = shown(url)
+        self._is_sqlite = is_sqlite(url)
         self._answer_s = None if self._is_sqlite else answer_s
         self._engine = _sqlite(url) if self._is_sqlite else _postgresql(url)
         workers = 1 if self._is_sqlite else _CONNECTIONS
@@ -54,7 +67,7 @@ class FleetDatabase:
         """
         database = cls(url, answer_s)
         try:
-            await database.write(schema.migrate)
+            await database.write(migrate)
         except BaseException:
             await database.close()
             raise
@@ -120,6 +133,96 @@ class FleetDatabase:
             ) from error
 
 
+class StorePart:
+    """Some of the methods of the fleet's store; each is one transaction.
+
+    ``clock`` gives wall-clock seconds. ``news`` is set when the sender of callbacks may have work.
+    Every method raises StoreUnavailable if the database fails: then nothing is changed.
+    """
+
+    def __init__(
+        self, database: FleetDatabase, clock: Callable[[], float], news: asyncio.Event
+    ) -> None:
+        self.database = database
+        self.clock = clock
+        self.news = news
+
+
+S = TypeVar("S", bound=StorePart)
+# A method that runs in a thread, inside a transaction, and the same one for the event loop.
+Work = Callable[Concatenate[S, Connection, P], T]
+Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+def reads(work: Work[S, P, T]) -> Method[S, P, T]:
+    """Makes ``work`` a method that runs on one snapshot."""
+
+    @functools.wraps(work)
+    async def method(self: S, /, *args: P.args, **kw: P.kwargs) -> T:
+        return await self.database.read(lambda c: work(self, c, *args, **kw))
+
+    return method
+
+
+def writes(work: Work[S, P, T]) -> Method[S, P, T]:
+    """Makes ``work`` a method whose changes are all on disk when it returns."""
+
+    @functools.wraps(work)
+    async def method(self: S, /, *args: P.args, **kw: P.kwargs) -> T:
+        return await self.database.write(lambda c: work(self, c, *args, **kw))
+
+    return method
+
+
+def announces(work: Work[S, P, T]) -> Method[S, P, T]:
+    """As ``writes``; then wakes the sender, also after an error: the rows may be stored."""
+    write = writes(work)
+
+    @functools.wraps(work)
+    async def method(self: S, /, *args: P.args, **kw: P.kwargs) -> T:
+        try:
+            return await write(self, *args, **kw)
+        finally:
+            self.news.set()
+
+    return method
+
+
+def database_url(text: str) -> URL:
+    """The URL of a database for SQLAlchemy. Raises ValueError for what is not one.
+
+    A text without a scheme is the path of an SQLite file.
+    """
+    if "://" not in text:
+        if not text:
+            raise ValueError(f"the database is empty: {_HOW}")
+        return URL.create("sqlite", database=str(Path(text).absolute()))
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        # Without the text: it may hold a password.
+        raise ValueError(f"the database is not a URL: {_HOW}") from None
+    if url.drivername in _POSTGRESQL:
+        return url.set(drivername="postgresql+psycopg")
+    if url.drivername == "sqlite" and url.database and url.database != ":memory:":
+        return url.set(database=str(Path(url.database).absolute()), query={})
+    raise ValueError(f"the database {shown(url)} is of another kind: {_HOW}")
+
+
+def is_sqlite(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite"
+
+
+def file_of(url: URL) -> Path:
+    """The file of an SQLite database."""
+    return Path(url.database or "")
+
+
+def shown(url: URL) -> str:
+    """The URL for an error or a log line, without password and options."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
 def why(error: SQLAlchemyError) -> str:
     """The driver's own words: without the statement and its values, which may be large."""
     inner = error.orig if isinstance(error, DBAPIError) else error
@@ -176,3 +279,66 @@ def _sqlite(url: URL) -> Engine:
         connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
 
     return engine
+
+
+def use_log(connection: sqlite3.Connection, longest_s: float) -> None:
+    """Switch an SQLite file to the write-ahead log; it keeps that. Raises sqlite3.Error.
+
+    SQLite refuses this at once, whatever the connection's timeout, while another process writes
+    without the log or switches too: processes that start at the same moment. It is tried for
+    ``longest_s`` seconds.
+    """
+    deadline = time.monotonic() + longest_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        else:
+            return
+        time.sleep(_LOG_AGAIN_S)
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the tables to the present version, in the caller's transaction.
+
+    Raises NewerDatabase, and the errors of the database.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATING})
+    else:
+        _require_own(connection)
+    script = ScriptDirectory(str(_STEPS), version_locations=[str(_STEPS)])
+    found, newest = version_of(connection), script.get_current_head()
+    if found not in {None, *(each.revision for each in script.walk_revisions())}:
+        raise NewerDatabase(
+            f"the fleet's database has version {found}, this proofserve knows up to"
+            f" {newest}: use the newer proofserve or another database"
+        )
+
+    def steps(_heads: object, _context: MigrationContext) -> list[MigrationStep]:
+        newest_first = script.iterate_revisions("head", found or "base")
+        known = script.revision_map
+        made = [MigrationStep.upgrade_from_script(known, each) for each in newest_first]
+        return [*reversed(made)]
+
+    options = {"version_table": VERSION_TABLE, "transactional_ddl": True, "fn": steps}
+    context = MigrationContext.configure(connection, opts=options)
+    with Operations.context(context):
+        context.run_migrations()
+
+
+def version_of(connection: Connection) -> str | None:
+    """The version of the tables; None for a database without them."""
+    options = {"version_table": VERSION_TABLE}
+    return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+def _require_own(connection: Connection) -> None:
+    """Raise for a file of another part of proofserve; those number their versions in this place."""
+    user_version = connection.execute(text("PRAGMA user_version")).scalar_one()
+    if user_version and VERSION_TABLE not in inspect(connection).get_table_names():
+        raise NewerDatabase(
+            "the file is a database of another program, an outbox for example: name another file"
+        )

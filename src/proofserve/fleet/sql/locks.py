@@ -1,18 +1,19 @@
-"""Locks that a process holds while it lives: in the database, or on a file beside it."""
+"""Locks that a process holds while it lives, and what the one controller does that leads."""
 
 import asyncio
 import fcntl
 import hashlib
 import logging
 import os
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 
 import psycopg
 from sqlalchemy import URL, Connection, text
 
-from proofserve.fleet.sql import address
+from proofserve.fleet.sql.database import database_url, file_of, is_sqlite, shown
 
 _log = logging.getLogger(__name__)
 
@@ -28,64 +29,20 @@ _SESSION = (
     "SET tcp_keepalives_idle = 2; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 3;"
     " SET statement_timeout = '3s'"
 )
+# How soon the work ends after the lock was lost, and begins after it was won, at the latest.
+_LOOK_EVERY_S = 0.2
 
 
-class ProcessLock(Protocol):
-    async def take(self) -> bool:
-        """Whether this process has the lock: taken before and not lost, or taken now."""
-        ...
+class AdvisoryLock:
+    """A lock of PostgreSQL on a connection of its own, which lives as long as that."""
 
-    async def give_back(self) -> None: ...
-
-
-def process_lock(url: str, name: str) -> ProcessLock:
-    """The lock ``name`` of a database, as ``FleetStore.open`` opens it.
-
-    PostgreSQL: an advisory lock on a connection of its own. SQLite: a lock on ``<file>.<name>``.
-    Raises ValueError for a URL of another kind.
-    """
-    parsed = address.parse(url)
-    if address.is_sqlite(parsed):
-        file = address.file_of(parsed)
-        return _FileLock(file.with_name(f"{file.name}.{name}"), keeps_file=name == LEADER)
-    return _AdvisoryLock(parsed, _key(name))
-
-
-def is_held(connection: Connection, name: str) -> bool:
-    """Whether a process holds the lock ``name`` of the database of ``connection``."""
-    if connection.dialect.name == "sqlite":
-        file = Path(connection.engine.url.database or "")
-        return _is_locked(file.with_name(f"{file.name}.{name}"))
-    chosen = text("SELECT pg_try_advisory_xact_lock(:key)")
-    # Free until the caller's transaction ends.
-    return not connection.execute(chosen, {"key": _key(name)}).scalar_one()
-
-
-def _key(name: str) -> int:
-    if name == LEADER:
-        return _LEADING
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-class _AdvisoryLock:
     def __init__(self, url: URL, key: int) -> None:
         self._key = key
         self._conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._connection: psycopg.AsyncConnection[tuple[bool]] | None = None
 
     async def take(self) -> bool:
+        """Whether this process has the lock: taken before and not lost, or taken now."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 if self._connection is not None:
@@ -118,13 +75,16 @@ class _AdvisoryLock:
         return False
 
 
-class _FileLock:
+class FileLock:
+    """A lock on a file beside an SQLite database."""
+
     def __init__(self, path: Path, keeps_file: bool) -> None:
         self._path = path
         self._keeps_file = keeps_file
         self._file: BinaryIO | None = None
 
     async def take(self) -> bool:
+        """As that of an ``AdvisoryLock``."""
         try:
             if self._file is not None and self._is_ours(self._file):
                 return True
@@ -159,5 +119,117 @@ class _FileLock:
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
 
+ProcessLock = AdvisoryLock | FileLock
+
+
+def process_lock(url: str, name: str) -> ProcessLock:
+    """The lock ``name`` of a database, as ``FleetStore.open`` opens it.
+
+    PostgreSQL: an advisory lock on a connection of its own. SQLite: a lock on ``<file>.<name>``.
+    Raises ValueError for a URL of another kind.
+    """
+    parsed = database_url(url)
+    if is_sqlite(parsed):
+        file = file_of(parsed)
+        return FileLock(file.with_name(f"{file.name}.{name}"), keeps_file=name == LEADER)
+    return AdvisoryLock(parsed, _key(name))
+
+
+def is_held(connection: Connection, name: str) -> bool:
+    """Whether a process holds the lock ``name`` of the database of ``connection``."""
+    if connection.dialect.name == "sqlite":
+        file = Path(connection.engine.url.database or "")
+        return _is_locked(file.with_name(f"{file.name}.{name}"))
+    chosen = text("SELECT pg_try_advisory_xact_lock(:key)")
+    # Free until the caller's transaction ends.
+    return not connection.execute(chosen, {"key": _key(name)}).scalar_one()
+
+
+def _key(name: str) -> int:
+    if name == LEADER:
+        return _LEADING
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+class Leadership:
+    """Tries for the lock while ``run`` runs. Made by ``Leadership(url)``, as ``FleetStore.open``.
+
+    PostgreSQL: an advisory lock on a connection of its own. SQLite: a lock on ``<file>.leader``.
+    ``changed`` is called in the event loop after each change of ``held``. Raises ValueError for a
+    URL of another kind.
+    """
+
+    def __init__(
+        self, url: str, interval_s: float = 1.0, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._where = shown(database_url(url))
+        self._lock = process_lock(url, LEADER)
+        self._interval_s = interval_s
+        self._changed = changed
+        self._held = False
+
+    @property
+    def held(self) -> bool:
+        """Whether this process leads, as far as it knows: a lost lock is noticed within 4 s."""
+        return self._held
+
+    async def run(self) -> None:
+        """Hold the lock, or try for it each ``interval_s``, until cancelled; then give it back."""
+        try:
+            while True:
+                self._set(await self._lock.take())
+                await asyncio.sleep(self._interval_s)
+        finally:
+            self._set(held=False)
+            await self._lock.give_back()
+
+    def _set(self, held: bool) -> None:
+        if held is self._held:
+            return
+        self._held = held
+        text = "this controller leads the fleet of %s" if held else "it no longer leads that of %s"
+        _log.info(text, self._where)
+        self._changed()
+
+
+async def while_leading(
+    leadership: Leadership, work: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Run ``work`` while this process leads, again and again, until cancelled.
+
+    Raises the error that ended ``work``.
+    """
+    running: asyncio.Task[None] | None = None
+    try:
+        while True:
+            if running is not None and (running.done() or not leadership.held):
+                await _end(running)
+                running = None
+            elif running is None and leadership.held:
+                running = asyncio.create_task(work())
+            await asyncio.sleep(_LOOK_EVERY_S)
+    finally:
+        if running is not None:
+            await _end(running)
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

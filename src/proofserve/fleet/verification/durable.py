@@ -16,9 +16,7 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.sql import address
-from proofserve.fleet.sql.database import why
-from proofserve.fleet.sql.write_ahead import use_log
+from proofserve.fleet.sql.database import database_url, is_sqlite, use_log, why
 from proofserve.fleet.verification_records import VerificationJob
 
 # The name of the job function, of the application and of its version: rows in DBOS's tables.
@@ -191,8 +189,8 @@ def _quieten() -> None:
 
 
 def _url(url: str) -> URL:
-    parsed = address.parse(url)
-    if not address.is_sqlite(parsed):
+    parsed = database_url(url)
+    if not is_sqlite(parsed):
         return parsed
     return parsed.set(database=f"{parsed.database}.jobs")
 
@@ -204,7 +202,7 @@ def _address(url: str) -> str:
 def _engine(url: str) -> Engine:
     """Connections as DBOS makes them; on SQLite with a log, so that a commit is one write."""
     parsed = _url(url)
-    if not address.is_sqlite(parsed):
+    if not is_sqlite(parsed):
         return create_engine(
             parsed,
             pool_size=_CONNECTIONS,

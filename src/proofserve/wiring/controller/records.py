@@ -9,7 +9,7 @@ from proofserve.fleet.manager import FleetLimits
 from proofserve.fleet.members.client import CallTimes
 from proofserve.fleet.members.conditions import Rules
 from proofserve.fleet.members.sources import DnsMembers
-from proofserve.fleet.reconciling.member_list import MemberList
+from proofserve.fleet.reconciler import MemberList
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.post import Allowlist, Outward, UrlCheck
 from proofserve.protocol.scheme import ModelFacts

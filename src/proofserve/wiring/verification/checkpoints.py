@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from proofserve.engines.checkpoints.digest import weights_digest
-from proofserve.fleet.verification.policy import queue_name
+from proofserve.fleet.verification.control import queue_name
 from proofserve.fleet.verification_records import VerificationTask
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape
 from proofserve.lab.client.errors import LabError

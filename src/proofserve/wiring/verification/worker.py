@@ -14,9 +14,8 @@ from typing import TypeVar
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.controlling import WORKER_LOCK
+from proofserve.fleet.verification.control import WORKER_LOCK, poll_s
 from proofserve.fleet.verification.durable import JobRunner, Tries
-from proofserve.fleet.verification.policy import poll_s
 from proofserve.fleet.verification_records import JobFinding, VerificationTask
 from proofserve.lab.client.errors import NodeError
 from proofserve.rounds.errors import EngineFault

@@ -1,0 +1,327 @@
+"""The page of a fleet: what it shows, the rates of an hour, and what operators may do."""
+
+import asyncio
+import importlib.metadata
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from proofserve.api.node_page import NodeHistory, offered
+from proofserve.api.status import answer_of_outbox
+from proofserve.dashboard.records import (
+    STEP_S,
+    ActionField,
+    ActionOffer,
+    DashboardSnapshot,
+    DistanceHistogram,
+    Fact,
+    History,
+    JobPanel,
+    KeyFigure,
+    LastVerdict,
+    Level,
+    MemberRow,
+    RoundPanel,
+    Trend,
+)
+from proofserve.dashboard.routes import SnapshotUnavailable
+from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
+from proofserve.fleet.summary import member_reason
+from proofserve.fleet.verification_records import (
+    JobPhase,
+    MemberVerdict,
+    VerdictOutcome,
+    VerificationView,
+)
+from proofserve.fleet.watch import FleetWatch, Overview
+from proofserve.rounds.ports import PublishedResults
+from proofserve.rounds.state import State
+from proofserve.rounds.status import OutboxGauges, Status
+from proofserve.wire.paths import FLEET
+
+COLUMNS = ("stalled_s", "rate", "chat_wait_s", "held_back_by", "outbox_age_s")
+# Callbacks to the network that have waited for so long deserve a look, seconds.
+LATE_S = 60.0
+# A view of the database that is older is of no use, seconds.
+_OLDEST_S = 15.0
+_BROKEN = (MemberState.LOST, MemberState.REFUSED)
+_LEVELS = {
+    MemberState.LOST: Level.BAD,
+    MemberState.REFUSED: Level.BAD,
+    MemberState.JOINING: Level.WARNING,
+    MemberState.CORDONED: Level.IDLE,
+    MemberState.DRAINING: Level.IDLE,
+}
+_REASON = ActionField(name="reason", label="Reason, for other operators", required=True)
+_SHOWN: Final[dict[VerdictOutcome, Literal["honest", "fraud", "undecided", "no verdict"]]] = {
+    VerdictOutcome.HONEST: "honest",
+    VerdictOutcome.FRAUD: "fraud",
+    VerdictOutcome.UNDECIDED: "undecided",
+    VerdictOutcome.ABSTAINED: "no verdict",
+}
+
+
+class MemberHistory:
+    """Adds a value for each member every ``STEP_S`` seconds while ``measure_for_ever`` runs."""
+
+    def __init__(self, watch: FleetWatch) -> None:
+        self._watch = watch
+        self._rates: dict[str, History] = {}
+
+    async def measure_for_ever(self) -> None:
+        while True:
+            self.measure()
+            await asyncio.sleep(STEP_S)
+
+    def measure(self) -> None:
+        """Add one value for each member, and forget those that are members no more."""
+        members = {each.member.id: each for each in self._watch.current.members}
+        for id_ in self._rates.keys() - members.keys():
+            del self._rates[id_]
+        for id_, condition in members.items():
+            self._rates.setdefault(id_, History()).add(condition.rate)
+
+    def rate(self, member_id: str) -> Trend | None:
+        history = self._rates.get(member_id)
+        return history.trend() if history is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPage:
+    """Reads the fleet for its page. ``round_history`` and ``members`` are fed by other tasks."""
+
+    watch: FleetWatch
+    results: PublishedResults
+    round_history: NodeHistory
+    members: MemberHistory
+    verifies: bool
+
+    async def snapshot(self) -> DashboardSnapshot:
+        """Raises SnapshotUnavailable while the database does not answer."""
+        if self.watch.age_s > _OLDEST_S:
+            why = self.watch.error or "it is slow"
+            raise SnapshotUnavailable(
+                f"the fleet's database has not answered for {self.watch.age_s:.0f} s: {why}"
+            )
+        outbox, _ = await answer_of_outbox(self.results.gauges())
+        overview, status = self.watch.current, self.round_history.look()
+        deployment = overview.deployment
+        names = deployment.engine_info.model_names if deployment else ()
+        return DashboardSnapshot(
+            kind="fleet",
+            title=f"Fleet of {names[0]}" if names else "Fleet",
+            at=time.time(),
+            version=f"proofserve {importlib.metadata.version('proofserve')}",
+            note=overview.why_not_ready or "",
+            figures=tuple(self._figures(overview, status, outbox)),
+            columns=COLUMNS + (("verdict",) if self.verifies or overview.verification.last else ()),
+            members=tuple(
+                member_row(overview, each, self.members, self.verifies) for each in overview.members
+            ),
+            round=self._round(status),
+            distances=distance_histogram(overview.verification),
+            jobs=job_panel(overview.verification, time.time()),
+            actions=offered(deployment, status) if deployment and names else (),
+        )
+
+    def _figures(
+        self, overview: Overview, status: Status, outbox: OutboxGauges | None
+    ) -> Iterator[KeyFigure]:
+        stats, trend = status.stats, self.round_history.rate()
+        rate = stats.recent_rate if stats and status.state is State.GENERATING else 0.0
+        yield KeyFigure(label="Nonces", value=rate, unit="/s", hint="of all members", trend=trend)
+        states = [each.state for each in overview.members]
+        broken = sum(state in _BROKEN for state in states)
+        yield KeyFigure(
+            label="Members ready",
+            value=len(overview.ready),
+            of=len(states),
+            hint=f"{broken} lost or refused" if broken else "",
+            level=Level.BAD if not overview.ready else Level.WARNING if broken else Level.GOOD,
+        )
+        if stats is not None:
+            yield KeyFigure(label="Stored of this round", value=stats.processed)
+            failed = Level.WARNING if stats.failed else Level.GOOD
+            yield KeyFigure(label="Without a result", value=stats.failed, level=failed)
+        if status.lanes is not None:
+            given, total = len(status.lanes.processed), status.lanes.total
+            level = Level.WARNING if given >= total else Level.GOOD
+            yield KeyFigure(label="Lanes given", value=given, of=total, level=level)
+        if outbox is not None:
+            late = Level.WARNING if outbox.oldest_pending_s > LATE_S else Level.GOOD
+            hint = "to the network"
+            yield KeyFigure(label="Callbacks waiting", value=outbox.pending, hint=hint, level=late)
+        queue = status.queue
+        hint = "nonces that wait or run"
+        yield KeyFigure(label="Jobs", value=queue.queued_nonces, of=queue.limit, hint=hint)
+
+    def _round(self, status: Status) -> RoundPanel | None:
+        if status.spec is None or status.stats is None:
+            return None
+        state, level = status.state.value.lower(), Level.IDLE
+        if status.state in (State.GENERATING, State.VALIDATING):
+            level = Level.WARNING if status.paused_reason else Level.GOOD
+        return RoundPanel(
+            id=status.spec.round_id,
+            state="paused" if level is Level.WARNING else state,
+            level=level,
+            started_at=self.round_history.started_at,
+            ended_at=self.round_history.ended_at,
+            facts=tuple(_round_facts(status)),
+            events=self.round_history.events,
+            rate=self.round_history.round_rate(),
+            rate_until=self.round_history.rate_until,
+        )
+
+
+def _round_facts(status: Status) -> Iterator[Fact]:
+    spec, stats = status.spec, status.stats
+    if spec is None or stats is None:
+        return
+    yield Fact(label="Block", value=spec.work.block.hash)
+    yield Fact(label="Height", value=spec.work.block.height)
+    yield Fact(label="Public key", value=spec.work.public_key)
+    yield Fact(label="Scheme", value=spec.work.scheme.name)
+    yield Fact(label="Tokens per nonce", value=spec.work.seq_len)
+    if spec.target is not None:
+        yield Fact(label="Target", value=spec.target.r_target)
+        yield Fact(label="Winners", value=stats.found)
+    yield Fact(label="Stored", value=stats.processed)
+    yield Fact(label="Mean rate", value=stats.rate, unit="/s")
+    yield Fact(label="Held back by chat", value=stats.deferred_s, unit="s")
+
+
+def member_row(
+    overview: Overview, condition: MemberCondition, history: MemberHistory, verifies: bool
+) -> MemberRow:
+    """``verifies``: an operator may ask for a verdict, because the fleet has a policy."""
+    member, status = condition.member, condition.status
+    reason = member_reason(overview, condition)
+    verdict = overview.verification.last.get(member.id)
+    engine, outbox = (status.engine, status.outbox) if status else (None, None)
+    deployed, cores = condition.deployment, status.liveness if status else ()
+    proves = condition.is_ready and status is not None and status.generates
+    return MemberRow(
+        id=member.id,
+        name=member.name,
+        state="proving" if proves else condition.state.value,
+        level=_level(overview, condition, reason),
+        reason=reason or "",
+        version=deployed.versions.get("proofserve", "") if deployed else "",
+        model=", ".join(deployed.models) if deployed else "",
+        stalled_s=max((core.waited_s for core in cores), default=None),
+        rate=history.rate(member.id),
+        chat_wait_s=engine.longest_chat_wait_s if engine else None,
+        held_back_by=(status.paused_reason or "") if status and condition.generates else "",
+        outbox_age_s=outbox.oldest_pending_s if outbox else None,
+        verdict=None if verdict is None else last_verdict(verdict),
+        facts=tuple(_facts(overview, condition)),
+        actions=tuple(_actions(member, verifies)),
+    )
+
+
+def _level(overview: Overview, condition: MemberCondition, reason: str | None) -> Level:
+    if overview.verification.convicted(condition.member.id):
+        return Level.BAD
+    if not condition.is_ready:
+        return _LEVELS[condition.state]
+    if reason is not None:
+        return Level.WARNING
+    return Level.GOOD if condition.rate is not None else Level.IDLE
+
+
+def _facts(overview: Overview, condition: MemberCondition) -> Iterator[Fact]:
+    member, status = condition.member, condition.status
+    yield Fact(label="Address", value=member.url)
+    yield Fact(label="Member by", value=member.source.value)
+    if (lane := overview.newest.get(member.id)) is not None:
+        ended = " (ended)" if lane.ended_at is not None else ""
+        yield Fact(label="Lane of the round", value=f"{lane.lane}{ended}")
+        yield Fact(label="Stored of the lane", value=lane.stored)
+    if member.seen is not None and member.seen.clock_offset_s is not None:
+        yield Fact(label="Its clock is ahead by", value=member.seen.clock_offset_s, unit="s")
+    if status is None:
+        return
+    if (engine := status.engine) is not None:
+        yield Fact(label="Forwards of proofs", value=engine.forwards)
+        yield Fact(label="Last forward", value=engine.last_forward_s, unit="s")
+        yield Fact(label="Chat requests in the engine", value=engine.unfinished_requests)
+        yield Fact(label="KV blocks free", value=engine.free_blocks)
+    if (outbox := status.outbox) is not None:
+        yield Fact(label="Callbacks waiting", value=outbox.pending)
+        yield Fact(label="Callbacks expired", value=outbox.expired)
+    if (deployed := condition.deployment) is not None:
+        yield Fact(label="vLLM", value=deployed.versions.get("vllm", "unknown"))
+        yield Fact(label="Digest of the weights", value=deployed.weights_digest or "unknown")
+
+
+def _actions(member: Member, verifies: bool) -> Iterator[ActionOffer]:
+    name = member.name
+    if verifies:
+        what = f"A worker recomputes a sample of what {name} has proved."
+        yield _offer(member, "verify", "Verify now", what)
+    if member.wish is not Wish.ACTIVE:
+        what = f"{name} takes part in rounds and jobs again."
+        yield _offer(member, "uncordon", "Take back", what)
+    else:
+        what = f"{name} goes on with its lane and gets nothing new."
+        yield _offer(member, "cordon", "Cordon", what, fields=(_REASON,))
+    if member.wish is not Wish.DRAINING:
+        what = f"The lane of {name} ends. What it has proved is still delivered."
+        yield _offer(member, "drain", "Drain", what, fields=(_REASON,), dangerous=True)
+    if member.source is MemberSource.JOINED:
+        what = f"{name} is forgotten until it joins again. Its results stay."
+        yield _offer(member, "remove", "Remove", what, fields=(_REASON,), dangerous=True)
+
+
+def _offer(member: Member, id_: str, label: str, confirmation: str, **more: Any) -> ActionOffer:
+    path = f"{FLEET}/members/{member.id}/{id_}"
+    return ActionOffer(id=id_, label=label, path=path, confirmation=confirmation, **more)
+
+
+def last_verdict(found: MemberVerdict) -> LastVerdict:
+    return LastVerdict(
+        verdict=_SHOWN[found.outcome],
+        at=found.at,
+        test=found.test or "",
+        nonces=found.nonces or None,
+        distance=found.distance,
+        threshold=found.threshold,
+    )
+
+
+def job_panel(seen: VerificationView, now: float) -> JobPanel | None:
+    """None for a fleet without any verification."""
+    if not seen.outcomes and not any(seen.jobs.values()):
+        return None
+    running, queued = (seen.jobs.get(each, 0) for each in (JobPhase.RUNNING, JobPhase.QUEUED))
+    oldest = seen.oldest_asked_at
+    outcomes = (
+        Fact(label=f"Verdicts: {_SHOWN[each]}", value=seen.outcomes.get(each, 0))
+        for each in VerdictOutcome
+    )
+    return JobPanel(
+        unit="verifications",
+        queued=running + queued,
+        oldest_s=None if oldest is None else max(0.0, now - oldest),
+        states=(
+            Fact(label="Running", value=running),
+            Fact(label="Waiting for a worker", value=queued),
+            Fact(label="Failed in the last day", value=seen.jobs.get(JobPhase.FAILED, 0)),
+            *outcomes,
+        ),
+    )
+
+
+def distance_histogram(seen: VerificationView) -> DistanceHistogram | None:
+    found = seen.distances
+    if found is None:
+        return None
+    return DistanceHistogram(
+        edges=found.edges,
+        counts=found.counts,
+        threshold=found.threshold,
+        about=f"nonces of the newest {found.verdicts} verdicts",
+    )

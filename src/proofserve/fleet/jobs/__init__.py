@@ -1,1 +1,0 @@
-"""Jobs of a fleet: its members as one engine."""

@@ -1,0 +1,408 @@
+"""The one controller that leads: settles who is a member, looks at all, plans, and acts."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import aiohttp
+
+from proofserve.fleet.errors import FleetFull, NoLane, StoreUnavailable
+from proofserve.fleet.members.client import CallTimes, MemberClient, MemberError, look, round_order
+from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.members.sources import Address, DnsMembers
+from proofserve.fleet.plan import (
+    Action,
+    AdoptLane,
+    ContinueLane,
+    EndLane,
+    StartLane,
+    StopMember,
+    plan,
+)
+from proofserve.fleet.records import (
+    DesiredState,
+    FleetModel,
+    FleetRound,
+    Lane,
+    Member,
+    MemberLook,
+    MemberSource,
+)
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.watch import FleetWatch, Overview
+from proofserve.rounds.errors import RoundsError
+from proofserve.wire.paths import FLEET
+
+_logger = logging.getLogger(__name__)
+# How often the members are looked at, and the pause after a pass that changed something. Seconds.
+PASS_EVERY_S = 1.0
+_AGAIN_S = 0.1
+# A pass waits so long for looks and for actions; slower ones are part of a later pass.
+_GATHER_S = 0.8
+# The pause after an action that failed, doubled by each failure in a row up to the longest.
+_FIRST_REST_S = 1.0
+_LONGEST_REST_S = 30.0
+# A member that joined by itself and has not answered for so long is forgotten. Seconds.
+FORGOTTEN_AFTER_S = 24 * 3600.0
+# Between two deletions, so that new results have most of the database's time. Seconds.
+_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 60.0
+
+
+class MemberList:
+    """The members that settings name: ``listed``, and those of ``dns``.
+
+    ``key`` is the API key of members without one of their own.
+    """
+
+    def __init__(
+        self,
+        listed: Sequence[Address] = (),
+        dns: DnsMembers | None = None,
+        key: str | None = None,
+        times: CallTimes | None = None,
+    ) -> None:
+        self._listed = tuple(listed)
+        self._dns = dns
+        self._key = key
+        self._keys = {each.url: each.key for each in listed if each.key is not None}
+        self._times = times or CallTimes()
+        self._dns_known = dns is None
+
+    def client(self, http: aiohttp.ClientSession, url: str) -> MemberClient:
+        return MemberClient(http, url, self._keys.get(url, self._key), self._times)
+
+    async def settle(self, store: FleetStore, overview: Overview) -> bool:
+        """Add members that are named and not known, and remove those named no more.
+
+        A member that left the DNS or the list is removed only once it does not answer, and one that
+        joined by itself after a day of silence. Returns whether the database was changed. Raises
+        StoreUnavailable.
+        """
+        wanted = {each.url: each for each in (*await self._of_dns(), *self._listed)}
+        known = {each.member.url: each for each in overview.members}
+        changed = False
+        for url, each in wanted.items():
+            if url not in known:
+                changed |= await self._add(store, each)
+        for url, condition in known.items():
+            member = condition.member
+            if url not in wanted and (reason := self._why_gone(condition, overview.view.at)):
+                _logger.info("member %s is removed: %s", member.name, reason)
+                await store.remove_member(member.id, reason)
+                changed = True
+        return changed
+
+    def _why_gone(self, condition: MemberCondition, now: float) -> str | None:
+        """Why a member that is not named is removed; None if it stays."""
+        member = condition.member
+        if condition.answered:
+            return None
+        if member.source is not MemberSource.JOINED:
+            return "its address is named no more" if self._dns_known else None
+        silent_s = now - (member.seen.at if member.seen else member.added_at)
+        return "it was silent for a day" if silent_s > FORGOTTEN_AFTER_S else None
+
+    async def _add(self, store: FleetStore, each: Address) -> bool:
+        try:
+            member = await store.put_member(each.url, each.name, each.source)
+        except FleetFull as error:
+            _logger.error("member %s is not added: %s", each.name, error)  # noqa: TRY400
+            return False
+        _logger.info("member %s (%s) is in the fleet", member.name, member.url)
+        return True
+
+    async def _of_dns(self) -> Sequence[Address]:
+        if self._dns is None:
+            return ()
+        try:
+            found = await self._dns.addresses()
+        except OSError as error:
+            # The members stay: a resolver that fails says nothing about them.
+            self._dns_known = False
+            _logger.warning("%s cannot be looked up: %s", self._dns.host, error)
+            return ()
+        self._dns_known = True
+        return found
+
+
+def callback_url(public_url: str, lane: Lane) -> str:
+    """Where the member that has ``lane`` sends the callbacks of its round."""
+    place = f"members/{lane.member_id}/lanes/{lane.round_id}/{lane.lane}"
+    return f"{public_url.rstrip('/')}{FLEET}/{place}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberActions:
+    """Changes members, and notes it in ``store``. Members reach the fleet at ``public_url``.
+
+    A transaction for each member would make the disk the limit: ``note`` and ``give`` are for all.
+    """
+
+    store: FleetStore
+    listed: MemberList
+    http: aiohttp.ClientSession
+    public_url: str
+
+    async def note(self, actions: Sequence[Action]) -> None:
+        """Store which lanes members have started, and which ended. Raises StoreUnavailable."""
+        started, ended = {}, {}
+        for each in actions:
+            if isinstance(each, AdoptLane):
+                started[each.lane] = each.member_round_id
+            elif isinstance(each, EndLane):
+                ended[each.lane] = each.reason
+                text = "lane %d of member %s ends: %s"
+                _logger.info(text, each.lane.lane, each.member_id, each.reason)
+        if started or ended:
+            await self.store.note_lanes(started, ended)
+
+    async def give(
+        self, desired: DesiredState, served: FleetModel, actions: Sequence[Action]
+    ) -> dict[str, Lane | NoLane]:
+        """The new lane of each member that shall start, or why it gets none.
+
+        ``served`` is what the fleet serves now. Raises StoreUnavailable.
+        """
+        ids = [each.member_id for each in actions if isinstance(each, StartLane)]
+        if not ids or desired.round is None:
+            return {}
+        try:
+            found = await self.store.give_lanes(desired.round.id, ids, served)
+        except NoLane as error:
+            # Another controller has stopped it meanwhile.
+            return dict.fromkeys(ids, error)
+        return dict(zip(ids, found, strict=True))
+
+    async def call(
+        self,
+        action: Action,
+        condition: MemberCondition,
+        desired: DesiredState,
+        given: Mapping[str, Lane | NoLane],
+    ) -> str | None:
+        """What went wrong, None if nothing did. Raises StoreUnavailable."""
+        client = self.listed.client(self.http, condition.member.url)
+        name = condition.member.name
+        try:
+            match action:
+                case StartLane():
+                    lane = given[action.member_id]
+                    if isinstance(lane, NoLane):
+                        return str(lane)
+                    if desired.round is not None:
+                        return await self._start(client, condition, desired.round, lane)
+                case ContinueLane():
+                    await client.go_on()
+                    _logger.info("member %s continues lane %d", name, action.lane.lane)
+                case StopMember():
+                    await client.stop()
+                    _logger.info("member %s is stopped: %s", name, action.reason)
+                case AdoptLane() | EndLane():
+                    pass  # noted before
+        except MemberError as error:
+            return str(error)
+        return None
+
+    async def _start(
+        self, client: MemberClient, condition: MemberCondition, round_: FleetRound, lane: Lane
+    ) -> str | None:
+        member, deployed = condition.member, condition.deployment
+        if deployed is None:
+            raise AssertionError("only a member that says what is deployed is ready")
+        nonces = round_.nonces_of(lane.lane)
+        url = callback_url(self.public_url, lane)
+        try:
+            await client.start(round_order(round_.spec, nonces, deployed, url))
+        except MemberError as error:
+            if error.status is not None:
+                why = f"the member did not start it: {error}"
+                await self.store.note_lanes({}, {lane: why})
+            # Without an answer it may have started: a later look decides.
+            return f"lane {lane.lane} was not started: {error}"
+        # The next look tells the member's id of the round, which adopts the lane.
+        _logger.info("member %s starts lane %d", member.name, lane.lane)
+        return None
+
+
+@dataclass(slots=True)
+class PassTimes:
+    """How long passes over all members took, seconds; 0 before the first one."""
+
+    last_s: float = 0.0
+    longest_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.last_s, self.longest_s = seconds, max(self.longest_s, seconds)
+
+
+class Reconciler:
+    """Brings members to the desired state of the database. ``clock`` gives wall-clock seconds.
+
+    Run one at a time: ``run`` must be cancelled when the process leads no more. Whatever is
+    interrupted, a later pass of any controller repairs.
+    """
+
+    def __init__(
+        self,
+        store: FleetStore,
+        watch: FleetWatch,
+        listed: MemberList,
+        acting: MemberActions,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._watch = watch
+        self._listed = listed
+        self._acting = acting
+        self._clock = clock
+        self.times = PassTimes()
+        self._wake = asyncio.Event()
+        self._looks: dict[str, asyncio.Task[MemberLook]] = {}
+        self._actions: dict[str, asyncio.Task[None]] = {}
+        # How often actions on a member failed in a row, and until when it is left alone.
+        self._troubles: dict[str, tuple[int, float]] = {}
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        return self._acting.http
+
+    def wake(self) -> None:
+        """Begin the next pass now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Reconcile until cancelled."""
+        try:
+            while True:
+                self._wake.clear()
+                acted, began = False, time.monotonic()
+                try:
+                    acted = await self.reconcile()
+                    self.times.add(time.monotonic() - began)
+                except StoreUnavailable as error:
+                    _logger.warning("members are not reconciled: %s", error)
+                except Exception:
+                    # The next pass may succeed; without passes the fleet would be dead.
+                    _logger.exception("a pass over the members failed")
+                await self._pause(_AGAIN_S if acted else PASS_EVERY_S)
+        finally:
+            tasks = [*self._looks.values(), *self._actions.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._looks.clear()
+            self._actions.clear()
+
+    async def reconcile(self) -> bool:
+        """One pass. Returns whether anything was to be done. Raises StoreUnavailable."""
+        overview = await self._watch.refresh()
+        if await self._listed.settle(self._store, overview):
+            overview = await self._watch.refresh()
+        looked_at = await self._look(overview)
+        overview = await self._watch.refresh()
+        held = {each.member.id for each in overview.members} - looked_at
+        held |= self._actions.keys() | self._resting()
+        actions = plan(overview.desired, overview.members, overview.lanes, held, self._clock())
+        if actions:
+            await self._act(overview, actions)
+            await self._watch.refresh()
+        return bool(actions)
+
+    async def _look(self, overview: Overview) -> set[str]:
+        """Look at the members that no action is about. Returns the ids of those that were seen."""
+        members = {each.member.id: each.member for each in overview.members}
+        for member in members.values():
+            # What a member does while an action changes it would be out of date at once.
+            if member.id not in self._looks and member.id not in self._actions:
+                looking = self._look_at(member)
+                self._looks[member.id] = asyncio.create_task(looking)
+        if self._looks:
+            await asyncio.wait(self._looks.values(), timeout=_GATHER_S)
+        done = {id_: task for id_, task in self._looks.items() if task.done()}
+        for id_ in done:
+            del self._looks[id_]
+        reports = {id_: task.result() for id_, task in done.items() if id_ in members}
+        if reports:
+            await self._store.add_looks(reports)
+        return set(reports)
+
+    async def _look_at(self, member: Member) -> MemberLook:
+        """A fault of ours in one look must not hide the other members."""
+        client = self._listed.client(self.http, member.url)
+        try:
+            return await look(client, member.seen, self._clock())
+        except Exception as error:
+            _logger.exception("the look at %s failed", member.name)
+            text = f"internal error ({type(error).__name__}), see the fleet's log"
+            before = member.seen or MemberLook(self._clock(), answered=False)
+            return replace(before, answered=False, error=text)
+
+    async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
+        await self._acting.note(actions)
+        given = await self._acting.give(overview.desired, overview.served, actions)
+        conditions = {each.member.id: each for each in overview.members}
+        by_member: dict[str, list[Action]] = {}
+        for action in actions:
+            by_member.setdefault(action.member_id, []).append(action)
+        began = [
+            asyncio.create_task(self._call(conditions[id_], overview.desired, own, given))
+            for id_, own in by_member.items()
+        ]
+        self._actions.update(zip(by_member, began, strict=True))
+        await asyncio.wait(began, timeout=_GATHER_S)
+
+    async def _call(
+        self,
+        condition: MemberCondition,
+        desired: DesiredState,
+        actions: Sequence[Action],
+        given: Mapping[str, Lane | NoLane],
+    ) -> None:
+        """Make the calls of one member, one after another."""
+        id_, name = condition.member.id, condition.member.name
+        try:
+            for action in actions:
+                if error := await self._acting.call(action, condition, desired, given):
+                    _logger.warning("member %s: %s", name, error)
+                    self._rest(id_)
+                    return
+            self._troubles.pop(id_, None)
+        except RoundsError as error:
+            # The database is gone, or another controller has changed it meanwhile.
+            _logger.warning("member %s: %s", name, error)
+            self._rest(id_)
+        except Exception:
+            _logger.exception("an action on member %s failed", name)
+            self._rest(id_)
+        finally:
+            del self._actions[id_]
+
+    def _rest(self, id_: str) -> None:
+        failures, _ = self._troubles.get(id_, (0, 0.0))
+        pause_s = min(_FIRST_REST_S * 2.0**failures, _LONGEST_REST_S)
+        self._troubles[id_] = (min(failures + 1, 10), self._clock() + pause_s)
+
+    def _resting(self) -> set[str]:
+        now = self._clock()
+        return {id_ for id_, (_, until) in self._troubles.items() if now < until}
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+
+async def delete_for_ever(store: FleetStore, keep_s: float) -> None:
+    """Delete what was delivered ``keep_s`` seconds ago, until cancelled."""
+    while True:
+        found = False
+        try:
+            found = await store.delete_delivered(keep_s)
+        except StoreUnavailable as error:
+            _logger.warning("delivered results are deleted later: %s", error)
+        await asyncio.sleep(_PAUSE_S if found else min(_LONGEST_PAUSE_S, keep_s / 4))

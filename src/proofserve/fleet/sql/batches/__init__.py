@@ -1,1 +1,0 @@
-"""Members' callbacks: stored as one row each, and read as results."""

@@ -1,1 +1,0 @@
-"""Callbacks from the fleet to the network, as rows and as bodies."""

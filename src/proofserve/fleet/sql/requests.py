@@ -1,0 +1,181 @@
+"""Jobs of /generate as rows, so that every controller knows them and none is lost with one."""
+
+import json
+from dataclasses import asdict
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from proofserve.fleet.sql.callbacks import add_callback
+from proofserve.fleet.sql.database import StorePart, announces, reads, writes
+from proofserve.fleet.sql.rounds import work_fields, work_of
+from proofserve.fleet.sql.tables import desired, kept, requests
+from proofserve.outbox.callbacks import callback_text
+from proofserve.protocol.verdict.comparison import Claim
+from proofserve.rounds.errors import QueueFull
+from proofserve.rounds.limits import JobLimits
+from proofserve.rounds.records import (
+    Artifact,
+    CompletedJob,
+    Job,
+    JobState,
+    JobView,
+    Outcome,
+    Proofs,
+    StatTest,
+    Validation,
+    Verdict,
+)
+from proofserve.wire.callbacks import callback
+
+_OPEN = requests.c.ended_at.is_(None)
+
+
+class RequestStore(StorePart):
+    """Part of ``FleetStore``."""
+
+    @writes
+    def add(self, connection: Connection, request_id: str, job: Job, limit: int) -> None:
+        """Queue a job. Raises QueueFull if more than ``limit`` nonces would wait in all."""
+        # One after another, and not during a stop: the limit is that of all controllers together.
+        connection.execute(select(desired.c.id).with_for_update())
+        queued = queued_nonces(connection)
+        if queued + len(job.nonces) > limit:
+            raise QueueFull(f"Queue full: {queued} nonces queued, limit is {limit}")
+        row = {"id": request_id, "nonces": len(job.nonces), "job": _job_text(job)}
+        connection.execute(requests.insert().values(**row, state=JobState.QUEUED.value))
+
+    @reads
+    def view(self, connection: Connection, request_id: str, keep_s: float) -> JobView | None:
+        """None for an unknown job, and for one that ended ``keep_s`` seconds ago or earlier."""
+        row = connection.execute(select(requests).where(requests.c.id == kept(request_id))).first()
+        if row is None or (row.ended_at is not None and row.ended_at <= self.clock() - keep_s):
+            return None
+        completed = None
+        if row.outcome is not None:
+            completed = CompletedJob(row.id, read_job(row.job), _read_outcome(row.outcome))
+        return JobView(row.id, JobState(row.state), completed, row.error)
+
+    @writes
+    def begin(self, connection: Connection) -> tuple[str, str, int] | None:
+        """The id and text of the oldest job that was not ended, and the number of this attempt.
+
+        From now on it runs. It waits, or another controller computed it when that ended. Its text
+        is for ``read_job``, outside the transaction: one that cannot be read has its attempts, too.
+        """
+        oldest = select(requests.c.number).where(_OPEN).order_by(requests.c.number).limit(1)
+        # A stop may end it at the same moment.
+        begun = update(requests).where(requests.c.number == oldest.scalar_subquery(), _OPEN)
+        running = {"state": JobState.RUNNING.value, "attempts": requests.c.attempts + 1}
+        row = connection.execute(begun.values(**running).returning(requests)).first()
+        return None if row is None else (row.id, row.job, row.attempts)
+
+    @writes
+    def wait_again(self, connection: Connection, request_id: str) -> None:
+        """Note that a job which runs has to wait; no change if it has ended."""
+        open_one = update(requests).where(requests.c.id == request_id, _OPEN)
+        connection.execute(open_one.values(state=JobState.QUEUED.value))
+
+    @reads
+    def is_open(self, connection: Connection, request_id: str) -> bool:
+        """Whether the job still waits or runs."""
+        chosen = select(requests.c.number).where(requests.c.id == request_id, _OPEN)
+        return connection.execute(chosen).first() is not None
+
+    @announces
+    def finish(self, connection: Connection, about: CompletedJob) -> bool:
+        """Store an outcome and queue its callback; False if the job has ended before."""
+        outcome, now = _outcome_text(about.outcome), self.clock()
+        ended = self._end(connection, about.request_id, JobState.COMPLETED, outcome=outcome)
+        if ended and about.job.url is not None:
+            endpoint, body = callback(about)
+            text = callback_text(endpoint, body)
+            add_callback(connection, endpoint, about.job.url, now, body=text)
+        return ended
+
+    @writes
+    def fail(self, connection: Connection, request_id: str, error: str) -> bool:
+        """Note why a job failed; False if it has ended before."""
+        return self._end(connection, request_id, JobState.FAILED, error=kept(error))
+
+    @writes
+    def cancel_all(self, connection: Connection) -> None:
+        """End every job that waits or runs."""
+        ended = update(requests).where(_OPEN)
+        connection.execute(ended.values(state=JobState.CANCELLED.value, ended_at=self.clock()))
+
+    @writes
+    def expire(self, connection: Connection, limits: JobLimits) -> None:
+        """Delete what ended long ago, and the oldest of too many."""
+        before = self.clock() - limits.result_ttl_s
+        connection.execute(delete(requests).where(requests.c.ended_at <= before))
+        ended = select(requests.c.number, requests.c.nonces).where(~_OPEN)
+        nonces = 0
+        for count, row in enumerate(connection.execute(ended.order_by(requests.c.number.desc()))):
+            nonces += row.nonces
+            # The newest stays: no client has read it yet.
+            if count and (count >= limits.max_kept_jobs or nonces > limits.max_kept_nonces):
+                connection.execute(delete(requests).where(~_OPEN, requests.c.number <= row.number))
+                return
+
+    def _end(
+        self, connection: Connection, request_id: str, state: JobState, **found: str | None
+    ) -> bool:
+        values = {"state": state.value, "ended_at": self.clock(), **found}
+        open_one = update(requests).where(requests.c.id == request_id, _OPEN)
+        return bool(connection.execute(open_one.values(values)).rowcount)
+
+
+def queued_nonces(connection: Connection) -> int:
+    """The nonces of all jobs that wait or run, in the caller's transaction."""
+    chosen = select(func.coalesce(func.sum(requests.c.nonces), 0)).where(_OPEN)
+    return int(connection.execute(chosen).scalar_one())
+
+
+# Jobs and outcomes as JSON, for columns; ASCII only.
+
+
+def _job_text(job: Job) -> str:
+    validation = None
+    if job.validation is not None:
+        claims = [(each.nonce, each.vector_b64) for each in job.validation.claims]
+        validation = {"claims": claims, "test": asdict(job.validation.test)}
+    return json.dumps(
+        {
+            "work": work_fields(job.work),
+            "nonces": job.nonces,
+            "batch_size": job.batch_size,
+            "node_id": job.node_id,
+            "url": job.url,
+            "validation": validation,
+        }
+    )
+
+
+def read_job(text: str) -> Job:
+    fields = json.loads(text)
+    validation = fields["validation"]
+    if validation is not None:
+        claims = tuple(Claim(*each) for each in validation["claims"])
+        validation = Validation(claims, StatTest(**validation["test"]))
+    return Job(
+        work=work_of(fields["work"]),
+        nonces=tuple(fields["nonces"]),
+        batch_size=fields["batch_size"],
+        node_id=fields["node_id"],
+        url=fields["url"],
+        validation=validation,
+    )
+
+
+def _outcome_text(outcome: Outcome) -> str:
+    if isinstance(outcome, Verdict):
+        return json.dumps({"verdict": asdict(outcome)})
+    artifacts = [(each.nonce, each.vector_b64) for each in outcome.artifacts]
+    return json.dumps({"artifacts": artifacts, "failed": list(outcome.failed.items())})
+
+
+def _read_outcome(text: str) -> Outcome:
+    fields = json.loads(text)
+    if (verdict := fields.get("verdict")) is not None:
+        return Verdict(**{**verdict, "mismatch_nonces": tuple(verdict["mismatch_nonces"])})
+    return Proofs(tuple(Artifact(*each) for each in fields["artifacts"]), dict(fields["failed"]))

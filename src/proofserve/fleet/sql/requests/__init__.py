@@ -1,1 +1,0 @@
-"""Jobs of /generate as rows, so that every controller knows them and none is lost with one."""

@@ -1,1 +1,0 @@
-"""Verification as rows: jobs, verdicts, and the samples that workers recompute."""

@@ -1,0 +1,296 @@
+"""Verification of members: the operator's policy, the samples that are due, and their jobs."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from proofserve.fleet.errors import NothingToVerify, StoreUnavailable
+from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.records import FleetModel, FleetRound, Lane
+from proofserve.fleet.sql.verdicts import VerdictStore
+from proofserve.fleet.verification.durable import JobProgress, JobSender
+from proofserve.fleet.verification_records import (
+    JobCause,
+    JobFinding,
+    JobPhase,
+    VerdictOutcome,
+    VerificationJob,
+    VerificationRule,
+)
+from proofserve.fleet.watch import FleetWatch, Overview
+from proofserve.protocol.nonces import fresh_seed
+
+_logger = logging.getLogger(__name__)
+
+PASS_EVERY_S = 1.0
+# So long after the end of a round that was replaced its lanes are still sampled, seconds.
+_LATE_S = 600.0
+# The lock that a worker holds while it lives; DBOS knows the worker by the same name.
+WORKER_LOCK = "worker-"
+# A restart of PostgreSQL frees all locks, and each worker takes its own again within two seconds.
+_GONE_S = 3.0
+# Members still deliver after the end of a round: what is new is sampled once nothing came for so
+# long. Seconds.
+_QUIET_S = 10.0
+# Most members say their weights, so that the queues by names are empty.
+_BY_NAME = "model:"
+# With DBOS's own default, a second, a small job would mostly wait. Each question takes some
+# milliseconds of a core, also while the worker computes. Seconds.
+_OFTEN_S, _SELDOM_S = 0.05, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationPolicy:
+    """The rule of each member: by its name or URL, else by its model, else ``default``.
+
+    Without a ``default`` other members are not verified. ``calibrations`` are the contents of the
+    files that rules name, by their digests.
+    """
+
+    default: VerificationRule | None = None
+    members: Mapping[str, VerificationRule] = field(default_factory=dict)
+    models: Mapping[str, VerificationRule] = field(default_factory=dict)
+    calibrations: Mapping[str, str] = field(default_factory=dict)
+
+    def rule_of(self, condition: MemberCondition) -> VerificationRule | None:
+        member, deployed = condition.member, condition.deployment
+        for name in (member.name, member.url):
+            if name in self.members:
+                return self.members[name]
+        for name in deployed.models if deployed else ():
+            if name in self.models:
+                return self.models[name]
+        return self.default
+
+
+def is_due(
+    lane: Lane, rule: VerificationRule, now: float, round_ended_at: float | None = None
+) -> bool:
+    """Whether a sample of the lane is due: enough is new, and the time has come.
+
+    What is new when the round has ended is sampled whatever the rule's times: a member that knows
+    them could else prove honestly only when a sample is near.
+    """
+    fresh = lane.stored - lane.sampled_stored
+    if fresh < rule.nonces:
+        return False
+    if round_ended_at is not None:
+        last = max(round_ended_at, lane.last_stored_at or round_ended_at)
+        if now - last >= _QUIET_S:
+            return True
+    if fresh < (rule.every_nonces or 0):
+        return False
+    if rule.every_s is None or lane.sampled_at is None:
+        return True
+    return now - lane.sampled_at >= rule.every_s
+
+
+def due(
+    overview: Overview,
+    policy: VerificationPolicy,
+    ended: Sequence[tuple[FleetRound, Lane]],
+    busy: Collection[tuple[int, int]],
+) -> Iterator[tuple[FleetRound, Lane, VerificationRule]]:
+    """The lanes of the desired round and in ``ended`` of which a sample is due, by which rule.
+
+    ``busy`` are the lanes with an open job, by the number of their round.
+    """
+    members = {each.member.id: each for each in overview.members}
+    desired = overview.desired.round
+    of_desired = [(desired, each) for each in overview.view.lanes] if desired else []
+    for round_, lane in (*of_desired, *ended):
+        # Distances are judged by /validate: they have no vectors.
+        if round_.spec.target is not None or (round_.number, lane.lane) in busy:
+            continue
+        condition = members.get(lane.member_id)
+        rule = policy.rule_of(condition) if condition else None
+        if rule and is_due(lane, rule, overview.view.at, round_.ended_at):
+            yield round_, lane, rule
+
+
+def job_of(
+    overview: Overview,
+    round_: FleetRound,
+    lane: Lane,
+    rule: VerificationRule,
+    cause: JobCause,
+    through_batch: int,
+) -> VerificationJob:
+    """A sample of what is new in the lane, or for an operator of all that is stored."""
+    # A lane of an older database does not say what was served.
+    served = lane.served if lane.served != FleetModel() else overview.served
+    return VerificationJob(
+        id=uuid.uuid4().hex,
+        member_id=lane.member_id,
+        round_number=round_.number,
+        lane=lane.lane,
+        cause=cause,
+        queue=queue_name(served.weights_digest, served.model),
+        rule=rule,
+        weights_digest=served.weights_digest,
+        model=served.model,
+        seed=fresh_seed(),
+        after_batch=lane.sampled_batch if cause is JobCause.POLICY else 0,
+        through_batch=through_batch,
+        asked_at=overview.view.at,
+    )
+
+
+def queue_name(weights_digest: str | None, model: str | None) -> str:
+    """The queue that workers with a checkpoint read: by its weights, else by the model's name."""
+    return f"weights:{weights_digest}" if weights_digest else f"{_BY_NAME}{model or ''}"
+
+
+def poll_s(queue: str) -> float:
+    """How often a worker asks ``queue``, in seconds."""
+    return _SELDOM_S if queue.startswith(_BY_NAME) else _OFTEN_S
+
+
+class VerificationControl:
+    """Makes jobs by the policy, sends them, and gives those of dead workers to others.
+
+    Run one at a time, by the leader. The rows are the truth: whatever is interrupted, the next pass
+    repairs. ``open_sender`` connects to the queues; it is called in a thread. Verdicts are deleted
+    after ``keep_s`` seconds, 0 for never; the newest one of each member stays. A worker whose lock
+    is free for ``gone_s`` seconds has ended.
+    """
+
+    def __init__(
+        self,
+        store: VerdictStore,
+        watch: FleetWatch,
+        policy: VerificationPolicy,
+        open_sender: Callable[[], JobSender],
+        keep_s: float = 0.0,
+        gone_s: float = _GONE_S,
+    ) -> None:
+        self._store = store
+        self._watch = watch
+        self._policy = policy
+        self._open_sender = open_sender
+        self._keep_s = keep_s
+        self._gone_s = gone_s
+        # When a pass first found a worker's lock free, by the monotonic clock.
+        self._free_since: dict[str, float] = {}
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Begin the next pass now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        sender: JobSender | None = None
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    if sender is None:
+                        sender = await self._begin()
+                    await self.step(sender)
+                except (StoreUnavailable, SQLAlchemyError) as error:
+                    _logger.warning("members are not verified: %s", error)
+                except Exception:
+                    _logger.exception("a pass over verification jobs failed")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), PASS_EVERY_S)
+        finally:
+            if sender is not None:
+                await asyncio.to_thread(sender.close)
+
+    async def _begin(self) -> JobSender:
+        for content in self._policy.calibrations.values():
+            await self._store.keep_calibration(content)
+        return await asyncio.to_thread(self._open_sender)
+
+    async def ask(self, member_id: str) -> VerificationJob:
+        """Have all that a member has stored of the newest round sampled now.
+
+        Raises NothingToVerify, and StoreUnavailable.
+        """
+        overview = self._watch.current
+        condition = next((e for e in overview.members if e.member.id == member_id), None)
+        rule = self._policy.rule_of(condition) if condition else None
+        if rule is None:
+            raise NothingToVerify("the policy has no rule for this member: add one to its file")
+        round_, lane = overview.desired.round, overview.newest.get(member_id)
+        if round_ is None or lane is None or not lane.stored or round_.spec.target is not None:
+            raise NothingToVerify(
+                "the member has no stored vectors of the fleet's newest round: start a round"
+            )
+        newest = await self._store.newest_batches(round_.number)
+        through = newest[lane.lane]
+        job = job_of(overview, round_, lane, rule, JobCause.OPERATOR, through)
+        (stored,) = await self._store.add([job])
+        self.wake()
+        return stored
+
+    async def step(self, sender: JobSender) -> None:
+        """One pass. Raises StoreUnavailable and the errors of SQLAlchemy."""
+        open_jobs = await self._store.open_jobs()
+        made = await self._due(open_jobs)
+        if made:
+            await self._store.add(made)
+        progress = await asyncio.to_thread(sender.progress, [job.id for job in open_jobs])
+        for job in [*open_jobs, *made]:
+            if job.id not in progress:
+                await asyncio.to_thread(sender.send, job)
+            elif progress[job.id].ended:
+                await self._give_up(job, progress[job.id].error)
+        await self._replace_dead_workers(sender, open_jobs, progress)
+        if self._keep_s and (old := await self._store.old(self._keep_s)):
+            await asyncio.to_thread(sender.forget, old)
+            await self._store.delete(old)
+
+    async def _due(self, open_jobs: Sequence[VerificationJob]) -> list[VerificationJob]:
+        overview = self._watch.current
+        desired = overview.desired.round
+        ended = await self._store.ended_lanes(desired.number, _LATE_S) if desired else []
+        busy = {(job.round_number, job.lane) for job in open_jobs}
+        found = list(due(overview, self._policy, ended, busy))
+        numbers = {round_.number for round_, _, _ in found}
+        newest = {number: await self._store.newest_batches(number) for number in numbers}
+        made = []
+        for round_, lane, rule in found:
+            through = newest[round_.number].get(lane.lane, 0)
+            made.append(job_of(overview, round_, lane, rule, JobCause.POLICY, through))
+        return made
+
+    async def _replace_dead_workers(
+        self,
+        sender: JobSender,
+        open_jobs: Sequence[VerificationJob],
+        progress: Mapping[str, JobProgress],
+    ) -> None:
+        ended = await self._ended_workers(progress)
+        for job in open_jobs:
+            worker = progress[job.id].worker if job.id in progress else None
+            if worker not in ended:
+                continue
+            if job.attempts >= job.rule.attempts:
+                await asyncio.to_thread(sender.cancel, job)
+                await self._give_up(job, f"{job.attempts} workers ended while they computed it")
+                continue
+            _logger.warning("worker %s is gone: job %s goes to another one", worker, job.id)
+            await self._store.wait_again(job.id)
+            await asyncio.to_thread(sender.send_again, job)
+
+    async def _ended_workers(self, progress: Mapping[str, JobProgress]) -> set[str]:
+        at_work = {each.worker for each in progress.values() if each.worker}
+        free = await self._store.free_locks(at_work) if at_work else set()
+        now = time.monotonic()
+        self._free_since = {worker: self._free_since.get(worker, now) for worker in free}
+        return {each for each, since in self._free_since.items() if now - since >= self._gone_s}
+
+    async def _give_up(self, job: VerificationJob, error: str) -> None:
+        """A job that cannot be computed is an abstention; no change if it has its verdict."""
+        seconds = max(0.0, time.time() - job.asked_at)
+        found = JobFinding(VerdictOutcome.ABSTAINED, seconds, reason=f"the job failed: {error}")
+        if await self._store.finish(job, found, JobPhase.FAILED) is not None:
+            _logger.warning("job %s failed: %s", job.id, error)
