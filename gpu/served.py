@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpu.same_batch import SameBatchPlan, measure_same_batch
-from proofserve.cli.bench.running import show
+from proofserve.cli.bench import show
 from proofserve.cli.model import checkpoint_named
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session

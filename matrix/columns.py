@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from matrix.installation import ROOT, installed
-from proofserve.engines.vllm.vetting.versions import VETTED, Runner
+from proofserve.engines.vetting.versions import VETTED, Runner
 from proofserve.settings.process import environment
 
 # Versions whose second model runner can run on a CPU, through Triton's interpreter.

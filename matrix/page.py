@@ -7,7 +7,7 @@ from matrix.columns import Column
 from matrix.results import ColumnResult, Measured
 from matrix.vectors import NONCES, SCHEME, SEQ_LEN
 from proofserve.cli.model import trained_calibration
-from proofserve.engines.vllm.vetting.versions import VETTED
+from proofserve.engines.vetting.versions import VETTED
 from proofserve.lab.calibrate.calibration_file import read
 
 REFERENCE = "0.32-V1"

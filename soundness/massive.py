@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from proofserve.cli.model import SEEDS, SmallModel, checkpoint
-from proofserve.engines.checkpoints.digest import CACHE
+from proofserve.engines.checkpoints import CACHE
 
 MASSIVE: Final = "massive"
 CHANNELS: Final = [3, 100]

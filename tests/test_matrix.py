@@ -10,7 +10,7 @@ from matrix.columns import Column
 from matrix.page import REFERENCE, STEPS, honest_noise, page, passed
 from matrix.results import ColumnResult, Measured, StepResult
 from matrix.trial import Step, try_column
-from proofserve.engines.vllm.vetting.versions import VETTED
+from proofserve.engines.vetting.versions import VETTED
 from proofserve.protocol.codec import encode
 
 

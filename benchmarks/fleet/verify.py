@@ -27,7 +27,7 @@ from benchmarks.fleet.sleeping_worker import QUEUE
 from benchmarks.fleet.verification_jobs import WorkersFailed, a_pattern, job_bench
 from benchmarks.gateway.processes import Service, running
 from endurance.fleet.postgres import NoPostgres, postgres
-from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import load
 from proofserve.fleet.records import MemberVectors

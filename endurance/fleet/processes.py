@@ -21,7 +21,7 @@ from proofserve.wiring.launch import ServerFailed, free_port
 IMPORTED = [
     "endurance.__main__",
     "endurance.fleet.programs",
-    "proofserve.cli.fleet.commands",
+    "proofserve.cli.fleet",
     "proofserve.cli.receive",
     "proofserve.wiring.fleet",
     "proofserve.wiring.verification.worker",

@@ -7,10 +7,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from lab.stub_node import StubNode, stub_node
-from proofserve.cli import calibrate
 from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel
 from proofserve.cli.servers import ServerOptions
+from proofserve.cli.validator import calibrate
 from proofserve.lab.client.node_client import NodeClient
 from proofserve.lab.client.records import DistanceWork
 

@@ -10,8 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from lab.stub_node import Habits, stub_node
-from proofserve.cli import check, servers
-from proofserve.cli.bench import commands as bench
+from proofserve.cli import bench, check, servers
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.lab.bench import saturation

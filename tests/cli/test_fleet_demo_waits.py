@@ -10,8 +10,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from proofserve.cli.fleet.demo import CHEAT, FIRST, REPLACEMENT, DemoFleet
-from proofserve.cli.fleet.demo_processes import DemoProcesses
+from proofserve.cli.fleet_demo import CHEAT, FIRST, REPLACEMENT, DemoFleet, DemoProcesses
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient

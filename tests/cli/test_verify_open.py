@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
-from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
 from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.outbox.store import SqliteOutbox

@@ -1,6 +1,6 @@
 """How vLLM's private names behave on which the watch of engine cores relies.
 
-A failure here after an upgrade says to revisit ``engines/vllm/liveness/compat_progress.py``.
+A failure here after an upgrade says to revisit ``engines/liveness/compat_progress.py``.
 """
 
 from types import SimpleNamespace
@@ -10,13 +10,12 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from proofserve.engines.vllm.liveness.compat_progress import (
+from proofserve.engines.liveness.compat_progress import (
     report_steps,
     requests_in_core,
     unfinished_by_core,
 )
-from proofserve.engines.vllm.liveness.memory import CoreMemory, Doing
-from proofserve.engines.vllm.liveness.reporter import CoreReporter
+from proofserve.engines.liveness.memory import CoreMemory, CoreReporter, Doing
 from support.contract import in_order, source
 
 

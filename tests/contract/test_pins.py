@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import vllm
 
-from proofserve.engines.vllm.vetting import features, versions
-from proofserve.engines.vllm.vetting.pins import Feature, Name, Pin, moved
-from proofserve.engines.vllm.vetting.sources import Sources
+from proofserve.engines.vetting import features
+from proofserve.engines.vetting.start import Feature, Name, Pin, Sources, moved
+from proofserve.engines.vetting.versions import vetting_of
 
 OURS = Path(features.__file__).parents[1]
-PLUGIN = OURS.parents[1] / "plugin"
+PLUGIN = OURS.parent / "plugin"
 PINS = [pin for feature in features.ALL for pin in feature.pins]
 # Public, and in every version.
 PUBLIC = {("vllm", "logger")}
@@ -27,11 +27,11 @@ def sources() -> Sources:
 
 
 def label(pin: Pin) -> str:
-    return f"{pin.module.removeprefix('vllm.')}.{pin.name}"
+    return f"{pin.newest.module.removeprefix('vllm.')}.{pin.newest.name}"
 
 
 def test_this_version_is_in_the_table() -> None:
-    assert versions.vetting_of(vllm.__version__)
+    assert vetting_of(vllm.__version__)
 
 
 @pytest.mark.parametrize("pin", PINS, ids=label)
@@ -78,8 +78,8 @@ def test_every_import_of_vllm_is_pinned(path: Path) -> None:
 
 @pytest.mark.parametrize("pin", PINS, ids=label)
 def test_a_pin_names_a_function_of_ours(pin: Pin) -> None:
-    package = Sources(OURS.parents[1])
-    for root in ("proofserve.engines.vllm", "proofserve"):
+    package = Sources(OURS.parent)
+    for root in ("proofserve.engines.vllm", "proofserve.engines", "proofserve"):
         parts = pin.used_by.split(".")
         for cut in range(1, len(parts) + 1):
             module = ".".join([root, *parts[:cut]])

@@ -24,8 +24,8 @@ from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
+from proofserve.engines.receipts.compat_answers import ended_answer, has_receipt, sampling_of
 from proofserve.engines.vllm import support
-from proofserve.engines.vllm.receipts.compat_answers import ended_answer, has_receipt, sampling_of
 from proofserve.protocol.receipts.record import Sampling
 from support.contract import in_order, parameters, since, source
 

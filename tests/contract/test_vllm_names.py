@@ -37,8 +37,8 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.core_client import InprocClient, MPClient
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
+from proofserve.engines.vetting.features import PROOFS
 from proofserve.engines.vllm import support
-from proofserve.engines.vllm.vetting.node_pins import PROOFS
 from support.contract import in_order, parameters, since, source
 
 
@@ -128,7 +128,8 @@ def test_take_blocks() -> None:
 
 
 def test_common_metadata() -> None:
-    (given,) = [p.has for p in PROOFS.pins if p.name == "CommonAttentionMetadata"]
+    names = [pin.newest for pin in PROOFS.pins]
+    (given,) = [each.has for each in names if each.name == "CommonAttentionMetadata"]
     fields = dataclasses.fields(CommonAttentionMetadata)
     assert {f.name for f in fields if f.default is dataclasses.MISSING} <= set(given)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from vllm.lora.request import LoRARequest
 
-from proofserve.engines.vllm.receipts import client
+from proofserve.engines.receipts import client
 from proofserve.rounds.ports import ProofSession
 from support.engines import SKETCH, EmbeddedEngine, workload
 from support.receipts import Checker, ask, chats, collected, prompt

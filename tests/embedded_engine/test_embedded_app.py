@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from proofserve.engines.vllm.embedded_app import vllm_app
+from proofserve.engines.vllm.inprocess import vllm_app
 from proofserve.wiring.unix_server import on_unix_socket
 from support.gateway import ROOM
 from support.node import DTYPE, IN_ONE_PROCESS, NAME, ROUND

@@ -9,7 +9,7 @@ import prometheus_client
 import pytest
 from vllm.lora.request import LoRARequest
 
-from proofserve.engines.vllm.receipts import client
+from proofserve.engines.receipts import client
 from support.adapters import merge, write_adapter
 from support.engines import EmbeddedEngine, workload
 from support.receipts import Checker, ask, collected, leave_after, prompt

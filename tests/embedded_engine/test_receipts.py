@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from vllm import SamplingParams
 
-from proofserve.engines.vllm.receipts import client
-from proofserve.engines.vllm.receipts.client import VllmAnswers
+from proofserve.engines.receipts import client
+from proofserve.engines.receipts.client import VllmAnswers
 from proofserve.protocol.receipts.record import Sampling
 from proofserve.rounds.errors import EngineFault
 from support.engines import EmbeddedEngine, workload

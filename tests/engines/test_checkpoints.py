@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from golden.make.sketch_v1 import digest_of
-from proofserve.engines.checkpoints.digest import CACHE, weights_digest
-from proofserve.engines.checkpoints.facts import checkpoint_folder, model_facts
+from proofserve.engines.checkpoints import CACHE, checkpoint_folder, model_facts, weights_digest
 from proofserve.protocol.errors import ProtocolError
 
 TENSORS = {

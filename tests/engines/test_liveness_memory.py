@@ -11,24 +11,24 @@ from dataclasses import replace
 
 import pytest
 
-from proofserve.engines.vllm.liveness import memory as memory_module
-from proofserve.engines.vllm.liveness import processes
-from proofserve.engines.vllm.liveness.memory import (
+from proofserve.engines.liveness import memory as memory_module
+from proofserve.engines.liveness.memory import (
     CoreMemory,
+    CoreReporter,
     Doing,
     MemoryAddress,
     MemoryLost,
     ServerRecord,
 )
-from proofserve.engines.vllm.liveness.reporter import CoreReporter
-from proofserve.engines.vllm.liveness.rule import Activity
+from proofserve.engines.liveness.rule import Activity
+from proofserve.engines.liveness.watch import activity_between, process_use
 from proofserve.engines.vllm.support import UnsupportedEngine
 
 # A core in a process of its own: it prints its address, and ends with its input.
 CORE = """
 import sys
 from dataclasses import astuple
-from proofserve.engines.vllm.liveness.reporter import CoreReporter
+from proofserve.engines.liveness.memory import CoreReporter
 core = CoreReporter()
 with core.proving():
     core.beat(2, 5)
@@ -86,11 +86,11 @@ def test_a_core_says_what_it_does_and_returns_to_it() -> None:
 
 def test_each_api_process_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     core = CoreReporter()
-    monkeypatch.setattr("proofserve.engines.vllm.liveness.reporter.PLACES", 2)
+    assert memory_module.PLACES == 256
+    monkeypatch.setattr(memory_module, "PLACES", 2)
     assert [core.join().place for _ in range(2)] == [0, 1]
     with pytest.raises(UnsupportedEngine, match="more than 2 API processes"):
         core.join()
-    assert memory_module.PLACES == 256
 
 
 @pytest.fixture
@@ -108,9 +108,9 @@ def comes_to(process: int, expected: Activity) -> bool:
 
 
 def seen(process: int, seconds: float = 0.4) -> Activity:
-    before, began = processes.look(process), time.monotonic()
+    before, began = process_use(process), time.monotonic()
     time.sleep(seconds)
-    return processes.activity(before, processes.look(process), process, time.monotonic() - began)
+    return activity_between(before, process_use(process), process, time.monotonic() - began)
 
 
 SPINS = "print(flush=True)\nwhile True: pass"
@@ -132,7 +132,7 @@ with subprocess.Popen([sys.executable, "-c", {SPINS!r}], stdout=subprocess.PIPE)
     ids=["computes", "waits", "waits for a worker that computes"],
 )
 def test_what_a_process_does(program: "subprocess.Popen[bytes]", expected: Activity) -> None:
-    family = list(processes.look(program.pid).cpu_s)
+    family = list(process_use(program.pid).cpu_s)
     try:
         assert comes_to(program.pid, expected)
         os.kill(family[-1], signal.SIGSTOP)

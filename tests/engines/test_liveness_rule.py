@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from proofserve.engines.vllm.liveness.memory import CoreRecord, Doing, ServerRecord
-from proofserve.engines.vllm.liveness.rule import (
+from proofserve.engines.liveness.memory import CoreRecord, Doing, ServerRecord
+from proofserve.engines.liveness.rule import (
     BUSY_TIMES,
     FRESH_S,
     LONGEST_LOOK_S,

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proofserve.engines.vllm.liveness import watch as watch_module
-from proofserve.engines.vllm.liveness.memory import CoreMemory, MemoryAddress
-from proofserve.engines.vllm.liveness.watch import CoreView, LivenessWatch
+from proofserve.engines.liveness import watch as watch_module
+from proofserve.engines.liveness.memory import CoreMemory, MemoryAddress
+from proofserve.engines.liveness.watch import CoreView, LivenessWatch
 from proofserve.rounds.status import CoreLiveness
 from rounds.doubles import until
 
@@ -27,8 +27,8 @@ CORE = """
 import sys, threading, time
 from contextlib import nullcontext
 from dataclasses import astuple
-from proofserve.engines.vllm.liveness.memory import Doing
-from proofserve.engines.vllm.liveness.reporter import CoreReporter
+from proofserve.engines.liveness.memory import Doing
+from proofserve.engines.liveness.memory import CoreReporter
 
 core = CoreReporter()
 work = 0

@@ -12,8 +12,7 @@ import cloudpickle
 import pytest
 
 import proofserve
-from proofserve.engines.vllm.ranks.core import require_equal
-from proofserve.engines.vllm.ranks.reports import reporter
+from proofserve.engines.vetting.ranks import reporter, require_equal
 from proofserve.engines.vllm.support import UnsupportedEngine
 from support.ranks import ONE_MORE_LINE, changed_copy
 

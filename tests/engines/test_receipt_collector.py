@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
-from proofserve.engines.vllm.receipts import collector as module
-from proofserve.engines.vllm.receipts.client import response_of
-from proofserve.engines.vllm.receipts.collector import COLLECT_S, AnswerCollector, Rows
-from proofserve.engines.vllm.receipts.messages import EndedAnswer, Wanted, ended_answer, token_ids
+from proofserve.engines.receipts import collector as module
+from proofserve.engines.receipts.client import response_of
+from proofserve.engines.receipts.collector import (
+    COLLECT_S,
+    AnswerCollector,
+    EndedAnswer,
+    Rows,
+    Wanted,
+    ended_answer,
+    token_ids,
+)
 from proofserve.protocol.receipts.record import Sampling
 
 

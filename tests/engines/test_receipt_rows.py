@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from proofserve.engines.vllm.receipts import tap as tap_module
-from proofserve.engines.vllm.receipts.compat_tap import SampledRows, before_sampling, sampled_rows
-from proofserve.engines.vllm.receipts.messages import Wanted
-from proofserve.engines.vllm.receipts.tap import Tap
+from proofserve.engines.receipts import tap as tap_module
+from proofserve.engines.receipts.collector import Wanted
+from proofserve.engines.receipts.compat_tap import SampledRows, before_sampling, sampled_rows
+from proofserve.engines.receipts.tap import Tap
 from proofserve.engines.vllm.support import UnsupportedEngine
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from proofserve.engines.checkpoints.digest import CACHE, weights_digest
+from proofserve.engines.checkpoints import CACHE, weights_digest
 from proofserve.engines.reference.rounded_copy import write_rounded_copy
 from proofserve.engines.reference.suspects import rounding_of
 

@@ -8,12 +8,18 @@ from types import SimpleNamespace
 import pytest
 import vllm
 
+from proofserve.engines.vetting import features
+from proofserve.engines.vetting.start import (
+    Feature,
+    Name,
+    Pin,
+    Sources,
+    moved,
+    require_vetted,
+    require_vetted_runner,
+)
+from proofserve.engines.vetting.versions import VETTED, vetting_of
 from proofserve.engines.vllm.support import UnsupportedEngine
-from proofserve.engines.vllm.vetting import features
-from proofserve.engines.vllm.vetting.pins import Feature, Name, Pin, moved
-from proofserve.engines.vllm.vetting.sources import Sources
-from proofserve.engines.vllm.vetting.start import require_vetted, require_vetted_runner
-from proofserve.engines.vllm.vetting.versions import VETTED, vetting_of
 
 CORE = """
     from elsewhere import imported as known_as
@@ -94,9 +100,9 @@ def lost(*pins: Pin, sources: Sources) -> list[str]:
 
 def test_what_moved_is_named_with_the_feature_that_needs_it(sources: Sources) -> None:
     pins = (
-        Pin("ours.watch", "any.engine.core", "Core", ("step", "gone")),
-        Pin("ours.wait", "any.engine.core", "Core.step", ("second",)),
-        Pin("ours.ask", "any.engine.client", "Client"),
+        Pin("ours.watch", Name("any.engine.core", "Core", ("step", "gone"))),
+        Pin("ours.wait", Name("any.engine.core", "Core.step", ("second",))),
+        Pin("ours.ask", Name("any.engine.client", "Client")),
     )
     assert lost(*pins, sources=sources) == [
         "any.engine.core.Core without gone, needed by chat before proofs (ours.watch)",
@@ -107,11 +113,12 @@ def test_what_moved_is_named_with_the_feature_that_needs_it(sources: Sources) ->
 def test_the_older_spelling_holds_if_all_of_it_is_there(sources: Sources) -> None:
     core, step = Name("any.engine.core", "Core", ("step",)), Name("any.engine.core", "Core.step")
     gone = Name("any.engine.core", "Core.gone")
-    assert lost(Pin("f", "any.new", "Core", older=(core, step)), sources=sources) == []
-    assert lost(Pin("f", "any.engine.core", "Core", older=(gone,)), sources=sources) == []
+    new, kept = Name("any.new", "Core"), Name("any.engine.core", "Core")
+    assert lost(Pin("f", new, older=(core, step)), sources=sources) == []
+    assert lost(Pin("f", kept, older=(gone,)), sources=sources) == []
     said = ["no any.new.Core, needed by chat before proofs (f)"]
-    assert lost(Pin("f", "any.new", "Core", older=(core, gone)), sources=sources) == said
-    assert lost(Pin("f", "any.new", "Core"), sources=sources) == said
+    assert lost(Pin("f", new, older=(core, gone)), sources=sources) == said
+    assert lost(Pin("f", new), sources=sources) == said
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1rc2+cpu", "0.29.1", "0.33.0.dev4+g12"])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from proofserve.cli.fleet.serve import FLEET_OPTIONS
+from proofserve.cli.fleet import FLEET_OPTIONS
 from proofserve.cli.serve import allowed
 from proofserve.settings.fleet import FleetSettings
 from test_docs import rows, shown

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from proofserve.engines.checkpoints.digest import CACHE, weights_digest
+from proofserve.engines.checkpoints import CACHE, weights_digest
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape, read

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
+from proofserve.engines.receipts.client import VllmAnswers
 from proofserve.engines.reference.network import load
-from proofserve.engines.vllm.receipts.client import VllmAnswers
 from proofserve.protocol.receipts.answer import FinishedAnswer
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
 from support.engines import EmbeddedEngine

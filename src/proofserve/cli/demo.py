@@ -5,17 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from proofserve.cli.chat.demo import answers_with_receipts, receipts_are_judged_right
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
+from proofserve.cli.recompute import claims_of_vectors
 from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
-from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.cli.waiting import LOG_EVERY_S, wait_while_moving
-from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold
+from proofserve.cli.session import EXIT_FAILED, LOG_EVERY_S, CommandSession, open_session
+from proofserve.cli.validator.verify import COLOURS
+from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold, read
+from proofserve.lab.chat.collecting import ReceiptClient
+from proofserve.lab.chat.conversation import Conversation
+from proofserve.lab.chat.prompts import requests
+from proofserve.lab.chat.statements import Known
+from proofserve.lab.chat.verification import ChatOutcome
 from proofserve.lab.client.chats import chats, question
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.load import Call, Reply, ask_all
@@ -24,12 +28,12 @@ from proofserve.lab.client.records import BLOCK_HEIGHT, Work
 from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
 from proofserve.lab.host.processor import ServedDtype, quick_dtype
 from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.judges import Vectors
+from proofserve.lab.verify.judges import Chances
 from proofserve.lab.verify.verification import Recomputation, Verification, verify
 from proofserve.models.trained import DENSE
-from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import draw, fresh_seed
+from proofserve.protocol.receipts.record import SCHEME as RECEIPT_SCHEME
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
@@ -66,15 +70,10 @@ OTHER_MODEL = SmallModel("qwen3", "tiny", seed=1)
 QUANTISED = (("4-bit weights", "int4 g128"), ("fp8 weights", "fp8 per channel"))
 # As `verify` has them.
 ALPHA, BETA, P_FRAUD = 1e-6, 1e-3, 0.5
-# Fixed, so that every demo judges the same nonces: its server gains nothing by knowing them.
+# Answers with receipts, tokens of each, and the seed of their prompts.
+ANSWERS, RECEIPT_TOKENS, SEED = 4, 48, 1
 # An honest node of a machine that is not here.
 OTHER_KERNEL = "vLLM on a GPU"
-COLOURS = {
-    SequentialResult.HONEST: "green",
-    SequentialResult.FRAUD: "red",
-    SequentialResult.UNDECIDED: "yellow",
-    SequentialResult.UNEXPLAINED: "yellow",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +101,13 @@ def demo(dtype: DemoDtype = None) -> None:
             steps = DemoServer(node, session, served)
             steps.introduce()
             claims = steps.prove()
-            answers = answers_with_receipts(node.url, MODEL.name, session)
+            answers = steps.chat_with_receipts()
             session.line.step("stopping the server")
         session.console.print("[bold]Stopped[/bold]   no process of the demo is running")
         with session.interrupts.allowed():
             session.line.step("loading the model as a validator, without a server")
             judged = DemoValidator(mine, other, session).judge(claims)
-            receipts_hold = receipts_are_judged_right(mine, answers, session)
+            receipts_hold = _receipts_are_judged_right(mine, answers, session)
     if not (judged and receipts_hold):
         raise typer.Exit(EXIT_FAILED)
 
@@ -118,8 +117,7 @@ class DemoServer:
         self._node = node
         self._session = session
         self._dtype = dtype
-        self._console = session.console
-        self._line = session.line
+        self._line, self._say = session.line, session.say
 
     def introduce(self) -> None:
         version = self._node.versions().get("vllm", "")
@@ -151,17 +149,24 @@ class DemoServer:
             self._say("", f"nonce {nonce}: {numbers} ...")
         return claims
 
+    def chat_with_receipts(self) -> list[Conversation]:
+        """Raises LabError if an answer has no receipt."""
+        with ReceiptClient(self._node.url) as client:
+            asked = requests(MODEL.name, SEED, ANSWERS, RECEIPT_TOKENS)
+            found = client.chats(asked, ANSWERS, self._line)
+        if any(len(chat.receipts) < len(chat.choices) for chat in found):
+            raise LabError("an answer has no receipt")
+        self._say("Receipts", f"the server signed one for each of {ANSWERS} more answers")
+        return found
+
     def _proved(self, nonces: int) -> None:
         """Wait until so many were proved."""
 
         def processed() -> int:
             return self._node.status().processed
 
-        wait_while_moving(
-            self._session,
-            "proofs",
-            lambda: processed() >= nonces,
-            lambda: f"{processed()} of {nonces} nonces",
+        self._session.wait_while_moving(
+            "proofs", lambda: processed() >= nonces, lambda: f"{processed()} of {nonces} nonces"
         )
 
     def _chat(self, text: str) -> list[Reply]:
@@ -173,10 +178,6 @@ class DemoServer:
         if errors := [reply.error for reply in replies if reply.error]:
             raise LabError(f"a chat failed: {errors[0]}")
         return replies
-
-    def _say(self, label: str, text: str) -> None:
-        text = f"[bold]{label:9}[/bold] {escape(text)}"
-        self._console.print(text, highlight=False, soft_wrap=True)
 
 
 class DemoValidator:
@@ -228,12 +229,12 @@ class DemoValidator:
     def _by_kernel(self, nonces: Sequence[int]) -> list[Claim]:
         """What an honest node of another machine answers, whose kernels are emulated here."""
         self._session.line.step(f"emulating {OTHER_KERNEL}")
-        return _claimed(self._validator.honest_vectors(OTHER_KERNEL, nonces))
+        return claims_of_vectors(self._validator.honest_vectors(OTHER_KERNEL, nonces))
 
     def _served_by(self, name: str, nonces: Sequence[int]) -> list[Claim]:
         """What a node answers that serves the weights ``name`` and claims the published ones."""
         self._session.line.step(f"computing the same nonces with {name}")
-        return _claimed(self._forger.served_by(name, nonces))
+        return claims_of_vectors(self._forger.served_by(name, nonces))
 
     def _verification(self, trial: DemoResult) -> Verification:
         nonces = tuple(claim.nonce for claim in trial.claims)
@@ -241,11 +242,6 @@ class DemoValidator:
         judges = judges_of(self._options, len(nonces), self._validator)
         ours = Recomputation(self._validator.truth, WIDTH, FORWARD_BATCH)
         return verify(claimed, draw(nonces, fresh_seed()), ours, judges, self._session.line)
-
-
-def _claimed(vectors: Vectors) -> list[Claim]:
-    texts = encode(np.stack(list(vectors.values())))
-    return [Claim(nonce, text) for nonce, text in zip(vectors, texts, strict=True)]
 
 
 def _forged(what: str, claims: Sequence[Claim]) -> DemoResult:
@@ -271,3 +267,33 @@ def _reason(outcome: Verification) -> str:
         return ", ".join(found.test for found in deciding)
     found = max(deciding, key=lambda each: each.test == DIRECTION)
     return f"{found.test}: {found.text}"
+
+
+def _receipts_are_judged_right(
+    model: Path, chats: Sequence[Conversation], session: CommandSession
+) -> bool:
+    """Print what the receipts say of the answers, and of an answer with another token."""
+    # Loading torch takes seconds, and --help must not wait for it.
+    from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
+
+    with trained_calibration(RECEIPT_SCHEME) as file:
+        checker = ChatChecker(CheckerSetup(model, read(file)))
+    known, chances = Known(checker.weights_digest), Chances(ALPHA, BETA)
+    honest = checker.outcome(chats, known, chances, session.line)
+    forged = checker.outcome([_altered(chats[0])], known, chances, session.line)
+    session.say("Receipts", f"{ANSWERS} answers: {honest.verdict} ({_tests(honest)})")
+    said = ", ".join(f"{each.check}: {each.text}" for each in forged.failures)
+    session.say("", f"one with another token: {forged.verdict} ({said})")
+    expected = (SequentialResult.HONEST, SequentialResult.FRAUD)
+    return (honest.verdict, forged.verdict) == expected
+
+
+def _altered(chat: Conversation) -> Conversation:
+    choice = chat.choices[0]
+    ids = choice.token_ids or ()
+    return replace(chat, choices=(replace(choice, token_ids=(ids[-1], *ids[1:-1], ids[0])),))
+
+
+def _tests(outcome: ChatOutcome) -> str:
+    passed = [each.test for each in outcome.findings if each.result is SequentialResult.HONEST]
+    return ", ".join(("signature", "log", "prompt", "answer", "sampling", *passed))

@@ -13,13 +13,17 @@ Url = Annotated[str | None, typer.Option(help="Use this running server; start no
 Name = Annotated[
     str | None, typer.Option("--model", help="With --url: the model's name; the first if unset.")
 ]
+
+
+def first_key(keys: str | None) -> str | None:
+    """The first key of a variable that lists several."""
+    return keys and keys.partition(",")[0]
+
+
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        envvar="POC_API_KEY",
-        # The variable may list several keys: the first one is used.
-        callback=lambda keys: keys and keys.partition(",")[0],
-        help="A key of the running node, if it needs one.",
+        envvar="POC_API_KEY", callback=first_key, help="A key of the running node, if it needs one."
     ),
 ]
 SeqLen = Annotated[int, typer.Option(help="Tokens per nonce.", min=1)]
@@ -61,6 +65,7 @@ Suspects = Annotated[
     list[Path] | None,
     typer.Option(help="A checkpoint that a cheating node may serve, beside the bank of suspects."),
 ]
+LeftOut = Annotated[int, typer.Option(help="Simulated of each kernel that is left out.", min=1)]
 BlockHeight = Annotated[
     int | None, typer.Option(help="For sketches, if the source does not say.", min=0)
 ]

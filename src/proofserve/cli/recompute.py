@@ -1,15 +1,17 @@
 """Vectors to compare with: from a checkpoint, a started server, a running node, or a file."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
-from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.engines.checkpoints import weights_digest
 from proofserve.lab.calibrate.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
 from proofserve.lab.client.errors import LabError
 from proofserve.lab.client.node_client import NodeClient
@@ -27,10 +29,10 @@ from proofserve.lab.verify.judges import Vectors
 from proofserve.lab.verify.verdict_report import VerdictReport
 from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.receiver import reader
-from proofserve.receiver.reader import ReceiverFileError
+from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
 from proofserve.wiring.judges import ChosenTests, JudgingOptions
@@ -54,9 +56,9 @@ def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
     Raises LabError naming what is wrong with the file.
     """
     try:
-        if not reader.is_database(path):
+        if not is_database(path):
             return from_file(path, wanted)
-        with reader.reading(path) as received:
+        with reading(path) as received:
             if not (counts := received.counts()) and received.rounds():
                 raise LabError(f"{path} has roots and no vectors; give --open NODE")
             source = only_source(path, counts, wanted)
@@ -66,6 +68,15 @@ def read_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
         raise LabError(f"cannot read {path}: {error.strerror}") from error
     except ReceiverFileError as error:
         raise LabError(str(error)) from error
+
+
+@contextmanager
+def reference_extra() -> Iterator[None]:
+    """Raises LabError, which names the extra, if an import within needs what is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
 
 
 def claims_of_model(
@@ -86,7 +97,7 @@ def claims_of_model(
     a vector is not finite, and EngineFault.
     """
     # These imports take two seconds, and a recomputation by a node does not need them.
-    try:
+    with reference_extra():
         import torch  # noqa: PLC0415
 
         from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415
@@ -94,8 +105,6 @@ def claims_of_model(
         from proofserve.engines.reference.kernels import own_profile, with_kernels  # noqa: PLC0415
         from proofserve.engines.reference.network import load  # noqa: PLC0415
         from proofserve.engines.reference.variants import with_redrawn_matrices  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
     try:
         network = load(directory, "float32", "cpu")
     except CheckpointError as error:
@@ -113,6 +122,12 @@ def claims_of_model(
     return claims_of(artifacts_of(batch))
 
 
+def claims_of_vectors(vectors: Vectors) -> list[Claim]:
+    """The artifacts of a node that has these vectors."""
+    texts = encode(np.stack(list(vectors.values())))
+    return [Claim(nonce, text) for nonce, text in zip(vectors, texts, strict=True)]
+
+
 def truths_of_checkpoint(
     work: Workload,
     model: Path,
@@ -126,10 +141,8 @@ def truths_of_checkpoint(
     Honest nodes serve as in the calibration ``measured``, or as the checkpoint says. Raises
     LabError as ``claims_of_model``.
     """
-    try:
+    with reference_extra():
         from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415 - as above
-    except ModuleNotFoundError as error:
-        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
     setup = ValidatorSetup(model, device, suspects)
     if measured is not None:
         setup = replace(setup, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype)
@@ -146,15 +159,13 @@ def calibrating_validator(
     task: "ComparisonTask", suspects: tuple[Path, ...], kv_dtype: str
 ) -> "CheckpointValidator":
     """The validator whose honest figures are measured. Raises LabError as ``claims_of_model``."""
-    try:
+    with reference_extra():
         from proofserve.wiring.validator import (  # noqa: PLC0415 - as above
             KV_DTYPES,
             CheckpointValidator,
             ValidatorSetup,
             proofs_of,
         )
-    except ModuleNotFoundError as error:
-        raise LabError(f"{error}; install proofserve with its extra `reference`") from error
     if kv_dtype not in KV_DTYPES:
         raise LabError(f"--kv-cache {kv_dtype}: choose from {', '.join(KV_DTYPES)}")
     setup = ValidatorSetup(task.model.folder, task.device, suspects, kv_dtype=kv_dtype)
@@ -231,9 +242,8 @@ class ComparedEngine:
         if self.claimed is not None:
             wanted = set(task.nonces)
             kept = [claim for claim in self.claimed.claims if claim.nonce in wanted]
-            facts = self.claimed.ran_on
-            if facts is None:
-                facts = kernel_facts(self.name, {})
+            ran_on = self.claimed.ran_on
+            facts = kernel_facts(self.name, {}) if ran_on is None else ran_on
             return EngineRun(KernelFacts.model_validate(facts), kept)
         with self._node(task, session) as node:
             facts = kernel_facts("a node", node.kernels())
@@ -251,9 +261,11 @@ class ComparedEngine:
     ) -> AbstractContextManager[NodeClient]:
         if self.url is not None:
             return existing_server(self.url, task.api_key, session)
-        options = ServerOptions(task.model.folder, task.model.name, task.forward_batch)
-        scheme = task.work.scheme.name
-        return serving(replace(options, scheme=scheme, ranks=self.ranks or 1), session)
+        model, scheme, ranks = task.model, task.work.scheme.name, self.ranks or 1
+        options = ServerOptions(
+            model.folder, model.name, task.forward_batch, scheme=scheme, ranks=ranks
+        )
+        return serving(options, session)
 
 
 def kernel_facts(name: str, said: Mapping[str, str]) -> dict[str, object]:
@@ -390,7 +402,12 @@ class EngineOptions:
         if self.model is None or self.engine is None:
             session.line.step(f"asking {self.url}")
             return existing_server(str(self.url), self.api_key, session)
-        served = ServerOptions(self.model, self.model.name, self.forward_batch)
-        dtype = options.calibration.served_dtype if options.calibration else "auto"
-        ranks = vllm_ranks(self.engine) or 1
-        return serving(replace(served, scheme=work.scheme.name, ranks=ranks, dtype=dtype), session)
+        served = ServerOptions(
+            self.model,
+            self.model.name,
+            self.forward_batch,
+            scheme=work.scheme.name,
+            ranks=vllm_ranks(self.engine) or 1,
+            dtype=options.calibration.served_dtype if options.calibration else "auto",
+        )
+        return serving(served, session)

@@ -22,6 +22,7 @@ from proofserve.wiring.launch import exec_server, server_command
 from proofserve.wiring.start_checks import Check, slow_checks, start_checks
 
 S = TypeVar("S", bound=BaseSettings)
+C = TypeVar("C", bound=Callable[..., None])
 
 # The exit code of a server that a check keeps from starting.
 REFUSED = 2
@@ -40,14 +41,17 @@ class SettingOptions(Generic[S]):
     """The options of a command: one for each field of ``settings``, named by ``flag``."""
 
     settings: type[S]
-    flag: Callable[[str], str]
+    flag: Callable[[str], str] = lambda name: f"--{name.replace('_', '-')}"
 
     def variable(self, name: str) -> str:
         return f"{self.settings.model_config['env_prefix']}{name.upper()}"
 
     def variables(self, given: dict[str, Any]) -> dict[str, str]:
         """The environment variables with the values of the options."""
-        return {self.variable(name): _text(value) for name, value in _joined(given).items()}
+        return {
+            self.variable(name): str(int(value) if isinstance(value, bool) else value)
+            for name, value in _joined(given).items()
+        }
 
     def chosen(self, given: dict[str, Any]) -> S:
         """The settings with the values of the options.
@@ -64,8 +68,11 @@ class SettingOptions(Generic[S]):
             hint = f"{self.flag(name)} / {self.variable(name)}"
             raise typer.BadParameter(text, param_hint=hint) from error
 
-    def parameters(self) -> list[inspect.Parameter]:
-        return [self._parameter(*item) for item in self.settings.model_fields.items()]
+    def given_to(self, command: C, *first: inspect.Parameter) -> C:
+        """``command``, which takes any keywords, with the parameters ``first`` and the options."""
+        options = [self._parameter(*item) for item in self.settings.model_fields.items()]
+        command.__signature__ = inspect.Signature([*first, *options])  # type: ignore[attr-defined]
+        return command
 
     def _parameter(self, name: str, field: FieldInfo) -> inspect.Parameter:
         annotation, default, text = field.annotation, field.default, field.description
@@ -83,7 +90,7 @@ class SettingOptions(Generic[S]):
 NODE_OPTIONS = SettingOptions(
     NodeSettings, lambda name: SHORT.get(name, f"--poc-{name.replace('_', '-')}")
 )
-GATEWAY_OPTIONS = SettingOptions(GatewaySettings, lambda name: f"--{name.replace('_', '-')}")
+GATEWAY_OPTIONS = SettingOptions(GatewaySettings)
 
 
 def serve(
@@ -162,10 +169,6 @@ def _joined(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in texts.items() if value not in (None, "")}
 
 
-def _text(value: object) -> str:
-    return str(int(value) if isinstance(value, bool) else value)
-
-
 def allowed(field: FieldInfo) -> str:
     """The range of a field in words; empty if it has no range."""
     limits = {bounds.Ge: "at least", bounds.Gt: "more than", bounds.Le: "at most"}
@@ -185,20 +188,15 @@ CHECK_CONFIG = Annotated[
         "--check-config", help="Only check the configuration, one line per check; exit code 0 or 2."
     ),
 ]
-serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
+# Without rich's frames, narrow terminals show the names of variables in full.
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    NODE_OPTIONS.given_to(
+        serve,
         _parameter("ctx", inspect.Parameter.empty, typer.Context),
         _parameter("model", None, MODEL),
         _parameter("check_config", False, CHECK_CONFIG),
-        *NODE_OPTIONS.parameters(),
-    ]
+    )
 )
-gateway.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    GATEWAY_OPTIONS.parameters()
-)
-
-# Without rich's frames, narrow terminals show the names of variables in full.
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 gateway_app = typer.Typer(rich_markup_mode=None, add_completion=False)
-gateway_app.command()(gateway)
+gateway_app.command()(GATEWAY_OPTIONS.given_to(gateway))

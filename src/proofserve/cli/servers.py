@@ -136,23 +136,20 @@ def serving(deployment: ServerOptions, session: CommandSession) -> Iterator[Node
         ServerFailed: the server did not start. The text names its log, which is kept.
     """
     session.line.step(f"starting vLLM with {deployment.name}, about half a minute")
-
-    def waiting(seconds: float) -> None:
-        session.interrupts.check()
-        session.line.seconds(seconds)
-
     with scratch_folder() as folder:
         command, log = small_server(deployment, folder), folder / "server.log"
         try:
             with (
-                running_server(command, free_port(), log, waiting) as server,
+                running_server(command, free_port(), log, session.waiting) as server,
                 NodeClient(server.url) as node,
                 session.interrupts.allowed(),
             ):
                 session.line.step(f"{deployment.name} answers")
                 yield node
         except ServerFailed as error:
-            raise ServerFailed(f"{error}\nThe whole log was kept as {_keep(log)}") from error
+            kept = Path(tempfile.mkdtemp(prefix="proofserve-failed-")) / log.name
+            shutil.copy(log, kept)
+            raise ServerFailed(f"{error}\nThe whole log was kept as {kept}") from error
 
 
 @contextmanager
@@ -164,9 +161,3 @@ def existing_server(url: str, api_key: str | None, session: CommandSession) -> I
 def scratch_folder() -> AbstractContextManager[Path]:
     """A temporary folder whose path is short enough for vLLM's sockets."""
     return folder_for_sockets(str(uuid.UUID(int=0)))
-
-
-def _keep(log: Path) -> Path:
-    kept = Path(tempfile.mkdtemp(prefix="proofserve-failed-")) / log.name
-    shutil.copy(log, kept)
-    return kept

@@ -1,20 +1,21 @@
-"""Console, progress line, signals and errors of a command that measures or checks."""
+"""Console, progress line, signals, errors and waits of a command that measures or checks."""
 
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from typer.core import TyperCommand
 
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.errors import LabError, TooSlowError
 from proofserve.rounds.errors import RoundsError
 from proofserve.wiring.launch import ServerFailed
 
@@ -25,6 +26,12 @@ EXIT_ERROR = 2
 EXIT_NO_VERDICT = 3
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# How long a demo waits while nothing moves. A busy processor without bf16 instructions may take a
+# minute for one forward of many nonces.
+STILL_S: Final = 180.0
+# How often a log file gets a line about a step of a demo.
+LOG_EVERY_S: Final = 2.0
+_POLL_S: Final = 0.2
 
 
 class Interrupts:
@@ -143,6 +150,44 @@ class CommandSession:
     console: Console
     interrupts: Interrupts
     line: ProgressLine
+
+    def tell(self, text: str, style: str | None = None) -> None:
+        """Print ``text`` as it is."""
+        self.console.print(text, style=style, markup=False, soft_wrap=True)
+
+    def say(self, label: str, text: str) -> None:
+        """Print a line of a demo."""
+        line = f"[bold]{label:9}[/bold] {escape(text)}"
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def waiting(self, seconds: float) -> None:
+        """Show for how long a server has been starting. Raises SystemExit after a signal."""
+        self.interrupts.check()
+        self.line.seconds(seconds)
+
+    def wait_while_moving(
+        self,
+        what: str,
+        condition: Callable[[], bool],
+        reached: Callable[[], str],
+        still_s: float = STILL_S,
+    ) -> None:
+        """Poll ``condition`` until it holds, and show what is ``reached``, however slowly.
+
+        Raises TooSlowError, which names ``what``, once ``reached`` was the same for ``still_s``
+        seconds; what both functions raise; and SystemExit after a signal.
+        """
+        before, moved_at = reached(), time.monotonic()
+        self.line.reached(before)
+        while not condition():
+            self.interrupts.check()
+            now = reached()
+            if now != before:
+                before, moved_at = now, time.monotonic()
+                self.line.reached(now)
+            if time.monotonic() - moved_at > still_s:
+                raise TooSlowError(f"{what}: nothing has moved for {still_s:g} s ({before})")
+            time.sleep(_POLL_S)
 
 
 @contextmanager

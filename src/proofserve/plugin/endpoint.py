@@ -16,9 +16,9 @@ from proofserve.api import node_page, proof_routes, routes
 from proofserve.api.errors import NotEnabled
 from proofserve.api.metrics import exposed
 from proofserve.api.node import Node
+from proofserve.engines.vetting import features
+from proofserve.engines.vetting.start import require_vetted, require_vetted_runner
 from proofserve.engines.vllm import support
-from proofserve.engines.vllm.vetting import features
-from proofserve.engines.vllm.vetting.start import require_vetted, require_vetted_runner
 from proofserve.lab.report.machine import processor_here
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.receipts import ReceiptSource
@@ -35,8 +35,8 @@ from proofserve.wiring.owner.ownership import Ownership
 from proofserve.wiring.owner.private_app import private_app
 
 if TYPE_CHECKING:
+    from proofserve.engines.liveness.watch import LivenessWatch
     from proofserve.engines.vllm.client import VllmEngine
-    from proofserve.engines.vllm.liveness.watch import LivenessWatch
 
 _logger = logging.getLogger(__name__)
 ROOT = "proofserve"
@@ -111,8 +111,8 @@ class ProofEndpoints:
         engine = await self._engine_of(engine_client, args)
         state.proofserve_engine = engine
         # After the version check in ``_engine_of``: these import private names.
+        from proofserve.engines.vllm.client import watch_of  # noqa: PLC0415
         from proofserve.engines.vllm.compat_client import install_orderly_shutdown  # noqa: PLC0415
-        from proofserve.engines.vllm.liveness.client import watch_of  # noqa: PLC0415
 
         watch = await watch_of(engine_client, engine, self._settings.engine_stall_sec)
         await self._running.enter_async_context(beside("liveness counts", watch.run_counts()))
@@ -169,8 +169,8 @@ class ProofEndpoints:
         require_vetted_runner(config)
         support.require_supported_options(config)
         # After the version check: in another version this import may fail without advice.
+        from proofserve.engines.vetting.ranks import require_equal_ranks  # noqa: PLC0415
         from proofserve.engines.vllm.client import VllmEngine, served_facts, served_kernels  # noqa: PLC0415
-        from proofserve.engines.vllm.ranks.client import require_equal_ranks  # noqa: PLC0415
 
         ranks = await require_equal_ranks(engine_client)
         _logger.info("%s", ranks.text)
@@ -197,7 +197,7 @@ class ProofEndpoints:
         if not self._settings.receipts:
             return None
         # After the version check, as above.
-        from proofserve.engines.vllm.receipts import client  # noqa: PLC0415
+        from proofserve.engines.receipts import client  # noqa: PLC0415
 
         k_dim = self._settings.receipts_k_dim
         answers = await client.start(engine_client, engine_info.facts, k_dim)

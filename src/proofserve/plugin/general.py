@@ -39,10 +39,10 @@ def install() -> None:
 
 def _gate(engine: Any) -> "ProofGate":
     if not hasattr(engine, "proofserve_gate"):
+        from proofserve.engines.liveness.memory import CoreReporter
+        from proofserve.engines.vllm import core_methods
         from proofserve.engines.vllm.compat_core import VllmCore
         from proofserve.engines.vllm.core_gate import GateOptions, ProofGate, start_wakeups
-        from proofserve.engines.vllm.liveness import core as liveness
-        from proofserve.engines.vllm.liveness.reporter import CoreReporter
         from proofserve.settings.node import EngineSettings
 
         settings = EngineSettings()
@@ -51,7 +51,9 @@ def _gate(engine: Any) -> "ProofGate":
         options = GateOptions(settings.forward_batch, settings.share, settings.lease_idle_sec)
         engine.proofserve_gate = ProofGate(core, options)
         if core.has_own_loop():
-            beat = liveness.start(engine, core, engine.proofserve_gate, engine.proofserve_reporter)
+            beat = core_methods.report_progress(
+                engine, core, engine.proofserve_gate, engine.proofserve_reporter
+            )
             start_wakeups(beat)
     gate: ProofGate = engine.proofserve_gate
     return gate
@@ -93,18 +95,18 @@ def _liveness(engine: Any) -> dict[str, Any]:
 
 
 def _ranks(engine: Any, own: dict[str, Any]) -> dict[str, Any]:
-    from proofserve.engines.vllm.ranks import core
+    from proofserve.engines.vetting.ranks import require_equal
 
-    return core.require_equal(engine, own)
+    return require_equal(engine, own)
 
 
 def _start_receipts(engine: Any, plan: dict[str, Any]) -> None:
-    from proofserve.engines.vllm.receipts import core
+    from proofserve.engines.vllm import core_methods
 
-    core.start(engine, plan)
+    core_methods.start_receipts(engine, plan)
 
 
 def _receipts_answers(engine: Any) -> "Future[dict[str, Any]]":
-    from proofserve.engines.vllm.receipts import core
+    from proofserve.engines.vllm import core_methods
 
-    return core.answers(engine)
+    return core_methods.answers(engine)

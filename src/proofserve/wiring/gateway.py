@@ -149,7 +149,7 @@ def application() -> FastAPI:
 @asynccontextmanager
 async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, ASGIApp]]:
     # A gateway without an embedded engine saves two seconds of imports.
-    from proofserve.engines.vllm.embedded_app import vllm_app  # noqa: PLC0415
+    from proofserve.engines.vllm.inprocess import vllm_app  # noqa: PLC0415
     from proofserve.wiring.unix_server import on_unix_socket  # noqa: PLC0415
 
     changes = {"VLLM_PLUGINS": plugin_list(), **runner_choice()}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from proofserve.engines.vllm.vetting.versions import vetting_of
+from proofserve.engines.vetting.versions import vetting_of
 from proofserve.settings.process import environment, has_variable, plugin_list
 
 # Those that ``free_port`` chooses from.
@@ -27,7 +27,7 @@ CHILDREN_S = 5.0
 STILL_S, MOVES_S = 300.0, 2.0
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 # The same with several API processes.
-VLLM_SERVERS = "proofserve.engines.vllm.parallel.compat_serve"
+VLLM_SERVERS = "proofserve.engines.vllm.compat_serve"
 # How long the processes of such a server may take to end what they do, seconds. vLLM's own default
 # is 0: the API processes would be killed right after SIGTERM.
 PROCESSES_END_S = 20

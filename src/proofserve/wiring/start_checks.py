@@ -124,8 +124,8 @@ def _fleet(chosen: NodeSettings) -> str:
 
 def _version(chosen: NodeSettings) -> str:
     try:
+        from proofserve.engines.vetting import features, start  # noqa: PLC0415 - imports vLLM
         from proofserve.engines.vllm.support import UnsupportedEngine  # noqa: PLC0415
-        from proofserve.engines.vllm.vetting import features, start  # noqa: PLC0415 - imports vLLM
     except ImportError as error:
         raise ValueError(f"vLLM cannot be imported: {error}") from error
     try:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from proofserve.cli.chat.logs import seen_log
 from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel, checkpoint
-from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.cli.validator.chat import seen_log
+from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.network import load
 from proofserve.lab.chat.chat_tokens import FailedCheck
 from proofserve.lab.chat.conversation import Conversation, write

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fleet.sql.support import give_lane
-from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.engines.checkpoints import weights_digest
 from proofserve.fleet.records import DesiredState, FleetView, MemberSource, MemberVectors
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.control import (

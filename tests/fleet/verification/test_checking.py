@@ -12,7 +12,7 @@ from benchmarks.fleet.fake_member import FakeMember
 from fleet.servers import ROUND, RunningFleet, fleet_of, receiving
 from fleet.sql.support import a_job
 from fleet.verification.support import RULE
-from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import load

@@ -1,1 +1,1 @@
-"""Commands of a validator about a node that runs."""
+"""Commands of a validator: what honest nodes look like, and whether one is honest."""

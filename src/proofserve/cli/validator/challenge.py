@@ -21,9 +21,14 @@ from proofserve.cli.options import (
     Suspects,
 )
 from proofserve.cli.recompute import truths_of_checkpoint
-from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
-from proofserve.cli.verify import COLOURS, EXIT_CODES, show
-from proofserve.cli.waiting import LOG_EVERY_S
+from proofserve.cli.session import (
+    EXIT_NO_VERDICT,
+    LOG_EVERY_S,
+    CommandSession,
+    VerdictCommand,
+    open_session,
+)
+from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
 from proofserve.lab.calibrate.calibration_file import (
     CalibrationFile,
     calibrated,
@@ -144,15 +149,16 @@ def command(
                 truth = truths_of_checkpoint(work, model, device, forward_batch, others, measured)
                 digest = truth(work).weights_digest
                 options.require(work, [model.name], checkpoint_shape(model), digest)
-                node = _Challenged(url, api_key, nonces, deadline)
-                challenger = _Challenger(node, shape, truth, options, forward_batch)
+                challenger = _Challenger(
+                    url, api_key, shape, nonces, deadline, truth, options, forward_batch
+                )
                 _challenge(challenger, tally, every, json, session)
         except SystemExit:
             # A signal ends a repeated challenge, and what it has found counts.
             if every is None or not tally.newest:
                 raise
         if every is not None:
-            session.console.print(tally.text, markup=False, soft_wrap=True)
+            session.tell(tally.text)
         if json is not None:
             write_json(json, tally.record())
         codes = {_code(outcome) for outcome in tally.counts}
@@ -180,30 +186,25 @@ def _work(measured: CalibrationFile) -> tuple[Workload, Work]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Challenged:
-    """The node, how many nonces it gets at a time, and within how many seconds it must answer."""
+class _Challenger:
+    """Asks a node for ``nonces`` at a time of work of this ``shape``, and judges the answers."""
 
     url: str
     api_key: str | None = field(repr=False)
+    shape: Work
     nonces: int
     deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Challenger:
-    node: _Challenged
-    shape: Work
     truth: Callable[[Workload], Truth]
     options: JudgingOptions
     forward_batch: int
 
     def once(self, progress: Progress) -> ChallengeResult:
         """One challenge. Raises the errors of our own recomputation."""
-        node, challenge = self.node, fresh(self.shape, self.node.nonces)
-        progress.step(f"waiting for {node.nonces} nonces, at most {node.deadline_s:g} s")
+        challenge = fresh(self.shape, self.nonces)
+        progress.step(f"waiting for {self.nonces} nonces, at most {self.deadline_s:g} s")
         try:
-            with NodeClient(node.url, node.api_key, _DESCRIBES_ITSELF_S) as client:
-                found = answer(client, challenge, node.deadline_s)
+            with NodeClient(self.url, self.api_key, _DESCRIBES_ITSELF_S) as client:
+                found = answer(client, challenge, self.deadline_s)
         except NoAnswer as error:
             return ChallengeResult(error.kind, challenge, str(error), error.seconds)
         truth = self.truth(found.work)
@@ -229,10 +230,10 @@ def _challenge(
         began = time.monotonic()
         result = challenger.once(session.line)
         tally.add(result)
-        if every is None and result.report is not None:
-            show(session.console, result.report)
         verdict = result.report.outcome.verdict if result.report else SequentialResult.UNEXPLAINED
-        session.console.print(result.line, style=COLOURS[verdict], markup=False, soft_wrap=True)
+        if every is None and result.report is not None:
+            show(session, verdict, result.report.lines())
+        session.tell(result.line, COLOURS[verdict])
         if every is None:
             return
         if json is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from proofserve.engines.checkpoints.facts import model_facts
+from proofserve.engines.checkpoints import model_facts
 from proofserve.engines.reference.arithmetic import KernelProfile
 from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.errors import CheckpointError

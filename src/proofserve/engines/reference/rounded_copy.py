@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from proofserve.engines.checkpoints.digest import keep_digest, weights_digest
+from proofserve.engines.checkpoints import keep_digest, weights_digest
 from proofserve.engines.reference.rounding import Rounding
 from proofserve.engines.reference.suspects import rounding_of
 from proofserve.engines.reference.variants import in_dtype

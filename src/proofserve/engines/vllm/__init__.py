@@ -1,1 +1,1 @@
-"""The adapter to a real vLLM: the only package, with ``plugin``, that imports it."""
+"""The adapter to a real vLLM. Only it, the packages beside it, and ``plugin`` import vLLM."""

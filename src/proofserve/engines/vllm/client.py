@@ -1,6 +1,7 @@
 """The API process's side: vLLM's engine client as a ``rounds.ports.ProofEngine``."""
 
 import asyncio
+import logging
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from proofserve.engines.checkpoints.facts import checkpoint_folder, model_facts
+from proofserve.engines.checkpoints import checkpoint_folder, model_facts
+from proofserve.engines.liveness.compat_progress import unfinished_by_core
+from proofserve.engines.liveness.memory import CoreMemory, MemoryAddress, MemoryLost
+from proofserve.engines.liveness.watch import CoreView, LivenessWatch
 from proofserve.engines.vllm import compat_client, core_messages
 from proofserve.engines.vllm.core_messages import ProveCall
 from proofserve.protocol.scheme import ModelFacts
@@ -19,11 +23,15 @@ from proofserve.rounds.errors import EngineFault, EngineGone
 from proofserve.rounds.records import Deferred, EngineInfo, Measurement, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges, over_cores
 
+_logger = logging.getLogger(__name__)
+
+# The methods that ``plugin.general`` adds to the engine core.
 PROVE = "proofserve_prove"
 RELEASE = "proofserve_release"
 GAUGES = "proofserve_gauges"
 MEASURE = "proofserve_measure"
 TAKE_OVER = "proofserve_take_over"
+LIVENESS = "proofserve_liveness"
 # Calls answered in part that a session remembers; another core may have taken the older ones.
 MOST_PARTS = 16
 
@@ -56,11 +64,10 @@ class VllmEngine:
         self, work: Workload, core: int | None = None
     ) -> AsyncIterator["VllmSession"]:
         """A lease; it is taken by the first call and returned at the context's end."""
+        stays = core is not None
         if core is None:
-            session = VllmSession(self, work, self._turn % self.cores, stays=False)
-            self._turn += 1
-        else:
-            session = VllmSession(self, work, core)
+            core, self._turn = self._turn % self.cores, self._turn + 1
+        session = VllmSession(self, work, core, stays)
         try:
             yield session
         finally:
@@ -68,10 +75,7 @@ class VllmEngine:
             await asyncio.shield(session.release())
 
     async def gauges(self) -> EngineGauges:
-        replies = await asyncio.gather(
-            *(self.call(GAUGES, core=core) for core in range(self.cores))
-        )
-        return over_cores([_gauges(reply) for reply in replies])
+        return over_cores([_gauges(reply) for reply in await self._call_all(GAUGES)])
 
     async def measure(self, work: Workload, nonces: Sequence[int], forwards: int) -> Measurement:
         """See ``rounds.ports.MeasurableEngine.measure``. It has no time limit.
@@ -81,9 +85,7 @@ class VllmEngine:
         call = asdict(
             call_for(work, self.engine_info.facts, uuid.uuid4().hex, nonces, self._defer_s)
         )
-        measured = await asyncio.gather(
-            *(self.call(MEASURE, call, forwards, core=core) for core in range(self.cores))
-        )
+        measured = await self._call_all(MEASURE, call, forwards)
         proved = sum(each["nonces"] for each in measured)
         return Measurement(proved, max(each["seconds"] for each in measured))
 
@@ -92,7 +94,12 @@ class VllmEngine:
 
         Raises EngineFault and EngineGone.
         """
-        await asyncio.gather(*(self.call(TAKE_OVER, core=core) for core in range(self.cores)))
+        await self._call_all(TAKE_OVER)
+
+    async def _call_all(self, method: str, *args: Any) -> list[Any]:
+        """The answers of all cores, in their order."""
+        calls = (self.call(method, *args, core=core) for core in range(self.cores))
+        return await asyncio.gather(*calls)
 
     async def call(self, method: str, *args: Any, core: int = 0) -> Any:
         """Call a method of one engine core. Raises EngineFault or EngineGone."""
@@ -122,7 +129,7 @@ class VllmSession:
     Only the cores that were called have a lease.
     """
 
-    def __init__(self, engine: VllmEngine, work: Workload, core: int, stays: bool = True) -> None:
+    def __init__(self, engine: VllmEngine, work: Workload, core: int, stays: bool) -> None:
         self._engine = engine
         self._work = work
         self._core, self._stays = core, stays
@@ -167,6 +174,27 @@ class VllmSession:
             self._parts[wanted] = parts
         if len(self._parts) > MOST_PARTS:
             self._parts.popitem(last=False)
+
+
+async def watch_of(engine_client: Any, engine: VllmEngine, limit_s: float) -> LivenessWatch:
+    """The watch of all cores of ``engine``. Raises EngineFault and EngineGone."""
+    cores = [await _watched(engine, core) for core in range(engine.cores)]
+
+    def unfinished() -> list[int]:
+        chat = unfinished_by_core(engine_client)
+        return [count + engine.open_calls[core] for core, count in enumerate(chat)]
+
+    return LivenessWatch(cores, unfinished, limit_s)
+
+
+async def _watched(engine: VllmEngine, core: int) -> CoreView | None:
+    address = MemoryAddress(**await engine.call(LIVENESS, core=core))
+    try:
+        return CoreView(core, address, CoreMemory.of_core(address))
+    except MemoryLost as error:
+        text = "engine core %d cannot be watched, so that a hang of it is not noticed: %s"
+        _logger.warning(text, core, error)
+        return None
 
 
 def _gauges(reply: Mapping[str, Any]) -> EngineGauges:

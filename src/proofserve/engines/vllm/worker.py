@@ -1,6 +1,10 @@
-"""One proof forward on one rank: draw the inputs, run the deployed model, finish the scheme."""
+"""One proof forward on one rank: draw the inputs, run the deployed model, finish the scheme.
 
-from collections.abc import Iterator, Sequence
+Chat never runs while a context of this module is open, so chat needs no flag that switches the
+hooks off.
+"""
+
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
@@ -8,8 +12,7 @@ from typing import Any
 import torch
 
 from proofserve.engines.vllm import compat_worker
-from proofserve.engines.vllm.core_messages import Forward, ProveCall, proved
-from proofserve.engines.vllm.last_layer import published_rows_only
+from proofserve.engines.vllm.core_messages import Forward, proved
 from proofserve.protocol.identity import Block
 from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import BlockScheme, ModelFacts
@@ -26,7 +29,9 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
         # The tensors of recent blocks: some are large and take a second to draw.
         worker.proofserve_block = lru_cache(maxsize=4)(_block_scheme)
     scheme = tuple(sorted(call.scheme.items()))
-    tokens = _tokens(call.token_ranges)
+    # A message that crossed processes has lists where ranges were tuples.
+    ranges = tuple((first, end) for first, end in call.token_ranges)
+    tokens = AllowedTokens(ranges) if ranges else None
     facts = ModelFacts(runner.model_config.get_hidden_size(), call.weights_digest, tokens)
     of_block = Block(call.block_hash, call.block_height)
     compat_worker.require_plain_inputs(runner)
@@ -38,11 +43,6 @@ def prove(worker: Any, forward: Forward) -> dict[str, Any] | None:
         finite = torch.isfinite(values).all(dim=1)
         failed = [n for n, good in zip(call.nonces, finite.tolist(), strict=True) if not good]
         return proved(values[finite].cpu().numpy(), failed, len(call.nonces))
-
-
-def _tokens(ranges: Sequence[Sequence[int]]) -> AllowedTokens | None:
-    """The tokens of a call; a message that crossed processes has lists where ranges were tuples."""
-    return AllowedTokens(tuple((first, end) for first, end in ranges)) if ranges else None
 
 
 def _block_scheme(
@@ -65,7 +65,10 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     received = compat_worker.receive_stage()
     inputs = {"positions": positions, "intermediate_tensors": received}
     if received is None:
-        inputs |= _drawn(block, call, runner.model_config.dtype)
+        # The prompts of all sequences, one after the other: token ids or embeddings.
+        dtype = runner.model_config.dtype
+        drawn = block.inputs(call.public_key, call.nonces, seq_len, dtype).flatten(0, 1)
+        inputs["inputs_embeds" if drawn.is_floating_point() else "input_ids"] = drawn
     model = runner.get_model()
     narrowed = (
         nullcontext() if block.reads_every_position else published_rows_only(model, n, seq_len)
@@ -79,12 +82,6 @@ def run_forward(runner: Any, block: BlockScheme, forward: Forward) -> torch.Tens
     states = hidden.view(n, seq_len, -1)
     read = states if block.reads_every_position else states[:, -1]
     return block.finish(call.public_key, call.nonces, read)
-
-
-def _drawn(block: BlockScheme, call: ProveCall, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The prompts of all sequences, one after the other: token ids or embeddings."""
-    drawn = block.inputs(call.public_key, call.nonces, call.seq_len, dtype).flatten(0, 1)
-    return {"inputs_embeds" if drawn.is_floating_point() else "input_ids": drawn}
 
 
 def _attention(
@@ -107,10 +104,7 @@ def _attention(
 
 @contextmanager
 def _layer_transforms(model: torch.nn.Module, block: BlockScheme) -> Iterator[None]:
-    """Hook the scheme's transforms onto the decoder layers for the length of one forward.
-
-    Chat never runs inside this context, so chat needs no flag that switches the hooks off.
-    """
+    """Hook the scheme's transforms onto the decoder layers for the length of one forward."""
     with ExitStack() as hooks:
         if block.uses_layer_transforms:
             for index, layer in compat_worker.decoder_layers(model):
@@ -125,7 +119,7 @@ def _seeded_experts(
 ) -> Iterator[None]:
     """Let the block choose the experts of every token for the length of one forward.
 
-    ``positions`` int64 [tokens]. Chat never runs inside this context.
+    ``positions`` int64 [tokens].
     """
     with ExitStack() as routed:
         for index, router in compat_worker.routers(model) if block.chooses_experts else ():
@@ -138,3 +132,37 @@ def _transform(
     block: BlockScheme, index: int, _layer: torch.nn.Module, _args: Any, output: Any
 ) -> Any:
     return block.layer_transform(index, output)
+
+
+@contextmanager
+def published_rows_only(model: torch.nn.Module, sequences: int, seq_len: int) -> Iterator[None]:
+    """Within the context, the last MLP computes one row per sequence, and zeros for the others.
+
+    For schemes that publish the last position of each sequence alone: every earlier layer needs all
+    positions, because later tokens attend to them; after the last attention nothing mixes
+    positions. The published numbers are the same (ADR 8). sketch-v1 reads every position, so that
+    nothing of its forward can be left out (``BlockScheme.reads_every_position``).
+
+    Rows are ``sequences * seq_len`` tokens, one sequence after the other. A model whose last layer
+    is not on this rank, has no ``mlp``, or has a mixture of experts there, is left as it is.
+    """
+    mlp = compat_worker.last_mlp(model)
+    rows = sequences * seq_len
+    if mlp is None or seq_len == 1:
+        yield
+        return
+
+    def narrow(_mlp: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not args or args[0].shape[0] != rows:
+            return args
+        return (args[0].view(sequences, seq_len, -1)[:, -1].contiguous(), *args[1:])
+
+    def widen(_mlp: torch.nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        if output.shape[0] != sequences:
+            return output
+        full = output.new_zeros(rows, output.shape[-1])
+        full.view(sequences, seq_len, -1)[:, -1] = output
+        return full
+
+    with mlp.register_forward_pre_hook(narrow), mlp.register_forward_hook(widen):
+        yield

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from proofserve.engines.checkpoints.digest import weights_digest
+from proofserve.engines.checkpoints import weights_digest
 from proofserve.fleet.verification.control import queue_name
 from proofserve.fleet.verification_records import VerificationTask
 from proofserve.lab.calibrate.calibration_file import checkpoint_shape

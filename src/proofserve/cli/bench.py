@@ -1,0 +1,448 @@
+"""``proofserve bench``: the speed of proofs, receipts and verdicts, and their cost for chat."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+import typer
+
+from proofserve.cli.model import ARCHS, NAMES, SmallModel, checkpoint, checkpoint_named
+from proofserve.cli.options import (
+    ApiKey,
+    Device,
+    ForwardBatch,
+    Json,
+    Name,
+    Protocol,
+    SchemeName,
+    SeqLen,
+    Size,
+    Url,
+    work_of,
+)
+from proofserve.cli.recompute import claims_of_vectors
+from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
+from proofserve.lab.bench.chat import ChatPlan, bench_chat
+from proofserve.lab.bench.generation import GenerationPlan, bench_generation
+from proofserve.lab.bench.receipts import ReceiptsPlan, measure_receipts, receipts_report
+from proofserve.lab.bench.reference import Forward, ReferencePlan, ReferenceSubject, bench_reference
+from proofserve.lab.bench.saturation import Load
+from proofserve.lab.bench.share import (
+    MeasuredShare,
+    ShareLoad,
+    SharePlan,
+    measure_share,
+    share_report,
+)
+from proofserve.lab.calibrate.calibration_file import calibrated, checkpoint_shape, read
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.client.records import Work
+from proofserve.lab.report.machine import machine
+from proofserve.lab.report.report import Report
+from proofserve.lab.verify.claimed import ClaimedArtifacts, vector_scheme
+from proofserve.lab.verify.direction import KernelBank
+from proofserve.lab.verify.timing import bench_verification
+from proofserve.lab.verify.verification import Verification
+from proofserve.protocol import SEQ_LEN
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import fresh_seed
+from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.records import Workload
+from proofserve.wiring.judges import JudgingOptions
+from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
+
+if TYPE_CHECKING:
+    from proofserve.engines.reference.network import Network
+
+app = typer.Typer(help="Measure a server that we start, or a running one.", no_args_is_help=True)
+
+# By the model's size: nonces per call and per forward, the limit of ``time_in_forwards``, and how
+# many windows of rounds of how many seconds. A forward must be short enough for chat, and long
+# enough to make the work around it negligible. A window holds some 20 forwards of tiny, 5 of small.
+DEFAULTS = {"tiny": (32, 0.95, 40, 2.0), "small": (8, 0.99, 24, 5.0)}
+# With --share, nonces per forward: a stream waits for whole forwards, so they are shorter, 0.1 s.
+SHARE_FORWARDS = {"tiny": 32, "small": 2}
+# The least throughput with receipts over that without. The engine spends less of its time on the
+# model itself when that is small.
+LEAST_RATIO = {"tiny": 0.97, "small": 0.99}
+BLOCK = Block("block", 1)
+# As `verify` has them.
+ALPHA, BETA, P_FRAUD = 1e-6, 1e-3, 0.5
+SEQ_LENS, BATCHES = [64, 256], [8, 32, 128]
+
+Arch = Annotated[str, typer.Option(help=f"One of {', '.join(ARCHS)}.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(help="Nonces per engine call; 32 on tiny, 8 on small.", min=3, max=1024),
+]
+ForwardSize = Annotated[
+    int | None,
+    typer.Option(help="Nonces per forward at most; tiny 32; small 8, with --share 2.", min=1),
+]
+
+
+@app.command("receipts")
+def receipts(
+    *,
+    size: Size = "tiny",
+    arch: Arch = "qwen3",
+    clients: Annotated[int, typer.Option(help="Chats at a time.", min=1)] = 16,
+    max_tokens: Annotated[int, typer.Option(help="About so many tokens of each chat.", min=2)] = 64,
+    chats: Annotated[int, typer.Option(help="Chats of a turn.", min=1)] = 64,
+    pairs: Annotated[int, typer.Option(help="Pairs of turns: without, with.", min=1)] = 20,
+    compared: Annotated[
+        int, typer.Option(help="Greedy chats whose answers are compared.", min=1)
+    ] = 50,
+    json: Json = None,
+) -> None:
+    """Measure the cost of receipts for chat: its speed with them and without.
+
+    It starts two servers of the same model, one with receipts, and asks them
+    in turns, so that a machine whose speed drifts slows both alike. Greedy
+    answers must be the same byte for byte, and each must have its receipt.
+
+    \b
+    proofserve bench receipts --json figures.json
+    proofserve bench receipts --size small
+    """
+    small = SmallModel(arch, size)
+    plan = ReceiptsPlan(
+        small.name,
+        LEAST_RATIO[_kind(size)],
+        clients,
+        tokens=max_tokens,
+        chats=chats,
+        pairs=pairs,
+        answers=compared,
+    )
+    with open_session() as session:
+        # No proof runs, so the size of a forward has no meaning here.
+        plain = _small_model(small, 8, session)
+        kept = _small_model(small, 8, session, receipts=True)
+        with plain.start() as off, kept.start() as on:
+            found = measure_receipts(off, on, plan, session.line)
+            report = receipts_report(plan, found, {**machine(), **on.versions()})
+        show(report, json, session)
+    if not report.passed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("verify")
+def verify(
+    model: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")],
+    *,
+    calibration: Annotated[
+        Path, typer.Option(help="Of this model: what `calibrate noise --out` wrote.")
+    ],
+    kernel: Annotated[
+        str | None,
+        typer.Option(help="The honest node: one of the kernels that are emulated; else the first."),
+    ] = None,
+    nonces: Annotated[
+        int, typer.Option(help="Size of the sample; from 80 on a forged tenth is excluded.", min=2)
+    ] = 128,
+    size: Annotated[str, typer.Option(help="Of a small model: tiny, small, or 0.6b.")] = "small",
+    device: Device = "cpu",
+    forward_batch: ForwardBatch = 8,
+    json: Json = None,
+) -> None:
+    """Measure how long `verify` takes to clear an honest node of a model.
+
+    The node is emulated, so no server is needed; what it claims is computed
+    before the clock starts. The report shows the share of the time that goes to
+    suspects, each of which is a forward by other weights.
+
+    \b
+    proofserve bench verify ./model --calibration calibration.json
+    """
+    # This import takes seconds, and --help must not wait for it.
+    from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415
+
+    with open_session() as session, session.interrupts.allowed():
+        session.line.step(f"loading {model}, after writing it if it is not in the cache")
+        found, measured = checkpoint_named(model, size), read(calibration)
+        scheme = vector_scheme(measured.scheme, measured.k_dim, measured.stronger_rng)
+        work = Workload(scheme, Block(fresh_seed(), 1), "bench", measured.seq_len)
+        setup = ValidatorSetup(
+            found.folder, device, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype
+        )
+        node = CheckpointValidator(setup, proofs_of(work, forward_batch))
+        options = JudgingOptions((), ALPHA, BETA, None, P_FRAUD, True, calibrated(measured))
+        shape, digest = checkpoint_shape(found.folder), node.weights_digest
+        options.require(work, [found.name], shape, digest, node.is_dense)
+        served = kernel or node.kernels[0]
+        if served not in node.kernels:
+            raise LabError(f"--kernel {served}: choose from {', '.join(node.kernels)}")
+        session.line.step(f"computing {nonces} nonces as {served} does")
+        vectors = node.honest_vectors(served, range(nonces))
+        claims = tuple(claims_of_vectors(vectors))
+        claimed = ClaimedArtifacts(work.block.hash, work.public_key, tuple(vectors), claims)
+        validator = node.with_other(proofs_of(work, forward_batch))
+
+        def verified(bank: KernelBank) -> Verification:
+            truth = Truth(validator.truth, digest, bank, node.is_dense)
+            sampling = SampleOptions(fresh_seed(), None, forward_batch)
+            return judged(claimed, work, truth, options, sampling, session.line).outcome
+
+        plan = {"model": found.name, "kernel": served, "scheme": scheme.name, "sample": nonces}
+        show(bench_verification(found.name, validator, verified, plan, machine()), json, session)
+
+
+@app.command("generation")
+def generation(
+    *,
+    protocol: Protocol = "artifact",
+    scheme: SchemeName = None,
+    size: Size = "tiny",
+    arch: Arch = "qwen3",
+    seq_len: SeqLen = SEQ_LEN,
+    batch_size: BatchSize = None,
+    forward_batch: ForwardSize = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Total time of rounds: 80 in 40 windows; small: 120 in 24.", min=1.0),
+    ] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    model: Name = None,
+    json: Json = None,
+) -> None:
+    """Measure the speed of a round beside bare forwards and vLLM's prefill.
+
+    \b
+    proofserve bench generation --size small --json figures.json
+    proofserve bench generation --protocol distance   (every nonce wins)
+    proofserve bench generation --scheme sketch-v2
+    proofserve bench generation --url http://127.0.0.1:8000   (needs serve --poc-measure)
+    """
+
+    def measure(node: NodeClient, name: str, progress: Progress) -> Report:
+        batch, busy, windows, window_s = _defaults(size, url)
+        work = work_of(protocol, name, seq_len, batch_size or batch, scheme)
+        plan = GenerationPlan(work, seconds or window_s * windows, windows, busy)
+        return bench_generation(node, plan, progress)
+
+    _run(measure, url, api_key, model, SmallModel(arch, size), forward_batch, json)
+
+
+@app.command("chat-priority")
+def chat_priority(
+    *,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(help="Measure a server with this --poc-share, repeatable.", min=0.01, max=0.9),
+    ] = None,
+    chats: Annotated[
+        int | None, typer.Option(help="Chats in each of seven runs; 200.", min=1)
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens of each chat; with --share about so many.", min=1)
+    ] = 16,
+    clients: Annotated[int, typer.Option(help="Chats at a time in a window.", min=1)] = 64,
+    seconds: Annotated[
+        float | None, typer.Option(help="Length of a window; 3, with --share 5; small 10.", min=1.0)
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option(help="Pairs of windows: bare, round; 40, with --share 20.", min=1)
+    ] = None,
+    size: Size = "tiny",
+    arch: Arch = "qwen3",
+    seq_len: SeqLen = SEQ_LEN,
+    batch_size: BatchSize = None,
+    forward_batch: ForwardSize = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    model: Name = None,
+    json: Json = None,
+) -> None:
+    """Measure the cost of a round for chat: answers, waiting time, throughput.
+
+    With --share it starts a server for each share and keeps it under endless
+    streamed chat. It reports the share of engine time that proofs had, what
+    chat lost in tokens a second, and the time between two tokens of a chat
+    with and without a round. Limits: the share is kept within 0.02, and chat
+    loses at most the share and 0.02.
+
+    \b
+    proofserve bench chat-priority --json figures.json
+    proofserve bench chat-priority --url http://127.0.0.1:8000 --chats 50
+    proofserve bench chat-priority --share 0.1 --share 0.2
+    """
+    small = SmallModel(arch, size)
+    if share:
+        _require_no_other_options(url, model, chats)
+        work = Work(small.name, seq_len=seq_len, batch_size=batch_size or _defaults(size, None)[0])
+        # A window holds some five forwards of each model at a share of 0.1, or more.
+        window_s = seconds or (10.0 if size == "small" else 5.0)
+        endless = ShareLoad(clients, tokens=max_tokens, window_s=window_s, pairs=pairs or 20)
+        _bench_shares(share, small, work, endless, forward_batch, json)
+        return
+
+    def measure(node: NodeClient, name: str, progress: Progress) -> Report:
+        batch = batch_size or _defaults(size, url)[0]
+        work = Work(name, seq_len=seq_len, batch_size=batch)
+        load = Load(clients, window_s=seconds or 3.0, pairs=pairs or 40)
+        return bench_chat(node, ChatPlan(work, chats or 200, max_tokens, load), progress)
+
+    _run(measure, url, api_key, model, small, forward_batch, json)
+
+
+@app.command("reference")
+def reference(
+    model: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")],
+    *,
+    size: Annotated[
+        str, typer.Option(help="Of a small model: tiny, small, or 0.6b (shaped like Qwen3-0.6B).")
+    ] = "small",
+    seq_len: Annotated[
+        list[int] | None, typer.Option(help="Tokens per nonce, repeatable; 64 and 256.", min=1)
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Nonces per forward, repeatable; 8, 32, 128.", min=1)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="Time for each combination.", min=0.1)] = 2.0,
+    json: Json = None,
+) -> None:
+    """Measure how many nonces a second the reference engine recomputes.
+
+    The report also compares this with the speed of bare matrix
+    multiplications on the device, measured in the same run. It leaves out
+    batches that do not fit into the device's memory.
+
+    \b
+    proofserve bench reference qwen --size small
+    proofserve bench reference qwen --size 0.6b --device cuda --batch 32 --batch 512
+    """
+    # These imports take two seconds, and the other commands of the group do not need them.
+    from proofserve.engines.reference.network import load  # noqa: PLC0415
+
+    with open_session() as session:
+        session.line.step(f"loading {model}, after writing it if it is not in the cache")
+        found = checkpoint_named(model, size)
+        network = load(found.folder, dtype, device)
+        subject = ReferenceSubject(
+            found.name, network.weights, network.device, network.dtype, _forward(network)
+        )
+        plan = ReferencePlan(seq_len or SEQ_LENS, batch or BATCHES, seconds)
+        with session.interrupts.allowed():
+            report = bench_reference(subject, plan, machine(), session.line)
+        show(report, json, session)
+
+
+def _run(
+    measure: Callable[[NodeClient, str, Progress], Report],
+    url: str | None,
+    api_key: str | None,
+    name: str | None,
+    small: SmallModel,
+    forward_batch: int | None,
+    file: Path | None,
+) -> None:
+    """Measure the model ``name`` at ``url``, or start a server with the ``small`` model.
+
+    Ends with exit code 1 if a figure breaks its limit.
+    """
+    if name and not url:
+        raise typer.BadParameter("--model needs --url; without a URL give --size and --arch")
+    with open_session() as session:
+        if url is not None:
+            served = running_model(url, api_key, name, session)
+        else:
+            batch = forward_batch or _defaults(small.size, None)[0]
+            served = _small_model(small, batch, session)
+        with served.start() as node:
+            report = measure(node, served.name, session.line)
+        show(report, file, session)
+    if not report.passed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _require_no_other_options(url: str | None, model: str | None, chats: int | None) -> None:
+    """Raises typer.BadParameter for options that have no meaning with ``--share``."""
+    if url is not None:
+        raise typer.BadParameter(
+            "--share needs a server with that share, and the one at --url has the share that it "
+            "was started with. Leave out --url, and servers are started here, one for each share."
+        )
+    if model is not None:
+        raise typer.BadParameter("--model needs --url; with --share give --size and --arch")
+    if chats is not None:
+        raise typer.BadParameter("--chats has no meaning with --share: its chats never end")
+
+
+def _bench_shares(
+    shares: list[float],
+    small: SmallModel,
+    work: Work,
+    load: ShareLoad,
+    forward_batch: int | None,
+    file: Path | None,
+) -> None:
+    """Measure each share on a server of its own. Ends with exit code 1 if a limit is broken."""
+    plan, measured = SharePlan(work, load), list[MeasuredShare]()
+    where: dict[str, str | int] = {}
+    batch = forward_batch or SHARE_FORWARDS[_kind(small.size)]
+    with open_session() as session:
+        for share in dict.fromkeys(shares):
+            with _small_model(small, batch, session, share=share).start() as node:
+                measured.append(measure_share(node, share, plan, session.line))
+                where = {**machine(), **node.versions()}
+        report = share_report(plan, measured, where)
+        show(report, file, session)
+    if not report.passed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _small_model(
+    small: SmallModel,
+    forward_batch: int,
+    session: CommandSession,
+    *,
+    share: float = 0.0,
+    receipts: bool = False,
+) -> ServedModel:
+    """A server of our own with the model ``small``, not started yet."""
+    options = ServerOptions(
+        checkpoint(small), small.name, forward_batch, measure=True, share=share, receipts=receipts
+    )
+    return own_model(options, session)
+
+
+def show(report: Report, file: Path | None, session: CommandSession) -> None:
+    """Print ``report`` and write its JSON to ``file``, if there is one."""
+    session.console.print(report.table())
+    if file is not None:
+        report.write(file)
+        session.console.print(f"figures written to {file}")
+
+
+def _defaults(size: str, url: str | None) -> tuple[int, float, int, float]:
+    # The model at --url may have any size, and ``checkpoint`` refuses an unknown size later.
+    return DEFAULTS[_kind(size) if url is None else "tiny"]
+
+
+def _kind(size: str) -> str:
+    return "small" if size == "small" else "tiny"
+
+
+def _forward(network: "Network") -> Forward:
+    from proofserve.engines.reference.engine import ReferenceEngine  # noqa: PLC0415 - as above
+
+    def forward(seq_len: int, batch: int) -> bool:
+        engine = ReferenceEngine(network, batch)
+        try:
+            engine.compute(Workload(ArtifactScheme(), BLOCK, "key", seq_len), range(batch))
+        except EngineFault as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                return False
+            raise
+        return True
+
+    return forward

@@ -1,0 +1,303 @@
+"""``proofserve fleet``: the controller of a fleet, its workers, and what operators ask of it."""
+
+import asyncio
+import json as json_format
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from proofserve.cli.fleet_demo import demo
+from proofserve.cli.options import first_key
+from proofserve.cli.serve import SettingOptions
+from proofserve.rounds.errors import OutboxUnavailable
+from proofserve.settings.fleet import FleetSettings, FleetWorkerSettings
+from proofserve.wire.paths import FLEET
+
+FLEET_OPTIONS = SettingOptions(FleetSettings)
+WORKER_OPTIONS = SettingOptions(FleetWorkerSettings)
+# The exit code of a command that failed, and of a process that did not start.
+FAILED = 2
+DEFAULT_URL = "http://127.0.0.1:7100"
+_TIMEOUT_S = 10.0
+_PAGE = 500
+# One line for each callback, and for each step of a migration, would be too many.
+_ONLY_WARNINGS = ("httpx", "alembic")
+_STATE_COLOURS = {"ready": "green", "lost": "red", "refused": "red"}
+_VERDICT_COLOURS = {"honest": "green", "fraud": "bold red", "abstained": "dim"}
+
+Url = Annotated[str, typer.Option("--url", envvar="FLEET_URL", help="The fleet: http://HOST:PORT.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FLEET_API_KEY", callback=first_key, help="A key of the fleet, if it needs one."
+    ),
+]
+MemberName = Annotated[str, typer.Argument(help="Name, id or URL of the member.")]
+Reason = Annotated[str, typer.Option(help="Shown to other operators beside the member.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+# Without rich's frames, narrow terminals show the names of variables in full.
+app = typer.Typer(
+    help="Many servers that look like one node: the controller, and its members.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+def serve(**given: Any) -> None:
+    """Answer as one node for many: rounds, jobs and results of all members.
+
+    \b
+    proofserve fleet serve --member http://a:8000 --member http://b:8000
+    proofserve fleet serve --dns http://nodes.default.svc:8000 --public-url http://fleet:7100 \\
+      --database postgresql://fleet@db/fleet --host 0.0.0.0
+
+    A network uses http://HOST:PORT/api/v1/pow as it would use a node's. Members must be able
+    to reach --public-url, and must allow it (their --poc-callback-allow). After SIGTERM rounds
+    go on at the members; the next start, or another controller, takes them over.
+    """
+    # Only the controller needs these libraries; `fleet members` works without.
+    with _extras("fleet"):
+        from proofserve.wiring.fleet import run_fleet  # noqa: PLC0415
+    chosen = FLEET_OPTIONS.chosen(given)
+    with _logged_start("serve"):
+        run_fleet(chosen)
+
+
+def worker(**given: Any) -> None:
+    """Verify members: take jobs from the fleet's database, recompute, and store verdicts.
+
+    \b
+    proofserve fleet worker --model ./model
+    proofserve fleet worker --database postgresql://fleet@db/fleet --model ./model --device cuda
+
+    A worker takes the jobs of members that serve the weights in --model. Start as many
+    as needed: each job goes to one of them. After SIGTERM a worker takes no more jobs; one that
+    it had begun goes to another worker.
+    """
+    with _extras("fleet,reference"):
+        from proofserve.wiring.verification.checkpoints import checker_of, worker_checkpoints  # noqa: PLC0415
+        from proofserve.wiring.verification.worker import run_worker  # noqa: PLC0415
+    chosen = WORKER_OPTIONS.chosen(given)
+    with _logged_start("worker"):
+        found = worker_checkpoints(chosen)
+        checker = checker_of(chosen, found)
+        asyncio.run(run_worker(chosen, tuple(found.folders), checker.check))
+
+
+app.command("serve")(FLEET_OPTIONS.given_to(serve))
+app.command("worker")(WORKER_OPTIONS.given_to(worker))
+
+
+@app.command()
+def members(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: AsJson = False) -> None:
+    """Show the fleet and its members, the worst first, with the reason of each.
+
+    \b
+    proofserve fleet members
+    proofserve fleet members --url http://fleet:7100 --json
+    """
+    with _client(url, api_key) as client:
+        found = _all_members(client)
+    if json:
+        typer.echo(json_format.dumps(found, indent=2))
+        return
+    _show_members(found)
+
+
+@app.command()
+def cordon(
+    member: MemberName, reason: Reason, url: Url = DEFAULT_URL, api_key: ApiKey = None
+) -> None:
+    """Give a member nothing new; its lane of the running round goes on."""
+    _change("cordon", member, reason, url, api_key)
+
+
+@app.command()
+def uncordon(member: MemberName, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Let a cordoned or drained member take part again."""
+    _change("uncordon", member, None, url, api_key)
+
+
+@app.command()
+def drain(
+    member: MemberName, reason: Reason, url: Url = DEFAULT_URL, api_key: ApiKey = None
+) -> None:
+    """Stop a member's lane, and give it nothing new; what it has proved is still delivered."""
+    _change("drain", member, reason, url, api_key)
+
+
+@app.command()
+def remove(
+    member: MemberName, reason: Reason, url: Url = DEFAULT_URL, api_key: ApiKey = None
+) -> None:
+    """Forget a member that joined by itself. Its results stay; it may join again."""
+    _change("remove", member, reason, url, api_key)
+
+
+app.command("demo")(demo)
+
+
+@app.command()
+def verdicts(
+    member: Annotated[str | None, typer.Argument(help="Only of the member NAME.")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many, the newest first.")] = 50,
+    json: AsJson = False,
+) -> None:
+    """Show verdicts about members, the newest first.
+
+    \b
+    proofserve fleet verdicts
+    proofserve fleet verdicts node-7 --limit 5 --json
+    """
+    with _client(url, api_key) as client:
+        about = "" if member is None else f"&member={_member(client, member)['id']}"
+        found = _call(client, "GET", f"{FLEET}/verdicts?limit={limit}{about}")
+    if json:
+        typer.echo(json_format.dumps(found, indent=2))
+        return
+    _show_verdicts(found["verdicts"])
+
+
+@app.command()
+def verify(member: MemberName, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Have a worker verify now what a member has stored of the running round."""
+    with _client(url, api_key) as client:
+        found = _member(client, member)
+        job = _call(client, "POST", f"{FLEET}/members/{found['id']}/verify")
+    typer.echo(f"{found['name']}: job {job['id']} waits for a worker with {job['queue']}")
+
+
+@contextmanager
+def _extras(names: str) -> Iterator[None]:
+    """End the command if an import within finds that these extras are not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        _fail(f"{error.name} is not installed: pip install 'proofserve[{names}]'")
+
+
+@contextmanager
+def _logged_start(command: str) -> Iterator[None]:
+    """Write lines of this process to stderr, and end it if it cannot start."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for name in _ONLY_WARNINGS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        yield
+    except (ValueError, OSError, OutboxUnavailable) as error:
+        _fail(f"proofserve fleet {command}: {error}")
+
+
+def _fail(reason: str) -> NoReturn:
+    typer.echo(reason, err=True)
+    raise typer.Exit(FAILED)
+
+
+def _client(url: str, api_key: str | None) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.Client(base_url=url.rstrip("/"), timeout=_TIMEOUT_S, headers=headers)
+
+
+def _call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
+    try:
+        response = client.request(method, path, json=body)
+    except httpx.HTTPError as error:
+        _fail(f"{client.base_url}: {error or type(error).__name__}")
+    if response.is_error:
+        try:
+            detail = response.json()["detail"]
+        except (ValueError, KeyError, TypeError):
+            detail = response.text[:500]
+        _fail(f"{method} {client.base_url.join(path)}: {response.status_code} {detail}")
+    return response.json()
+
+
+def _all_members(client: httpx.Client) -> Any:
+    """The snapshot of the fleet with the members of all its pages."""
+    found = _call(client, "GET", f"{FLEET}/snapshot?limit={_PAGE}")
+    while len(found["members"]) < found["of_members"]:
+        offset = len(found["members"])
+        page = _call(client, "GET", f"{FLEET}/snapshot?offset={offset}&limit={_PAGE}")["members"]
+        if not page:
+            break
+        found["members"] += page
+    return found
+
+
+def _member(client: httpx.Client, name: str) -> Any:
+    members = _all_members(client)["members"]
+    found = [m for m in members if name.rstrip("/") in (m["name"], m["id"], m["url"])]
+    if len(found) != 1:
+        names = ", ".join(sorted(str(each["name"]) for each in members)[:20])
+        _fail(f"{len(found)} members are called {name!r}; there are: {names or 'none'}")
+    return found[0]
+
+
+def _change(what: str, member: str, reason: str | None, url: str, api_key: str | None) -> None:
+    with _client(url, api_key) as client:
+        found = _member(client, member)
+        body = None if reason is None else {"reason": reason}
+        answer = _call(client, "POST", f"{FLEET}/members/{found['id']}/{what}", body)
+    state = answer.get("state", "removed")
+    typer.echo(f"{found['name']}: {state}" + (f" ({reason})" if reason else ""))
+
+
+def _show_members(found: Any) -> None:
+    console, fleet = Console(), found["fleet"]
+    table = Table(box=None, pad_edge=False)
+    # A name that is cut or in two lines could not be copied into the next command.
+    table.add_column("member", no_wrap=True)
+    for column in ("state", "lane", "nonces/s", "processed", "outbox", "seen"):
+        table.add_column(column, overflow="fold")
+    for each in found["members"]:
+        table.add_row(
+            Text(each["name"]),
+            Text(each["state"], _STATE_COLOURS.get(each["state"], "yellow")),
+            "" if each["lane"] is None else str(each["lane"]),
+            f"{each['nonces_per_second']:.1f}",
+            str(each["processed"]),
+            "" if each["outbox_age_s"] is None else f"{each['outbox_age_s']:.0f} s",
+            "" if each["seen_s"] is None else f"{each['seen_s']:.0f} s ago",
+        )
+    console.print(table)
+    for each in found["members"]:
+        if each["reason"]:
+            console.print(Text(f"{each['name']}: {each['reason']}"))
+    lanes = f"lanes {fleet['lanes_used']} of {fleet['lanes']}" if fleet["lanes"] else "no round"
+    rate = f"{fleet['processed']} nonces, {fleet['nonces_per_second']:.1f}/s"
+    console.print(f"{fleet['state']}: {lanes}, {rate}", highlight=False)
+
+
+def _show_verdicts(verdicts: list[Any]) -> None:
+    table = Table(box=None, pad_edge=False)
+    columns = ("at", "member", "verdict", "test", "nonces", "distance", "threshold", "alpha", "why")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for each in verdicts:
+        at = datetime.fromtimestamp(each["at"], UTC).astimezone()
+        table.add_row(
+            f"{at:%Y-%m-%d %H:%M:%S}",
+            Text(each["member_name"]),
+            Text(each["outcome"], _VERDICT_COLOURS.get(each["outcome"], "yellow")),
+            each["test"] or "",
+            str(each["nonces"]),
+            *("" if each[key] is None else f"{each[key]:.4f}" for key in ("distance", "threshold")),
+            # Null in rows of older versions.
+            "" if each["alpha"] is None else f"{each['alpha']:.1e}",
+            Text(each["reason"] or ""),
+        )
+    Console().print(table)

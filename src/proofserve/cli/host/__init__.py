@@ -1,1 +1,0 @@
-"""Commands about the machine that they run on."""

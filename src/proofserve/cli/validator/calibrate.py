@@ -1,0 +1,286 @@
+"""``proofserve calibrate``: the parameters that suit a deployed model, and what honest nodes do.
+
+``noise`` is in a module of its own. ``chat`` measures receipts, ``r-target`` the distance protocol.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proofserve.cli.model import (
+    NAMES,
+    Checkpoint,
+    SmallModel,
+    checkpoint,
+    checkpoint_named,
+    independent,
+)
+from proofserve.cli.options import (
+    SEVERAL,
+    ApiKey,
+    Device,
+    Json,
+    LeftOut,
+    Models,
+    Name,
+    Png,
+    SeqLen,
+    Size,
+    Suspects,
+    Url,
+    chosen,
+)
+from proofserve.cli.recompute import kernel_facts
+from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model, serving
+from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
+from proofserve.cli.validator.noise import noise
+from proofserve.lab.calibrate.calibration_file import KernelFacts, checkpoint_shape
+from proofserve.lab.calibrate.distances import METHODS, Sample, collect
+from proofserve.lab.calibrate.histogram import write_histograms
+from proofserve.lab.calibrate.left_out import VERIFICATIONS, checked
+from proofserve.lab.calibrate.target import calibrate, interval_ranks
+from proofserve.lab.calibrate.target_report import Outcome, rates_table, report_of
+from proofserve.lab.chat.calibration import Calibrated, calibration_lines
+from proofserve.lab.chat.collecting import ReceiptClient
+from proofserve.lab.chat.conversation import Conversation
+from proofserve.lab.chat.prompts import requests
+from proofserve.lab.client.errors import LabError, NodeError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.report.json_files import write_json
+from proofserve.lab.report.machine import machine
+from proofserve.lab.report.report import Report
+
+app = typer.Typer(help="Find the parameters that suit a model.", no_args_is_help=True)
+app.command("noise")(noise)
+
+# Of ``chat``: chats with each server, and tokens of each answer.
+CHATS, TOKENS = 130, 128
+# No proof runs beside them.
+CHAT_FORWARD_BATCH = 8
+
+DEFAULT_MODELS = ["qwen", "llama"]
+FORWARD_BATCH = 96
+# Also a multiple of a node's default of 32 nonces per forward.
+BATCH_SIZE = 96
+# Seven whole batches for each of three keys: no forward has padding nonces.
+NONCES = 2016
+# Tokens. A few are enough, because a distance is as random as after many.
+SEQ_LEN = 8
+
+
+# For each model: the distances of each method, and their figures.
+Results = Mapping[str, Sequence[tuple[Outcome, Report]]]
+
+
+@app.command("chat")
+def chat(
+    model: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Write the figures, as `verify-chat` reads them.")],
+    url: Annotated[
+        list[str] | None,
+        typer.Option(help="A server with receipts that you trust; repeat it for several kinds."),
+    ] = None,
+    chats: Annotated[int, typer.Option(help="Chats with each server.", min=8)] = CHATS,
+    tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=16)] = TOKENS,
+    concurrency: Annotated[int, typer.Option(help="Chats at a time.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Chooses the prompts.", min=0)] = 0,
+    kv_cache: Annotated[
+        str, typer.Option(help="What servers may keep keys and values in: auto, or also fp8.")
+    ] = "auto",
+    suspect: Suspects = None,
+    verifications: LeftOut = VERIFICATIONS,
+    api_key: ApiKey = None,
+    device: Device = "cpu",
+    size: Size = "tiny",
+) -> None:
+    """Chat with honest servers, and measure the errors of their receipts.
+
+    A server is honest if it is like one of the kernels measured here. Some 25
+    kernels of other machines are emulated: they read the same answers. Without
+    --url this also starts a vLLM server of MODEL with receipts. Give one server
+    for each kind that honest operators run: eager and compiled, other cards.
+    All have to serve the published weights.
+
+    Half of the answers are greedy: they tell how far rounding moves a choice.
+    The errors of one answer's tokens are alike; the figures allow for it.
+
+    At the end each kernel is left out in turn: the others must not convict it.
+    If they would, verdicts get wider margins, and the output says so.
+
+    A calibration of chat cannot be merged with another one: servers chat about
+    other tokens each. Name all servers in one call.
+
+    \b
+    proofserve calibrate chat ./model --out chat.json
+    proofserve calibrate chat ./model --url http://eager:8000 --url http://compiled:8000
+        --out chat.json
+    """
+    # Loading torch takes seconds, and --help must not wait for it.
+    from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
+    from proofserve.wiring.validator import KV_DTYPES  # noqa: PLC0415
+
+    with open_session() as session:
+        if kv_cache not in KV_DTYPES:
+            raise LabError(f"--kv-cache {kv_cache}: choose from {', '.join(KV_DTYPES)}")
+        deployed = checkpoint_named(model, size)
+        found: list[Conversation] = []
+        servers: dict[str, KernelFacts] = {}
+        for number, server in enumerate(url or [None]):
+            asked = partial(requests, seed=seed + number, count=chats, max_tokens=tokens)
+            with _chatting(server, deployed, api_key, session) as client:
+                answered = client.chats(asked(client.model()), concurrency, session.line)
+                facts = _kernels(client.url, server or "vllm", api_key)
+            servers |= dict.fromkeys(_sketch_keys(answered), facts)
+            found += answered
+        with session.interrupts.allowed():
+            shape = checkpoint_shape(deployed.folder)
+            about = Calibrated(deployed.name, shape, kv_cache, servers)
+            session.line.step(f"loading {deployed.folder}")
+            setup = CheckerSetup(
+                deployed.folder,
+                None,
+                str(seed),
+                device=device,
+                suspects=tuple(suspect or ()),
+                kv_dtype=kv_cache,
+            )
+            made = ChatChecker(setup).calibration(about, found, session.line)
+            made = checked(made, session.line, verifications)
+            made.write(out)
+        for line in calibration_lines(made, len(found)):
+            session.tell(line)
+        session.console.print(f"calibration of {deployed.name} written to {out}", soft_wrap=True)
+
+
+@contextmanager
+def _chatting(
+    url: str | None, deployed: Checkpoint, api_key: str | None, session: CommandSession
+) -> Iterator[ReceiptClient]:
+    if url is not None:
+        with ReceiptClient(url, api_key) as client, session.interrupts.allowed():
+            yield client
+        return
+    options = ServerOptions(deployed.folder, deployed.name, CHAT_FORWARD_BATCH, receipts=True)
+    with serving(options, session) as node, ReceiptClient(node.url) as client:
+        yield client
+
+
+def _sketch_keys(chats: Sequence[Conversation]) -> set[str]:
+    """Those of the starts of a server, or of the nodes behind a gateway."""
+    if lacking := [chat.name for chat in chats if len(chat.receipts) < len(chat.choices)]:
+        raise LabError(f"{lacking[0]} has no receipt; start the server with --receipts")
+    return {each.receipt.sketch_key for chat in chats for each in chat.receipts}
+
+
+def _kernels(url: str, name: str, api_key: str | None) -> KernelFacts:
+    """What a node says of its kernels; only its name if ``url`` is a gateway."""
+    try:
+        with NodeClient(url, api_key) as node:
+            said = node.kernels()
+    except NodeError:
+        said = {}
+    return KernelFacts.model_validate(kernel_facts(name, said))
+
+
+@app.command("r-target", context_settings=SEVERAL)
+def r_target(
+    ctx: typer.Context,
+    *,
+    models: Models = None,
+    size: Size = "small",
+    url: Url = None,
+    api_key: ApiKey = None,
+    model: Name = None,
+    nonces: Annotated[
+        int, typer.Option(help="Nonces per block and method, split over the keys.", min=1)
+    ] = NONCES,
+    blocks: Annotated[int, typer.Option(help="Block hashes.", min=2)] = 3,
+    keys: Annotated[int, typer.Option(help="Public keys.", min=1)] = 3,
+    rate: Annotated[
+        float, typer.Option(help="Wanted share of winners.", min=0.0001, max=0.9999)
+    ] = 0.10,
+    seq_len: SeqLen = SEQ_LEN,
+    json: Json = None,
+    png: Png = None,
+) -> None:
+    """Find the r_target at which one nonce in ten wins, and compare blocks.
+
+    Computes distances with sign flips and with layer hooks. With sign flips
+    one target has to suit every block: the winner rates of the blocks may
+    differ by at most 2 percentage points more than chance explains.
+
+    Part of the difference is real: the share of a block's target that lies in
+    the space of the hidden states varies by 1/sqrt(2 * hidden size). At a rate
+    of 0.10 this moves a block by 1.0 points on tiny and by 0.6 on small, so
+    small is the default.
+
+    \b
+    proofserve calibrate r-target --json figures.json --png distances.png
+    proofserve calibrate r-target --models qwen --rate 0.58
+    proofserve calibrate r-target --url http://127.0.0.1:8000   (no round may run there)
+    """
+    names = chosen(ctx, models, url, DEFAULT_MODELS)
+    ours = [independent(SmallModel(name, size)) for name in names]
+    sample = Sample(nonces, blocks, keys, seq_len, BATCH_SIZE)
+    with open_session() as session:
+        # Too few nonces are refused before anything is computed.
+        interval_ranks(sample.total, rate)
+        if url:
+            measured = [running_model(url, api_key, model, session)]
+        else:
+            measured = _small_models(ours, session)
+        results = {each.name: _measure(each, sample, rate, session) for each in measured}
+        _write(results, json, png, session)
+    if not _passed(results):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _small_models(models: Sequence[SmallModel], session: CommandSession) -> list[ServedModel]:
+    """Writes all checkpoints first, so that an unknown model is refused before a measurement."""
+    deployments = [ServerOptions(checkpoint(model), model.name, FORWARD_BATCH) for model in models]
+    return [own_model(each, session) for each in deployments]
+
+
+def _measure(
+    model: ServedModel, sample: Sample, rate: float, session: CommandSession
+) -> list[tuple[Outcome, Report]]:
+    results = []
+    with model.start() as node:
+        where = {**machine(), **node.versions()}
+        for method in METHODS:
+            began = time.monotonic()
+            distances = collect(node, model.name, method, sample, session.line)
+            seconds = time.monotonic() - began
+            outcome = Outcome(model.name, method, sample, rate, calibrate(distances, rate), seconds)
+            results.append((outcome, report_of(outcome, where)))
+    for _, report in results:
+        session.console.print(report.table())
+    session.console.print(rates_table([outcome for outcome, _ in results]))
+    return results
+
+
+def _write(results: Results, json: Path | None, png: Path | None, session: CommandSession) -> None:
+    if json is not None:
+        models = {
+            model: {outcome.method: report.json() for outcome, report in found}
+            for model, found in results.items()
+        }
+        write_json(json, {"passed": _passed(results), "models": models})
+        session.console.print(f"figures written to {json}")
+    if png is not None:
+        panels = {
+            model: {outcome.title: outcome.found for outcome, _ in found}
+            for model, found in results.items()
+        }
+        write_histograms(panels, png)
+        session.console.print(f"histograms drawn to {png}")
+
+
+def _passed(results: Results) -> bool:
+    return all(report.passed for found in results.values() for _, report in found)

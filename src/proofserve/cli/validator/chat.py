@@ -1,0 +1,400 @@
+"""``proofserve verify-chat`` and ``watch-chat``: whether answers came from the claimed model."""
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proofserve.cli.options import Alpha, ApiKey, Beta, Device, Json, Suspects
+from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.cli.validator.verify import EXIT_CODES, GIVEN_SEED, show
+from proofserve.lab.calibrate.calibration_file import read as read_calibration
+from proofserve.lab.chat.chat_tokens import FailedCheck
+from proofserve.lab.chat.collecting import ReceiptClient
+from proofserve.lab.chat.conversation import Conversation, read
+from proofserve.lab.chat.following import LogFollower
+from proofserve.lab.chat.prompts import request
+from proofserve.lab.chat.public_log import PublicLog
+from proofserve.lab.chat.report import ChatReport
+from proofserve.lab.chat.statements import Known
+from proofserve.lab.chat.verification import ChatOutcome
+from proofserve.lab.chat.watching import Watch
+from proofserve.lab.client.errors import LabError, NodeError
+from proofserve.lab.report.json_files import write_json
+from proofserve.lab.verify.judges import Chances
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.receipts.signature import (
+    PUBLIC_KEY_BYTES,
+    SignedEntry,
+    SignedReceipt,
+    is_signed,
+)
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.receiver.reader import ReceiverFileError, is_database, reading
+
+verify_app, watch_app = typer.Typer(), typer.Typer()
+
+# Of each answer of ``watch-chat``.
+TOKENS = 64
+# So many that two prompts are never alike.
+_PROMPT_BITS = 64
+# Asks for a chat, or reads one. Raises LabError.
+Fetch = Callable[[], Conversation]
+
+ChatCalibration = Annotated[
+    Path | None, typer.Option("--calibration", help="A file of `calibrate chat --out`.")
+]
+CheckedModel = Annotated[Path, typer.Option("--model", help="The checkpoint that was promised.")]
+
+
+@verify_app.command("verify-chat", cls=VerdictCommand)
+def verify_chat(
+    files: Annotated[
+        list[Path], typer.Argument(help="Chats, each with its request, response and receipts.")
+    ],
+    *,
+    model: CheckedModel,
+    calibration: ChatCalibration = None,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|FILE",
+            help="The public log that has to have the receipts: a node, or the SQLite file of"
+            " `proofserve receive`.",
+        ),
+    ] = None,
+    public_key: Annotated[
+        str | None, typer.Option(help="Of the node, in hexadecimal; any if unset.")
+    ] = None,
+    suspect: Suspects = None,
+    device: Device = "cpu",
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare the parts of long answers that this seed chose, to reproduce a verdict."
+            " If unset, a new one: a node that knows the seed knows the parts."
+        ),
+    ] = None,
+    alpha: Alpha = 1e-6,
+    beta: Beta = 1e-3,
+    json: Json = None,
+) -> None:
+    """Check answers by their receipts, and reach a verdict: honest or fraud.
+
+    A file is a JSON object with "request" (the body that the client sent), "response" (what it
+    got) and "receipts" (of GET /v1/receipts/ID). `watch-chat` and the Python client write such
+    files. Ask with "return_token_ids": true, because a text can have several token ids.
+
+    \b
+    signature  it is the node's, over this receipt
+    log        the receipt entered the public log within a minute of the answer
+    prompt     the node read the prompt of the request, by the checkpoint's template
+    answer     the receipt is of these tokens
+    sampling   the tokens were drawn by the parameters of the request
+    paired     how large the sketches' errors are beside those of honest kernels
+    direction  whether they point to where suspected weights would move them
+    tokens     whether the model itself wrote the answer, not a cheaper one
+
+    Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
+    tokens. 3: no verdict: an option, a file or the recomputation is wrong, or
+    neither an honest kernel nor a fraud that is known explains the errors.
+
+    A server is honest if it is like one of the calibration's kernels, and a
+    fraud only if it is like none of them. Without a calibration direction and
+    tokens convict only what goes further than every honest kernel that is
+    emulated on the same answers.
+
+    \b
+    proofserve calibrate chat ./model --out chat.json
+    proofserve verify-chat answer.json --model ./model --calibration chat.json
+    proofserve verify-chat chats/*.json --model ./model --calibration chat.json
+        --log http://node:8000
+    proofserve verify-chat chats/*.json --model ./model --calibration chat.json
+        --log received.sqlite
+    """
+    # Loading torch takes seconds, and --help must not wait for it.
+    from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
+
+    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
+        key, chances = _key(public_key), Chances(alpha, beta)
+        session.line.step(f"reading {len(files)} files")
+        chats = [read(file) for file in files]
+        _require_distinct(chats)
+        session.line.step(f"loading {model}")
+        others = tuple(suspect or ())
+        measured = read_calibration(calibration) if calibration else None
+        chosen_by = seed or fresh_seed()
+        checker = ChatChecker(CheckerSetup(model, measured, chosen_by, device, others))
+        known = Known(checker.weights_digest, key, seen_log(log, chats, key) if log else None)
+        outcome = checker.outcome(chats, known, chances, session.line)
+        report = ChatReport(outcome, checker.origin, chosen_by)
+        show(session, outcome.verdict, report.lines())
+        if seed:
+            session.tell(GIVEN_SEED)
+        if json is not None:
+            write_json(json, report.record())
+    raise typer.Exit(EXIT_CODES[outcome.verdict])
+
+
+def _key(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        key = bytes.fromhex(text)
+    except ValueError as error:
+        raise LabError(f"--public-key: {text!r} is not hexadecimal") from error
+    if len(key) != PUBLIC_KEY_BYTES:
+        raise LabError(f"--public-key: {len(key)} bytes where {PUBLIC_KEY_BYTES} are needed")
+    return key
+
+
+def _require_distinct(chats: Sequence[Conversation]) -> None:
+    """The evidence of an answer counts once."""
+    known: dict[str, str] = {}
+    for chat in chats:
+        if chat.response_id in known:
+            both = f"{known[chat.response_id]} and {chat.name}"
+            raise LabError(f"{both} are of the same response {chat.response_id}")
+        known[chat.response_id] = chat.name
+
+
+def seen_log(
+    source: str, chats: Sequence[Conversation], public_key: bytes | None
+) -> PublicLog | FailedCheck | None:
+    """The log at ``source``, as far as ``chats`` need it; None if they have no logged receipt.
+
+    ``source`` is the URL of a node or the SQLite file of ``proofserve receive``. A failure if the
+    log forks or its entries do not follow each other. Raises LabError if it cannot be read, and if
+    a file lacks an entry: the node may have been unable to reach the receiver.
+    """
+    if "://" in source:
+        return LogFollower(source).seen(chats)
+    receipts = _logged(chats, public_key)
+    if not receipts:
+        return None
+    path = Path(source)
+    try:
+        if not is_database(path):
+            raise LabError(f"--log: {path} is neither a URL nor a file of `proofserve receive`")
+        return _received_log(path, receipts)
+    except OSError as error:
+        text = f"--log: {path} is no URL, and as a file it cannot be read: {error.strerror}"
+        raise LabError(text) from error
+    except ReceiverFileError as error:
+        raise LabError(f"--log: {error}") from error
+
+
+def _logged(chats: Sequence[Conversation], public_key: bytes | None) -> list[SignedReceipt]:
+    """The receipts with a signed entry; all others fail whatever the log has."""
+    return [
+        each
+        for chat in chats
+        for each in chat.receipts
+        if each.inclusion is not None
+        and public_key in {None, each.public_key}
+        and is_signed(each.inclusion.entry.hash, each.entry_signature or b"", each.public_key)
+    ]
+
+
+def _received_log(path: Path, receipts: Sequence[SignedReceipt]) -> PublicLog | FailedCheck:
+    """The part of the log in ``path`` between the first and the last entry of ``receipts``."""
+    keys = {each.public_key for each in receipts}
+    if len(keys) > 1:
+        raise LabError("--log: the receipts are of several nodes; give those of one at a time")
+    (key,) = keys
+    places = [each.inclusion.entry.index for each in receipts if each.inclusion]
+    first, last = min(places), max(places)
+    with reading(path) as received:
+        forked = received.forked(key, first)
+        entries = received.log(key, first, last)
+    _require_signed(path, (*forked, *entries), key)
+    if (index := _fork(forked)) is not None:
+        return FailedCheck("log", f"{path}: it forks: the node signed two entries {index}")
+    _require_all(path, entries, first, last)
+    try:
+        return PublicLog(tuple(entries), key)
+    except ProtocolError as error:
+        return FailedCheck("log", f"{path}: {error}")
+
+
+def _require_signed(path: Path, entries: Sequence[SignedEntry], key: bytes) -> None:
+    # A receiver stores signed entries only, so another one is the file's fault, not the node's.
+    for each in entries:
+        if not is_signed(each.entry.hash, each.signature, key):
+            index = each.entry.index
+            raise LabError(f"--log: {path} is damaged: entry {index} is not signed by its node")
+
+
+def _fork(entries: Sequence[SignedEntry]) -> int | None:
+    hashes: dict[int, bytes] = {}
+    for each in entries:
+        if hashes.setdefault(each.entry.index, each.entry.hash) != each.entry.hash:
+            return each.entry.index
+    return None
+
+
+def _require_all(path: Path, entries: Sequence[SignedEntry], first: int, last: int) -> None:
+    there = {each.entry.index for each in entries}
+    if len(there) == last - first + 1:
+        return
+    # Indices of a damaged receipt may be far apart: count up to the first gap only.
+    missing = first
+    while missing in there:
+        missing += 1
+    raise LabError(
+        f"--log: {path} has no entry {missing} of the node's log, which these receipts need;"
+        " read the log from the node: --log URL"
+    )
+
+
+@watch_app.command("watch-chat", cls=VerdictCommand)
+def watch_chat(
+    url: Annotated[str, typer.Argument(help="A gateway, or a node.")],
+    *,
+    model: CheckedModel,
+    calibration: ChatCalibration = None,
+    chats: Annotated[
+        Path | None, typer.Option(help="Check the chats that the Python client keeps here.")
+    ] = None,
+    share: Annotated[
+        float, typer.Option(help="With --chats: the share of them to check.", min=0.0, max=1.0)
+    ] = 1.0,
+    every: Annotated[float, typer.Option(help="Seconds between two checks.", min=0.1)] = 10.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--for", help="End after so many seconds; never if unset.", min=0.0),
+    ] = None,
+    log: Annotated[
+        str | None, typer.Option(help="The node, if URL is a gateway: follow its public log.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the running report here.")] = None,
+    suspect: Suspects = None,
+    api_key: ApiKey = None,
+    device: Device = "cpu",
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Chooses prompts and samples as in an earlier watch. If unset, a new one: a"
+            " provider that knows it can tell these chats from others."
+        ),
+    ] = None,
+    alpha: Annotated[float, typer.Option(help="Chance to ever convict an honest node.")] = 1e-6,
+    beta: Beta = 1e-3,
+) -> None:
+    """Check a provider's answers by their receipts, again and again.
+
+    Without --chats it sends chats of its own, one each --every seconds, half
+    of them greedy. A provider must not be able to tell them from others: use
+    an ordinary API key. With --chats it checks a share of what an application
+    keeps by `proofserve.client.receipts.Recorder`, and sends nothing.
+
+    Answers count together until they clear the node; then it begins anew. It
+    ends with exit code 1 at the first verdict of fraud; else, at the end of
+    --for, with that of the last check: 0 honest, 2 undecided, 3 if no known
+    kernel and no known fraud explains the errors. A chat that the provider does
+    not answer, or a file that is none, is told and counted.
+
+    \b
+    proofserve watch-chat http://gateway:9000 --model ./model --calibration chat.json
+    proofserve watch-chat http://gateway:9000 --model ./model --calibration chat.json
+        --chats ./chats --share 0.01 --out report.json
+    """
+    # Loading torch takes seconds, and --help must not wait for it.
+    from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
+
+    with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
+        chances = Chances(alpha, beta)
+        session.line.step(f"loading {model}")
+        measured = read_calibration(calibration) if calibration else None
+        others = tuple(suspect or ())
+        seed = seed or fresh_seed()
+        checker = ChatChecker(CheckerSetup(model, measured, seed, device, others))
+        follower = LogFollower(log) if log else None
+
+        def judge(window: Sequence[Conversation], present: Chances) -> ChatOutcome:
+            seen = follower.seen(window) if follower else None
+            known = Known(checker.weights_digest, log=seen)
+            return checker.outcome(window, known, present, session.line)
+
+        watch = Watch(judge, chances, checker.origin, seed)
+        with ReceiptClient(url, api_key) as client:
+            source = _kept(chats, share, seed) if chats else _asked(client, seed)
+            verdict = _watch(watch, source, every, seconds, out, session)
+    raise typer.Exit(EXIT_CODES[verdict])
+
+
+def _watch(
+    watch: Watch,
+    source: Iterator[list[Fetch]],
+    every: float,
+    seconds: float | None,
+    out: Path | None,
+    session: CommandSession,
+) -> SequentialResult:
+    """The verdict of fraud that ends the watch, else the last one."""
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    verdict = SequentialResult.UNDECIDED
+    while (began := time.monotonic()) < until:
+        if fetches := next(source):
+            verdict = _check(watch, fetches, session)
+            if out is not None:
+                # A reader never sees half a report.
+                half = out.with_name(f".{out.name}.part")
+                write_json(half, watch.record())
+                half.replace(out)
+            if verdict is SequentialResult.FRAUD:
+                break
+        session.line.step(f"{watch.totals.chats} chats; the next check is in {every:g} s")
+        time.sleep(max(0.0, min(began + every, until) - time.monotonic()))
+    return verdict
+
+
+def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> SequentialResult:
+    """The verdict with new chats; undecided if one could not be had, which does not end a watch."""
+    fresh: list[Conversation] = []
+    for fetch in fetches:
+        try:
+            fresh.append(fetch())
+        except LabError as error:
+            watch.totals.unreadable += 1
+            session.tell(str(error), "red")
+    verdict = SequentialResult.UNDECIDED
+    if fresh:
+        try:
+            verdict = watch.add(fresh)
+        except NodeError as error:
+            # The log cannot be read now; these chats are checked with the next ones.
+            session.tell(str(error), "red")
+        else:
+            if (report := watch.report) is not None:
+                show(session, report.outcome.verdict, report.lines())
+    if verdict is SequentialResult.HONEST and len(fresh) < len(fetches):
+        return SequentialResult.UNDECIDED
+    return verdict
+
+
+def _asked(client: ReceiptClient, seed: str) -> Iterator[list[Fetch]]:
+    """A chat of our own each time; no two are alike."""
+    model, draw = client.model(), random.Random(seed)  # noqa: S311 - prompts, no secrets
+    for number in itertools.count():
+        body = request(model, draw.getrandbits(_PROMPT_BITS), TOKENS, greedy=number % 2 == 1)
+        yield [partial(client.chat, f"chat {number}", body)]
+
+
+def _kept(folder: Path, share: float, seed: str) -> Iterator[list[Fetch]]:
+    """The chats that were added to ``folder`` since the last time, a ``share`` of them."""
+    if not folder.is_dir():
+        raise LabError(f"--chats: {folder} is no folder")
+    known: set[Path] = set()
+    draw = random.Random(seed)  # noqa: S311 - the provider has answered before
+    while True:
+        new = sorted(set(folder.glob("*.json")) - known)
+        known.update(new)
+        yield [partial(read, path) for path in new if draw.random() < share]

@@ -1,0 +1,266 @@
+"""``proofserve calibrate noise``: measures what honest nodes look like."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+from rich.table import Column, Table
+
+from proofserve.cli.model import NAMES, checkpoint_named
+from proofserve.cli.options import (
+    ApiKey,
+    Device,
+    ForwardBatch,
+    Json,
+    LeftOut,
+    Png,
+    Size,
+    StrongerRng,
+    Suspects,
+)
+from proofserve.cli.recompute import (
+    ComparedEngine,
+    ComparisonTask,
+    EngineRun,
+    calibrating_validator,
+    engine_named,
+)
+from proofserve.cli.session import CommandSession, open_session
+from proofserve.lab.calibrate.calibration_file import (
+    FORMAT,
+    VERSION,
+    CalibrationFile,
+    checkpoint_shape,
+    merged,
+    read,
+)
+from proofserve.lab.calibrate.histogram import write_noise
+from proofserve.lab.calibrate.left_out import VERIFICATIONS, checked, left_out_lines
+from proofserve.lab.calibrate.measuring import (
+    HonestFigures,
+    MeasuredRun,
+    MeasuringPlan,
+    honest_figures,
+    honest_threshold,
+)
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.records import BLOCK_HEIGHT, Work
+from proofserve.lab.client.vectors import vectors_of
+from proofserve.lab.report.json_files import write_json
+from proofserve.lab.report.machine import machine
+from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions, to_file, workload
+from proofserve.lab.verify.populations import TWINS as TWIN_FIGURE
+from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
+from proofserve.protocol.codec import to_float16
+from proofserve.protocol.sketch import TWINS
+
+if TYPE_CHECKING:
+    from proofserve.wiring.validator import CheckpointValidator
+
+NONCES, EMULATED, BANK = 400, 256, 128
+# The share of honest nonces beyond the threshold of the count.
+RATE = 0.01
+
+
+def noise(
+    *,
+    model: Annotated[
+        str, typer.Argument(help=f"The published checkpoint: a folder, {', '.join(NAMES)}.")
+    ],
+    other: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An honest engine, repeat it for several: vllm or vllm:tp2 (a server that this"
+            " command starts), a node's URL, or a file that --save wrote."
+        ),
+    ] = None,
+    add: Annotated[
+        list[Path] | None,
+        typer.Option(help="A calibration of another machine; its kernels join. Repeat it."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Only write what the one --other computed, to measure it elsewhere."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the calibration, as `verify` and `audit` read it.")
+    ] = None,
+    size: Size = "small",
+    nonces: Annotated[
+        int | None, typer.Option(help=f"Of each engine; {NONCES}, or all of a file.", min=16)
+    ] = None,
+    emulated: Annotated[
+        int, typer.Option(help="Nonces of each emulated kernel.", min=16)
+    ] = EMULATED,
+    bank: Annotated[
+        int, typer.Option(help="Nonces on which suspects are measured; 0 for none.", min=0)
+    ] = BANK,
+    seq_len: Annotated[
+        int | None, typer.Option(help=f"Tokens per nonce; {SEQ_LEN}, or the file's.", min=1)
+    ] = None,
+    k_dim: Annotated[
+        int | None, typer.Option(help="Values per vector; 64 of sketches, else 12.", min=1)
+    ] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help=f"{DEFAULT_SCHEME} if unset, as a round's; or {SKETCH_2}.")
+    ] = None,
+    kv_cache: Annotated[
+        str, typer.Option(help="What nodes may keep keys and values in: auto, or also fp8.")
+    ] = "auto",
+    suspect: Suspects = None,
+    verifications: LeftOut = VERIFICATIONS,
+    stronger_rng: StrongerRng = False,
+    api_key: ApiKey = None,
+    device: Device = "cpu",
+    forward_batch: ForwardBatch = 8,
+    json: Json = None,
+    png: Png = None,
+) -> None:
+    """Measure what honest nodes of a model look like, for `verify` and `audit`.
+
+    A node is honest if it is like one of the kernels measured here. Some 15
+    kernels of other machines are emulated, so that no card is needed to begin
+    with; give every honest engine that you trust as --other: each kind of card,
+    each number of ranks. Other machines --save what theirs computed, or write
+    a calibration of their own, which --add merges. All compute the same nonces.
+
+    At the end each kernel is left out in turn: the others must not convict it.
+    If they would, verdicts get wider margins, and the output says so.
+
+    A calibration holds for one model, its weights, dtype and KV cache, and one
+    scheme, --seq-len and --k-dim: those of your rounds.
+
+    \b
+    proofserve calibrate noise ./model --out calibration.json
+    proofserve calibrate noise ./model --other http://a100:8000 --other http://h100:8000
+        --out calibration.json
+    proofserve calibrate noise ./model --other vllm --save h200.json       (on the other machine)
+    proofserve calibrate noise ./model --other h200.json --add calibration.json --out both.json
+    """
+    with open_session() as session:
+        engines = [engine_named(name) for name in other or ()]
+        claimed = _to_compute(engines, nonces)
+        # Files say it; else this command has a default.
+        tokens = seq_len if claimed.claims else seq_len or SEQ_LEN
+        work = workload(claimed, WorkOptions(scheme, k_dim, tokens, None, stronger_rng))
+        session.line.step("writing a small model, unless it is in the cache")
+        checkpoint = checkpoint_named(model, size)
+        task = ComparisonTask(work, claimed.nonces, checkpoint, device, forward_batch, api_key)
+        runs = [engine.run(task, session) for engine in engines]
+        if save is not None:
+            _save(save, task, runs, session)
+            return
+        validator = calibrating_validator(task, tuple(suspect or ()), kv_cache)
+        with session.interrupts.allowed():
+            measured = _measured(task, runs, validator)
+            twins = work.scheme.sequences_per_nonce == TWINS
+            plan = MeasuringPlan(claimed.nonces, emulated, bank, twins)
+            found = honest_figures(validator, measured, plan, session.line)
+            made = _calibration(task, found, validator, kv_cache)
+            for file in add or ():
+                made = merged(made, read(file))
+            made = checked(made, session.line, verifications)
+        session.console.print(_table(made))
+        for line in left_out_lines(made.left_out):
+            session.console.print(line, soft_wrap=True)
+        if json is not None:
+            write_json(json, {**made.model_dump(), "machine": machine()})
+            session.console.print(f"figures written to {json}")
+        if png is not None:
+            write_noise(made, png)
+            session.console.print(f"histograms drawn to {png}")
+        if out is not None:
+            made.write(out)
+            session.console.print(f"calibration of {made.model} written to {out}", soft_wrap=True)
+
+
+def _to_compute(engines: Sequence[ComparedEngine], nonces: int | None) -> ClaimedArtifacts:
+    saved = [engine.claimed for engine in engines if engine.claimed is not None]
+    ours = Work("")
+    if not saved:
+        numbers = tuple(range(nonces or NONCES))
+        return ClaimedArtifacts(
+            ours.block_hash, ours.public_key, numbers, (), block_height=BLOCK_HEIGHT
+        )
+    for field in ("block_hash", "block_height", "public_key", "width", "seq_len", "scheme"):
+        if len({getattr(each, field) for each in saved} - {None}) > 1:
+            raise LabError(f"the files of --other differ in {field}")
+    common = set.intersection(*({*each.nonces} for each in saved))
+    kept = tuple(nonce for nonce in saved[0].nonces if nonce in common)[:nonces]
+    return replace(saved[0], nonces=kept)
+
+
+def _save(
+    file: Path, task: ComparisonTask, runs: Sequence[EngineRun], session: CommandSession
+) -> None:
+    if len(runs) != 1:
+        raise LabError("--save writes what one engine computed: give --other once")
+    to_file(file, task.work, runs[0].claims, runs[0].facts.model_dump())
+    session.console.print(f"artifacts of {runs[0].facts.name} written to {file}", soft_wrap=True)
+
+
+def _measured(
+    task: ComparisonTask, runs: Sequence[EngineRun], validator: "CheckpointValidator"
+) -> list[MeasuredRun]:
+    """The errors of what each engine computed. Raises LabError if it lacks a nonce."""
+    truth, measured = validator.truth(task.nonces), list[MeasuredRun]()
+    for run in runs:
+        vectors = vectors_of(run.claims, task.work.scheme.width)
+        if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
+            raise LabError(f"{run.facts.name} has no vector of nonce {missing[0]}")
+        sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in task.nonces}
+        facts = run.facts.named_beside([each.facts.name for each in measured])
+        measured.append(MeasuredRun(facts, sent))
+    return measured
+
+
+def _calibration(
+    task: ComparisonTask, found: HonestFigures, validator: "CheckpointValidator", kv_dtype: str
+) -> CalibrationFile:
+    scheme = task.work.scheme.to_wire()
+    return CalibrationFile(
+        format=FORMAT,
+        version=VERSION,
+        model=task.model.name,
+        shape=checkpoint_shape(task.model.folder),
+        weights_digest=validator.weights_digest,
+        served_dtype=validator.served_dtype,
+        kv_dtype=kv_dtype,
+        scheme=str(scheme["name"]),
+        stronger_rng=bool(scheme.get("stronger_rng", False)),
+        seq_len=task.work.seq_len,
+        k_dim=int(scheme["k_dim"]),
+        block_hash=task.work.block.hash,
+        public_key=task.work.public_key,
+        own=found.own,
+        populations=found.populations,
+        suspects=found.suspects,
+        dist_threshold=honest_threshold(found.populations, RATE),
+        p_mismatch=RATE,
+        left_out=None,
+    )
+
+
+def _table(made: CalibrationFile) -> Table:
+    """A row for each population: how its errors compare with our own, and how they lean."""
+    right = (Column(name, justify="right") for name in ("nonces", "size", "twins", "leans"))
+    table = Table("honest kernel", "", *right, title=made.model, title_justify="left")
+    honest = made.null(1.0)
+    for fields, member in zip(made.populations, honest.members, strict=True):
+        known = honest.shares.suspects
+        leans = {name: lean for name, lean in member.leans.items() if name in known}
+        most = max(leans, key=lambda name: leans[name].mean, default="")
+        twins = member.leans.get(TWIN_FIGURE)
+        table.add_row(
+            member.name,
+            "emulated" if fields.facts.emulated else "measured",
+            str(len(fields.figures.lengths)),
+            f"{np.median(member.ratios):.2f}",
+            f"{twins.mean:+.2f}" if twins else "-",
+            f"{leans[most].mean:+.3f} {most}" if most else "-",
+        )
+    table.caption = "size: of errors over ours; twins, leans: cosines less our own (mean)"
+    return table

@@ -1,0 +1,268 @@
+"""``proofserve verify``: whether a node runs the model that it claims."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proofserve.cli.options import (
+    Alpha,
+    ApiKey,
+    Beta,
+    BlockHeight,
+    Calibration,
+    Device,
+    DistThreshold,
+    ForwardBatch,
+    Json,
+    PMismatch,
+    Share,
+    StrongerRng,
+    Suspects,
+)
+from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file
+from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
+from proofserve.lab.client.errors import LabError
+from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.client.progress import Progress
+from proofserve.lab.report.json_files import write_json
+from proofserve.lab.verify.claimed import (
+    ClaimedArtifacts,
+    Selection,
+    WorkOptions,
+    from_node,
+    require_width,
+    workload,
+)
+from proofserve.lab.verify.exact import leaves_open
+from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
+from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.wiring.judges import EXACT, TESTS, JudgingOptions, chosen_tests, threshold_of
+from proofserve.wiring.openings import OpeningOptions, opened_claims
+from proofserve.wiring.verification.judging import SampleOptions
+
+app = typer.Typer()
+
+EXIT_CODES = {
+    SequentialResult.HONEST: 0,
+    SequentialResult.FRAUD: 1,
+    SequentialResult.UNDECIDED: 2,
+    SequentialResult.UNEXPLAINED: EXIT_NO_VERDICT,
+}
+COLOURS = {
+    SequentialResult.HONEST: "green",
+    SequentialResult.FRAUD: "red",
+    SequentialResult.UNDECIDED: "yellow",
+    SequentialResult.UNEXPLAINED: "yellow",
+}
+BELIEVED = "Block and key are believed as {source} says; --expect-block and --expect-key check."
+ENGINES_DIFFER = (
+    "Other bits decide nothing. For the other tests give --model and --calibration, or"
+    " --dist-threshold."
+)
+GIVEN_SEED = "The seed was given: this holds only if the node did not know it before it published."
+
+
+@app.command("verify", cls=VerdictCommand)
+def command(
+    source: Annotated[
+        str, typer.Argument(help="A JSON file, a file of `proofserve receive`, or a node's URL.")
+    ],
+    open_url: Annotated[
+        str | None,
+        typer.Option("--open", help="SOURCE has roots: this node, which posted them, opens them."),
+    ] = None,
+    round_id: Annotated[
+        str | None, typer.Option(help="With --open: the round, if SOURCE has roots of several.")
+    ] = None,
+    calibration: Calibration = None,
+    dist_threshold: DistThreshold = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Recompute with this checkpoint; needs no vLLM.")
+    ] = None,
+    recompute_url: Annotated[
+        str | None,
+        typer.Option(help="Recompute on this node, which you trust; with --model, for exact."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="For exact: vllm or vllm:tp2, which this command starts with --model."),
+    ] = None,
+    test: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One or several of {', '.join((EXACT, *TESTS))}; see below if unset."),
+    ] = None,
+    suspect: Suspects = None,
+    api_key: ApiKey = None,
+    recompute_api_key: Annotated[
+        str | None, typer.Option(envvar="POC_RECOMPUTE_API_KEY", help="A key of that node.")
+    ] = None,
+    device: Device = "cpu",
+    forward_batch: ForwardBatch = 8,
+    scheme: Annotated[
+        str | None,
+        typer.Option(help=f"{DEFAULT_SCHEME}, {SKETCH_2}, ...; else the source's, or the first."),
+    ] = None,
+    stronger_rng: StrongerRng = False,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens per nonce, if the source does not say.", min=1)
+    ] = None,
+    k_dim: Annotated[
+        int | None,
+        typer.Option(
+            help="Values per vector; else the source's, or the scheme's own number. If you say it,"
+            " every vector of another width is a mismatch.",
+            min=1,
+        ),
+    ] = None,
+    block_height: BlockHeight = None,
+    block_hash: Annotated[
+        str | None,
+        typer.Option(
+            "--block-hash",
+            "--expect-block",
+            help="The block that the network expects; of several in the source, the one to judge.",
+        ),
+    ] = None,
+    public_key: Annotated[
+        str | None,
+        typer.Option(
+            "--public-key",
+            "--expect-key",
+            help="The key that the network expects; of several in the source, the one to judge.",
+        ),
+    ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the sample that this seed drew before, to reproduce a verdict. If unset, a"
+            " new one: a node that knows the seed invents the nonces that it does not draw."
+        ),
+    ] = None,
+    nonces: Annotated[
+        int | None, typer.Option(help="Size of the sample; all nonces if unset.", min=1)
+    ] = None,
+    sequential: Annotated[
+        bool,
+        typer.Option("--sequential/--fixed", help="The count: stop when certain, or at the end."),
+    ] = True,
+    p_mismatch: PMismatch = None,
+    p_fraud: Annotated[
+        float, typer.Option(help="The count: least share of mismatches by a fraudulent node.")
+    ] = 0.5,
+    alpha: Alpha = 1e-6,
+    beta: Beta = 1e-3,
+    share: Share = None,
+    json: Json = None,
+) -> None:
+    """Recompute a sample of a node's artifacts, and reach a verdict: honest or fraud.
+
+    Exit code 0: honest. 1: fraud. 2: undecided, because there were too few
+    nonces, or exact ran alone and the bits differ. 3: no verdict: an option, a
+    source or the recomputation is wrong, or neither an honest kernel nor a fraud
+    that is known explains the errors.
+
+    A node chooses what it says of block and key: name those that the network
+    expects. `proofserve challenge` has a node compute what it cannot know before.
+
+    The published vectors are computed in float32. Beside each, the validator
+    emulates an honest node, and every test looks at the node's error beside it:
+
+    \b
+    paired     is it larger than those of the calibration's honest kernels?
+    direction  does it point to where suspected weights, such as rounded ones,
+               would move the results? Names them
+    twins      do both prompts of a nonce of a sketch err more alike than those
+               of honest kernels? A node that does is not cleared
+    count      how many distances exceed a threshold? The network's own test
+    exact      has an engine that you trust the same bits? It is the node at
+               --recompute-url, or a vLLM that --engine starts, and it runs first
+
+    Equal bits clear a node, whatever the model. Other bits say nothing, because
+    honest engines differ: then the other tests judge, as if exact had not run.
+
+    A node is honest if it is like one of the kernels in the calibration, and a
+    fraud only if it is like none of them. With a calibration all but the count
+    run. Without one, direction convicts only what leans to a suspect further
+    than every honest kernel that is emulated on the same nonces.
+
+    A missing, repeated, malformed or non-finite artifact is a mismatch. An
+    honest node is cleared after some 70 nonces, or 10 in a sample below 80.
+
+    There is no default threshold. Measure honest engines first:
+
+    \b
+    proofserve calibrate noise ./model --out calibration.json
+    proofserve verify artifacts.json --model ./model --calibration calibration.json
+    proofserve verify received.sqlite --model ./model --calibration calibration.json
+    proofserve verify http://node:8000 --model ./model --dist-threshold 0.026 --p-mismatch 0.01
+    proofserve verify http://node:8000 --model ./model --test direction --suspect ./model-awq
+    proofserve verify received.sqlite --open http://node:8000 --model ./model
+        --calibration calibration.json
+    proofserve verify http://node:8000 --recompute-url http://mine:8000         (exact alone)
+    proofserve verify http://node:8000 --model ./model --engine vllm
+        --calibration calibration.json
+    """
+    with open_session(EXIT_NO_VERDICT) as session:
+        engines = EngineOptions(
+            *(model, recompute_url, engine, device, forward_batch, tuple(suspect or ())),
+            api_key=recompute_api_key,
+        )
+        if recompute_url is not None and recompute_url in {source, open_url}:
+            raise LabError("--recompute-url: a node is no judge of itself; name another one")
+        figures = calibration is not None or dist_threshold is not None
+        tests = chosen_tests(test or (), has_engine=engines.trusts_one, has_figures=figures)
+        given_tests = (tests.others, dist_threshold, calibration, p_mismatch)
+        threshold = threshold_of(*given_tests) if tests.judges else None
+        options = JudgingOptions(tests.others, alpha, beta, share, p_fraud, sequential, threshold)
+        wanted = Selection(block_hash, public_key)
+        opening = OpeningOptions(open_url, api_key, round_id, nonces) if open_url else None
+        drawn_by = seed or fresh_seed()
+        with session.interrupts.allowed():
+            session.line.step(f"reading {source}")
+            claimed = _read(source, api_key, wanted, opening, drawn_by, session.line)
+        given = WorkOptions(scheme, k_dim, seq_len, block_height, stronger_rng)
+        if measured := options.calibration:
+            given = measured.completed(given, claimed)
+        work = workload(claimed, given)
+        if k_dim is None:
+            require_width(claimed, work.scheme)
+        sampling = SampleOptions(drawn_by, nonces, forward_batch)
+        report = engines.report(claimed, work, tests, options, sampling, session)
+        show(session, report.outcome.verdict, report.lines())
+        if not tests.judges and leaves_open(report.outcome):
+            session.tell(ENGINES_DIFFER)
+        if seed:
+            session.tell(GIVEN_SEED)
+        if None in (block_hash, public_key):
+            session.tell(BELIEVED.format(source=source))
+        if json is not None:
+            write_json(json, report.record() | {"expected": asdict(wanted)})
+    raise typer.Exit(EXIT_CODES[report.outcome.verdict])
+
+
+def _read(
+    source: str,
+    api_key: str | None,
+    wanted: Selection,
+    opening: OpeningOptions | None,
+    seed: str,
+    progress: Progress,
+) -> ClaimedArtifacts:
+    if opening is not None:
+        return opened_claims(Path(source), wanted, opening, seed, progress)
+    if not source.startswith(("http://", "https://")):
+        return read_file(Path(source), wanted)
+    with NodeClient(source, api_key) as node:
+        claimed = replace(from_node(node), ran_on=kernel_facts(source, node.kernels()))
+    wanted.require(source, claimed.block_hash, claimed.public_key)
+    return claimed
+
+
+def show(session: CommandSession, verdict: SequentialResult, lines: Iterable[str]) -> None:
+    session.console.print(f"[bold {COLOURS[verdict]}]{verdict}[/]")
+    for line in lines:
+        session.tell(line)

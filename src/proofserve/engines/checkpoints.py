@@ -1,0 +1,154 @@
+"""What schemes use of a checkpoint besides its forward: weights digest, ordinary tokens.
+
+The digest binds proofs to weights (``docs/native.md``). It is SHA-256 over one line "name dtype
+shape sha256" for each tensor, in the order of the names; dtype and shape as safetensors writes
+them, the last hash over the tensor's bytes. How the tensors are spread over files does not matter.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.model import AllowedTokens, allowed_tokens
+from proofserve.protocol.scheme import ModelFacts
+
+_logger = logging.getLogger(__name__)
+
+CACHE: Final = "weights_digest.json"
+_CHUNK = 2**24
+_WITHOUT = "sketches cannot be proved with this checkpoint: %s"
+
+
+def checkpoint_folder(name: str, revision: str | None, cache: str | None) -> Path | None:
+    """The folder from which vLLM read the model ``name``: a path, or a repository in the cache.
+
+    None if there is no such folder, as for weights that are streamed from a store.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    # A part of vLLM's and of transformers' own requirements; the digest alone needs neither.
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        found = snapshot_download(name, revision=revision, cache_dir=cache, local_files_only=True)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+        return None
+    return Path(found)
+
+
+def model_facts(folder: Path | None, hidden_size: int) -> ModelFacts:
+    """The facts of the checkpoint in ``folder``.
+
+    Schemes of version 1 need neither digest nor tokens, so what a checkpoint lacks is None, and the
+    log says why. Reads every weight where the digest is not known yet.
+    """
+    if folder is None:
+        _logger.info(_WITHOUT, "it has no folder on this machine")
+        return ModelFacts(hidden_size)
+    try:
+        digest = weights_digest(folder)
+    except ProtocolError as error:
+        _logger.info(_WITHOUT, error)
+        digest = None
+    return ModelFacts(hidden_size, digest, _tokens(folder))
+
+
+def _tokens(folder: Path) -> AllowedTokens | None:
+    """The ids of the vocabulary less special and added ones; None without a usable tokenizer."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - as above, and takes seconds
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        _logger.info(_WITHOUT, f"no tokenizer: {error}")
+        return None
+    added = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    try:
+        return allowed_tokens(set(tokenizer.get_vocab().values()) - added)
+    except ProtocolError as error:
+        _logger.info(_WITHOUT, error)
+        return None
+
+
+def weights_digest(folder: Path) -> str:
+    """The digest of the checkpoint in ``folder``, in hexadecimal.
+
+    Hashing takes about a second per gigabyte, so the result is kept beside the files, with their
+    sizes and times; a folder that cannot be written is hashed each time. Raises ProtocolError for a
+    folder without safetensors files, or with a broken one.
+    """
+    stamp = _stamp(folder)
+    if (known := _read(folder / CACHE)) and known.get("files") == stamp:
+        return str(known["weights_digest"])
+    gigabytes = sum(size for size, _ in stamp.values()) / 1e9
+    _logger.info("hashing the weights in %s, %.1f GB, a second or so for each", folder, gigabytes)
+    lines = sorted(line for name in stamp for line in _lines(folder / name))
+    digest = hashlib.sha256(b"".join(line for _, line in lines)).hexdigest()
+    _logger.info("the weights digest is %s", digest)
+    keep_digest(folder, digest)
+    return digest
+
+
+def keep_digest(folder: Path, digest: str) -> None:
+    """Have ``weights_digest`` answer ``digest`` until a file of the checkpoint changes.
+
+    Nothing compares it with the weights: only proofs show what a server computes with.
+    """
+    try:
+        known = {"weights_digest": digest, "files": _stamp(folder)}
+        (folder / CACHE).write_text(json.dumps(known), "utf-8")
+    except OSError as error:
+        # A read-only checkpoint, as in a container: the digest is computed at each start.
+        _logger.info("the weights digest is not kept for the next start: %s", error)
+
+
+def _read(cache: Path) -> dict[str, Any] | None:
+    try:
+        known = json.loads(cache.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return known if isinstance(known, dict) else None
+
+
+def _stamp(folder: Path) -> dict[str, list[int]]:
+    """Size in bytes and time of each file with weights, in the order of their names."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ProtocolError("weights_digest", f"{folder} has no safetensors files")
+    return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+
+
+def _lines(file: Path) -> Iterator[tuple[bytes, bytes]]:
+    """The name of each tensor of a file, and its line."""
+    with file.open("rb") as opened:
+        header = _header(file, opened)
+        begin = opened.tell()
+        for name, about in header.items():
+            start, end = about["data_offsets"]
+            opened.seek(begin + start)
+            content = hashlib.sha256()
+            left = end - start
+            while left > 0:
+                chunk = opened.read(min(left, _CHUNK))
+                if not chunk:
+                    raise ProtocolError("weights_digest", f"{file} ends within {name}")
+                content.update(chunk)
+                left -= len(chunk)
+            shape = "[" + ",".join(map(str, about["shape"])) + "]"
+            line = f"{name} {about['dtype']} {shape} {content.hexdigest()}\n"
+            yield name.encode(), line.encode()
+
+
+def _header(file: Path, opened: BinaryIO) -> dict[str, Any]:
+    """What a safetensors file says of its tensors, whose bytes follow it."""
+    try:
+        header: dict[str, Any] = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    except ValueError as error:
+        raise ProtocolError("weights_digest", f"{file} is no safetensors file") from error
+    header.pop("__metadata__", None)
+    return header

@@ -1,1 +1,0 @@
-"""What a proof needs to know of a checkpoint besides its forward."""

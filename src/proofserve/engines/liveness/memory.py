@@ -1,0 +1,189 @@
+"""The memory in which an engine core and the API processes tell each other what they know.
+
+It belongs to no file. The core makes it, and an API process opens it through the core's entry in
+/proc, so the kernel frees it with the processes. Every value is a float of 8 bytes at a multiple of
+8, which a reader never sees half written; values beside each other may be of different moments.
+"""
+
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, fields
+from enum import IntEnum
+from mmap import mmap
+from pathlib import Path
+
+from proofserve.engines.vllm.support import UnsupportedEngine
+
+# API processes of a server; each start of one takes the next place.
+PLACES = 256
+
+
+class MemoryLost(RuntimeError):
+    """This process cannot read the memory of a core: it runs on another machine, for example."""
+
+
+class Doing(IntEnum):
+    """What the loop of an engine core does."""
+
+    NOTHING = 0
+    CHAT = 1
+    PROOF = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRecord:
+    """What a core writes. Times are in seconds of the monotonic clock, 0 if there is none.
+
+    ``beat`` is when a thread of the core last wrote ``work`` (chat requests that it could step, and
+    proof calls) and ``known`` (the same with requests that a paused scheduler or a silent client
+    holds back). ``steps`` counts steps of chat that computed something, and proof forwards.
+    """
+
+    beat: float = 0.0
+    steps: float = 0.0
+    doing: float = Doing.NOTHING
+    work: float = 0.0
+    known: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRecord:
+    """What an API process writes about a core: ``unfinished`` chat requests and proof calls."""
+
+    written: float = 0.0
+    unfinished: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAddress:
+    """Where an API process finds the memory: a descriptor of the core's process.
+
+    ``token`` is its first value. ``place`` is where the API process writes.
+    """
+
+    process: int
+    descriptor: int
+    token: float
+    place: int
+
+
+_CORE = {field.name: index for index, field in enumerate(fields(CoreRecord), start=1)}
+_SERVER_SIZE = len(fields(ServerRecord))
+_SERVERS = 8
+_BYTES = 8 * (_SERVERS + PLACES * _SERVER_SIZE)
+
+
+class CoreMemory:
+    """One core's memory. Made by ``new`` in the core, and by ``of_core`` in an API process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._values = memoryview(mmap(descriptor, _BYTES)).cast("B").cast("d")
+
+    @staticmethod
+    def new() -> tuple["CoreMemory", int]:
+        """A core's own memory, and its descriptor."""
+        descriptor = os.memfd_create("proofserve-liveness")
+        os.ftruncate(descriptor, _BYTES)
+        memory = CoreMemory(descriptor)
+        memory._values[0] = float(secrets.randbits(52) + 1)
+        return memory, descriptor
+
+    @staticmethod
+    def of_core(address: MemoryAddress) -> "CoreMemory":
+        """Raises MemoryLost if the address is not that of a core on this machine."""
+        path = Path(f"/proc/{address.process}/fd/{address.descriptor}")
+        try:
+            # Of another process with this id it could be a pipe, which would block.
+            descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise MemoryLost(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != _BYTES:
+                raise MemoryLost(f"{path} is not the memory of an engine core")
+            memory = CoreMemory(descriptor)
+        finally:
+            os.close(descriptor)
+        if memory.token != address.token:
+            raise MemoryLost(f"{path} is the memory of another engine core")
+        return memory
+
+    @property
+    def token(self) -> float:
+        return self._values[0]
+
+    def write(self, name: str, value: float) -> None:
+        """Write one value of the core's record."""
+        self._values[_CORE[name]] = value
+
+    def read(self) -> CoreRecord:
+        return CoreRecord(*self._values[1 : 1 + len(_CORE)].tolist())
+
+    def write_server(self, place: int, record: ServerRecord) -> None:
+        start = _SERVERS + place * _SERVER_SIZE
+        # Backwards: a reader that sees the new time sees the new count.
+        for offset, value in reversed(list(enumerate(astuple(record)))):
+            self._values[start + offset] = value
+
+    def servers(self) -> list[ServerRecord]:
+        """The records of all places that were ever written."""
+        values = self._values[_SERVERS:].tolist()
+        pairs = zip(values[::_SERVER_SIZE], values[1::_SERVER_SIZE], strict=True)
+        return [ServerRecord(written, unfinished) for written, unfinished in pairs if written]
+
+
+class CoreReporter:
+    """The core's side: writes its record, and never waits for a reader.
+
+    ``doing`` and ``stepped`` are for the core's loop alone.
+
+    ``now``: the monotonic clock, which all processes of a machine share, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._memory, self._descriptor = CoreMemory.new()
+        self._now = now
+        self._doing = Doing.NOTHING
+        self._steps = 0
+        self._places = 0
+
+    @contextmanager
+    def doing(self, what: Doing) -> Iterator[None]:
+        """The loop does ``what`` until the context ends, and then again what it did before."""
+        before, self._doing = self._doing, what
+        self._memory.write("doing", what)
+        try:
+            yield
+        finally:
+            self._doing = before
+            self._memory.write("doing", before)
+
+    def stepped(self) -> None:
+        self._steps += 1
+        self._memory.write("steps", self._steps)
+
+    @contextmanager
+    def proving(self) -> Iterator[None]:
+        """A proof forward runs; it counts as a step when the context ends, also if it failed."""
+        with self.doing(Doing.PROOF):
+            try:
+                yield
+            finally:
+                self.stepped()
+
+    def beat(self, work: int, known: int) -> None:
+        """This process runs, and has this much work; see ``CoreRecord``."""
+        self._memory.write("work", work)
+        self._memory.write("known", known)
+        self._memory.write("beat", self._now())
+
+    def join(self) -> MemoryAddress:
+        """The address for one more API process. Raises UnsupportedEngine if there are too many."""
+        if self._places == PLACES:
+            raise UnsupportedEngine(f"more than {PLACES} API processes used this engine core")
+        place, self._places = self._places, self._places + 1
+        return MemoryAddress(os.getpid(), self._descriptor, self._memory.token, place)

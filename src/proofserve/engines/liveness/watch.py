@@ -1,0 +1,207 @@
+"""An API process's side: it says what it has asked of the cores, and looks at how they do."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import psutil
+
+from proofserve.engines.liveness.memory import CoreMemory, Doing, MemoryAddress, ServerRecord
+from proofserve.engines.liveness.rule import (
+    BUSY_TIMES,
+    Activity,
+    Look,
+    Wait,
+    after_look,
+    has_work,
+    is_asked,
+)
+from proofserve.rounds.status import CoreLiveness
+
+_logger = logging.getLogger(__name__)
+
+# Seconds between two looks.
+LOOK_S = 0.5
+# A wait that is shorter needs no look at processes, which costs milliseconds.
+SHORT_S = 1.0
+# Share of one processor that the processes together must have used to count as working: what the
+# threads of a process use that only reads its sockets is less.
+WORKING_SHARE = 0.1
+_STOPPED = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+# Waits for a processor or has one: on a crowded machine it may get hardly any time.
+_RUNS = psutil.STATUS_RUNNING
+_IN = {
+    Doing.NOTHING: "between two steps",
+    Doing.CHAT: "in a step of chat",
+    Doing.PROOF: "in a proof forward",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """One look at a core's processes: processor time by process id, in seconds, and states."""
+
+    cpu_s: Mapping[int, float] = field(default_factory=dict)
+    states: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class CoreView:
+    """A core and what the last looks found. ``use`` is from ``used_at``, None before the first."""
+
+    index: int
+    address: MemoryAddress
+    memory: CoreMemory
+    wait: Wait = field(default_factory=Wait)
+    use: ProcessUse | None = None
+    used_at: float = 0.0
+    seen: CoreLiveness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen = CoreLiveness(self.index)
+
+
+class LivenessWatch:
+    """Watches ``cores``; None stands for one whose memory this process cannot read.
+
+    ``unfinished``: how much this process has asked of each core and not got back. ``limit_s``: the
+    seconds without a step after which a core with work is stalled (``rule``).
+    """
+
+    def __init__(
+        self,
+        cores: Sequence[CoreView | None],
+        unfinished: Callable[[], Sequence[int]],
+        limit_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cores = list(cores)
+        self._unfinished = unfinished
+        self._limit_s = limit_s
+        self._now = now
+        self._looked_at = now()
+
+    def read(self) -> tuple[CoreLiveness, ...]:
+        """What the last look saw, at most ``LOOK_S`` ago while ``run`` runs."""
+        return tuple(
+            CoreLiveness(index, watched=False) if core is None else core.seen
+            for index, core in enumerate(self._cores)
+        )
+
+    async def run_counts(self) -> None:
+        """Tell the cores' watchers what this process waits for. For every API process."""
+        while True:
+            self.write_counts()
+            await asyncio.sleep(LOOK_S)
+
+    async def run(self) -> None:
+        """Look at the cores for ever. For the API process that owns the node."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def write_counts(self) -> None:
+        now = self._now()
+        for core, count in zip(self._cores, self._unfinished(), strict=True):
+            if core is not None:
+                core.memory.write_server(core.address.place, ServerRecord(now, count))
+
+    async def look(self) -> None:
+        now = self._now()
+        elapsed_s, self._looked_at = now - self._looked_at, now
+        for core in self._cores:
+            if core is not None:
+                await self._look_at(core, elapsed_s)
+
+    async def _look_at(self, core: CoreView, elapsed_s: float) -> None:
+        record, now = core.memory.read(), self._now()
+        asked = is_asked(core.memory.servers(), now)
+        look = Look(record.steps, has_work(record, asked, now, core.wait), asked)
+        if look.work and look.steps == core.wait.steps and core.wait.waited_s >= SHORT_S:
+            look = replace(look, activity=await self._activity(core))
+        else:
+            core.use = None
+        core.wait = after_look(core.wait, look, elapsed_s)
+        before, core.seen = core.seen, self._seen(core, Doing(int(record.doing)))
+        _log_change(before, core.seen)
+
+    async def _activity(self, core: CoreView) -> Activity:
+        process, before, used_at = core.address.process, core.use, core.used_at
+        core.used_at = self._now()
+        core.use = await asyncio.to_thread(process_use, process)
+        if before is None:
+            return Activity.UNKNOWN
+        return activity_between(before, core.use, process, core.used_at - used_at)
+
+    def _seen(self, core: CoreView, doing: Doing) -> CoreLiveness:
+        wait = core.wait
+        stalled = wait.is_stalled(self._limit_s)
+        reason = (
+            f"engine core {core.index} (process {core.address.process}) has work and has not "
+            f"stepped for {wait.waited_s:.0f} s: it {_how(wait.activity)}, {_IN[doing]}"
+        )
+        return CoreLiveness(
+            core=core.index,
+            doing=doing.name.lower(),
+            steps=int(wait.steps),
+            waited_s=wait.waited_s,
+            stalled=stalled,
+            reason=reason if stalled else None,
+        )
+
+
+def _how(activity: Activity) -> str:
+    if activity is Activity.WORKING:
+        return f"uses the processor, but for {BUSY_TIMES} times POC_ENGINE_STALL_SEC"
+    return str(activity.value)
+
+
+def _log_change(before: CoreLiveness, after: CoreLiveness) -> None:
+    if after.stalled and not before.stalled:
+        _logger.error("%s; restart the server if it does not go on", after.reason)
+    elif before.stalled and not after.stalled:
+        text = "engine core %d goes on, %.0f s after its last step"
+        _logger.warning(text, after.core, before.waited_s)
+
+
+def process_use(process: int) -> ProcessUse:
+    """Look at ``process`` and its descendants: its own, its workers', and those that compile.
+
+    The system counts processor time whether a process computes, compiles, or waits for its GPU in a
+    loop, as CUDA does by default. It takes milliseconds; nothing if ``process`` is gone.
+    """
+    cpu_s: dict[int, float] = {}
+    states: set[str] = set()
+    try:
+        own = psutil.Process(process)
+        family = [own, *own.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return ProcessUse()
+    for each in family:
+        try:
+            with each.oneshot():
+                times, state = each.cpu_times(), each.status()
+        except psutil.Error:
+            continue
+        if state != psutil.STATUS_ZOMBIE:
+            cpu_s[each.pid] = times.user + times.system
+            states.add(state)
+    return ProcessUse(cpu_s, frozenset(states))
+
+
+def activity_between(
+    before: ProcessUse, after: ProcessUse, process: int, elapsed_s: float
+) -> Activity:
+    """What ``process`` and its descendants did in the ``elapsed_s`` seconds between two looks."""
+    if process not in after.cpu_s:
+        return Activity.GONE
+    if after.states & _STOPPED:
+        return Activity.STOPPED
+    used_s = sum(
+        max(0.0, cpu_s - before.cpu_s.get(each, 0.0)) for each, cpu_s in after.cpu_s.items()
+    )
+    if _RUNS in after.states or used_s >= WORKING_SHARE * elapsed_s:
+        return Activity.WORKING
+    return Activity.QUIET

@@ -1,0 +1,182 @@
+"""In the engine core: gathers ended answers and their rows, and answers the API process with them.
+
+First what crosses vLLM's processes for that: API process, engine core, workers.
+
+While chat runs, answers wait for ``COLLECT_S``, so that one question to the workers serves many;
+it is asked after a step and its reply is read after the next one. As soon as the core is idle
+everything is collected. All methods run on the core's loop thread.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from proofserve.protocol.receipts.record import Sampling
+
+_logger = logging.getLogger(__name__)
+
+# Shortest time between two collections while chat runs, seconds.
+COLLECT_S = 0.2
+# Answers that are kept while no API process asks for them; the oldest are dropped first.
+MOST_ANSWERS = 4096
+# Answers of one collection.
+MOST_COLLECTED = 256
+
+# For each wanted answer its rows, None if one is missing.
+Rows = list[bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TapPlan:
+    """How the workers make sketches. ``most_rows``: rows that a worker keeps at most."""
+
+    sketch_key: str
+    weights_digest: str
+    k_dim: int
+    most_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The rows of one request at the ``count`` positions from ``first`` on.
+
+    The row at a position is the state that chose the token at the next one.
+    """
+
+    request_id: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAnswer:
+    """A request that the scheduler has finished. ``prompt`` and ``output`` are ids, u32 LE.
+
+    ``external_id`` is the id that vLLM's API gave to the request, ``request_id`` vLLM's own one.
+    """
+
+    request_id: str
+    external_id: str
+    adapter: str | None
+    sampling: Sampling
+    prompt: bytes
+    output: bytes
+    finish_reason: str
+    created_ms: int
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(self.request_id, len(self.prompt) // 4 - 1, len(self.output) // 4)
+
+    def to_wire(self, sketches: bytes | None) -> dict[str, Any]:
+        """``sketches`` are float16 LE [output tokens, k_dim], None if rows were lost."""
+        return {**asdict(self), "sketches": sketches}
+
+
+def ended_answer(wire: Mapping[str, Any]) -> tuple[EndedAnswer, bytes | None]:
+    """The answer and its sketches, from ``EndedAnswer.to_wire``."""
+    fields = {name: value for name, value in wire.items() if name != "sketches"}
+    return EndedAnswer(**{**fields, "sampling": Sampling(**fields["sampling"])}), wire["sketches"]
+
+
+def token_ids(raw: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(raw, "<u4").tolist())
+
+
+class AnswersPort(Protocol):
+    """An engine core as the collector needs it. ``compat_answers.WatchedCore`` is the real one."""
+
+    def call_when_idle(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, as soon as the core has no work."""
+
+    def unfinished(self) -> list[str]:
+        """Ids of the requests that the scheduler knows."""
+
+    def fetch_rows(self, wanted: Sequence[Wanted], alive: Sequence[str]) -> Callable[[], Rows]:
+        """Ask the workers for rows, and to forget those of requests that are not ``alive``.
+
+        The returned function waits for the reply; it raises what a worker raised.
+        """
+
+
+class AnswerCollector:
+    def __init__(self, core: AnswersPort, now: Callable[[], float] = time.monotonic) -> None:
+        self._core, self._now = core, now
+        self._ended: deque[EndedAnswer] = deque()
+        self._dropped = 0
+        self._caller: Future[dict[str, Any]] | None = None
+        self._asked: tuple[list[EndedAnswer], Callable[[], Rows]] | None = None
+        self._asked_at = -COLLECT_S
+        self._awaits_idle = False
+
+    def wait(self) -> "Future[dict[str, Any]]":
+        """The Future completes with ``answers``, at least one, and ``dropped``.
+
+        ``dropped`` counts the answers that were dropped since the engine's start. There is one
+        caller: an earlier call has lost its client, and is answered without answers.
+        """
+        if self._caller is not None:
+            self._caller.set_result(self._reply([], []))
+        self._caller = Future()
+        self._await_idle()
+        return self._caller
+
+    def ended(self, answer: EndedAnswer) -> None:
+        self._ended.append(answer)
+        if len(self._ended) > MOST_ANSWERS:
+            self._ended.popleft()
+            self._dropped += 1
+        self._await_idle()
+
+    def stepped(self) -> None:
+        """Chat had a step."""
+        if not self._answer() and self._is_due() and self._now() - self._asked_at >= COLLECT_S:
+            self._ask()
+
+    def _is_due(self) -> bool:
+        return self._caller is not None and bool(self._ended)
+
+    def _await_idle(self) -> None:
+        if self._is_due() and not self._awaits_idle:
+            self._awaits_idle = True
+            self._core.call_when_idle(self._on_idle)
+
+    def _on_idle(self) -> None:
+        self._awaits_idle = False
+        if self._asked is None and self._is_due():
+            self._ask()
+        self._answer()
+
+    def _ask(self) -> None:
+        batch = [self._ended.popleft() for _ in range(min(MOST_COLLECTED, len(self._ended)))]
+        alive = [*self._core.unfinished(), *(each.request_id for each in self._ended)]
+        self._asked_at = self._now()
+        self._asked = batch, self._core.fetch_rows([each.wanted for each in batch], alive)
+
+    def _answer(self) -> bool:
+        """Read what the workers were asked for and complete the call; False if nothing was."""
+        if self._asked is None or self._caller is None:
+            return False
+        (batch, read), caller = self._asked, self._caller
+        self._asked = self._caller = None
+        rows: Rows
+        try:
+            rows = read()
+        except Exception:
+            # An error here would end the engine; the answers are handed over without sketches.
+            _logger.exception(
+                "the workers did not hand over the sketches of %d answers", len(batch)
+            )
+            rows = [None] * len(batch)
+        caller.set_result(self._reply(batch, rows))
+        return True
+
+    def _reply(self, batch: Sequence[EndedAnswer], rows: Sequence[bytes | None]) -> dict[str, Any]:
+        answers = [each.to_wire(found) for each, found in zip(batch, rows, strict=True)]
+        return {"answers": answers, "dropped": self._dropped}

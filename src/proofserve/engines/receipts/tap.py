@@ -1,0 +1,192 @@
+"""On a worker: makes and keeps a sketch of each row that chose a token.
+
+A step only starts the copy of its rows to the host. They are sorted by request later, when
+answers are fetched or when many steps have gathered, so that a step waits for nothing.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from proofserve.engines.receipts import compat_tap
+from proofserve.engines.receipts.collector import TapPlan, Wanted
+from proofserve.engines.receipts.compat_tap import SampledRows
+from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
+
+_logger = logging.getLogger(__name__)
+# Steps after which their rows are sorted by request although no answer is fetched.
+MOST_STEPS = 512
+
+# The positions int64 [n] and the rows float16 [n, k_dim] of a request, from several steps.
+Part = tuple[NDArray[np.int64], NDArray[np.float16]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``rows`` are float16 [n, k_dim] on the host; valid once ``copied`` has happened."""
+
+    ids: list[str]
+    positions: NDArray[np.int64]
+    rows: torch.Tensor
+    copied: torch.cuda.Event | None
+
+    def is_copied(self) -> bool:
+        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
+
+class Tap:
+    """``projection`` is float32 [k_dim, hidden_size], by ``ReceiptScheme.rows``."""
+
+    def __init__(self, projection: torch.Tensor, most_rows: int) -> None:
+        self._projection = projection
+        self._most_rows = most_rows
+        self._store = RowStore(len(projection))
+        self._steps: deque[Step] = deque()
+        self._waiting_rows = 0
+        self._lost: set[str] = set()
+        self._failed = False
+
+    def take(self, sampled: SampledRows | None) -> None:
+        """Keep the rows of a step. After an error the answers under way have no sketches."""
+        if sampled is None or not sampled.ids:
+            return
+        try:
+            self._add(sampled)
+        except Exception:
+            # An error here would end the engine, and chat with it.
+            self._lose(sampled.ids)
+            if not self._failed:
+                _logger.exception("sketches of a step failed; its answers get no receipt")
+            self._failed = True
+
+    def fetch(self, wanted: Sequence[Wanted], alive: Collection[str]) -> list[bytes | None]:
+        """The rows of each of ``wanted``, None if one is missing; afterwards they are gone.
+
+        So are the rows of all requests that are not ``alive``.
+        """
+        self._sort(wait=False)
+        found = [self._read(each) for each in wanted]
+        if self._steps and None in found:
+            self._sort(wait=True)
+            found = [self._read(each) for each in wanted]
+        self._store.keep_only(alive)
+        self._lost.intersection_update(alive)
+        return found
+
+    @torch.inference_mode()
+    def _add(self, sampled: SampledRows) -> None:
+        count = len(sampled.ids)
+        if self._store.size + self._waiting_rows + count > self._most_rows:
+            self._lose(sampled.ids)
+            return
+        rows = sketches(sampled.states(), self._projection).to(torch.float16)
+        copied: torch.cuda.Event | None = None
+        if rows.is_cuda:
+            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            rows = host.copy_(rows, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        self._steps.append(Step(sampled.ids, sampled.positions, rows, copied))
+        self._waiting_rows += count
+        if len(self._steps) >= MOST_STEPS:
+            self._sort(wait=False)
+
+    def _lose(self, ids: Sequence[str]) -> None:
+        """Of a request that lacks a row, older rows at the same position must not count either."""
+        self._lost.update(ids)
+        self._store.forget(ids)
+
+    def _sort(self, wait: bool) -> None:
+        """Hand the rows of copied steps to the store; ``wait`` for the copies of the others."""
+        steps = []
+        while self._steps and (wait or self._steps[0].is_copied()):
+            step = self._steps.popleft()
+            if step.copied is not None:
+                step.copied.synchronize()
+            steps.append(step)
+        if not steps:
+            return
+        self._store.add(
+            [name for step in steps for name in step.ids],
+            np.concatenate([step.positions for step in steps]),
+            np.concatenate([step.rows.numpy() for step in steps]),
+        )
+        self._store.forget(self._lost)
+        self._waiting_rows = sum(len(step.ids) for step in self._steps)
+
+    def _read(self, wanted: Wanted) -> bytes | None:
+        return None if wanted.request_id in self._lost else self._store.read(wanted)
+
+
+class RowStore:
+    """The rows of requests by position, until their request has ended; ``size`` counts them."""
+
+    def __init__(self, k_dim: int) -> None:
+        self._k_dim = k_dim
+        self._parts: dict[str, list[Part]] = {}
+        self.size = 0
+
+    def add(
+        self, ids: Sequence[str], positions: NDArray[np.int64], rows: NDArray[np.float16]
+    ) -> None:
+        """Keep row ``i``, of request ``ids[i]`` at ``positions[i]``. Later rows replace earlier."""
+        numbers: dict[str, int] = {}
+        owners = np.array([numbers.setdefault(name, len(numbers)) for name in ids])
+        order = np.argsort(owners, kind="stable")
+        ends = np.cumsum(np.bincount(owners, minlength=len(numbers)))
+        for name, places in zip(numbers, np.split(order, ends[:-1]), strict=True):
+            self._parts.setdefault(name, []).append((positions[places], rows[places]))
+        self.size += len(ids)
+
+    def forget(self, ids: Collection[str]) -> None:
+        for name in ids:
+            for positions, _rows in self._parts.pop(name, ()):
+                self.size -= len(positions)
+
+    def keep_only(self, ids: Collection[str]) -> None:
+        known = set(ids)
+        self.forget([name for name in self._parts if name not in known])
+
+    def read(self, wanted: Wanted) -> bytes | None:
+        """The rows as float16 LE [count, k_dim]; None if one is missing."""
+        parts = self._parts.get(wanted.request_id, [])
+        made = np.zeros((wanted.count, self._k_dim), "<f2")
+        found = np.zeros(wanted.count, bool)
+        for positions, rows in parts:
+            places = positions - wanted.first
+            inside = (places >= 0) & (places < wanted.count)
+            # numpy assigns in order, so of two rows at a position the last one stays.
+            made[places[inside]] = rows[inside]
+            found[places[inside]] = True
+        return made.tobytes() if found.all() else None
+
+
+def start(worker: Any, plan: TapPlan) -> bool:
+    """Tap this worker if its rank has the rows; return whether it has. Runs on every rank.
+
+    Raises UnsupportedEngine for a model runner that lacks the names which the tap reads.
+    """
+    if not compat_tap.has_rows():
+        return False
+    runner = worker.model_runner
+    device = torch.device(runner.device)
+    scheme = ReceiptScheme(plan.sketch_key, plan.weights_digest, plan.k_dim)
+    projection = scheme.rows(runner.model_config.get_hidden_size(), device)
+    tap = Tap(projection, plan.most_rows)
+    compat_tap.before_sampling(worker, tap.take)
+    worker.proofserve_tap = tap
+    return True
+
+
+def fetch(
+    worker: Any, wanted: Sequence[Wanted], alive: Collection[str]
+) -> list[bytes | None] | None:
+    """``Tap.fetch`` on the rank with the rows, None on the others."""
+    tap: Tap | None = getattr(worker, "proofserve_tap", None)
+    return None if tap is None else tap.fetch(wanted, alive)

@@ -1,1 +1,0 @@
-"""vLLM servers of several processes."""

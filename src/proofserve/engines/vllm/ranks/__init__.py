@@ -1,1 +1,0 @@
-"""At the start of a server: every rank, on whatever machine, must have the same proofserve."""

@@ -1,1 +1,0 @@
-"""Which versions of vLLM are vetted, and whether another one has every name that we rely on."""
