@@ -11,7 +11,7 @@ from endurance import soak as soaking
 from endurance.fleet.trial import fleet_chaos
 from proofserve.cli.servers import scratch_folder
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.report.report import Report
+from proofserve.lab.report import Report
 
 app = typer.Typer(help="Long trials of node, receiver and gateway on this machine.")
 

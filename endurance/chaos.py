@@ -11,12 +11,10 @@ from endurance import files
 from endurance.load import endless_chat, order
 from endurance.servers import Node, Receiver
 from endurance.witness import Comparison, Witness
-from proofserve.lab.client.load import ClosedLoop, Reply, ask_one
-from proofserve.lab.client.node_client import NodeClient, wait_until
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.report.figures import Figure, Limit, median
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report
+from proofserve.lab.chats import ClosedLoop, Reply, ask_one
+from proofserve.lab.host import machine
+from proofserve.lab.node_client import NodeClient, wait_until
+from proofserve.lab.report import Figure, Limit, Progress, Report, median
 
 PROCESSES = ("api", "engine", "receiver")
 CHAT_CLIENTS = 2

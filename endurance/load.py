@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from proofserve.lab.client.chats import chat, prompt
-from proofserve.lab.client.load import Call
-from proofserve.lab.client.records import AnyWork, DistanceWork, Work
+from proofserve.lab.chats import Call, chat, prompt
+from proofserve.lab.records import AnyWork, DistanceWork, Work
 
 ANSWER_TOKENS = 16
 SEQ_LEN = 64

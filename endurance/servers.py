@@ -13,7 +13,7 @@ import psutil
 
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.servers import ServerOptions, small_server
-from proofserve.lab.host.processor import quick_dtype
+from proofserve.lab.host import quick_dtype
 from proofserve.settings.process import environment
 from proofserve.wiring.launch import Server, ServerCommand, ServerFailed, free_port, running_server
 

@@ -10,12 +10,10 @@ from endurance import files
 from endurance.footprint import Footprint, counted, footprint
 from endurance.load import endless_chat, order
 from endurance.servers import Gateway, Node, Receiver
-from proofserve.lab.client.load import Reply, ask_one, closed_loop
-from proofserve.lab.client.node_client import NodeClient, wait_until
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.report.figures import Figure, Limit
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report
+from proofserve.lab.chats import Reply, ask_one, closed_loop
+from proofserve.lab.host import machine
+from proofserve.lab.node_client import NodeClient, wait_until
+from proofserve.lab.report import Figure, Limit, Progress, Report
 
 CHAT_CLIENTS = 4
 WARM_S = 60.0

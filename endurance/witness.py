@@ -4,8 +4,8 @@ import threading
 from dataclasses import dataclass
 from typing import Self
 
-from proofserve.lab.client.errors import NodeError
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import NodeError
 from proofserve.rounds.records import StoredResult
 
 POLL_S = 0.05

@@ -16,7 +16,7 @@ from gpu.reading import aims_of, headline
 from gpu.report import FAILED, PASSED, SKIPPED, RunReport, StepResult
 from gpu.running import run_step
 from gpu.steps import FULL, SHORT, RunOptions, Step, all_steps, lack
-from proofserve.lab.host.facts import HostFacts
+from proofserve.lab.host import HostFacts
 
 ROOT = Path(__file__).parent.parent
 MINUTES = 20.0

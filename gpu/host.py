@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from proofserve.lab.host.facts import Card, HostFacts, TorchFacts, host_facts, required_packages
+from proofserve.lab.host import Card, HostFacts, TorchFacts, host_facts, required_packages
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 EXTRAS = ("reference", "models")

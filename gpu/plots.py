@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpu.report import RunReport, figures_of
-from proofserve.lab.report.svg import drawn
+from proofserve.lab.report import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

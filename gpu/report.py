@@ -92,7 +92,7 @@ def write_record(
     windows: Mapping[str, Any],
     failed: Sequence[str] = (),
 ) -> None:
-    """Write what a step measured, in the form of ``lab.report.report.Report.json``."""
+    """Write what a step measured, in the form of ``lab.report.Report.json``."""
     found = {
         **figures,
         "passed": not failed,

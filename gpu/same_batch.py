@@ -16,15 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from proofserve.lab.client.chats import reading_chat
-from proofserve.lab.client.load import Call, Reply, ask_one, closed_loop
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.client.records import Work
-from proofserve.lab.client.streams import Stream, stream_answer, tokens_between
-from proofserve.lab.report.figures import Figure, Limit, median, quantile
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report
+from proofserve.lab.chats import (
+    Call,
+    Reply,
+    Stream,
+    ask_one,
+    closed_loop,
+    reading_chat,
+    stream_answer,
+    tokens_between,
+)
+from proofserve.lab.host import machine
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import Figure, Limit, Progress, Report, median, quantile
 
 ALONE, DEDICATED, SAME_BATCH = "alone", "dedicated", "same_batch"
 # Short questions and long answers: chat that decodes most of the time.

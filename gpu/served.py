@@ -18,10 +18,9 @@ from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.lab.bench.chat import ChatPlan, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
 from proofserve.lab.bench.saturation import Load
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.client.records import Work
-from proofserve.lab.report.report import Report
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import Progress, Report
 
 # As `proofserve bench generation` on models whose forwards are short.
 BUSY = 0.95

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from proofserve.lab.host.facts import HostFacts
+from proofserve.lab.host import HostFacts
 
 CLI = (sys.executable, "-m", "proofserve")
 V1, V2 = ({"VLLM_USE_V2_MODEL_RUNNER": value} for value in ("0", "1"))

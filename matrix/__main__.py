@@ -12,7 +12,7 @@ from matrix.results import ColumnResult
 from matrix.trial import MODEL, try_column
 from matrix.vectors import write_vectors
 from proofserve.cli.session import EXIT_FAILED, open_session
-from proofserve.lab.report.machine import machine
+from proofserve.lab.host import machine
 
 PAGE = ROOT / "docs" / "versions.md"
 

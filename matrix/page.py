@@ -8,7 +8,7 @@ from matrix.results import ColumnResult, Measured
 from matrix.vectors import NONCES, SCHEME, SEQ_LEN
 from proofserve.cli.model import trained_calibration
 from proofserve.engines.vetting.versions import VETTED
-from proofserve.lab.calibrate.calibration_file import read
+from proofserve.verifier.calibration_file import read
 
 REFERENCE = "0.32-V1"
 STEPS = ("contract", "smoke", "e2e", "coexist", "chat first")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from proofserve.lab.client.vectors import distances
+from proofserve.lab.records import distances
 from proofserve.protocol.verdict.comparison import Claim
 
 

@@ -8,7 +8,7 @@ from matrix.results import Measured
 from proofserve.cli.model import checkpoint_named
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
-from proofserve.lab.client.records import work_of_scheme
+from proofserve.lab.records import work_of_scheme
 
 # Those of the trained model's calibration, which says how far honest engines are apart.
 SCHEME, SEQ_LEN = "sketch-v1", 256

@@ -10,7 +10,7 @@ import typer
 
 from matrix.columns import INTERPRETER
 from proofserve.cli.session import EXIT_FAILED, open_session
-from proofserve.lab.report.machine import machine, processor_here
+from proofserve.lab.host import machine, processor_here
 from soundness import exact, exact_page
 from soundness.forged import forged_files
 from soundness.jobs import PROGRESS_S, Job, run_all

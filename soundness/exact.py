@@ -11,10 +11,9 @@ from pydantic import BaseModel
 from matrix.columns import INTERPRETER
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
-from proofserve.lab.client.chats import reading_chat
-from proofserve.lab.client.load import ask_one, closed_loop
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.host.processor import ServedDtype
+from proofserve.lab.chats import ask_one, closed_loop, reading_chat
+from proofserve.lab.host import ServedDtype
+from proofserve.lab.node_client import NodeClient
 from proofserve.protocol import ARTIFACT, SKETCH, SKETCH_2
 from proofserve.rounds.computation import chunks
 from soundness.jobs import Job

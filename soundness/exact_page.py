@@ -5,8 +5,8 @@ from typing import Final
 
 import torch
 
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.report.machine import processor_here
+from proofserve.lab.host import processor_here
+from proofserve.lab.report import LabError
 from proofserve.protocol.codec import encode
 from soundness.exact import ALL, BY_START, NONCES, SUBJECTS, Proved, Start
 from soundness.page import table

@@ -6,15 +6,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from proofserve.lab.calibrate.calibration_file import CalibrationFile, calibrated
-from proofserve.lab.client.progress import NoProgress
-from proofserve.lab.verify.claimed import ClaimedArtifacts
+from proofserve.lab.report import NoProgress
 from proofserve.protocol.codec import encode
 from proofserve.protocol.nonces import draw, fresh_seed
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.wiring.judges import JudgingOptions
-from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
+from proofserve.verifier.calibration_file import CalibrationFile, calibrated
+from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.judging import JudgingOptions, SampleOptions, Truth, judged
 from soundness.results import Forged
 from soundness.runs import KeptRuns
 from soundness.subjects import FORWARD_BATCH

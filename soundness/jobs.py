@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from proofserve.lab.client.errors import LabError
+from proofserve.lab.report import LabError
 from proofserve.settings.process import environment
 from soundness.subjects import FOLDER, ROOT
 

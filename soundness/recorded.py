@@ -14,8 +14,8 @@ import numpy as np
 
 from proofserve.cli.servers import ServerOptions, serving
 from proofserve.cli.session import CommandSession
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.vectors import vectors_of
+from proofserve.lab.records import vectors_of
+from proofserve.lab.report import LabError
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.computation import chunks

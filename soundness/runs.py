@@ -15,15 +15,13 @@ import proofserve
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.kernels import PROFILES, own_profile, with_kernels
 from proofserve.engines.reference.network import DTYPES, Network
-from proofserve.lab.audit.compute_share import Price
-from proofserve.lab.calibrate.calibration_file import KernelFacts
-from proofserve.lab.verify.judges import Recompute, Vectors
 from proofserve.protocol.codec import to_float16
 from proofserve.rounds.computation import chunks
 from proofserve.rounds.records import Workload
-from proofserve.wiring.audit import shape_of
-from proofserve.wiring.changed_weights import changed_weights
-from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.verifier.audit.deployment import Price, changed_weights, shape_of
+from proofserve.verifier.calibration_file import KernelFacts
+from proofserve.verifier.judges import Recompute, Vectors
+from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from soundness.subjects import FOLDER, FORWARD_BATCH, Subject
 
 # Nonces after which what was computed is written: some seconds' work.
@@ -33,7 +31,7 @@ _CODE: Final = ("engines/reference/*.py", "protocol/*.py")
 
 
 class KeptRuns:
-    """Implements ``lab.calibrate.measuring.CalibratingBank``, by a validator and its folder.
+    """Implements ``verifier.noise.CalibratingBank``, by a validator and its folder.
 
     ``kernels`` and ``names`` restrict the emulated kernels and the suspects; None for all.
     """

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Final
 
 from proofserve.cli.model import SEEDS, Checkpoint, SmallModel, checkpoint
-from proofserve.lab.client.records import Work
-from proofserve.lab.verify.claimed import vector_scheme
+from proofserve.lab.records import Work
 from proofserve.models.trained import DENSE, MIXTURE
 from proofserve.protocol import ARTIFACT, SEQ_LEN, SKETCH, SKETCH_2, default_k_dim
 from proofserve.protocol.identity import Block
 from proofserve.rounds.records import Workload
-from proofserve.wiring.changed_weights import PRUNED_EXPERTS
+from proofserve.verifier.audit.deployment import PRUNED_EXPERTS
+from proofserve.verifier.claims import vector_scheme
 from soundness.massive import MASSIVE, massive_checkpoint
 
 ROOT: Final = Path(__file__).parents[1]

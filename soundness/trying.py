@@ -9,27 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proofserve.cli.model import trained_calibration
-from proofserve.lab.calibrate.calibration_file import FORMAT, VERSION, CalibrationFile, read
-from proofserve.lab.calibrate.left_out import VERIFICATIONS, checked
-from proofserve.lab.calibrate.measuring import (
+from proofserve.lab.report import Progress
+from proofserve.models.trained import TRAINED_MODELS
+from proofserve.protocol.sketch import TWINS
+from proofserve.protocol.verdict.leaning import LEAST_SD
+from proofserve.verifier.calibration_file import FORMAT, VERSION, CalibrationFile, read
+from proofserve.verifier.judges import Chances, Vectors, default_share
+from proofserve.verifier.noise import (
+    VERIFICATIONS,
     MeasuringPlan,
+    checked,
     figure_fields,
     honest_figures,
     honest_threshold,
 )
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.verify.judges import Chances, Vectors, default_share
-from proofserve.lab.verify.populations import RunFigures
-from proofserve.lab.verify.simulation import (
+from proofserve.verifier.populations import RunFigures
+from proofserve.verifier.simulation import (
     Endings,
     draws,
     node_figures,
     simulated,
     simulated_uncalibrated,
 )
-from proofserve.models.trained import TRAINED_MODELS
-from proofserve.protocol.sketch import TWINS
-from proofserve.protocol.verdict.leaning import LEAST_SD
 from soundness.results import CALIBRATED, LEFT_OUT, UNCALIBRATED, Cell, Cheat, Found, HonestNode
 from soundness.runs import KeptRuns
 
@@ -224,7 +225,7 @@ class _Trying:
 
         The lean is to the suspect, or to the bank on average where the weights are private.
         """
-        columns = [np.log(self._honest.shares.sizes.ratios(shown.lengths, self._own.lengths))]
+        columns = [np.log(self._honest.shares.ratios(shown.lengths, self._own.lengths))]
         if shown.alike is not None and self._own.alike is not None:
             columns.append(shown.alike - self._own.alike)
         near = [suspect] if suspect in shown.cosines else [*shown.cosines]

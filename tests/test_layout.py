@@ -68,7 +68,7 @@ def arrows(package: str) -> Iterator[tuple[str, str]]:
                     yield group, other
 
 
-@pytest.mark.parametrize(("package", "most"), [("gateway", 16), ("lab", 19)])
+@pytest.mark.parametrize(("package", "most"), [("gateway", 16)])
 def test_groups_import_few_others_and_never_in_a_circle(package: str, most: int) -> None:
     pairs = set(arrows(package))
     assert 0 < len(pairs) <= most

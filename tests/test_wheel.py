@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab.client.vectors import tampered
-from proofserve.lab.verify.claimed import Selection, from_file
+from proofserve.lab.records import tampered
+from proofserve.verifier.claims import Selection, from_file
 from support.environments import Environment, build_wheel, downloaded, linked
 from support.models import TINY_THRESHOLD
 

@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from proofserve.fleet.verification_records import VerdictOutcome
-from proofserve.wiring.verification.checking import SampleChecker
-from proofserve.wiring.verification.checkpoints import CheckpointTruths, WorkerCheckpoints
+from proofserve.verifier.member_jobs import CheckpointTruths, SampleChecker, WorkerCheckpoints
 
 READY, GO, DONE = "ready", "go", "done.json"
 

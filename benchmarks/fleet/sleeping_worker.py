@@ -8,7 +8,7 @@ import typer
 
 from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
 from proofserve.settings.fleet import FleetWorkerSettings
-from proofserve.wiring.verification.worker import run_worker
+from proofserve.wiring.fleet_worker import run_worker
 
 QUEUE = "weights:benchmark"
 

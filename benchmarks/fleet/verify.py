@@ -40,9 +40,8 @@ from proofserve.fleet.verification_records import (
     VerificationRule,
     VerificationTask,
 )
-from proofserve.lab.report.figures import Figure, Limit
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report
+from proofserve.lab.host import machine
+from proofserve.lab.report import Figure, Limit, Report
 from proofserve.models.writer import write_model
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme

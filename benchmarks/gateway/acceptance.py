@@ -11,7 +11,7 @@ from typing import Literal
 
 from benchmarks.gateway.contestants import NAIVE, NGINX, PROOFSERVE, VLLM_ROUTER
 from benchmarks.gateway.readings import Results
-from proofserve.lab.report.figures import Limit
+from proofserve.lab.report import Limit
 
 Verdict = Literal["PASS", "FAIL", "not run", "reached", "missed"]
 NOT_WORSE = Limit(1.0, at_most=True)

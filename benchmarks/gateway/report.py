@@ -11,8 +11,8 @@ from benchmarks.gateway.contestants import NAIVE, NGINX, PROOFSERVE, VLLM_ROUTER
 from benchmarks.gateway.readings import Results
 from benchmarks.gateway.rounds import Plan
 from benchmarks.gateway.scenarios import Mode, Scenario
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import readable
+from proofserve.lab.host import machine
+from proofserve.lab.report import readable
 
 # (figure, heading). Durations are milliseconds, CPU is microseconds per request or chunk.
 COLUMNS: dict[Mode, Sequence[tuple[str, str]]] = {

@@ -19,9 +19,8 @@ from endurance.fleet.programs import MODEL
 from endurance.fleet.verdicts import OpenJobs
 from endurance.witness import Witness
 from proofserve.fleet.sql.database import database_url
-from proofserve.lab.client.errors import TooSlowError
-from proofserve.lab.client.node_client import NodeClient, wait_until
-from proofserve.lab.client.progress import Progress
+from proofserve.lab.node_client import NodeClient, wait_until
+from proofserve.lab.report import Progress, TooSlowError
 
 KILLS_PER_ROUND = 4
 # Seconds until a kill: after the first new result, or after the network began to change the round.

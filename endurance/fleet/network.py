@@ -3,8 +3,8 @@
 from typing import Self
 
 from endurance.load import order
-from proofserve.lab.client.errors import NodeError
-from proofserve.lab.client.node_client import NodeClient, wait_until
+from proofserve.lab.node_client import NodeClient, wait_until
+from proofserve.lab.report import NodeError
 
 CALL_S = 20.0
 CHANGE_S = 120.0

@@ -24,7 +24,7 @@ IMPORTED = [
     "proofserve.cli.fleet",
     "proofserve.cli.receive",
     "proofserve.wiring.fleet",
-    "proofserve.wiring.verification.worker",
+    "proofserve.wiring.fleet_worker",
 ]
 START_S = 120.0
 STOP_S = 20.0

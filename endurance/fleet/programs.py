@@ -15,9 +15,9 @@ from proofserve.cli.main import app
 from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
 from proofserve.settings.fleet import FleetWorkerSettings
 from proofserve.settings.node import NodeSettings
+from proofserve.verifier.member_jobs import SampleChecker
+from proofserve.wiring.fleet_worker import run_worker
 from proofserve.wiring.node import running_node
-from proofserve.wiring.verification.checking import SampleChecker
-from proofserve.wiring.verification.worker import run_worker
 
 MODEL = TOY_ENGINE_INFO.model_names[0]
 

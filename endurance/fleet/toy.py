@@ -7,10 +7,9 @@ from dataclasses import replace
 from proofserve.engines.fake import TOY_FACTS, FakeEngine
 from proofserve.fleet.verification.control import queue_name
 from proofserve.fleet.verification_records import VerificationTask
-from proofserve.lab.verify.judges import Vectors
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
-from proofserve.wiring.judges import JudgingOptions
-from proofserve.wiring.verification.judging import Truth
+from proofserve.verifier.judges import Vectors
+from proofserve.verifier.judging import JudgingOptions, Truth
 
 TOY_QUEUE = queue_name(TOY_FACTS.weights_digest, None)
 

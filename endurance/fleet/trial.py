@@ -11,10 +11,8 @@ from endurance.fleet.kills import FleetCounts, FleetTrial
 from endurance.fleet.verdicts import VerdictAccount, account_verdicts, read_verdicts
 from endurance.witness import Comparison
 from proofserve.fleet.sql.database import database_url
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.report.figures import Figure, Limit, median
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report
+from proofserve.lab.host import machine
+from proofserve.lab.report import Figure, Limit, Progress, Report, median
 
 MEMBERS, WORKERS = 3, 2
 # The longest time in seconds until the fleet answers and leads again.

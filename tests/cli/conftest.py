@@ -8,7 +8,7 @@ from lab.stub_node import stub_node
 from proofserve.cli import recompute, servers
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.session import CommandSession
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.node_client import NodeClient
 
 from . import outbox_files
 

@@ -12,7 +12,7 @@ from lab.stub_node import Habits, stub_node
 from proofserve.cli import servers
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.node_client import NodeClient
 
 
 def test_two_servers_run_at_once_and_one_keeps_receipts(

@@ -14,7 +14,7 @@ from proofserve.cli import servers
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.lab.bench import share as module
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.node_client import NodeClient
 
 
 def run(*args: str) -> Result:

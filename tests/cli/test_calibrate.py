@@ -11,8 +11,8 @@ from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.validator import calibrate
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import DistanceWork
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import DistanceWork
 
 FEW = ("--nonces", "120", "--blocks", "2", "--keys", "2")
 

@@ -15,7 +15,7 @@ from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.lab.bench import saturation
 from proofserve.lab.check import coexist
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.node_client import NodeClient
 
 
 @pytest.fixture

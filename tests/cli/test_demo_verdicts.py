@@ -12,7 +12,7 @@ from proofserve.cli.model import checkpoint
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of
+from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of
 from support.four_bits import one_thread
 
 NONCES = range(32)

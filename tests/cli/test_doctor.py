@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from proofserve.cli.main import app
-from proofserve.lab.host.facts import TorchFacts
+from proofserve.lab.host import TorchFacts
 from proofserve.outbox.database import hold_lock
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.host import doctor
-from proofserve.wiring.host.doctor import HostFinding, findings, verdict
+from proofserve.wiring import doctor
+from proofserve.wiring.doctor import HostLine, host_lines, verdict
 from support.hosts import HOST
 
 NAMES = "proofserve packages torch cards memory vLLM plugin outbox keys".split()  # noqa: SIM905
@@ -28,12 +28,12 @@ def tested_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "slow_checks", lambda *_: {"vLLM": lambda: "tested"})
 
 
-def by_name(found: list[HostFinding]) -> dict[str, HostFinding]:
+def by_name(found: list[HostLine]) -> dict[str, HostLine]:
     return {each.name: each for each in found}
 
 
 def test_a_host_with_everything(chosen: NodeSettings) -> None:
-    found = findings(chosen, HOST)
+    found = host_lines(chosen, HOST)
     assert [each.name for each in found] == NAMES
     assert verdict(found) == {"serve": True, "prove": True, "verify": True}
     assert by_name(found)["cards"].text == "NVIDIA H200 (138 of 140 GiB free)"
@@ -63,7 +63,7 @@ def test_a_host_with_everything(chosen: NodeSettings) -> None:
 def test_what_a_host_lacks(
     chosen: NodeSettings, changes: dict[str, object], name: str, text: str, lacking: set[str]
 ) -> None:
-    found = findings(chosen, replace(HOST, **changes))  # type: ignore[arg-type]
+    found = host_lines(chosen, replace(HOST, **changes))  # type: ignore[arg-type]
     line = by_name(found)[name]
     assert text in line.text
     assert line.lacking == lacking
@@ -73,10 +73,10 @@ def test_what_a_host_lacks(
 
 def test_a_card_that_torch_cannot_use_is_named(chosen: NodeSettings) -> None:
     cpu = TorchFacts("2.13.0", problem="torch 2.13.0 was built without CUDA")
-    found = by_name(findings(chosen, replace(HOST, torch=cpu)))
+    found = by_name(host_lines(chosen, replace(HOST, torch=cpu)))
     assert found["torch"].remedy == "install torch's CUDA build: this host has a card"
     assert "the driver shows NVIDIA H200, 580.1" in found["cards"].text
-    without = by_name(findings(chosen, replace(HOST, torch=cpu, driver_cards=())))
+    without = by_name(host_lines(chosen, replace(HOST, torch=cpu, driver_cards=())))
     assert without["torch"].remedy is None
     assert "none" in without["cards"].text
 
@@ -95,13 +95,13 @@ def test_a_vllm_that_cannot_prove(
         raise ValueError(error)
 
     monkeypatch.setattr(doctor, "slow_checks", lambda *_: {"vLLM": check})
-    line = by_name(findings(chosen, HOST))["vLLM"]
+    line = by_name(host_lines(chosen, HOST))["vLLM"]
     assert (line.text, line.lacking) == (error, lacking)
 
 
 def test_outboxes(chosen: NodeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def outbox(path: Path) -> HostFinding:
-        return by_name(findings(replace_outbox(path), HOST))["outbox"]
+    def outbox(path: Path) -> HostLine:
+        return by_name(host_lines(replace_outbox(path), HOST))["outbox"]
 
     def replace_outbox(path: Path) -> NodeSettings:
         return NodeSettings(outbox=path)
@@ -120,8 +120,8 @@ def test_outboxes(chosen: NodeSettings, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_keys(chosen: NodeSettings, tmp_path: Path) -> None:
-    def keys(**changes: object) -> HostFinding:
-        return by_name(findings(NodeSettings(outbox=chosen.outbox, **changes), HOST))["keys"]
+    def keys(**changes: object) -> HostLine:
+        return by_name(host_lines(NodeSettings(outbox=chosen.outbox, **changes), HOST))["keys"]
 
     assert keys(api_key="secret-key").text == "keys of operator-1 (operator)"
     assert "secret-key" not in keys(api_key="secret-key").text

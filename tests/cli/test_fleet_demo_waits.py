@@ -12,9 +12,9 @@ from rich.console import Console
 
 from proofserve.cli.fleet_demo import CHEAT, FIRST, REPLACEMENT, DemoFleet, DemoProcesses
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.host.processor import ServedDtype
+from proofserve.lab.host import ServedDtype
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import LabError
 
 
 def verdict_of(outcome: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.suspects import SUSPECTS
-from proofserve.lab.calibrate.calibration_file import read
-from proofserve.lab.verify.claimed import Selection, from_file
+from proofserve.verifier.calibration_file import read
+from proofserve.verifier.claims import Selection, from_file
 from support.four_bits import one_thread
 from support.models import SmallModels
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from lab.stub_node import stub_node
 from outbox.support import a_spec, artifacts, winners
 from proofserve.cli.main import app
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import Work
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.identity import Block
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from proofserve.cli.recompute import read_file
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.verify.claimed import ClaimedArtifacts, Selection
+from proofserve.lab.report import LabError
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.callbacks import Generated, Stamp
 from proofserve.receiver.store import ReceiverStore
+from proofserve.verifier.claims import ClaimedArtifacts, Selection
 
 ANY = Selection()
 BODY: dict[str, Any] = {

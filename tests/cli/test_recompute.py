@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from proofserve.cli.recompute import claims_of_model, kernel_facts
-from proofserve.lab.client.records import Work, work_of_scheme
-from proofserve.lab.client.vectors import distances
+from proofserve.lab.records import Work, distances, work_of_scheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme

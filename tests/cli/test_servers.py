@@ -12,7 +12,7 @@ from rich.console import Console
 from proofserve.cli import servers
 from proofserve.cli.servers import ServerOptions, served_in, serving, small_server
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
-from proofserve.lab.host.processor import ServedDtype
+from proofserve.lab.host import ServedDtype
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.wiring.launch import ServerCommand, ServerFailed
 

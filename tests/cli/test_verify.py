@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 from lab.stub_node import Habits, stub_node
 from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import Work
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
 from proofserve.protocol.identity import Block
 from proofserve.receiver.callbacks import Generated, Stamp
 from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import Workload
-from proofserve.wiring.verification import judging
+from proofserve.verifier import judging
 from support.four_bits import engine_of, one_thread
 from support.models import TINY_THRESHOLD, SmallModels
 

@@ -15,7 +15,7 @@ from proofserve.cli.main import app
 from proofserve.cli.recompute import claims_of_model
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.fake import TOY_ENGINE_INFO, TOY_FACTS, FakeEngine
-from proofserve.lab.client.records import BLOCK_HEIGHT, Work
+from proofserve.lab.records import BLOCK_HEIGHT, Work
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import decode, encode

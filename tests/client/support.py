@@ -7,8 +7,8 @@ import httpx
 from openai import OpenAI
 
 from proofserve.client.receipts import Recorder
-from proofserve.lab.chat.conversation import Conversation, read
-from proofserve.lab.chat.statements import Known, checked_answers
+from proofserve.verifier.chat.conversation import Conversation, read
+from proofserve.verifier.chat.statements import NodeFacts, checked_answers
 from support.provider import TOKENIZER, WEIGHTS
 
 ASK: dict[str, Any] = {
@@ -35,7 +35,7 @@ def kept(folder: Path) -> list[Conversation]:
 
 def honest(chat: Conversation) -> int:
     """The number of its answers, all of which fit their receipts."""
-    found = checked_answers(chat, TOKENIZER, Known(WEIGHTS))
+    found = checked_answers(chat, TOKENIZER, NodeFacts(WEIGHTS))
     assert (found.failures, found.unknown) == ((), ())
     return len(found.answers)
 

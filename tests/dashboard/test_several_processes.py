@@ -13,7 +13,7 @@ from proofserve.api.node import Node
 from proofserve.api.routes import router
 from proofserve.dashboard.routes import PAGE, SNAPSHOT
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.owner.private_app import private_app
+from proofserve.wiring.forwarding import private_app
 from wiring.api_process import ApiProcess, settings_in
 
 pytestmark = pytest.mark.anyio

@@ -30,8 +30,8 @@ from proofserve.settings.fleet import FleetSettings
 from proofserve.settings.gateway import GatewaySettings
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.fleet import _require_safe
+from proofserve.wiring.fleet_policy import policy_of
 from proofserve.wiring.gateway import plan_of
-from proofserve.wiring.verification.policy import policy_of
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from endurance.footprint import counted
 from endurance.load import endless_chat, order
 from endurance.servers import Receiver
 from endurance.witness import Witness
-from proofserve.lab.client.load import ask_one, closed_loop
+from proofserve.lab.chats import ask_one, closed_loop
 from proofserve.outbox import offline
 from support.node import NAME, ServedNode, until
 

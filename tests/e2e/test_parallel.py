@@ -12,8 +12,8 @@ import httpx
 import psutil
 import pytest
 
+from proofserve.wiring import owner as address
 from proofserve.wiring.launch import ServerFailed
-from proofserve.wiring.owner import address
 from support.node import NAME, ServedNode, engine_of, serve
 from support.node import until as wait_until
 

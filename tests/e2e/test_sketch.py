@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from proofserve.cli.main import app
 from proofserve.cli.recompute import by_node
 from proofserve.engines.checkpoints import weights_digest
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.node_client import NodeClient
 from proofserve.protocol.codec import decode
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from proofserve.engines.vllm.inprocess import vllm_app
-from proofserve.wiring.unix_server import on_unix_socket
+from proofserve.wiring.sockets import on_unix_socket
 from support.gateway import ROOM
 from support.node import DTYPE, IN_ONE_PROCESS, NAME, ROUND
 

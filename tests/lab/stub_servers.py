@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.node_client import NodeClient
 
 
 class Servers:

@@ -5,12 +5,11 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from proofserve.lab.bench import saturation
-from proofserve.lab.bench.chat import ChatPlan, bench_chat, report
-from proofserve.lab.bench.chat_latency import Answers
+from proofserve.lab.bench.chat import Answers, ChatPlan, bench_chat, report
 from proofserve.lab.bench.saturation import Load, Saturation
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import NoProgress
-from proofserve.lab.client.records import Work
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import NoProgress
 from proofserve.rounds.status import EngineGauges
 
 ANSWERS = Answers(200, 200, 4, 4, (), 0.1, 0.2)

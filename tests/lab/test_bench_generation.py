@@ -4,18 +4,16 @@ from dataclasses import replace
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench import result_rate
+from proofserve.lab.bench import generation as result_rate
 from proofserve.lab.bench.generation import (
     GenerationPlan,
     GenerationReadings,
     bench_generation,
     report,
 )
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import NoProgress
-from proofserve.lab.client.records import BareSpeed, DistanceWork, Work, work_of_scheme
-from proofserve.lab.report.report import Report
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import BareSpeed, DistanceWork, Work, work_of_scheme
+from proofserve.lab.report import LabError, NoProgress, Report
 
 PLAN = GenerationPlan(Work("stub", seq_len=100), seconds=1.0, windows=2, busy=0.9)
 

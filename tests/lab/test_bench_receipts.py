@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 
 from lab.stub_node import Habits, stub_node
+from proofserve.lab import node_client
 from proofserve.lab.bench.receipts import (
     MeasuredReceipts,
     ReceiptsPlan,
     measure_receipts,
     receipts_report,
 )
-from proofserve.lab.client import node_client
-from proofserve.lab.client.errors import NodeError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import NoProgress
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import NodeError, NoProgress
 
 PLAN = ReceiptsPlan("stub", 0.97)
 # Tokens a second of a stub: a chat takes it about 0.1 s.

@@ -1,10 +1,14 @@
 import pytest
 import torch
 
-from proofserve.lab.bench.matmul import Matmul, seconds_of
-from proofserve.lab.bench.reference import ReferencePlan, ReferenceSubject, bench_reference
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.progress import NoProgress
+from proofserve.lab.bench.reference import (
+    Matmul,
+    ReferencePlan,
+    ReferenceSubject,
+    bench_reference,
+    seconds_of,
+)
+from proofserve.lab.report import LabError, NoProgress
 
 CPU = torch.device("cpu")
 

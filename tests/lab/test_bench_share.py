@@ -14,10 +14,10 @@ from proofserve.lab.bench.share import (
     measure_share,
     share_report,
 )
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import NoProgress
-from proofserve.lab.client.records import Work
-from proofserve.lab.client.streams import Stream
+from proofserve.lab.chats import Stream
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import NoProgress
 from proofserve.rounds.status import EngineGauges
 
 PLAN = SharePlan(Work("stub"))

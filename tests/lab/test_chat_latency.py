@@ -1,11 +1,11 @@
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench.chat_latency import compare_answers, measure_answers
-from proofserve.lab.client.load import Reply
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import NoProgress
-from proofserve.lab.client.records import Work
+from proofserve.lab.bench.chat import compare_answers, measure_answers
+from proofserve.lab.chats import Reply
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import NoProgress
 
 
 def said(*texts: str) -> list[Reply]:

@@ -10,14 +10,12 @@ from lab.stub_node import Habits, stub_node
 from lab.stub_servers import Servers
 from proofserve.engines.vllm.core_gate import CHAT_GRACE_S
 from proofserve.lab.check import coexist as coexist_module
-from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.coexist import coexist
 from proofserve.lab.check.e2e import artifact_trial, end_to_end
-from proofserve.lab.check.smoke import smoke
-from proofserve.lab.client.errors import NodeError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import Work, record_of
-from proofserve.lab.client.vectors import claims_of
+from proofserve.lab.check.smoke import Check, Reporter, smoke
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work, claims_of, record_of
+from proofserve.lab.report import NodeError
 from proofserve.rounds.status import EngineGauges
 
 WORK = Work("stub")

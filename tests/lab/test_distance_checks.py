@@ -6,15 +6,12 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from lab.stub_servers import Servers
-from proofserve.lab.check import distance_smoke as distance_smoke_module
-from proofserve.lab.check.checks import Check
-from proofserve.lab.check.distance_e2e import distance_trial, find, forged
-from proofserve.lab.check.distance_smoke import distance_smoke
-from proofserve.lab.check.e2e import artifact_trial, end_to_end
-from proofserve.lab.check.smoke import smoke
-from proofserve.lab.client.errors import NodeError, TooSlowError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import DistanceWork, Work
+from proofserve.lab.check import smoke as distance_smoke_module
+from proofserve.lab.check.e2e import artifact_trial, distance_trial, end_to_end, find, forged
+from proofserve.lab.check.smoke import Check, distance_smoke, smoke
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import DistanceWork, Work
+from proofserve.lab.report import NodeError, TooSlowError
 from proofserve.rounds.records import Winner
 
 WORK = DistanceWork("stub")

@@ -1,7 +1,6 @@
 import pytest
 
-from proofserve.lab.report.figures import Figure, Limit, median, quantile, ratios_to_neighbours
-from proofserve.lab.report.report import Report
+from proofserve.lab.report import Figure, Limit, Report, median, quantile, ratios_to_neighbours
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ import httpx
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.client import load
-from proofserve.lab.client.chats import chat, reading_chat
-from proofserve.lab.client.load import (
+from proofserve.lab import chats as load
+from proofserve.lab.chats import (
     Call,
     Reply,
     ask_all,
     ask_one,
+    chat,
     closed_loop,
     rate_of_completions,
+    reading_chat,
 )
 
 

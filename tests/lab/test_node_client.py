@@ -1,10 +1,9 @@
 import pytest
 
 from lab.stub_node import Habits, StubNode, stub_node
-from proofserve.lab.client.errors import NodeError
-from proofserve.lab.client.node_client import NodeClient, computing_round
-from proofserve.lab.client.records import DistanceWork, NodeStatus, Work, work_of_scheme
-from proofserve.lab.client.vectors import claims_of
+from proofserve.lab.node_client import NodeClient, computing_round
+from proofserve.lab.records import DistanceWork, NodeStatus, Work, claims_of, work_of_scheme
+from proofserve.lab.report import NodeError
 from proofserve.rounds.records import Winner
 
 WORK = Work("stub")

@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from proofserve.lab.report.figures import Figure, Limit
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report, readable
+from proofserve.lab.host import machine
+from proofserve.lab.report import Figure, Limit, Report, readable
 
 REPORT = Report(
     "title",

@@ -3,10 +3,10 @@ from types import SimpleNamespace
 import pytest
 
 from lab.stub_node import stub_node
-from proofserve.lab.bench import result_rate
-from proofserve.lab.bench.result_rate import StoredResults
-from proofserve.lab.client.errors import TooSlowError
-from proofserve.lab.client.node_client import NodeClient
+from proofserve.lab.bench import generation as result_rate
+from proofserve.lab.bench.generation import StoredResults
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import TooSlowError
 
 EARLIER = 200
 BATCH = 10
@@ -47,15 +47,16 @@ def node(monkeypatch: pytest.MonkeyPatch) -> BatchNode:
 def test_a_window_holds_whole_batches(node: BatchNode, seconds: float) -> None:
     # Counting by the clock alone would be off by up to a batch, a fifth of this window.
     results = StoredResults(node, node.last_seq())  # type: ignore[arg-type]
-    rate = results.rate(results.warm_up(2), seconds)
+    results.warm_up(2)
+    rate = results.rate(seconds)
     assert rate == pytest.approx(BATCH, rel=result_rate.POLL_S / seconds)
 
 
 def test_results_of_earlier_rounds_are_no_batch_of_this_one(node: BatchNode) -> None:
     results = StoredResults(node, node.last_seq())  # type: ignore[arg-type]
-    edge = results.warm_up(1)
-    assert edge.seq == EARLIER + BATCH
-    assert edge.at == pytest.approx(FIRST_AT_S, abs=result_rate.POLL_S)
+    results.warm_up(1)
+    assert results.seq == EARLIER + BATCH
+    assert results.at == pytest.approx(FIRST_AT_S, abs=result_rate.POLL_S)
 
 
 def test_a_round_that_stores_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

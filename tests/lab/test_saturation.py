@@ -3,9 +3,9 @@ import pytest
 from lab.stub_node import Habits, stub_node
 from proofserve.lab.bench import saturation as module
 from proofserve.lab.bench.saturation import Load, Saturation, measure_saturation
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import NoProgress
-from proofserve.lab.client.records import Work
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import NoProgress
 
 # Long enough that a busy machine leaves the stub no idle moment between two of them.
 LOAD = Load(clients=4, words=1000, window_s=0.5, pairs=2)

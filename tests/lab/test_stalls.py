@@ -3,8 +3,8 @@ import itertools
 import pytest
 
 from proofserve.lab.bench.saturation import Saturation, _read, _Window, longest_silence, stall_s
-from proofserve.lab.client.load import Reply
-from proofserve.lab.client.records import NodeStatus
+from proofserve.lab.chats import Reply
+from proofserve.lab.records import NodeStatus
 
 FORWARD_S = 0.14
 

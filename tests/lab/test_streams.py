@@ -6,9 +6,7 @@ import httpx
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.client.chats import chat
-from proofserve.lab.client.load import Call
-from proofserve.lab.client.streams import Stream, stream_answer, tokens_between
+from proofserve.lab.chats import Call, Stream, chat, stream_answer, tokens_between
 
 
 def streamed(url: str, call: Call) -> Stream:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from proofserve.lab.client.vectors import distances, tampered, vectors_of
+from proofserve.lab.records import distances, tampered, vectors_of
 from proofserve.protocol.codec import encode
 from proofserve.protocol.verdict.comparison import Claim
 

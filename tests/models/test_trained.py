@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from proofserve.engines.checkpoints import CACHE, weights_digest
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.suspects import SUSPECTS
-from proofserve.lab.calibrate.calibration_file import checkpoint_shape, read
 from proofserve.models import writer
 from proofserve.models.tokenizer import build_tokenizer
 from proofserve.models.trained import (
@@ -23,6 +22,7 @@ from proofserve.models.trained import (
 from proofserve.models.writer import DirectoryInUseError, ModelSummary, write_trained
 from proofserve.protocol import default_k_dim
 from proofserve.protocol.receipts.record import SCHEME as RECEIPT
+from proofserve.verifier.calibration_file import checkpoint_shape, read
 from training.chats import written_chats
 
 # Bytes of the weights, and of all files in the package.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab.client.errors import LabError
+from proofserve.lab.report import LabError
 from proofserve.protocol.codec import encode
 from soundness import exact, exact_page
 from soundness.exact import ALL, BY_START, SUBJECTS, Proved, Start

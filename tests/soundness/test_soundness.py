@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.progress import NoProgress
+from proofserve.lab.report import LabError, NoProgress
 from proofserve.protocol import SKETCH
 from proofserve.protocol.codec import encode
 from soundness import page as pages

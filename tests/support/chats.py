@@ -10,12 +10,12 @@ from transformers import DynamicCache
 from proofserve.engines.reference.emulation import emulated
 from proofserve.engines.reference.network import Network
 from proofserve.engines.reference.reading import logits_of
-from proofserve.lab.chat.chat_tokens import ChatTokenizer
-from proofserve.lab.chat.conversation import Conversation, conversation
 from proofserve.protocol.receipts.log import first_entry, inclusions
 from proofserve.protocol.receipts.record import Receipt, Sampling, sketch_bytes, token_hash
 from proofserve.protocol.receipts.signature import SignedReceipt, SigningKey
 from proofserve.protocol.receipts.sketches import ReceiptScheme, sketches
+from proofserve.verifier.chat.conversation import Conversation, conversation
+from proofserve.verifier.chat.validator import CheckpointTokenizer
 from proofserve.wire.receipts import signed_receipt_body
 
 KEY = SigningKey.new()
@@ -34,7 +34,7 @@ class Writer:
     """Writes answers with one network, and makes their sketches with another if there is one."""
 
     writes: Network
-    tokenizer: ChatTokenizer
+    tokenizer: CheckpointTokenizer
     weights_digest: str
     reads: Network | None = None
     k_dim: int = 32

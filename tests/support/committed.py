@@ -22,16 +22,15 @@ from starlette.types import ASGIApp
 from outbox.support import serving
 from proofserve.api.routes import router
 from proofserve.engines.fake import FakeEngine
-from proofserve.lab.verify.claimed import Selection
-from proofserve.lab.verify.opening import CommittedSource
 from proofserve.protocol.identity import Block
 from proofserve.protocol.schemes import scheme
 from proofserve.receiver.app import create_app
 from proofserve.receiver.store import ReceiverStore
 from proofserve.rounds.records import ProofBatch, Workload
 from proofserve.settings.node import NodeSettings
+from proofserve.verifier.claims import Selection
+from proofserve.verifier.openings import CommittedSource, read_committed
 from proofserve.wiring.node import running_node
-from proofserve.wiring.openings import read_committed
 
 ORDER: dict[str, Any] = {
     "block_hash": "block",

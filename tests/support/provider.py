@@ -14,10 +14,10 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
-from proofserve.lab.chat.conversation import Conversation, conversation
 from proofserve.protocol.receipts.log import LogEntry, first_entry, inclusions
 from proofserve.protocol.receipts.record import Receipt, Sampling, sketch_bytes, token_hash
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
+from proofserve.verifier.chat.conversation import Conversation, conversation
 from proofserve.wire.receipts import signed_entry_body, signed_receipt_body
 
 CREATED_MS = 1_700_000_000_000

@@ -15,8 +15,8 @@ from pydantic import SecretStr, ValidationError
 from proofserve.api.status import status_body
 from proofserve.engines.fake import FakeEngine
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.membership import joining
-from proofserve.wiring.membership.joining import plan_of
+from proofserve.wiring import joining
+from proofserve.wiring.joining import plan_of
 from proofserve.wiring.node import running_node
 from proofserve.wiring.start_checks import start_checks
 from rounds.doubles import until

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from api.support import ORDER
-from proofserve.wiring.owner import address
+from proofserve.wiring import owner as address
 from wiring.api_processes import processed, served, until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proofserve.wiring.listen import bound_sockets
+from proofserve.wiring.sockets import bound_sockets
 
 PROOFSERVE = Path(sys.executable).with_name("proofserve")
 

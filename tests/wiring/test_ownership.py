@@ -14,8 +14,8 @@ import pytest
 
 from api.support import JOB, ORDER
 from proofserve.outbox.database import OutboxInUse
-from proofserve.wiring.owner import address, ownership
-from proofserve.wiring.owner.private_app import CLIENT
+from proofserve.wiring import owner as address
+from proofserve.wiring.forwarding import CLIENT
 from rounds.doubles import until
 from wiring.api_process import ApiProcess, settings_in
 
@@ -93,7 +93,7 @@ async def test_the_next_owner_goes_on_with_the_round_and_no_nonce_is_lost_or_twi
 async def test_a_process_without_an_owner_waits_and_then_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proofserve.wiring.owner.forwarding.NEXT_OWNER_S", 0.3)
+    monkeypatch.setattr("proofserve.wiring.forwarding.NEXT_OWNER_S", 0.3)
     async with two(tmp_path) as (_, other), client(other) as http:
         address.withdraw(tmp_path / "outbox.sqlite")
         answer = await http.get("/status")
@@ -106,7 +106,7 @@ async def test_another_server_with_the_same_outbox_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with two(tmp_path) as (owner, _), client(owner) as http:
-        monkeypatch.setattr(ownership, "START_S", 0.5)
+        monkeypatch.setattr(address, "START_S", 0.5)
         stranger = ApiProcess(settings_in(tmp_path), server="two")
         with pytest.raises(OutboxInUse, match="another running server uses the outbox"):
             async with stranger.ownership.running():
@@ -203,7 +203,7 @@ async def test_queries_and_error_bodies_pass_unchanged(tmp_path: Path) -> None:
 
 
 async def test_processes_of_one_parent_belong_to_one_server() -> None:
-    ask = "from proofserve.wiring.owner.address import this_server; print(this_server())"
+    ask = "from proofserve.wiring.owner import this_server; print(this_server())"
     named = []
     for _ in range(2):
         process = await asyncio.create_subprocess_exec(

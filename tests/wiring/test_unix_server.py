@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
-from proofserve.wiring import listen, unix_server
-from proofserve.wiring.unix_server import on_unix_socket
+from proofserve.wiring import sockets
+from proofserve.wiring.sockets import on_unix_socket
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +65,7 @@ async def test_a_socket_in_a_long_place_is_moved_to_a_short_one(
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     async with on_unix_socket(Slow().app) as path, client(path) as http:
-        assert len(str(path).encode()) <= listen.SOCKET_PATH
+        assert len(str(path).encode()) <= sockets.SOCKET_PATH
         assert (await http.get("/")).is_success
 
 
@@ -98,7 +98,7 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
 
 
 async def test_a_socket_that_cannot_be_bound_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unix_server, "SOCKET", "missing/http.sock")
+    monkeypatch.setattr(sockets, "SOCKET", "missing/http.sock")
     with pytest.raises(OSError, match="No such file"):
         async with on_unix_socket(Slow().app):
             pytest.fail("the context was entered")

@@ -36,25 +36,27 @@ from proofserve.lab.bench.share import (
     measure_share,
     share_report,
 )
-from proofserve.lab.calibrate.calibration_file import calibrated, checkpoint_shape, read
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.client.records import Work
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report
-from proofserve.lab.verify.claimed import ClaimedArtifacts, vector_scheme
-from proofserve.lab.verify.direction import KernelBank
-from proofserve.lab.verify.timing import bench_verification
-from proofserve.lab.verify.verification import Verification
+from proofserve.lab.host import machine
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import LabError, Progress, Report
 from proofserve.protocol import SEQ_LEN
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import Workload
-from proofserve.wiring.judges import JudgingOptions
-from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
+from proofserve.verifier.calibration_file import calibrated, checkpoint_shape, read
+from proofserve.verifier.claims import ClaimedArtifacts, vector_scheme
+from proofserve.verifier.direction import KernelBank
+from proofserve.verifier.judging import (
+    JudgingOptions,
+    SampleOptions,
+    Truth,
+    bench_verification,
+    judged,
+)
+from proofserve.verifier.verification import Verification
 
 if TYPE_CHECKING:
     from proofserve.engines.reference.network import Network
@@ -161,7 +163,7 @@ def verify(
     proofserve bench verify ./model --calibration calibration.json
     """
     # This import takes seconds, and --help must not wait for it.
-    from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415
+    from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415
 
     with open_session() as session, session.interrupts.allowed():
         session.line.step(f"loading {model}, after writing it if it is not in the cache")

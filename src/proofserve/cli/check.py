@@ -23,12 +23,11 @@ from proofserve.cli.options import (
 from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.check.checks import Check, Reporter
 from proofserve.lab.check.coexist import coexist as coexist_checks
-from proofserve.lab.check.distance_e2e import distance_trial
-from proofserve.lab.check.e2e import Trial, artifact_trial, end_to_end
+from proofserve.lab.check.e2e import Trial, artifact_trial, distance_trial, end_to_end
+from proofserve.lab.check.smoke import Check, Reporter
 from proofserve.lab.check.smoke import smoke as smoke_checks
-from proofserve.lab.client.records import AnyWork, DistanceWork, work_of_scheme
+from proofserve.lab.records import AnyWork, DistanceWork, work_of_scheme
 from proofserve.models.trained import DENSE
 from proofserve.protocol import SEQ_LEN
 

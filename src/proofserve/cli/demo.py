@@ -14,22 +14,11 @@ from proofserve.cli.recompute import claims_of_vectors
 from proofserve.cli.servers import DemoDtype, ServerOptions, served_in, serving
 from proofserve.cli.session import EXIT_FAILED, LOG_EVERY_S, CommandSession, open_session
 from proofserve.cli.validator.verify import COLOURS
-from proofserve.lab.calibrate.calibration_file import checkpoint_shape, measured_threshold, read
-from proofserve.lab.chat.collecting import ReceiptClient
-from proofserve.lab.chat.conversation import Conversation
-from proofserve.lab.chat.prompts import requests
-from proofserve.lab.chat.statements import Known
-from proofserve.lab.chat.verification import ChatOutcome
-from proofserve.lab.client.chats import chats, question
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.load import Call, Reply, ask_all
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import BLOCK_HEIGHT, Work
-from proofserve.lab.client.vectors import claims_of, tampered, vectors_of
-from proofserve.lab.host.processor import ServedDtype, quick_dtype
-from proofserve.lab.verify.claimed import ClaimedArtifacts
-from proofserve.lab.verify.judges import Chances
-from proofserve.lab.verify.verification import Recomputation, Verification, verify
+from proofserve.lab.chats import Call, Reply, ask_all, chats, question
+from proofserve.lab.host import ServedDtype, quick_dtype
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import BLOCK_HEIGHT, Work, claims_of, tampered, vectors_of
+from proofserve.lab.report import LabError
 from proofserve.models.trained import DENSE
 from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import draw, fresh_seed
@@ -38,7 +27,14 @@ from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.rounds.records import Artifact, Workload
-from proofserve.wiring.judges import DIRECTION, JudgingOptions, judges_of
+from proofserve.verifier.calibration_file import checkpoint_shape, measured_threshold, read
+from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
+from proofserve.verifier.chat.statements import NodeFacts
+from proofserve.verifier.chat.verification import ChatVerification
+from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.judges import Chances
+from proofserve.verifier.judging import DIRECTION, JudgingOptions, judges_of
+from proofserve.verifier.verification import Recomputation, Verification, verify
 
 # Small, so that the round hardly delays the chat beside it.
 FORWARD_BATCH = 8
@@ -185,7 +181,7 @@ class DemoValidator:
 
     def __init__(self, mine: Path, other: Path, session: CommandSession) -> None:
         # This import takes seconds, and --help must not wait for it.
-        from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415
+        from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415
 
         self._session = session
         self._other = other.name
@@ -262,7 +258,7 @@ def _row(trial: DemoResult, outcome: Verification) -> tuple[str, str, str, str]:
 
 def _reason(outcome: Verification) -> str:
     """The tests that agree on the verdict; of several that convict, the one that names weights."""
-    deciding = [found for found in outcome.findings if found.result is outcome.verdict]
+    deciding = [found for found in outcome.opinions if found.result is outcome.verdict]
     if outcome.verdict is not SequentialResult.FRAUD:
         return ", ".join(found.test for found in deciding)
     found = max(deciding, key=lambda each: each.test == DIRECTION)
@@ -274,11 +270,11 @@ def _receipts_are_judged_right(
 ) -> bool:
     """Print what the receipts say of the answers, and of an answer with another token."""
     # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
+    from proofserve.verifier.chat.verification import ChatChecker, CheckerSetup  # noqa: PLC0415
 
     with trained_calibration(RECEIPT_SCHEME) as file:
         checker = ChatChecker(CheckerSetup(model, read(file)))
-    known, chances = Known(checker.weights_digest), Chances(ALPHA, BETA)
+    known, chances = NodeFacts(checker.weights_digest), Chances(ALPHA, BETA)
     honest = checker.outcome(chats, known, chances, session.line)
     forged = checker.outcome([_altered(chats[0])], known, chances, session.line)
     session.say("Receipts", f"{ANSWERS} answers: {honest.verdict} ({_tests(honest)})")
@@ -294,6 +290,6 @@ def _altered(chat: Conversation) -> Conversation:
     return replace(chat, choices=(replace(choice, token_ids=(ids[-1], *ids[1:-1], ids[0])),))
 
 
-def _tests(outcome: ChatOutcome) -> str:
-    passed = [each.test for each in outcome.findings if each.result is SequentialResult.HONEST]
+def _tests(outcome: ChatVerification) -> str:
+    passed = [each.test for each in outcome.opinions if each.result is SequentialResult.HONEST]
     return ", ".join(("signature", "log", "prompt", "answer", "sampling", *passed))

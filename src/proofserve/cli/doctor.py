@@ -10,12 +10,12 @@ from rich.text import Text
 
 from proofserve.cli.options import Json
 from proofserve.cli.session import EXIT_ERROR, EXIT_FAILED
-from proofserve.lab.host.facts import host_facts
-from proofserve.lab.report.json_files import write_json
+from proofserve.lab.host import host_facts
+from proofserve.lab.report import write_json
 from proofserve.settings.node import NodeSettings
 
 if TYPE_CHECKING:
-    from proofserve.wiring.host.doctor import HostFinding
+    from proofserve.wiring.doctor import HostLine
 
 app = typer.Typer()
 COLUMN = 11
@@ -34,7 +34,7 @@ def command(json: Json = None) -> None:
     POC_OUTBOX=/data/outbox.sqlite proofserve doctor --json doctor.json
     """
     # It imports what a node needs, and takes seconds; --help must not wait for it.
-    from proofserve.wiring.host.doctor import findings, required, verdict  # noqa: PLC0415
+    from proofserve.wiring.doctor import host_lines, required, verdict  # noqa: PLC0415
 
     console = Console()
     try:
@@ -45,7 +45,7 @@ def command(json: Json = None) -> None:
         raise typer.Exit(EXIT_ERROR) from error
     with console.status("looking at this host ..."):
         facts = host_facts(required())
-        found = findings(chosen, facts)
+        found = host_lines(chosen, facts)
     able = verdict(found)
     for each in found:
         console.print(_line(each), soft_wrap=True)
@@ -56,7 +56,7 @@ def command(json: Json = None) -> None:
     raise typer.Exit(0 if all(able.values()) else EXIT_FAILED)
 
 
-def _line(found: "HostFinding") -> Text:
+def _line(found: "HostLine") -> Text:
     line = Text(f"{found.name:{COLUMN}}")
     line.append(found.text, style="red" if found.lacking else "")
     if found.remedy is not None:

@@ -85,8 +85,7 @@ def worker(**given: Any) -> None:
     it had begun goes to another worker.
     """
     with _extras("fleet,reference"):
-        from proofserve.wiring.verification.checkpoints import checker_of, worker_checkpoints  # noqa: PLC0415
-        from proofserve.wiring.verification.worker import run_worker  # noqa: PLC0415
+        from proofserve.wiring.fleet_worker import checker_of, run_worker, worker_checkpoints  # noqa: PLC0415
     chosen = WORKER_OPTIONS.chosen(given)
     with _logged_start("worker"):
         found = worker_checkpoints(chosen)

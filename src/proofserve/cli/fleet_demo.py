@@ -21,10 +21,10 @@ from rich.table import Column, Table
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.cli.servers import DemoDtype, ServerOptions, scratch_folder, served_in, small_server
 from proofserve.cli.session import EXIT_FAILED, LOG_EVERY_S, CommandSession, open_session
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import Work
-from proofserve.lab.host.processor import ServedDtype, quick_dtype
+from proofserve.lab.host import ServedDtype, quick_dtype
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import LabError
 from proofserve.models.trained import DENSE
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.rounds.records import StoredResult

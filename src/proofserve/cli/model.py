@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from proofserve.lab.client.errors import LabError
+from proofserve.lab.report import LabError
 from proofserve.models.trained import CALIBRATIONS, DENSE, TRAINED_MODELS, TrainedModel
 from proofserve.protocol import SKETCH
 

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from proofserve.lab.calibrate.calibration_file import NETWORK_P_MISMATCH
-from proofserve.lab.client.records import AnyWork, DistanceWork, work_of_scheme
+from proofserve.lab.records import AnyWork, DistanceWork, work_of_scheme
 from proofserve.protocol import ARTIFACT_K_DIM, SKETCH_K_DIM
+from proofserve.verifier.calibration_file import NETWORK_P_MISMATCH
 
 Url = Annotated[str | None, typer.Option(help="Use this running server; start none.")]
 Name = Annotated[

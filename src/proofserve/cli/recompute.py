@@ -12,21 +12,9 @@ from proofserve.cli.model import Checkpoint
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
 from proofserve.engines.checkpoints import weights_digest
-from proofserve.lab.calibrate.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.records import Work
-from proofserve.lab.client.vectors import claims_of, vectors_of
-from proofserve.lab.verify.claimed import (
-    ClaimedArtifacts,
-    Selection,
-    from_file,
-    only_source,
-    vector_scheme,
-)
-from proofserve.lab.verify.exact import TrustedEngine, leaves_open
-from proofserve.lab.verify.judges import Vectors
-from proofserve.lab.verify.verdict_report import VerdictReport
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work, claims_of, vectors_of
+from proofserve.lab.report import LabError
 from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.artifact import ArtifactScheme
 from proofserve.protocol.codec import encode
@@ -35,11 +23,28 @@ from proofserve.protocol.verdict.comparison import Claim
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
 from proofserve.rounds.computation import NOT_FINITE, artifacts_of, chunks
 from proofserve.rounds.records import Workload
-from proofserve.wiring.judges import ChosenTests, JudgingOptions
-from proofserve.wiring.verification.judging import SampleOptions, Truth, exactly_judged, judged
+from proofserve.verifier.calibration_file import CalibrationFile, KernelFacts, checkpoint_shape
+from proofserve.verifier.claims import (
+    ClaimedArtifacts,
+    Selection,
+    from_file,
+    only_source,
+    vector_scheme,
+)
+from proofserve.verifier.judges import Vectors
+from proofserve.verifier.judging import (
+    ChosenTests,
+    JudgingOptions,
+    SampleOptions,
+    Truth,
+    VerdictReport,
+    exactly_judged,
+    judged,
+)
+from proofserve.verifier.verification import TrustedEngine, leaves_open
 
 if TYPE_CHECKING:
-    from proofserve.wiring.validator import CheckpointValidator
+    from proofserve.verifier.validator import CheckpointValidator
 
 MOST_RANKS = 64
 ENGINES = "vllm, vllm:tp2, a node's URL, or a file of `calibrate noise --save`"
@@ -142,7 +147,7 @@ def truths_of_checkpoint(
     LabError as ``claims_of_model``.
     """
     with reference_extra():
-        from proofserve.wiring.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415 - as above
+        from proofserve.verifier.validator import CheckpointValidator, ValidatorSetup, proofs_of  # noqa: PLC0415 - as above
     setup = ValidatorSetup(model, device, suspects)
     if measured is not None:
         setup = replace(setup, served_dtype=measured.served_dtype, kv_dtype=measured.kv_dtype)
@@ -160,7 +165,7 @@ def calibrating_validator(
 ) -> "CheckpointValidator":
     """The validator whose honest figures are measured. Raises LabError as ``claims_of_model``."""
     with reference_extra():
-        from proofserve.wiring.validator import (  # noqa: PLC0415 - as above
+        from proofserve.verifier.validator import (  # noqa: PLC0415 - as above
             KV_DTYPES,
             CheckpointValidator,
             ValidatorSetup,

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from proofserve.cli.session import CommandSession
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.host.processor import ServedDtype, quick_dtype
+from proofserve.lab.host import ServedDtype, quick_dtype
+from proofserve.lab.node_client import NodeClient
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.settings.process import has_variable
 from proofserve.wiring.launch import (
@@ -24,7 +24,7 @@ from proofserve.wiring.launch import (
     running_server,
     server_command,
 )
-from proofserve.wiring.listen import folder_for_sockets
+from proofserve.wiring.sockets import folder_for_sockets
 
 MAX_MODEL_LEN = 2048
 # Defaults: the user's own values of these variables take precedence.

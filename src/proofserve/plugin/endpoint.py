@@ -19,7 +19,7 @@ from proofserve.api.node import Node
 from proofserve.engines.vetting import features
 from proofserve.engines.vetting.start import require_vetted, require_vetted_runner
 from proofserve.engines.vllm import support
-from proofserve.lab.report.machine import processor_here
+from proofserve.lab.host import processor_here
 from proofserve.rounds.ports import MeasurableEngine
 from proofserve.rounds.receipts import ReceiptSource
 from proofserve.rounds.records import EngineInfo
@@ -28,11 +28,9 @@ from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.settings.process import has_variable
 from proofserve.wire.paths import PROOFS
 from proofserve.wiring.access import access_of, description, require_access_rule
+from proofserve.wiring.forwarding import ForwardingRoute, private_app
 from proofserve.wiring.node import running_node, versions
-from proofserve.wiring.owner.address import this_server
-from proofserve.wiring.owner.forwarding import ForwardingRoute
-from proofserve.wiring.owner.ownership import Ownership
-from proofserve.wiring.owner.private_app import private_app
+from proofserve.wiring.owner import Ownership, this_server
 
 if TYPE_CHECKING:
     from proofserve.engines.liveness.watch import LivenessWatch

@@ -3,41 +3,22 @@
 It imports little, because `serve` uses it before vLLM starts.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
-
-from pydantic import SecretStr
+from typing import TYPE_CHECKING
 
 from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.outbox.post import Allowlist
 from proofserve.settings.node import NodeSettings, node_keys
 from proofserve.web import is_loopback
 
+if TYPE_CHECKING:
+    # A node has no package of a fleet.
+    from proofserve.settings.fleet import FleetSettings
+
 # Where vLLM listens without --host.
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - refused below
 
 
-class KeySettings(Protocol):
-    """The settings of keys that a node and a fleet have."""
-
-    @property
-    def api_key(self) -> Sequence[SecretStr]: ...
-
-    @property
-    def viewer_key(self) -> Sequence[SecretStr]: ...
-
-    @property
-    def validator_key(self) -> Sequence[SecretStr]: ...
-
-    @property
-    def api_keys_file(self) -> Path | None: ...
-
-    @property
-    def allow_anonymous(self) -> bool: ...
-
-
-def access_of(chosen: KeySettings) -> Access:
+def access_of(chosen: "NodeSettings | FleetSettings") -> Access:
     """The keys of the variables, then those of the file.
 
     Raises:

@@ -7,8 +7,8 @@ import resource
 import shlex
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
@@ -28,7 +28,7 @@ from proofserve.settings.node import EngineSettings
 from proofserve.settings.process import export, plugin_list
 from proofserve.wire.paths import PROOFS, RECEIPTS
 from proofserve.wiring.launch import runner_choice
-from proofserve.wiring.listen import bound_sockets, cannot_listen
+from proofserve.wiring.sockets import OrderlyServer, bound_sockets, cannot_listen
 
 # uvicorn's: a logger of this package has no handler in this process.
 log = logging.getLogger("uvicorn.error")
@@ -150,7 +150,7 @@ def application() -> FastAPI:
 async def _engine(chosen: GatewaySettings) -> AsyncIterator[tuple[BackendSpec, ASGIApp]]:
     # A gateway without an embedded engine saves two seconds of imports.
     from proofserve.engines.vllm.inprocess import vllm_app  # noqa: PLC0415
-    from proofserve.wiring.unix_server import on_unix_socket  # noqa: PLC0415
+    from proofserve.wiring.sockets import on_unix_socket  # noqa: PLC0415
 
     changes = {"VLLM_PLUGINS": plugin_list(), **runner_choice()}
     if chosen.receipts:
@@ -193,6 +193,11 @@ def run_gateway(chosen: GatewaySettings) -> None:
     )
     _allow_open_files()
     sockets = _sockets_of(chosen)
+    log.info(
+        "An answer may take %g s; models that reason need more, 1800 or so"
+        " (VLLM_REQUEST_TIMEOUT_SECONDS, VLLM_FIRST_BYTE_TIMEOUT_SECONDS)",
+        min(chosen.request_timeout_seconds, chosen.first_byte_timeout_seconds),
+    )
     if config.workers > 1:
         Multiprocess(config, sockets=sockets).run()
         return
@@ -225,7 +230,7 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-class _Server(uvicorn.Server):
+class _Server(OrderlyServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, or end with one line if another server has taken the port."""
         try:
@@ -240,10 +245,3 @@ class _Server(uvicorn.Server):
     def has_backend(self) -> bool:
         gateway: Gateway = self.lifespan.state["gateway"]
         return any(backend.healthy for backend in gateway.fleet.backends)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do not raise the signal again at the end: the exit code of an ordered end is 0."""
-        with super().capture_signals():
-            yield
-            self._captured_signals.clear()

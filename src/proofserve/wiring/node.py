@@ -1,4 +1,4 @@
-"""Builds a proof node: engine, outbox, sender of callbacks, rounds, and limits of the routes."""
+"""Builds a proof node: engine, outbox, callbacks, rounds, receipts, and limits of the routes."""
 
 import asyncio
 import importlib.metadata
@@ -6,6 +6,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -13,6 +15,7 @@ from proofserve.api.node import Challenges, Deployment, Node, Rates, Waits
 from proofserve.api.node_page import NodeHistory, with_dashboard
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.post import Outward, UrlCheck
+from proofserve.outbox.receipts import SqliteReceipts, signing_key
 from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
@@ -20,16 +23,24 @@ from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
-from proofserve.rounds.receipts import ReceiptSource
+from proofserve.rounds.receipts import ReceiptService, ReceiptSource
 from proofserve.rounds.records import EngineInfo, RoundSpec
 from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring.access import access_of, allowlist_of
-from proofserve.wiring.membership.joining import joining
-from proofserve.wiring.receipts import DAY_S, PRUNE_EVERY_S, receipts_of
+from proofserve.wiring.joining import joining
 
 _logger = logging.getLogger(__name__)
+
+# A warning about a callback URL, or ValueError if no callback may go there.
+Check = Callable[[str], Awaitable[str | None]]
+
+DAY_S = 86_400.0
+# At the latest; more often where results or receipts are kept for less than four hours.
+PRUNE_EVERY_S = 3600.0
+# How long the id of a deleted receipt stays, so that no other answer gets a receipt under it.
+IDS_KEPT_S = 30 * DAY_S
 
 _CPU = torch.device("cpu")
 
@@ -64,7 +75,9 @@ async def running_node(
         sender = CallbackSender(outbox, _policy(settings), outward=outward)
         manager = RoundManager(engine, outbox, Limits(jobs=_job_limits(settings)))
         deployment = _deployment(engine.engine_info, settings, outward)
-        pruning = _prune_for_ever(outbox, settings.outbox_keep_days * DAY_S)
+        keep_s = settings.outbox_keep_days * DAY_S
+        prune = partial(_prune_results, outbox, keep_s)
+        pruning = _prune_for_ever(prune, keep_s, "delivered results")
         receipts_made = receipts_of(answers, outbox.receipts, settings, deployment.check_url)
         async with (
             beside("callbacks", sender.run()),
@@ -98,17 +111,22 @@ async def _with_page(node: Node, wanted: bool) -> AsyncIterator[Node]:
         yield with_dashboard(node, history)
 
 
-async def _prune_for_ever(outbox: SqliteOutbox, keep_s: float) -> None:
-    """Delete from the outbox what was delivered ``keep_s`` seconds ago; nothing if that is 0."""
+async def _prune_for_ever(prune: Callable[[], Awaitable[object]], keep_s: float, what: str) -> None:
+    """Delete ``what`` is older than ``keep_s`` seconds, again and again; never if that is 0."""
     while keep_s:
         try:
-            deleted = await outbox.prune(keep_s)
-            if deleted.results or deleted.callbacks:
-                text = "deleted %d results and %d callbacks that were delivered long ago"
-                _logger.info(text, deleted.results, deleted.callbacks)
+            await prune()
         except OutboxUnavailable as error:
-            _logger.warning("delivered results are deleted later: %s", error)
+            _logger.warning("%s are deleted later: %s", what, error)
         await asyncio.sleep(min(PRUNE_EVERY_S, keep_s / 4))
+
+
+async def _prune_results(outbox: SqliteOutbox, keep_s: float) -> None:
+    """Delete from the outbox what was delivered ``keep_s`` seconds ago."""
+    deleted = await outbox.prune(keep_s)
+    if deleted.results or deleted.callbacks:
+        text = "deleted %d results and %d callbacks that were delivered long ago"
+        _logger.info(text, deleted.results, deleted.callbacks)
 
 
 async def _flush(sender: CallbackSender, outbox: SqliteOutbox, seconds: float) -> None:
@@ -186,3 +204,39 @@ def _policy(settings: NodeSettings) -> CallbackPolicy:
         max_retries=settings.callback_max_retries,
         max_concurrent=settings.callback_max_concurrent,
     )
+
+
+def key_file_of(settings: NodeSettings) -> Path:
+    return settings.receipts_key_file or settings.outbox.with_suffix(".receipts.pem")
+
+
+@asynccontextmanager
+async def receipts_of(
+    source: ReceiptSource | None, storage: SqliteReceipts, settings: NodeSettings, check: Check
+) -> AsyncIterator[ReceiptService | None]:
+    """Make receipts until the context ends; None without a ``source``. The caller finishes them.
+
+    Raises ValueError for a key file that cannot be used and a URL to which no callback may go.
+    """
+    if source is None:
+        yield None
+        return
+    url = await _checked(settings.receipts_callback, check)
+    service = ReceiptService(source, storage, signing_key(key_file_of(settings)), url)
+    keep_s = settings.receipts_keep_days * DAY_S
+    prune = partial(storage.prune, keep_s, IDS_KEPT_S)
+    deletion = _prune_for_ever(prune, keep_s, "receipts")
+    async with beside("receipts", service.run()), beside("receipts-pruning", deletion):
+        yield service
+
+
+async def _checked(url: str | None, check: Check) -> str | None:
+    if url is None:
+        return None
+    try:
+        warning = await check(url)
+    except ValueError as error:
+        raise ValueError(f"--poc-receipts-callback / POC_RECEIPTS_CALLBACK: {error}") from None
+    if warning:
+        _logger.warning("POC_RECEIPTS_CALLBACK: %s", warning)
+    return url.rstrip("/")

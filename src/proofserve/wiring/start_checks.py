@@ -9,8 +9,8 @@ from pathlib import Path
 from proofserve.outbox.database import hold_lock
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
 from proofserve.wiring.access import access_of, allowlist_of, description, require_access_rule
+from proofserve.wiring.joining import plan_of
 from proofserve.wiring.launch import has_several_processes
-from proofserve.wiring.membership.joining import plan_of
 
 # vLLM's own default.
 PORT = 8000

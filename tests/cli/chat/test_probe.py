@@ -9,12 +9,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.stub_endpoint import Manners, StubEndpoint, Writer, stub_endpoint
 from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.engines.reference.suspects import suspect
 from support.four_bits import one_thread
 from support.models import SmallModels
+from verifier.stub_endpoint import Manners, StubEndpoint, Writer, stub_endpoint
 
 
 @pytest.fixture(scope="module", autouse=True)

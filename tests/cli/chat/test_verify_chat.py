@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
 from proofserve.engines.reference.network import load
-from proofserve.lab.chat.conversation import Conversation, write
 from proofserve.protocol.receipts.record import token_hash
-from proofserve.wiring.chat.tokenizer import CheckpointTokenizer
+from proofserve.verifier.chat.conversation import Conversation, write
+from proofserve.verifier.chat.validator import CheckpointTokenizer
 from support.chats import KEY, Writer
 from support.provider import Node, provider
 

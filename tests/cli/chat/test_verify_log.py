@@ -16,15 +16,14 @@ from proofserve.cli.model import SmallModel, checkpoint
 from proofserve.cli.validator.chat import seen_log
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.engines.reference.network import load
-from proofserve.lab.chat.chat_tokens import FailedCheck
-from proofserve.lab.chat.conversation import Conversation, write
-from proofserve.lab.chat.public_log import PublicLog
-from proofserve.lab.client.errors import LabError
+from proofserve.lab.report import LabError
 from proofserve.protocol.receipts.log import LogEntry, first_entry, inclusions
 from proofserve.protocol.receipts.signature import SigningKey
 from proofserve.receiver.callbacks import Stamp
 from proofserve.receiver.store import ReceiverStore
-from proofserve.wiring.chat.tokenizer import CheckpointTokenizer
+from proofserve.verifier.chat.conversation import Conversation, write
+from proofserve.verifier.chat.statements import FailedCheck, PublicLog
+from proofserve.verifier.chat.validator import CheckpointTokenizer
 from support.chats import KEY, Writer
 from support.four_bits import one_thread
 from support.logs import chain, signed_entries

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from proofserve.cli.main import app
 from proofserve.cli.model import SmallModel, checkpoint
-from proofserve.lab.chat import collecting
-from proofserve.lab.chat.conversation import write
+from proofserve.verifier.chat import conversation as collecting
+from proofserve.verifier.chat.conversation import write
 from support.provider import WEIGHTS, Node, provider
 
 FRAUD, UNDECIDED, NO_VERDICT = 1, 2, 3

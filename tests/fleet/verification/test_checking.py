@@ -20,8 +20,7 @@ from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification.control import queue_name
 from proofserve.fleet.verification_records import VerdictOutcome, VerificationTask
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
-from proofserve.wiring.verification.checking import SampleChecker
-from proofserve.wiring.verification.checkpoints import CheckpointTruths, WorkerCheckpoints
+from proofserve.verifier.member_jobs import CheckpointTruths, SampleChecker, WorkerCheckpoints
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from fleet.verification.support import control_of
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import JobFinding, VerdictOutcome, VerificationTask
 from proofserve.settings.fleet import FleetWorkerSettings
-from proofserve.wiring.verification.worker import run_worker
+from proofserve.wiring.fleet_worker import run_worker
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ import pytest
 from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.verification.durable import JobRunner, JobSender, Tries
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
-from proofserve.lab.client.node_client import wait_until
+from proofserve.lab.node_client import wait_until
 from proofserve.rounds.errors import EngineFault
-from proofserve.wiring.verification.worker import when_answered
+from proofserve.wiring.fleet_worker import when_answered
 
 pytestmark = pytest.mark.anyio
 

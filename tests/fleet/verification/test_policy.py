@@ -22,7 +22,7 @@ from proofserve.fleet.verification.control import VerificationPolicy, due, is_du
 from proofserve.fleet.verification_records import AfterConviction, JobCause, VerificationRule
 from proofserve.fleet.watch import Overview, fleet_deployment
 from proofserve.rounds.state import State
-from proofserve.wiring.verification.policy import policy_of
+from proofserve.wiring.fleet_policy import policy_of
 
 GOOD = "[default]\nevery_sec = 5\nnonces = 4\ndist_threshold = 0.03\n"
 

@@ -28,21 +28,8 @@ from proofserve.cli.session import (
     VerdictCommand,
     open_session,
 )
-from proofserve.lab.audit.audit import FEWEST, RUNS, AuditOptions, audit
-from proofserve.lab.audit.audit_page import page
-from proofserve.lab.audit.audit_report import AuditReport
-from proofserve.lab.audit.conviction import ConvictionRule
-from proofserve.lab.audit.results import Audit
-from proofserve.lab.calibrate.calibration_file import (
-    NETWORK_P_MISMATCH,
-    CalibrationFile,
-    checkpoint_shape,
-    measured_threshold,
-)
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.report.json_files import write_json
-from proofserve.lab.report.machine import machine
-from proofserve.lab.verify.claimed import vector_scheme
+from proofserve.lab.host import machine
+from proofserve.lab.report import Progress, write_json
 from proofserve.protocol import (
     ARTIFACT,
     ARTIFACT_LAYERS,
@@ -55,9 +42,17 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import TWINS
 from proofserve.rounds.records import Workload
-from proofserve.wiring.audit import AuditSetup, CheckpointDeployment
-from proofserve.wiring.changed_weights import PRUNED_EXPERTS
-from proofserve.wiring.validator import KV_AUTO
+from proofserve.verifier.audit.audit import FEWEST, RUNS, Audit, AuditOptions, ConvictionRule, audit
+from proofserve.verifier.audit.deployment import PRUNED_EXPERTS, AuditSetup, CheckpointDeployment
+from proofserve.verifier.audit.report import AuditReport, page
+from proofserve.verifier.calibration_file import (
+    KV_AUTO,
+    NETWORK_P_MISMATCH,
+    CalibrationFile,
+    checkpoint_shape,
+    measured_threshold,
+)
+from proofserve.verifier.claims import vector_scheme
 
 app = typer.Typer()
 

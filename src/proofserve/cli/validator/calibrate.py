@@ -39,21 +39,24 @@ from proofserve.cli.recompute import kernel_facts
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
 from proofserve.cli.validator.noise import noise
-from proofserve.lab.calibrate.calibration_file import KernelFacts, checkpoint_shape
-from proofserve.lab.calibrate.distances import METHODS, Sample, collect
-from proofserve.lab.calibrate.histogram import write_histograms
-from proofserve.lab.calibrate.left_out import VERIFICATIONS, checked
-from proofserve.lab.calibrate.target import calibrate, interval_ranks
-from proofserve.lab.calibrate.target_report import Outcome, rates_table, report_of
-from proofserve.lab.chat.calibration import Calibrated, calibration_lines
-from proofserve.lab.chat.collecting import ReceiptClient
-from proofserve.lab.chat.conversation import Conversation
-from proofserve.lab.chat.prompts import requests
-from proofserve.lab.client.errors import LabError, NodeError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.report.json_files import write_json
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report
+from proofserve.lab.host import machine
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import LabError, NodeError, Report, write_json
+from proofserve.verifier.calibration_file import KernelFacts, checkpoint_shape
+from proofserve.verifier.chat.calibration import CalibratedServers, calibration_lines
+from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
+from proofserve.verifier.noise import VERIFICATIONS, checked
+from proofserve.verifier.target import (
+    METHODS,
+    MeasuredTarget,
+    Sample,
+    calibrate,
+    collect,
+    interval_ranks,
+    rates_table,
+    report_of,
+    write_histograms,
+)
 
 app = typer.Typer(help="Find the parameters that suit a model.", no_args_is_help=True)
 app.command("noise")(noise)
@@ -74,7 +77,7 @@ SEQ_LEN = 8
 
 
 # For each model: the distances of each method, and their figures.
-Results = Mapping[str, Sequence[tuple[Outcome, Report]]]
+Results = Mapping[str, Sequence[tuple[MeasuredTarget, Report]]]
 
 
 @app.command("chat")
@@ -122,8 +125,8 @@ def chat(
         --out chat.json
     """
     # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
-    from proofserve.wiring.validator import KV_DTYPES  # noqa: PLC0415
+    from proofserve.verifier.chat.verification import ChatChecker, CheckerSetup  # noqa: PLC0415
+    from proofserve.verifier.validator import KV_DTYPES  # noqa: PLC0415
 
     with open_session() as session:
         if kv_cache not in KV_DTYPES:
@@ -140,7 +143,7 @@ def chat(
             found += answered
         with session.interrupts.allowed():
             shape = checkpoint_shape(deployed.folder)
-            about = Calibrated(deployed.name, shape, kv_cache, servers)
+            about = CalibratedServers(deployed.name, shape, kv_cache, servers)
             session.line.step(f"loading {deployed.folder}")
             setup = CheckerSetup(
                 deployed.folder,
@@ -249,7 +252,7 @@ def _small_models(models: Sequence[SmallModel], session: CommandSession) -> list
 
 def _measure(
     model: ServedModel, sample: Sample, rate: float, session: CommandSession
-) -> list[tuple[Outcome, Report]]:
+) -> list[tuple[MeasuredTarget, Report]]:
     results = []
     with model.start() as node:
         where = {**machine(), **node.versions()}
@@ -257,7 +260,9 @@ def _measure(
             began = time.monotonic()
             distances = collect(node, model.name, method, sample, session.line)
             seconds = time.monotonic() - began
-            outcome = Outcome(model.name, method, sample, rate, calibrate(distances, rate), seconds)
+            outcome = MeasuredTarget(
+                model.name, method, sample, rate, calibrate(distances, rate), seconds
+            )
             results.append((outcome, report_of(outcome, where)))
     for _, report in results:
         session.console.print(report.table())

@@ -29,18 +29,15 @@ from proofserve.cli.session import (
     open_session,
 )
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES, show
-from proofserve.lab.calibrate.calibration_file import (
-    CalibrationFile,
-    calibrated,
-    checkpoint_shape,
-    read,
-)
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.client.records import Work
-from proofserve.lab.report.json_files import write_json
-from proofserve.lab.verify.challenge import (
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import LabError, Progress, write_json
+from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.rounds.records import Workload
+from proofserve.verifier.calibration_file import CalibrationFile, calibrated, checkpoint_shape, read
+from proofserve.verifier.challenge import (
     ChallengeOutcome,
     ChallengeResult,
     NoAnswer,
@@ -50,13 +47,8 @@ from proofserve.lab.verify.challenge import (
     fresh,
     judged_result,
 )
-from proofserve.lab.verify.claimed import vector_scheme
-from proofserve.protocol.identity import Block
-from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.rounds.records import Workload
-from proofserve.wiring.judges import JudgingOptions
-from proofserve.wiring.verification.judging import SampleOptions, Truth, judged
+from proofserve.verifier.claims import vector_scheme
+from proofserve.verifier.judging import JudgingOptions, SampleOptions, Truth, judged
 
 app = typer.Typer()
 

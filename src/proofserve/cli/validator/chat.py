@@ -14,20 +14,7 @@ import typer
 from proofserve.cli.options import Alpha, ApiKey, Beta, Device, Json, Suspects
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import EXIT_CODES, GIVEN_SEED, show
-from proofserve.lab.calibrate.calibration_file import read as read_calibration
-from proofserve.lab.chat.chat_tokens import FailedCheck
-from proofserve.lab.chat.collecting import ReceiptClient
-from proofserve.lab.chat.conversation import Conversation, read
-from proofserve.lab.chat.following import LogFollower
-from proofserve.lab.chat.prompts import request
-from proofserve.lab.chat.public_log import PublicLog
-from proofserve.lab.chat.report import ChatReport
-from proofserve.lab.chat.statements import Known
-from proofserve.lab.chat.verification import ChatOutcome
-from proofserve.lab.chat.watching import Watch
-from proofserve.lab.client.errors import LabError, NodeError
-from proofserve.lab.report.json_files import write_json
-from proofserve.lab.verify.judges import Chances
+from proofserve.lab.report import LabError, NodeError, write_json
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.signature import (
@@ -38,6 +25,11 @@ from proofserve.protocol.receipts.signature import (
 )
 from proofserve.protocol.verdict.sequential import SequentialResult
 from proofserve.receiver.reader import ReceiverFileError, is_database, reading
+from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, read, request
+from proofserve.verifier.chat.statements import FailedCheck, LogFollower, NodeFacts, PublicLog
+from proofserve.verifier.chat.verification import ChatReport, ChatVerification, Watch
+from proofserve.verifier.judges import Chances
 
 verify_app, watch_app = typer.Typer(), typer.Typer()
 
@@ -120,7 +112,7 @@ def verify_chat(
         --log received.sqlite
     """
     # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
+    from proofserve.verifier.chat.verification import ChatChecker, CheckerSetup  # noqa: PLC0415
 
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         key, chances = _key(public_key), Chances(alpha, beta)
@@ -132,7 +124,7 @@ def verify_chat(
         measured = read_calibration(calibration) if calibration else None
         chosen_by = seed or fresh_seed()
         checker = ChatChecker(CheckerSetup(model, measured, chosen_by, device, others))
-        known = Known(checker.weights_digest, key, seen_log(log, chats, key) if log else None)
+        known = NodeFacts(checker.weights_digest, key, seen_log(log, chats, key) if log else None)
         outcome = checker.outcome(chats, known, chances, session.line)
         report = ChatReport(outcome, checker.origin, chosen_by)
         show(session, outcome.verdict, report.lines())
@@ -307,7 +299,7 @@ def watch_chat(
         --chats ./chats --share 0.01 --out report.json
     """
     # Loading torch takes seconds, and --help must not wait for it.
-    from proofserve.wiring.chat.checker import ChatChecker, CheckerSetup  # noqa: PLC0415
+    from proofserve.verifier.chat.verification import ChatChecker, CheckerSetup  # noqa: PLC0415
 
     with open_session(EXIT_NO_VERDICT) as session, session.interrupts.allowed():
         chances = Chances(alpha, beta)
@@ -318,9 +310,9 @@ def watch_chat(
         checker = ChatChecker(CheckerSetup(model, measured, seed, device, others))
         follower = LogFollower(log) if log else None
 
-        def judge(window: Sequence[Conversation], present: Chances) -> ChatOutcome:
+        def judge(window: Sequence[Conversation], present: Chances) -> ChatVerification:
             seen = follower.seen(window) if follower else None
-            known = Known(checker.weights_digest, log=seen)
+            known = NodeFacts(checker.weights_digest, log=seen)
             return checker.outcome(window, known, present, session.line)
 
         watch = Watch(judge, chances, checker.origin, seed)
@@ -351,7 +343,7 @@ def _watch(
                 half.replace(out)
             if verdict is SequentialResult.FRAUD:
                 break
-        session.line.step(f"{watch.totals.chats} chats; the next check is in {every:g} s")
+        session.line.step(f"{watch.chats} chats; the next check is in {every:g} s")
         time.sleep(max(0.0, min(began + every, until) - time.monotonic()))
     return verdict
 
@@ -363,7 +355,7 @@ def _check(watch: Watch, fetches: Sequence[Fetch], session: CommandSession) -> S
         try:
             fresh.append(fetch())
         except LabError as error:
-            watch.totals.unreadable += 1
+            watch.unreadable += 1
             session.tell(str(error), "red")
     verdict = SequentialResult.UNDECIDED
     if fresh:

@@ -29,7 +29,13 @@ from proofserve.cli.recompute import (
     engine_named,
 )
 from proofserve.cli.session import CommandSession, open_session
-from proofserve.lab.calibrate.calibration_file import (
+from proofserve.lab.host import machine
+from proofserve.lab.records import BLOCK_HEIGHT, Work, vectors_of
+from proofserve.lab.report import LabError, write_json
+from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
+from proofserve.protocol.codec import to_float16
+from proofserve.protocol.sketch import TWINS
+from proofserve.verifier.calibration_file import (
     FORMAT,
     VERSION,
     CalibrationFile,
@@ -37,28 +43,22 @@ from proofserve.lab.calibrate.calibration_file import (
     merged,
     read,
 )
-from proofserve.lab.calibrate.histogram import write_noise
-from proofserve.lab.calibrate.left_out import VERIFICATIONS, checked, left_out_lines
-from proofserve.lab.calibrate.measuring import (
+from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions, to_file, workload
+from proofserve.verifier.noise import (
+    VERIFICATIONS,
     HonestFigures,
     MeasuredRun,
     MeasuringPlan,
+    checked,
     honest_figures,
     honest_threshold,
+    left_out_lines,
 )
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.records import BLOCK_HEIGHT, Work
-from proofserve.lab.client.vectors import vectors_of
-from proofserve.lab.report.json_files import write_json
-from proofserve.lab.report.machine import machine
-from proofserve.lab.verify.claimed import ClaimedArtifacts, WorkOptions, to_file, workload
-from proofserve.lab.verify.populations import TWINS as TWIN_FIGURE
-from proofserve.protocol import DEFAULT_SCHEME, SEQ_LEN, SKETCH_2
-from proofserve.protocol.codec import to_float16
-from proofserve.protocol.sketch import TWINS
+from proofserve.verifier.populations import TWINS as TWIN_FIGURE
+from proofserve.verifier.target import write_noise
 
 if TYPE_CHECKING:
-    from proofserve.wiring.validator import CheckpointValidator
+    from proofserve.verifier.validator import CheckpointValidator
 
 NONCES, EMULATED, BANK = 400, 256, 128
 # The share of honest nonces beyond the threshold of the count.

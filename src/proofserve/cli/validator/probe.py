@@ -11,19 +11,16 @@ from proofserve.cli.options import Device, Json, Suspects
 from proofserve.cli.recompute import reference_extra
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
 from proofserve.cli.validator.verify import COLOURS, EXIT_CODES
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.probe.endpoint import Endpoint, EndpointOptions
-from proofserve.lab.probe.probe_page import page
-from proofserve.lab.probe.probe_report import ProbeReport
-from proofserve.lab.probe.probing import Probing, probe
-from proofserve.lab.probe.prompts import prompts
-from proofserve.lab.probe.records import Kind, ProbePrompt
-from proofserve.lab.report.json_files import write_json
-from proofserve.lab.verify.judges import Chances
+from proofserve.lab.report import LabError, write_json
 from proofserve.protocol.nonces import fresh_seed
+from proofserve.verifier.judges import Chances
+from proofserve.verifier.probe.answers import Kind, ProbePrompt, prompts
+from proofserve.verifier.probe.endpoint import Endpoint, EndpointOptions
+from proofserve.verifier.probe.probing import Probing, probe
+from proofserve.verifier.probe.report import ProbeReport, page
 
 if TYPE_CHECKING:
-    from proofserve.wiring.probe import CheckpointReader, CheckpointTokens
+    from proofserve.verifier.probe.checkpoint import CheckpointReader, CheckpointTokens
 
 app = typer.Typer()
 
@@ -133,8 +130,8 @@ def _read_by(
     """The checkpoint, to read answers, and its tokens. Raises LabError and CheckpointError."""
     # These imports take seconds, and --help needs none of them.
     with reference_extra():
-        from proofserve.wiring.probe import CheckpointReader, CheckpointTokens  # noqa: PLC0415
-        from proofserve.wiring.validator import ValidatorSetup  # noqa: PLC0415
+        from proofserve.verifier.probe.checkpoint import CheckpointReader, CheckpointTokens  # noqa: PLC0415
+        from proofserve.verifier.validator import ValidatorSetup  # noqa: PLC0415
     reader = CheckpointReader(ValidatorSetup(model, device, suspects, served_dtype=served_dtype))
     return reader, CheckpointTokens(model, reader.vocabulary)
 

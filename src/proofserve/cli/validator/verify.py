@@ -24,11 +24,12 @@ from proofserve.cli.options import (
 )
 from proofserve.cli.recompute import EngineOptions, kernel_facts, read_file
 from proofserve.cli.session import EXIT_NO_VERDICT, CommandSession, VerdictCommand, open_session
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.report.json_files import write_json
-from proofserve.lab.verify.claimed import (
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import LabError, Progress, write_json
+from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
+from proofserve.protocol.nonces import fresh_seed
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.claims import (
     ClaimedArtifacts,
     Selection,
     WorkOptions,
@@ -36,13 +37,16 @@ from proofserve.lab.verify.claimed import (
     require_width,
     workload,
 )
-from proofserve.lab.verify.exact import leaves_open
-from proofserve.protocol import DEFAULT_SCHEME, SKETCH_2
-from proofserve.protocol.nonces import fresh_seed
-from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.wiring.judges import EXACT, TESTS, JudgingOptions, chosen_tests, threshold_of
-from proofserve.wiring.openings import OpeningOptions, opened_claims
-from proofserve.wiring.verification.judging import SampleOptions
+from proofserve.verifier.judging import (
+    EXACT,
+    TESTS,
+    JudgingOptions,
+    SampleOptions,
+    chosen_tests,
+    threshold_of,
+)
+from proofserve.verifier.openings import OpeningOptions, opened_claims
+from proofserve.verifier.verification import leaves_open
 
 app = typer.Typer()
 

@@ -114,7 +114,9 @@ def callback_router(
     401 refuses a callback that ``check`` does not accept, 404 one of an unknown lane, 413 a large
     one, 422 names the wrong field, and 503 asks for another attempt.
     """
-    made = APIRouter(prefix=FLEET, tags=["fleet"], route_class=callbacks.guarded(check, max_body_bytes))
+    made = APIRouter(
+        prefix=FLEET, tags=["fleet"], route_class=callbacks.guarded(check, max_body_bytes)
+    )
     # One large body at a time is parsed: it holds hundreds of megabytes, and the processor.
     parsing = asyncio.Lock()
 

@@ -7,16 +7,25 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from proofserve.lab.bench.result_rate import StoredResults
-from proofserve.lab.client.errors import LabError
-from proofserve.lab.client.load import Call, ask_one, closed_loop, rate_of_completions
-from proofserve.lab.client.node_client import NodeClient, wait_until
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.client.records import AnyWork, BareSpeed
-from proofserve.lab.report.figures import Figure, Limit, median, quantile, ratios_to_neighbours
-from proofserve.lab.report.machine import machine
-from proofserve.lab.report.report import Report
+from proofserve.lab.chats import Call, ask_one, closed_loop, rate_of_completions
+from proofserve.lab.host import machine
+from proofserve.lab.node_client import NodeClient, wait_until
+from proofserve.lab.records import AnyWork, BareSpeed
+from proofserve.lab.report import (
+    Figure,
+    LabError,
+    Limit,
+    Progress,
+    Report,
+    TooSlowError,
+    median,
+    quantile,
+    ratios_to_neighbours,
+)
 
+# A poll takes milliseconds of a core from the engine: polls 20 ms apart slow a forward by some 5 %.
+POLL_S = 0.05
+TIMEOUT_S = 120.0
 # Enough that vLLM has the prompts of its next step while the answers of the last are on their way.
 REQUESTS_IN_FLIGHT = 4
 FIRST_PREFILLS_S = 120.0
@@ -30,6 +39,49 @@ MAX_FORWARDS = 1000
 TOKEN_IDS = 1000
 # A shared machine changes its speed by a third between two windows, and this ratio by some percent.
 BUSY_RATIO = 0.95
+
+
+class StoredResults:
+    """Follows the results of the round that runs on ``node``.
+
+    A node stores results batch by batch. A window that begins and ends when a batch is stored holds
+    whole batches only, so its rate has no error of up to one batch. This polls ``/results`` and not
+    ``/status``, which answers only at the end of a forward.
+    """
+
+    def __init__(self, node: NodeClient, after: int) -> None:
+        self._node = node
+        # The last result of a batch, and when it was first seen (monotonic clock).
+        self.seq, self.at = after, 0.0
+
+    def warm_up(self, batches: int) -> None:
+        """Wait until ``batches`` are stored."""
+        for _ in range(batches):
+            self._next()
+
+    def rate(self, seconds: float) -> float:
+        """Results per second of whole batches, from the last one that was seen."""
+        seq, at = self.seq, self.at
+        while (remaining := at + seconds - time.monotonic()) > 0:
+            time.sleep(remaining)
+        self.seq = self._node.last_seq(seq)
+        self._next()
+        return (self.seq - seq) / (self.at - at)
+
+    def _next(self) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            rows = self._node.results(self.seq)
+            if rows:
+                # A failed nonce is a result too, and would count as work done.
+                for row in rows:
+                    if row.error is not None:
+                        raise LabError(f"nonce {row.nonce} of the round failed: {row.error}")
+                self.seq, self.at = rows[-1].seq, time.monotonic()
+                return
+            if time.monotonic() > deadline:
+                raise TooSlowError(f"the round stored nothing for {TIMEOUT_S:g} s")
+            time.sleep(POLL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +145,9 @@ def add_round(node: NodeClient, plan: GenerationPlan, readings: GenerationReadin
     """Add a window of a round: what it computes and stores after its first batches."""
     results = StoredResults(node, node.last_seq())
     with node.round(plan.work):
-        edge = results.warm_up(WARM_UP_BATCHES)
+        results.warm_up(WARM_UP_BATCHES)
         before, began = node.engine(), time.monotonic()
-        readings.round.append(results.rate(edge, plan.window_s))
+        readings.round.append(results.rate(plan.window_s))
         after, ended = node.engine(), time.monotonic()
     readings.in_forwards.append((after.busy_s - before.busy_s) / (ended - began))
 

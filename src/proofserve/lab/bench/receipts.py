@@ -5,17 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
 
-from proofserve.lab.bench.chat import at_most
-from proofserve.lab.bench.chat_latency import differing
-from proofserve.lab.client.chats import chats, reading_chat
-from proofserve.lab.client.load import Reply, ask_all
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.report.figures import Figure, Limit, median
-from proofserve.lab.report.report import Report
-
-WARM_UPS = 8
-FIRST_SEED = 1_000
+from proofserve.lab.bench.chat import FIRST_SEED, WARM_UPS, at_most, differing
+from proofserve.lab.chats import Reply, ask_all, chats, reading_chat
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import Figure, Limit, Progress, Report, median
 
 
 @dataclass(frozen=True, slots=True)

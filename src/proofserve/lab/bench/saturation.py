@@ -7,11 +7,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean, median
 
-from proofserve.lab.client.chats import reading_chat
-from proofserve.lab.client.load import Call, Reply, ask_one, closed_loop, rate_of_completions
-from proofserve.lab.client.node_client import NodeClient, wait_until
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.client.records import NodeStatus, Work
+from proofserve.lab.chats import (
+    Call,
+    Reply,
+    ask_one,
+    closed_loop,
+    rate_of_completions,
+    reading_chat,
+)
+from proofserve.lab.node_client import NodeClient, wait_until
+from proofserve.lab.records import NodeStatus, Work
+from proofserve.lab.report import Progress
 
 # By then every client has a request in a running batch.
 SETTLE_S = 2.0

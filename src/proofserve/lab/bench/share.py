@@ -9,14 +9,17 @@ from time import monotonic, sleep
 from typing import Any
 
 from proofserve.lab.bench.chat import at_most
-from proofserve.lab.client.chats import reading_chat
-from proofserve.lab.client.load import Call, closed_loop
-from proofserve.lab.client.node_client import NodeClient
-from proofserve.lab.client.progress import Progress
-from proofserve.lab.client.records import Work
-from proofserve.lab.client.streams import Stream, stream_answer, tokens_between
-from proofserve.lab.report.figures import Figure, median, quantile
-from proofserve.lab.report.report import Report
+from proofserve.lab.chats import (
+    Call,
+    Stream,
+    closed_loop,
+    reading_chat,
+    stream_answer,
+    tokens_between,
+)
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.records import Work
+from proofserve.lab.report import Figure, Progress, Report, median, quantile
 from proofserve.rounds.status import EngineGauges
 
 # Before a window: at least, so that the round runs or its last forward has ended; and up to so much

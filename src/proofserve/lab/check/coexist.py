@@ -3,12 +3,20 @@
 import time
 from collections.abc import Callable, Sequence
 
-from proofserve.lab.check.checks import Check, Reporter
-from proofserve.lab.client.chats import chats, reading_chat
-from proofserve.lab.client.errors import TooSlowError
-from proofserve.lab.client.load import Call, ClosedLoop, Reply, ask_all, ask_one, closed_loop
-from proofserve.lab.client.node_client import NodeClient, computing_round, wait_until
-from proofserve.lab.client.records import Work
+from proofserve.lab.chats import (
+    Call,
+    ClosedLoop,
+    Reply,
+    ask_all,
+    ask_one,
+    chats,
+    closed_loop,
+    reading_chat,
+)
+from proofserve.lab.check.smoke import Check, Reporter
+from proofserve.lab.node_client import NodeClient, computing_round, wait_until
+from proofserve.lab.records import Work
+from proofserve.lab.report import TooSlowError
 
 CHATS = 5
 # Long prompts and short answers: the engine must not wait for the API process. If it did, it would

@@ -1,1 +1,0 @@
-"""Which target and which threshold suit a model."""

@@ -1,1 +1,0 @@
-"""A client of a node and of its chat: requests, records, waiting, progress."""

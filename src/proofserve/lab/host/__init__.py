@@ -1,1 +1,0 @@
-"""What a machine has for serving, proving and verifying."""

@@ -1,1 +1,0 @@
-"""Checks published artifacts by our own recomputation of them."""

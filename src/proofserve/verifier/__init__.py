@@ -1,0 +1,1 @@
+"""Judges what others computed, and measures what honest nodes look like: the validator's part."""

@@ -1,0 +1,276 @@
+"""How a prover could make vectors with less work, and how far those are from the validator's."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.lab.report import Progress
+from proofserve.protocol.codec import to_float16
+from proofserve.protocol.verdict.counting import rate_interval
+from proofserve.protocol.verdict.leaning import cosine
+from proofserve.protocol.verdict.twins import alikeness
+from proofserve.rounds.computation import chunks
+from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
+from proofserve.verifier.judges import Recompute, Vectors
+from proofserve.verifier.noise import LEAST_LENGTH
+from proofserve.verifier.populations import RunFigures
+
+# Tokens; a quarter and a half of the sequence are added.
+CONTEXTS: Final = (1, 4, 16)
+# A prover that skips a quarter of the layers skips every fourth, beginning with the second.
+STRIDE: Final = 4
+# The weights whose error a prover hides behind noise, and the length of the noise in honest ones.
+HIDDEN: Final = "int8 per channel"
+NOISES: Final = (1.0, 2.0)
+# The largest distance of two vectors of length 1; in figures a missing vector is as far.
+FARTHEST = 2.0
+# A forgery for the remaining nonces has to save at least this share.
+FORGERY_SAVES = 0.90
+# Shares of the nonces that a cautious prover forges; it computes the others honestly.
+FORGED_SHARES = (0.10, 0.05, 0.02, 0.01, 0.005)
+# Nonces of one step of progress.
+AT_ONCE = 16
+
+Floats = NDArray[np.float64]
+Errors = NDArray[np.float32]
+
+
+def attacks(deployment: CheckpointDeployment, honest_distance: float) -> Iterator[AuditedProver]:
+    """Every attack that makes all its vectors in one way; the nearest to honest vectors first.
+
+    ``honest_distance`` is the mean distance of an honest vector.
+    """
+    for prover in deployment.weights():
+        yield prover
+        if prover.name == HIDDEN:
+            yield from (_noisy(prover, times, times * honest_distance) for times in NOISES)
+    yield from _of_layers(deployment)
+    yield from _of_context(deployment)
+    yield from _of_others(deployment)
+    yield from _forgeries(deployment.width)
+    if deployment.price.every_position:
+        saving = deployment.price.first_projections
+        name = "first layer's projections kept per token"
+        yield AuditedProver(name, saving, lambda: deployment.deployed, exact=True)
+
+
+def _noisy(prover: AuditedProver, times: float, length: float) -> AuditedProver:
+    """``prover`` with a random vector of ``length`` added to each of its own."""
+
+    def prepare() -> Recompute:
+        plain = prover.prepare()
+
+        def answer(nonces: Sequence[int]) -> Vectors:
+            return {
+                n: vector + length * _random_unit(n, len(vector))
+                for n, vector in plain(nonces).items()
+            }
+
+        return answer
+
+    return replace(
+        prover, name=f"{prover.name}, noise of {times:g} honest distances", prepare=prepare
+    )
+
+
+def _of_layers(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
+    layers = deployment.price.shape.layers
+
+    def attack(name: str, left_out: Sequence[int]) -> AuditedProver:
+        saving = deployment.price.without_layers(len(left_out))
+        return AuditedProver(name, saving, partial(deployment.without_layers, left_out))
+
+    yield attack("first layer skipped", [0])
+    yield attack("middle layer skipped", [layers // 2])
+    yield attack("last layer skipped", [layers - 1])
+    if layers >= STRIDE:
+        yield attack("every fourth layer skipped", range(1, layers, STRIDE))
+    yield attack("model skipped", range(layers))
+
+
+def _of_context(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
+    price = deployment.price
+    # Later tokens do not change the states of the first, where those are read too.
+    which = "first" if price.every_position else "last"
+    for count in sorted({*CONTEXTS, price.seq_len // 4, price.seq_len // 2}):
+        if 0 < count < price.seq_len:
+            tokens = f"{which} token" if count == 1 else f"{which} {count} tokens"
+            some = partial(deployment.some_tokens, count)
+            yield AuditedProver(f"{tokens} only", price.tokens(count), some)
+
+
+def _of_others(deployment: CheckpointDeployment) -> Iterator[AuditedProver]:
+    yield deployment.other_checkpoint()
+    # These vectors exist already, so they cost nothing.
+    of_next = _of_next_nonce(deployment.deployed)
+    yield AuditedProver("another nonce's vectors", 1.0, lambda: of_next)
+    yield AuditedProver("another key's vectors", 1.0, deployment.other_key)
+    yield AuditedProver("another block's vectors", 1.0, deployment.other_block)
+
+
+def _of_next_nonce(honest: Recompute) -> Recompute:
+    def answer(nonces: Sequence[int]) -> Vectors:
+        computed = honest([nonce + 1 for nonce in nonces])
+        return {nonce: computed[nonce + 1] for nonce in nonces if nonce + 1 in computed}
+
+    return answer
+
+
+def _forgeries(width: int) -> Iterator[AuditedProver]:
+    def always(vector: NDArray[np.float32]) -> Callable[[], Recompute]:
+        return lambda: lambda nonces: dict.fromkeys(nonces, vector)
+
+    def random(nonces: Sequence[int]) -> Vectors:
+        return {nonce: _random_unit(nonce, width) for nonce in nonces}
+
+    yield AuditedProver("random unit vectors", 1.0, lambda: random)
+    yield AuditedProver("one vector for all", 1.0, always(_unit(np.ones(width))))
+    yield AuditedProver("zero vectors", 1.0, always(np.zeros(width, np.float32)))
+
+
+def _random_unit(nonce: int, width: int) -> NDArray[np.float32]:
+    return _unit(np.random.default_rng(nonce).normal(size=width))
+
+
+def _unit(vector: NDArray[np.float64]) -> NDArray[np.float32]:
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ProverMeasurement:
+    """The vectors of a prover, measured.
+
+    ``errors`` float32 [nonces, width] are its vectors less the validator's, NaN where there is no
+    vector. ``rate`` is the share of mismatches by the threshold of the count, ``interval`` its 95 %
+    interval. Of a mixture the errors are those of two provers, one after the other, and
+    ``chances`` [nonces] says how often each is met; else all are met alike.
+    """
+
+    name: str
+    saving: float
+    errors: Errors
+    rate: float
+    interval: tuple[float, float]
+    exact: bool = False
+    chances: Floats | None = None
+
+    @property
+    def distances(self) -> Floats:
+        """float64 [nonces], infinite where there is no vector."""
+        lengths = np.linalg.norm(self.errors, axis=1).astype(np.float64)
+        return np.where(np.isnan(lengths), np.inf, lengths)
+
+    @property
+    def mean(self) -> float:
+        return float(np.average(self._shown, weights=self.chances))
+
+    @property
+    def sd(self) -> float:
+        spread = np.average((self._shown - self.mean) ** 2, weights=self.chances)
+        return float(np.sqrt(spread))
+
+    @property
+    def _shown(self) -> Floats:
+        return self.distances.clip(max=FARTHEST)
+
+
+def measured(prover: AuditedProver, errors: Errors, dist_threshold: float) -> ProverMeasurement:
+    # The comparison of a validator (protocol B.4) is in float32. A missing vector is too far.
+    within = np.linalg.norm(errors, axis=1) <= np.float32(dist_threshold)
+    beyond = int((~within).sum())
+    return ProverMeasurement(
+        name=prover.name,
+        saving=prover.saving,
+        errors=errors,
+        rate=beyond / len(errors),
+        interval=rate_interval(beyond, len(errors)),
+        exact=prover.exact,
+    )
+
+
+def mixtures(
+    honest: ProverMeasurement, forged: Sequence[ProverMeasurement]
+) -> list[ProverMeasurement]:
+    """Provers that compute most nonces, and forge the rest by the attack that mismatches least.
+
+    A validator draws its sample at random, so that each nonce in it is forged with the same
+    chance. Empty if no attack saves ``FORGERY_SAVES``.
+    """
+    cheap = [each for each in forged if each.saving >= FORGERY_SAVES]
+    if not cheap:
+        return []
+    best = min(cheap, key=lambda each: (each.interval[0], each.mean))
+    return [_mixture(honest, best, share) for share in FORGED_SHARES]
+
+
+def _mixture(
+    honest: ProverMeasurement, forged: ProverMeasurement, share: float
+) -> ProverMeasurement:
+    def mixed(of_honest: float, of_forged: float) -> float:
+        return (1.0 - share) * of_honest + share * of_forged
+
+    counts = len(honest.errors), len(forged.errors)
+    return ProverMeasurement(
+        name=f"honest on {1.0 - share:.1%}, else {forged.name}".replace(".0%", "%"),
+        saving=share * forged.saving,
+        errors=np.concatenate([honest.errors, forged.errors]),
+        rate=mixed(honest.rate, forged.rate),
+        interval=(
+            mixed(honest.interval[0], forged.interval[0]),
+            mixed(honest.interval[1], forged.interval[1]),
+        ),
+        chances=np.repeat([(1.0 - share) / counts[0], share / counts[1]], counts),
+    )
+
+
+def vectors_by(
+    title: str, prepare: Callable[[], Recompute], nonces: Sequence[int], progress: Progress
+) -> Vectors:
+    progress.step(f"{title}: {len(nonces)} nonces", len(nonces))
+    answer = prepare()
+    found: dict[int, NDArray[np.float32]] = {}
+    for chunk in chunks(nonces, AT_ONCE):
+        found |= answer(chunk)
+        for _ in chunk:
+            progress.advance()
+    return found
+
+
+def errors_of(made: Vectors, truth: Vectors) -> Errors:
+    """As a validator sees them, both vectors rounded to float16 as on the wire (protocol B.4)."""
+    return np.array([_error(made.get(nonce), vector) for nonce, vector in truth.items()])
+
+
+def _error(theirs: NDArray[np.float32] | None, ours: NDArray[np.float32]) -> Errors:
+    if theirs is None:
+        return np.full_like(ours, np.nan)
+    theirs, ours = (to_float16(vector).astype(np.float32) for vector in (theirs, ours))
+    return theirs - ours
+
+
+def figures_of(errors: Errors, predictions: Mapping[str, Errors], has_twins: bool) -> RunFigures:
+    """The figures of ``errors`` [n, width], NaN rows of nonces without a vector included.
+
+    ``predictions`` [m, width] by suspect are those of the first m nonces; where n is a multiple of
+    m, those nonces come again and again.
+    """
+    rows = np.arange(len(errors)) % len(next(iter(predictions.values())))
+    broken = np.isnan(errors).any(axis=1)
+    lengths = np.linalg.norm(errors, axis=1).astype(np.float64)
+
+    def known(values: list[float]) -> Floats:
+        return np.where(broken, np.nan, np.array(values, dtype=np.float64))
+
+    return RunFigures(
+        lengths=np.where(broken, np.inf, np.maximum(lengths, LEAST_LENGTH)),
+        alike=known([alikeness(error) for error in errors]) if has_twins else None,
+        cosines={
+            name: known([cosine(e, p) for e, p in zip(errors, predicted[rows], strict=True)])
+            for name, predicted in predictions.items()
+        },
+        rows=rows,
+    )

@@ -1,0 +1,420 @@
+"""Measures every attack on a deployment, and works out which of them its validators convict."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from proofserve.lab.report import LabError, Progress
+from proofserve.protocol.verdict.counting import (
+    check_inside,
+    convicting_count,
+    power,
+    root,
+    sample_size,
+)
+from proofserve.protocol.verdict.scale import fitted
+from proofserve.protocol.verdict.sequential import SequentialTest
+from proofserve.verifier.audit.attacks import (
+    Errors,
+    Floats,
+    ProverMeasurement,
+    attacks,
+    errors_of,
+    figures_of,
+    measured,
+    mixtures,
+    vectors_by,
+)
+from proofserve.verifier.audit.deployment import AuditedProver, CheckpointDeployment
+from proofserve.verifier.judges import Chances, Vectors, default_share
+from proofserve.verifier.populations import (
+    LEAST_LEANING,
+    HonestPopulations,
+    RunFigures,
+    populations,
+)
+from proofserve.verifier.simulation import Endings, draws, node_figures, simulated
+
+# The settings of ``p_fraud`` that are tried, from the test with the fewest nonces to the one with
+# the most. The first is the default of ``proofserve verify``.
+P_FRAUDS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+# An attack that saves less than this share of the compute is reported, but fails no deployment.
+WORTHWHILE = 0.10
+# The most attacks that the verdict names.
+NAMED = 3
+# Fewer nonces bound no spread.
+FEWEST = LEAST_LEANING
+RUNS = 2000
+# The share of verifications that may clear an attack before it is convicted, and it still counts as
+# caught: some times what ``verify`` allows, since few figures are drawn again and again.
+CLEARED_AT_MOST = 0.01
+OWN = "our own run"
+
+
+@dataclass(frozen=True, slots=True)
+class ConvictionRule:
+    """When a node is convicted.
+
+    At most a share ``p_mismatch`` of an honest node's vectors are mismatches. ``alpha`` is the
+    chance that an honest node is convicted, ``power`` the least chance with which ``max_nonces``
+    have to convict a fraud. Raises ProtocolError for a rate or chance that is not between 0 and 1.
+    """
+
+    p_mismatch: float = 0.001
+    alpha: float = 1e-6
+    power: float = 0.999
+    max_nonces: int = 1000
+
+    def __post_init__(self) -> None:
+        for field in ("p_mismatch", "alpha", "power"):
+            check_inside(field, getattr(self, field))
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """A sequential test that convicts: its setting, and how many nonces it needs.
+
+    After ``nonces`` it has convicted with the wanted chance; on average it needs ``expected``.
+    """
+
+    p_fraud: float
+    nonces: int
+    expected: float
+
+
+@dataclass(frozen=True, slots=True)
+class Conviction:
+    """The tests that convict a node with one rate of mismatches.
+
+    ``fixed`` is the number of nonces of the fixed test, ``sequential`` the setting of the
+    sequential test with the fewest nonces; each is None if ``max_nonces`` are not enough.
+    ``default_convicts`` is the chance that the sequential test convicts at its default setting.
+    """
+
+    fixed: int | None
+    sequential: Sequential | None
+    default_convicts: float
+
+
+class PowerAnalysis:
+    def __init__(self, rule: ConvictionRule) -> None:
+        self.rule = rule
+        self._known: dict[float, Conviction] = {}
+        self._sizes = _strongest_sizes(rule)
+        self.least_rate = self._least_rate()
+
+    def conviction(self, rate: float) -> Conviction:
+        if rate not in self._known:
+            default, sequential = self._sequential(rate)
+            self._known[rate] = Conviction(self._fixed(rate), sequential, default)
+        return self._known[rate]
+
+    def _least_rate(self) -> float | None:
+        if not self._some_size_convicts(1.0):
+            return None
+        return root(lambda rate: not self._some_size_convicts(rate))
+
+    def _some_size_convicts(self, rate: float) -> bool:
+        return any(self._convicts(n, rate) for n in self._sizes)
+
+    def _convicts(self, nonces: int, rate: float) -> bool:
+        rule = self.rule
+        return power(nonces, rule.p_mismatch, rule.alpha, rate) >= rule.power
+
+    def _fixed(self, rate: float) -> int | None:
+        rule = self.rule
+        if self.least_rate is None or rate < self.least_rate:
+            return None
+        return sample_size(rule.p_mismatch, rule.alpha, rate, rule.power, rule.max_nonces)
+
+    def _sequential(self, rate: float) -> tuple[float, Sequential | None]:
+        """The chance that the default setting convicts, and the first setting that does."""
+        rule = self.rule
+        default = 0.0
+        for p_fraud in P_FRAUDS:
+            if p_fraud <= rule.p_mismatch:
+                break
+            test = SequentialTest(rule.p_mismatch, p_fraud, rule.alpha, 1.0 - rule.power)
+            course = test.course(rate, rule.max_nonces)
+            if p_fraud == P_FRAUDS[0]:
+                default = course.convicted
+            nonces = course.nonces_to_convict(rule.power)
+            if nonces is not None:
+                return default, Sequential(p_fraud, nonces, course.expected_nonces)
+            if rate <= rule.p_mismatch:
+                # An honest node's rate: no setting may convict it.
+                break
+        return default, None
+
+
+def _strongest_sizes(rule: ConvictionRule) -> tuple[int, ...]:
+    """Two numbers of nonces up to ``max_nonces``; one of them has the greatest power.
+
+    Power falls where one more mismatch becomes necessary, and rises between. So it is greatest at
+    ``max_nonces``, or just before it falls for the last time.
+    """
+
+    def needed(n: int) -> int | None:
+        return convicting_count(n, rule.p_mismatch, rule.alpha)
+
+    most = rule.max_nonces
+    before = next((n for n in range(most, 0, -1) if needed(n) != needed(most)), most)
+    return most, before
+
+
+@dataclass(frozen=True, slots=True)
+class ProverResult:
+    """A prover, and what convicts it.
+
+    ``counted`` is the count's, ``endings`` are those of the other tests, together and alone.
+    ``cosines`` float64 [n, suspects] is None for a mixture; NaN where there is no vector.
+    ``caught`` says whether verifications convict it with the wanted chance, ``noticed`` whether
+    they convict it or find that nothing explains it.
+    """
+
+    measurement: ProverMeasurement
+    counted: Conviction
+    endings: Endings
+    caught: bool
+    noticed: bool
+    cosines: Floats | None = None
+
+    @property
+    def cleared_share(self) -> float:
+        return self.endings.cleared / len(self.endings.cleared_at)
+
+    @property
+    def unexplained_share(self) -> float:
+        return self.endings.unexplained / len(self.endings.cleared_at)
+
+    @property
+    def mean_cosines(self) -> list[float] | None:
+        """With each suspect, over the nonces with a vector; None if there are no such."""
+        if self.cosines is None:
+            return None
+        rows = self.cosines[np.isfinite(self.cosines).all(axis=1)]
+        return rows.mean(axis=0).tolist() if len(rows) else None
+
+    @property
+    def escapes(self) -> bool:
+        """Whether it fails the deployment: no validator notices it, and it saves enough."""
+        saves = self.measurement.saving >= WORTHWHILE
+        return saves and not self.noticed and not self.measurement.exact
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The results: of honest provers, the deployed one first, and of the attacks.
+
+    ``dist_threshold`` (L2) is that of the count. ``suspects`` are the columns of the results'
+    cosines, ``populations`` the honest kernels behind the verdicts, ``runs`` the number of
+    simulated verifications of each prover.
+    """
+
+    rule: ConvictionRule
+    dist_threshold: float
+    populations: tuple[str, ...]
+    runs: int
+    suspects: tuple[str, ...]
+    honest: tuple[ProverResult, ...]
+    attacks: tuple[ProverResult, ...]
+
+    @property
+    def unfit(self) -> ProverResult | None:
+        """An honest prover that would be convicted, None if there is none."""
+        deployed = self.honest[0]
+        if deployed.measurement.interval[0] > self.rule.p_mismatch:
+            return deployed
+        return next((each for each in self.honest if each.endings.convicted), None)
+
+    @property
+    def passed(self) -> bool:
+        """Whether honest nodes are safe, and no attack that saves enough goes unnoticed."""
+        return self.unfit is None and not any(each.escapes for each in self.attacks)
+
+    @property
+    def verdict(self) -> str:
+        if self.unfit is not None:
+            found = self.unfit.measurement
+            return (
+                f"UNFIT: an honest node would be convicted: {found.name};"
+                f" {found.rate:.1%} of its vectors are beyond the threshold"
+                f" of {self.dist_threshold:g}"
+            )
+        open_ones = [each for each in self.attacks if not (each.caught or each.measurement.exact)]
+        missed = [each for each in open_ones if not each.noticed]
+        unexplained = [each for each in open_ones if each.noticed]
+        within = f"within {self.rule.max_nonces} nonces"
+        text = f"NOT CAUGHT {within}: {_named(missed)}"
+        if self.passed:
+            worth = f" worth {WORTHWHILE:.0%}" if missed else ""
+            text = f"CAUGHT: every attack{worth} {within}"
+            text += f"; not {_named(missed)}" if missed else ""
+        return text + (f"; no verdict on {_named(unexplained)}" if unexplained else "")
+
+
+def _named(missed: Sequence[ProverResult]) -> str:
+    ranked = sorted((each.measurement for each in missed), key=lambda m: m.saving, reverse=True)
+    names = [f"{each.name} (saves {each.saving:.0%})" for each in ranked[:NAMED]]
+    more = len(ranked) - NAMED
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """``nonces`` are those of each prover, ``runs`` its simulated verifications.
+
+    Without the populations ``honest`` of a calibration the audit takes the kernels that it emulates
+    itself, and without ``dist_threshold`` the distance that a share ``rule.p_mismatch`` of the
+    vectors of the farthest of them exceeds by a fit. ``only`` restricts the attacks to these names.
+    Without ``twins`` verifications leave that test out.
+    """
+
+    rule: ConvictionRule
+    nonces: int
+    honest: HonestPopulations | None = None
+    dist_threshold: float | None = None
+    runs: int = RUNS
+    only: Collection[str] | None = None
+    twins: bool = True
+
+
+def audit(deployment: CheckpointDeployment, options: AuditOptions, progress: Progress) -> Audit:
+    """Run every attack on the same nonces, and work out what convicts it.
+
+    Raises LabError if the validator's or the deployed model's vectors are not all finite, and
+    ValueError for less than ``FEWEST`` nonces.
+    """
+    if options.nonces < FEWEST:
+        raise ValueError(f"nonces: {options.nonces} is below {FEWEST}")
+    return _Auditing(deployment, options, progress).audit()
+
+
+class _Auditing:
+    def __init__(
+        self, deployment: CheckpointDeployment, options: AuditOptions, progress: Progress
+    ) -> None:
+        self._deployment = deployment
+        self._options = options
+        self._progress = progress
+        self._nonces = range(options.nonces)
+        self._deployed = AuditedProver(OWN, 0.0, lambda: deployment.deployed)
+
+    def audit(self) -> Audit:
+        options, deployment = self._options, self._deployment
+        truth = self._all_of(AuditedProver("the validator", 0.0, lambda: deployment.truth))
+        honest = {self._deployed: errors_of(self._all_of(self._deployed), truth)}
+        for kernel in deployment.kernels():
+            errors = errors_of(self._vectors(kernel), truth)
+            # Kernels that give no numbers, such as float16 for some models, serve no client.
+            if np.isfinite(errors).all():
+                honest[kernel] = errors
+        predictions = self._predictions()
+        has_twins = deployment.has_twins and options.twins
+        shown = {
+            prover.name: figures_of(errors, predictions, has_twins)
+            for prover, errors in honest.items()
+        }
+        limit = options.dist_threshold or max(
+            fitted(each.lengths).quantile(1.0 - options.rule.p_mismatch) for each in shown.values()
+        )
+        kernels = [measured(prover, errors, limit) for prover, errors in honest.items()]
+        seen = [
+            measured(prover, errors_of(self._vectors(prover), truth), limit)
+            for prover in attacks(deployment, kernels[0].mean)
+            if options.only is None or prover.name in options.only
+        ]
+        own = shown.pop(OWN)
+        null = options.honest or populations(own, shown, self._cheats(seen, predictions))
+        judging = _Judging(options, null, own, predictions, self._progress)
+        return Audit(
+            rule=options.rule,
+            dist_threshold=limit,
+            populations=null.names,
+            suspects=tuple(predictions),
+            runs=options.runs,
+            honest=judging.results(kernels),
+            attacks=judging.results([*seen, *mixtures(kernels[0], seen)]),
+        )
+
+    def _vectors(self, prover: AuditedProver) -> Vectors:
+        return vectors_by(prover.name, prover.prepare, self._nonces, self._progress)
+
+    def _all_of(self, prover: AuditedProver) -> Vectors:
+        found = self._vectors(prover)
+        if len(found) < len(self._nonces):
+            raise LabError(
+                f"the vectors of {prover.name} are not all finite; repair the checkpoint,"
+                " or choose another dtype"
+            )
+        return found
+
+    def _predictions(self) -> dict[str, Errors]:
+        names = self._deployment.names
+        self._progress.step(f"{len(names)} suspects on {len(self._nonces)} nonces", len(names))
+        found = {}
+        for name in names:
+            predicted = self._deployment.predictions(name, self._nonces)
+            found[name] = np.array([predicted[nonce] for nonce in self._nonces])
+            self._progress.advance()
+        return found
+
+    def _cheats(
+        self, seen: Sequence[ProverMeasurement], predictions: Mapping[str, Errors]
+    ) -> dict[str, Floats]:
+        """The cosines of each prover that has a suspect's weights, with that suspect."""
+        return {
+            each.name: figures_of(each.errors, {each.name: predictions[each.name]}, False).cosines[
+                each.name
+            ]
+            for each in seen
+            if each.name in predictions and np.isfinite(each.errors).all()
+        }
+
+
+class _Judging:
+    """Verifications of provers by the populations ``null``, beside our ``own`` run."""
+
+    def __init__(
+        self,
+        options: AuditOptions,
+        null: HonestPopulations,
+        own: RunFigures,
+        predictions: Mapping[str, Errors],
+        progress: Progress,
+    ) -> None:
+        rule = options.rule
+        self._rule = rule
+        self._runs = options.runs
+        self._analysis = PowerAnalysis(rule)
+        self._chances = Chances(rule.alpha, 1.0 - rule.power, default_share(rule.max_nonces))
+        self._null = null
+        self._own = own
+        self._predictions = predictions
+        self._progress = progress
+
+    def results(self, seen: Sequence[ProverMeasurement]) -> tuple[ProverResult, ...]:
+        self._progress.step("simulating verifications", len(seen))
+        return tuple(self._result(each) for each in seen)
+
+    def _result(self, each: ProverMeasurement) -> ProverResult:
+        figures = figures_of(each.errors, self._predictions, self._own.alike is not None)
+        node = node_figures(figures, self._own, self._null)
+        drawn = draws(len(node), self._runs, self._rule.max_nonces, each.chances)
+        endings = simulated(node, self._null, self._chances, drawn)
+        self._progress.advance()
+        would_convict = endings.nonces_to(endings.convicted_at, self._rule.power) is not None
+        is_cleared = endings.cleared > CLEARED_AT_MOST * self._runs
+        ended = endings.convicted + endings.unexplained
+        return ProverResult(
+            measurement=each,
+            # Judged by the lower end of the interval: the true rate is rarely below it.
+            counted=self._analysis.conviction(each.interval[0]),
+            endings=endings,
+            caught=would_convict and not is_cleared,
+            noticed=ended >= (1.0 - CLEARED_AT_MOST) * self._runs,
+            cosines=None
+            if each.chances is not None
+            else np.stack([*figures.cosines.values()], axis=1),
+        )

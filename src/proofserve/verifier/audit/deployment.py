@@ -1,0 +1,447 @@
+"""The audited deployment: a checkpoint, honest and changed to cheat, and what each change saves.
+
+Prices count the multiplications of the matrices and of causal attention. Norms, rotations and the
+drawing of inputs are left out: a few percent of a forward. Every share is one of the honest price.
+Where a scheme reads the last position alone, that leaves out the last layer's MLP at all others, as
+our servers do (ADR 8).
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Self
+
+from proofserve.engines.reference.engine import ReferenceEngine
+from proofserve.engines.reference.errors import CheckpointError
+from proofserve.engines.reference.kernels import own_profile, with_kernels
+from proofserve.engines.reference.network import DTYPES, Network, load
+from proofserve.engines.reference.pruning import share_of_experts, without_experts
+from proofserve.engines.reference.rounding import Rounding, in_groups, integers, rotated, stochastic
+from proofserve.engines.reference.routers import routers_of
+from proofserve.engines.reference.suspects import SUSPECTS, suspect, weight_bits
+from proofserve.engines.reference.variants import (
+    first_tokens_only,
+    in_dtype,
+    last_tokens_only,
+    of_rank,
+    pruned,
+    share_of_rank,
+    with_cache,
+    with_int8_attention,
+    with_matrices,
+    with_random_matrices,
+    with_redrawn_matrices,
+    without_layers,
+)
+from proofserve.protocol.identity import Block
+from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.sketch import TWINS
+from proofserve.rounds.records import Workload
+from proofserve.verifier.calibration_file import KV_AUTO
+from proofserve.verifier.judges import Recompute, Vectors
+from proofserve.verifier.validator import EXACT, CheckpointValidator, ValidatorSetup, proofs_of
+
+# Bits of a weight as it is served.
+SERVED_BITS = 16
+# Shares of the full rank; from a half on, square matrices save nothing.
+RANKS = {"half": 0.5, "a quarter": 0.25}
+# Shares of a mixture's experts, the least used ones.
+PRUNED_EXPERTS: Final = {"a quarter of the experts pruned": 0.25, "half of the experts pruned": 0.5}
+# No public format has groups of this size.
+PRIVATE_GROUP = 48
+# A seed that only the prover knows, of the rotation in which it rounds.
+_ROTATION: Final = 1
+BLOCK, OTHER_BLOCK = Block("audit-block", 1), Block("audit-other-block", 1)
+KEY, OTHER_KEY = "audit-key", "audit-other-key"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The dimensions of a decoder with grouped queries and a gated MLP, of all layers alike.
+
+    ``intermediate`` is the width of the MLP, or of all experts together that one token uses.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+
+    @property
+    def queries(self) -> int:
+        """Multiplications of the query and the output projection, for one token."""
+        return 2 * self.hidden * self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Multiplications of the key and the value projection, for one token."""
+        return 2 * self.hidden * self.kv_heads * self.head_dim
+
+    @property
+    def mlp(self) -> int:
+        """Multiplications of gate, up and down projection, for one token."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def pair(self) -> int:
+        """Multiplications of attention for one token and one that it sees: score and value."""
+        return 2 * self.heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """``every_position`` says whether the scheme reads all positions, or the last alone."""
+
+    shape: ModelShape
+    seq_len: int
+    every_position: bool = False
+
+    @property
+    def honest(self) -> int:
+        """What our servers compute for one sequence."""
+        return self._whole - self._unread_mlp if self.shape.layers else 0
+
+    def without_layers(self, count: int) -> float:
+        """The share (0 to 1) saved by leaving out ``count`` layers.
+
+        The attack also leaves out the unread MLP of the layer that is then the last. Without any
+        layer there is nothing to compute.
+        """
+        return self.other(replace(self.shape, layers=self.shape.layers - count))
+
+    def other(self, shape: ModelShape) -> float:
+        """The share saved by a model of another shape; 0 if it is not smaller."""
+        return max(0.0, 1.0 - replace(self, shape=shape).honest / self.honest)
+
+    def tokens(self, count: int) -> float:
+        """The share saved by computing ``count`` positions alone."""
+        return 1.0 - replace(self, seq_len=count).honest / self.honest
+
+    def of_matrices(self, saved: float) -> float:
+        """The share saved if the layers' matrices cost ``saved`` (0 to 1) less.
+
+        Attention has no weights and costs the same.
+        """
+        return (1.0 - self._attention / self.honest) * saved
+
+    def bits(self, bits: int) -> float:
+        """The share saved by matrices of ``bits`` instead of 16 bits, at most.
+
+        Multiplications count as cheaper in proportion to the bits, which the fastest hardware
+        offers if activations are rounded too.
+        """
+        return self.of_matrices(1.0 - bits / SERVED_BITS)
+
+    def cache(self, bits: int) -> float:
+        """The share saved by keys and values of ``bits`` instead of 16 bits, at most."""
+        return self._attention / self.honest * (1.0 - bits / SERVED_BITS)
+
+    @property
+    def first_projections(self) -> float:
+        """The share of the first layer's queries, keys and values, which only the token decides."""
+        shape = self.shape
+        return self.seq_len * (shape.queries // 2 + shape.keys) / self.honest
+
+    @property
+    def unread_mlp(self) -> float:
+        """The last MLP at unread positions, as a share of a forward that computes everything."""
+        return self._unread_mlp / self._whole
+
+    @property
+    def unread_attention(self) -> float:
+        """The share saved by also leaving out the last layer's queries at unread positions.
+
+        Their scores and output projections are left out with them. Keys and values of every
+        position stay, because the last position reads them.
+        """
+        if self.every_position:
+            return 0.0
+        unread = self.seq_len - 1
+        # The pairs of all tokens but the last one.
+        pairs = unread * self.seq_len // 2
+        return (unread * self.shape.queries + pairs * self.shape.pair) / self.honest
+
+    @property
+    def _attention(self) -> int:
+        pairs = self.seq_len * (self.seq_len + 1) // 2
+        return self.shape.layers * pairs * self.shape.pair
+
+    @property
+    def _whole(self) -> int:
+        shape = self.shape
+        token = shape.queries + shape.keys + shape.mlp
+        return shape.layers * self.seq_len * token + self._attention
+
+    @property
+    def _unread_mlp(self) -> int:
+        return 0 if self.every_position else (self.seq_len - 1) * self.shape.mlp
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedProver:
+    """A way to make vectors. ``saving`` is the share (0 to 1) of an honest nonce's compute.
+
+    ``prepare`` may take memory and seconds, and returns the function that computes the vectors,
+    float32 [width]; a nonce without a finite vector is left out. ``exact`` says that the vectors
+    are honest ones, so that no test can tell.
+    """
+
+    name: str
+    saving: float
+    prepare: Callable[[], Recompute]
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedWeights:
+    """``private`` weights are none of the bank; ``saving`` is the share of compute they save.
+
+    Of pruned experts it is the share of the layers' memory.
+    """
+
+    name: str
+    saving: float
+    make: Callable[[Network], Network]
+    private: bool = False
+
+
+def changed_weights(network: Network, price: Price) -> Iterator[ChangedWeights]:
+    for name in SUSPECTS:
+        bits = weight_bits(name)
+        saving = price.bits(bits) if bits < SERVED_BITS else price.cache(8)
+        yield ChangedWeights(name, saving, partial(suspect, name=name))
+    yield from _private(network, price)
+
+
+def _private(network: Network, price: Price) -> Iterator[ChangedWeights]:
+    def change(name: str, saving: float, make: Callable[[Network], Network]) -> ChangedWeights:
+        return ChangedWeights(name, saving, make, private=True)
+
+    def matrices(rounding: Rounding) -> Callable[[Network], Network]:
+        return lambda of: with_matrices(of, in_dtype(rounding))
+
+    chance = partial(with_random_matrices, change=lambda g: in_dtype(stochastic(8, g)))
+    yield change("int8 per channel by chance", price.bits(8), chance)
+    groups = partial(
+        with_random_matrices, change=lambda g: in_dtype(in_groups(stochastic(8, g), 32))
+    )
+    yield change("int8 g32 by chance", price.bits(8), groups)
+    grouped = in_groups(integers(8), PRIVATE_GROUP)
+    yield change(f"int8 g{PRIVATE_GROUP}, private", price.bits(8), matrices(grouped))
+    turned = rotated(in_groups(integers(8), 32), _ROTATION)
+    yield change("int8 g32, rotated in private", price.bits(8), matrices(turned))
+    every_other = range(0, len(network.layers), 2)
+    half = partial(with_matrices, change=in_dtype(integers(8)), layers=every_other)
+    yield change("int8 per channel on half of the layers", price.bits(8) / 2, half)
+    yield change("KV cache in int8", price.cache(8), partial(with_cache, rounding=integers(8)))
+    # As in the cache, half of attention's work is left at most.
+    yield change("attention in int8", price.cache(8), with_int8_attention)
+    yield change("pruned 2:4", price.of_matrices(0.5), matrices(pruned))
+    for name, share in RANKS.items():
+        saving = price.of_matrices(1.0 - share_of_rank(network, share))
+        yield change(f"{name} of the rank", saving, matrices(partial(of_rank, share=share)))
+    if routers_of(network):
+        for name, share in PRUNED_EXPERTS.items():
+            saving = share * share_of_experts(network)
+            yield change(name, saving, partial(without_experts, share=share))
+
+
+def size_saving(folder: Path, model: Path) -> float:
+    """By how much (0 to 1) the weights of the checkpoint in ``folder`` are smaller files."""
+
+    def size(of: Path) -> int:
+        return sum(file.stat().st_size for file in of.glob("*.safetensors"))
+
+    return max(0.0, 1.0 - size(folder) / size(model)) if size(model) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSetup:
+    """What is audited, and how it is computed.
+
+    The prover serves in ``dtype``, a name of ``engines.reference.network.DTYPES`` (None: the
+    checkpoint's own), and may keep keys and values in ``kv_dtype``. ``other`` is another checkpoint
+    of the same hidden size, None for weights drawn at random. ``suspects`` are checkpoints that
+    join the bank; ``bank`` restricts it to these names, None for all of it. ``seq_len`` is in
+    tokens, ``forward_batch`` in nonces.
+    """
+
+    model: Path
+    scheme: Scheme
+    seq_len: int
+    dtype: str | None = None
+    kv_dtype: str = KV_AUTO
+    device: str = "cpu"
+    forward_batch: int = 8
+    other: Path | None = None
+    suspects: tuple[Path, ...] = ()
+    bank: tuple[str, ...] | None = None
+
+
+class CheckpointDeployment:
+    """The audited model, honest and changed to cheat; makes each prover when it is asked for.
+
+    ``width`` is the number of values per nonce, ``names`` are the validator's suspects.
+    ``has_twins`` says whether a nonce is a pair of twins.
+
+    Provers are variants of the published network in float32, with emulated kernels: their weights
+    are in memory once, however many round otherwise.
+
+    Raises CheckpointError if the checkpoint cannot be used. The functions that it returns raise
+    EngineFault if a forward fails.
+    """
+
+    def __init__(self, setup: AuditSetup) -> None:
+        self._setup = setup
+        self._work = self._workload(setup.scheme)
+        self._validator = CheckpointValidator(
+            ValidatorSetup(
+                model=setup.model,
+                device=setup.device,
+                suspects=setup.suspects,
+                served_dtype=setup.dtype,
+                kv_dtype=setup.kv_dtype,
+            ),
+            proofs_of(self._work, setup.forward_batch),
+        )
+        self._own = own_profile(DTYPES[self._validator.served_dtype])
+        self._network = with_kernels(self._validator.published, self._own)
+        self.weights_digest = self._validator.weights_digest
+        self.is_dense = self._validator.is_dense
+        block = setup.scheme.for_block(BLOCK, self._network.facts, self._network.device)
+        self.price = Price(shape_of(self._network), setup.seq_len, block.reads_every_position)
+        self.width = setup.scheme.width
+        self.has_twins = setup.scheme.sequences_per_nonce == TWINS
+        self.mixes_experts = bool(routers_of(self._network))
+        bank, added = setup.bank, {folder.name for folder in setup.suspects}
+        every = self._validator.names
+        self.names = [each for each in every if bank is None or each in {*bank, *added}]
+
+    def with_routing(self, scheme: Scheme) -> Self:
+        """The same networks, proving by a sketch of which others choose the experts."""
+        made = copy.copy(self)
+        made._work = self._workload(scheme)
+        made._validator = self._validator.with_other(
+            proofs_of(made._work, self._setup.forward_batch)
+        )
+        return made
+
+    def truth(self, nonces: Sequence[int]) -> Vectors:
+        """The vectors as the validator recomputes them."""
+        return self._validator.truth(nonces)
+
+    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        """The suspect's vectors less the true ones."""
+        return self._validator.predictions(name, nonces)
+
+    def deployed(self, nonces: Sequence[int]) -> Vectors:
+        """The vectors of the model as the prover deploys it: our own honest run."""
+        return self._answers(self._network)(nonces)
+
+    def kernels(self) -> Iterator[AuditedProver]:
+        """The honest model by other kernels than ``deployed``."""
+        for name in self._validator.kernels:
+            answers = partial(self._validator.honest_vectors, name)
+            yield AuditedProver(name, 0.0, lambda answers=answers: answers)  # type: ignore[misc]
+
+    def weights(self) -> Iterator[AuditedProver]:
+        """Changed weights, activations and caches; those of the suspects have their names."""
+        for folder in self._setup.suspects:
+            # A quantised checkpoint is a smaller file.
+            saving = self.price.of_matrices(size_saving(folder, self._setup.model))
+            yield AuditedProver(folder.name, saving, partial(self._suspect, folder.name))
+        for change in changed_weights(self._network, self.price):
+            if change.private or change.name in self.names:
+                prepare = partial(self._changed, change.make)
+                yield AuditedProver(change.name, change.saving, prepare)
+
+    def without_layers(self, left_out: Sequence[int]) -> Recompute:
+        """The checkpoint without some layers, with its final norm and the scheme's transforms."""
+        return self._answers(without_layers(self._network, left_out))
+
+    def some_tokens(self, count: int) -> Recompute:
+        """The model that computes ``count`` positions: the last, or the first if all are read."""
+        some = first_tokens_only if self.price.every_position else last_tokens_only
+        return self._answers(some(self._network, count))
+
+    def other_checkpoint(self) -> AuditedProver:
+        """A model with other weights, of the same shape or a smaller one."""
+        folder = self._setup.other
+        if folder is None:
+            random = lambda: self._answers(with_redrawn_matrices(self._network))  # noqa: E731
+            return AuditedProver("another checkpoint", 0.0, random)
+        other = with_kernels(load(folder, EXACT, self._setup.device), self._own)
+        self._require_fit(folder, other)
+        saving = self.price.other(shape_of(other))
+        name = "a smaller checkpoint" if saving else "another checkpoint"
+        # The published checkpoint decides the inputs.
+        answers = partial(self._answers, replace(other, facts=self._network.facts))
+        return AuditedProver(name, saving, answers)
+
+    def other_key(self) -> Recompute:
+        """The honest model's vectors for another public key."""
+        return self._answers(self._network, replace(self._work, public_key=OTHER_KEY))
+
+    def other_block(self) -> Recompute:
+        """The honest model's vectors for another block."""
+        return self._answers(self._network, replace(self._work, block=OTHER_BLOCK))
+
+    def _workload(self, scheme: Scheme) -> Workload:
+        return Workload(scheme, BLOCK, KEY, self._setup.seq_len)
+
+    def _suspect(self, name: str) -> Recompute:
+        return partial(self._validator.served_by, name)
+
+    def _changed(self, make: Any) -> Recompute:
+        return self._answers(make(self._network))
+
+    def _require_fit(self, folder: Path, other: Network) -> None:
+        """Raise CheckpointError unless ``other`` can read the inputs of the audited model."""
+        ours, theirs = self._network, other
+        for field, needed, has in (
+            ("hidden_size", ours.facts.hidden_size, theirs.facts.hidden_size),
+            ("vocabulary", _vocabulary(ours), _vocabulary(theirs)),
+        ):
+            if has < needed or (field == "hidden_size" and has != needed):
+                raise CheckpointError(
+                    f"{field}: {folder} has {has}, {self._setup.model} has {needed};"
+                    " --other needs the same hidden size and all of its tokens"
+                )
+
+    def _answers(
+        self, network: Network, work: Workload | None = None, batch: int | None = None
+    ) -> Recompute:
+        engine = ReferenceEngine(network, batch or self._setup.forward_batch)
+        work = work or self._work
+
+        def answer(nonces: Sequence[int]) -> Vectors:
+            made = engine.compute(work, nonces)
+            return dict(zip(made.nonces, made.values, strict=True))
+
+        return answer
+
+
+def _vocabulary(network: Network) -> int:
+    config: Any = network.decoder.config
+    return int(config.vocab_size)
+
+
+def shape_of(network: Network) -> ModelShape:
+    """The dimensions of a decoder, from its configuration in transformers' names."""
+    config: Any = network.decoder.config
+    heads = config.num_attention_heads
+    # A token of a mixture uses a few experts. Some families give experts a width of their own.
+    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    used = getattr(config, "num_experts_per_tok", None) or 1
+    return ModelShape(
+        hidden=config.hidden_size,
+        layers=len(network.layers),
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        intermediate=width * used,
+    )

@@ -1,0 +1,380 @@
+"""The report of an audit: a table and a page for readers, JSON for programs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich import box
+from rich.table import Table
+
+from proofserve.lab.report import drawn
+from proofserve.protocol import SKETCH, SKETCH_2
+from proofserve.verifier.audit.attacks import FARTHEST, ProverMeasurement
+from proofserve.verifier.audit.audit import WORTHWHILE, Audit, ProverResult
+from proofserve.verifier.audit.deployment import Price
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Tests that can convict, by the names that simulations have for them.
+TESTS: Final = ("paired", "direction")
+COLUMNS: Final = (
+    *("prover", "saves", "distance", "spread", "beyond", "count"),
+    *TESTS,
+    *("verify", "cleared", "no verdict", "closest", "verdict"),
+)
+# The others do not fit on a terminal of 80 columns.
+ON_TERMINALS: Final = frozenset({"prover", "saves", "distance", *TESTS, "verify", "verdict"})
+CAUGHT, MISSED, EXACT, HONEST, UNFIT = "CAUGHT", "NOT CAUGHT", "EXACT", "honest", "UNFIT"
+UNEXPLAINED = "NO VERDICT"
+COLOURS: Final = {
+    **{CAUGHT: "green", HONEST: "green", MISSED: "red", UNFIT: "red"},
+    **{EXACT: "yellow", UNEXPLAINED: "yellow"},
+}
+GOOD: Final = (CAUGHT, HONEST)
+ROUTINGS: Final = {
+    SKETCH: "experts that the routers choose",
+    SKETCH_2: "experts that the block chooses",
+}
+
+ASSUMPTIONS = (
+    "A saving is the share of multiplications that the attack leaves out of an honest nonce."
+    " Weights of fewer bits count as cheaper in proportion to their bits, which is the most that"
+    " hardware offers. Hardware does so only with rounded activations too, which would move the"
+    " vectors further. Vectors of another nonce, key or block exist already and cost nothing."
+    " Pruned experts save memory and no multiplications: of them it is the share of the layers'"
+    " weights.",
+    "Weights are rounded as the prover's name says; the attack computes everything else honestly."
+    " Weights by chance are rounded up or down at random, so that no suspect predicts them.",
+    "The published vectors are computed in float32, the provers' with the rounding of the served"
+    " dtype, emulated as transformers would round. So a dishonest prover has the very kernels of"
+    " the validator's own run beside which it is judged; a real one has others.",
+    "Honest kernels are emulated: sets of points at which machines round, and orders in which they"
+    " add up. What a machine does that none of them does is not known here.",
+    "Nonces are those of simulated verifications, which draw the measured nonces again and again:"
+    " they know no prover's vector that was not measured. They compare every nonce with every"
+    " suspect. `verify` compares a nonce with a few suspects at a time, so over a large bank its"
+    " direction test takes some nonces more, and clears later.",
+)
+# Inches.
+HEIGHT, ROW = 4.0, 0.28
+# The left end of the logarithmic axis; smaller distances, zero too, are drawn there.
+NEAREST: Final = 1e-4
+GREEN, BLUE, RED = "tab:green", "tab:blue", "tab:red"
+TEMPLATE = "audit_page.html"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    audit: Audit
+    price: Price
+    setup: Mapping[str, Any]
+    machine: Mapping[str, str | int]
+    beside: Mapping[str, Audit] = field(default_factory=dict)
+    """By scheme, some attacks under another routing of experts; no part of the verdict."""
+
+    def table(self) -> Table:
+        """For a terminal: one row per prover, honest ones first; nonces as "median/power"."""
+        title = f"audit of {self.setup['model']}"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+        table.add_column(COLUMNS[0], overflow="fold")
+        for heading in COLUMNS[1:]:
+            if heading in ON_TERMINALS:
+                table.add_column(heading, justify="right", no_wrap=True)
+        for row in self.rows:
+            *cells, verdict = (
+                cell for name, cell in zip(COLUMNS, row, strict=True) if name in ON_TERMINALS
+            )
+            table.add_row(*cells, f"[{COLOURS[verdict]}]{verdict}[/]")
+        return table
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        unfit = self.audit.unfit
+        honest = [self._row(each, UNFIT if each is unfit else HONEST) for each in self.audit.honest]
+        rows = [*honest, *(self._row(each, verdict_of(each)) for each in self.audit.attacks)]
+        for scheme, audit in self.beside.items():
+            rows.append(self._row(audit.honest[0], HONEST, scheme))
+            rows += [self._row(each, verdict_of(each), scheme) for each in audit.attacks]
+        return rows
+
+    @property
+    def missed(self) -> list[str]:
+        """A sentence for each attack that is not caught: how near it is to honest vectors."""
+        kinds = (MISSED, UNEXPLAINED)
+        return [self._missed(each) for each in self.audit.attacks if verdict_of(each) in kinds]
+
+    @property
+    def routing(self) -> str:
+        """What the rows of ``beside`` are; empty without any."""
+        return "".join(
+            f"Rows that end in {scheme} show the same with {ROUTINGS[scheme]}, beside the kernels"
+            " emulated in this audit; the verdict does not count them."
+            for scheme in self.beside
+        )
+
+    @property
+    def cleared_first(self) -> str:
+        """The attacks that verifications clear more often than they should, as one sentence."""
+        most = 1.0 - self.audit.rule.power
+        names = [
+            f"{each.measurement.name} ({each.cleared_share:.0%})"
+            for each in self.audit.attacks
+            if each.cleared_share > most and not each.measurement.exact
+        ]
+        if not names:
+            return "No verification that stops as soon as it knows clears an attack first."
+        return (
+            "A verification that stops as soon as it knows clears some of these before a test"
+            f" convicts them: {', '.join(names)}."
+        )
+
+    @property
+    def honest_cleared(self) -> str:
+        """What it takes to clear the honest kernel that is cleared last."""
+        audit, power = self.audit, self.audit.rule.power
+        slowest = max(audit.honest, key=lambda each: int(np.median(each.endings.cleared_at)))
+        ended, endings = slowest.endings.cleared_at, slowest.endings
+        most = endings.nonces_to(ended, power) or f"more than {audit.rule.max_nonces}"
+        return (
+            f"The honest prover that takes longest ({slowest.measurement.name}) is cleared by"
+            f" {endings.nonces_to(ended, 0.5) or '-'} nonces (median), at most {most}."
+        )
+
+    @property
+    def rule(self) -> str:
+        audit = self.audit
+        rule = audit.rule
+        return (
+            f"An attack is CAUGHT if `verify` convicts it with a chance of {rule.power:g} or more"
+            f" within {rule.max_nonces} nonces, and an honest node with {rule.alpha:g} or less."
+            f" Honest are {len(audit.populations)} kernels: a node is convicted only if each of"
+            " them is ruled out by evidence for fraud, and cleared if one explains it. If none does"
+            " and there is no evidence for fraud, there is NO VERDICT: the node is not cleared"
+            " either. Closest is the kernel that comes nearest. The table shows the nonces after"
+            f" which half of the {audit.runs} simulated verifications have convicted, and"
+            f" {rule.power:.1%} of them: by the test of sizes (paired) and the one of directions"
+            " alone, and by all together (verify); cleared is the share that clears the prover."
+            " The count calls a vector a mismatch if it is further than"
+            f" {audit.dist_threshold:.4g} from the validator's; an honest node may have mismatches"
+            f" in {rule.p_mismatch:g} of its nonces. It is the exact binomial test, at the lower"
+            " end of the 95 % interval of the rate. The audit fails if an attack that saves"
+            f" {WORTHWHILE:.0%} or more gets neither, or if an honest node would be convicted."
+        )
+
+    @property
+    def shortcuts(self) -> str:
+        """The work that a prover can leave out without changing a vector."""
+        price = self.price
+        begin = (
+            "An exact shortcut leaves work out and gives the same vectors, so no validator can see"
+            " it. "
+        )
+        if price.every_position:
+            return begin + (
+                "The first layer's queries, keys and values depend on the token alone, so a prover"
+                f" can keep them for each token: {price.first_projections:.1%} of a forward. Its"
+                " vectors are right, so it is not caught and is no fraud."
+            )
+        return begin + (
+            "Every scheme of version 1 reads only the last position. In the last layer the MLP"
+            f" at the other positions is {price.unread_mlp:.1%} of a whole forward. Our servers"
+            " leave it out, and savings are shares of the rest. The last layer's queries,"
+            f" scores and output projections at those positions are a further"
+            f" {price.unread_attention:.1%}; a prover may leave them out and stay honest."
+        )
+
+    def json(self) -> dict[str, Any]:
+        audit = self.audit
+        return {
+            "passed": audit.passed,
+            "verdict": audit.verdict,
+            "rule": {**asdict(audit.rule), "dist_threshold": audit.dist_threshold},
+            "rule_in_words": self.rule,
+            "populations": list(audit.populations),
+            "simulated_verifications": audit.runs,
+            "suspects": list(audit.suspects),
+            "honest": [self._record(each) for each in audit.honest],
+            "attacks": [self._record(each) for each in audit.attacks],
+            "beside": {
+                scheme: [self._record(each) for each in (other.honest[0], *other.attacks)]
+                for scheme, other in self.beside.items()
+            },
+            "exact_shortcuts": {
+                "unread_mlp": self.price.unread_mlp,
+                "unread_attention": self.price.unread_attention,
+                "first_projections": self.price.first_projections
+                if self.price.every_position
+                else 0.0,
+            },
+            "multiplications_per_sequence": self.price.honest,
+            "setup": dict(self.setup),
+            "machine": dict(self.machine),
+        }
+
+    def _missed(self, found: ProverResult) -> str:
+        measurement, endings = found.measurement, found.endings
+        times = measurement.mean / self.audit.honest[0].measurement.mean
+        text = f"{measurement.name}: {times:.2f} times as far as our own run"
+        if (nearest := strongest(found, self.audit.suspects)) is not None:
+            text += f", cosine {nearest[1]:.2f} with {nearest[0]}"
+        convicted = endings.convicted / self.audit.runs
+        return (
+            f"{text}; closest to {endings.closest}. Of the verifications"
+            f" {convicted:.1%} convict it, {found.cleared_share:.1%} clear it, and"
+            f" {found.unexplained_share:.1%} find that nothing explains it."
+        )
+
+    def _row(self, found: ProverResult, verdict: str, scheme: str = "") -> tuple[str, ...]:
+        measurement = found.measurement
+        return (
+            f"{measurement.name}, {scheme}" if scheme else measurement.name,
+            f"{measurement.saving:.1%}",
+            f"{measurement.mean:.4f}",
+            f"{measurement.sd:.4f}",
+            f"{measurement.rate:.1%}",
+            str(found.counted.fixed or "-"),
+            *(self._nonces(found, name) for name in (*TESTS, "verify")),
+            f"{found.cleared_share:.1%}",
+            f"{found.unexplained_share:.1%}",
+            found.endings.closest,
+            verdict,
+        )
+
+    def _nonces(self, found: ProverResult, how: str) -> str:
+        """ "-" for what does not convict in time."""
+        needed = self._needed(found, how)
+        if needed["median"] is None:
+            return "-"
+        return f"{needed['median']}/{needed['at_power'] or '-'}"
+
+    def _needed(self, found: ProverResult, how: str) -> dict[str, int | None]:
+        """After how many nonces half of the verifications, and most, have ended so."""
+        endings = found.endings
+        together = {"verify": endings.convicted_at, "cleared": endings.cleared_at}
+        ended = {**endings.by_test, **together}[how]
+        power = self.audit.rule.power
+        return {
+            "median": endings.nonces_to(ended, 0.5),
+            "at_power": endings.nonces_to(ended, power),
+        }
+
+    def _record(self, found: ProverResult) -> dict[str, Any]:
+        quickest = found.counted.sequential
+        return {
+            **_measurement(found.measurement),
+            "caught": found.caught,
+            "count": {
+                "fixed_nonces": found.counted.fixed,
+                "sequential": asdict(quickest) if quickest else None,
+                "default_sequential_convicts": found.counted.default_convicts,
+            },
+            "nonces": {name: self._needed(found, name) for name in (*TESTS, "verify", "cleared")},
+            "convicted": found.endings.convicted / self.audit.runs,
+            "cleared": found.cleared_share,
+            "no_verdict": found.unexplained_share,
+            "closest": found.endings.closest,
+            "cosines": found.mean_cosines,
+        }
+
+
+def verdict_of(found: ProverResult) -> str:
+    if found.measurement.exact:
+        return EXACT
+    if found.caught:
+        return CAUGHT
+    return UNEXPLAINED if found.noticed else MISSED
+
+
+def strongest(found: ProverResult, suspects: tuple[str, ...]) -> tuple[str, float] | None:
+    """The suspect with the largest mean cosine, and that; None where there is none."""
+    means = found.mean_cosines
+    if not means:
+        return None
+    index = int(np.argmax(means))
+    return suspects[index], means[index]
+
+
+def _measurement(measurement: ProverMeasurement) -> dict[str, Any]:
+    distances = None
+    if measurement.chances is None:
+        # JSON has no infinity; a nonce without a vector has no distance.
+        distances = [each if np.isfinite(each) else None for each in measurement.distances.tolist()]
+    return {
+        "name": measurement.name,
+        "saving": measurement.saving,
+        "exact": measurement.exact,
+        "distance_mean": measurement.mean,
+        "distance_sd": measurement.sd,
+        "mismatch_rate": measurement.rate,
+        "mismatch_interval": list(measurement.interval),
+        "distances": distances,
+    }
+
+
+def page(report: AuditReport) -> str:
+    # A model's name is the name of a folder, which may contain HTML.
+    environment = Environment(
+        loader=PackageLoader("proofserve.verifier.audit", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template(TEMPLATE).render(
+        report=report,
+        columns=COLUMNS,
+        good=GOOD,
+        heat=heat_table(report),
+        distances=distances_plot(report.audit),
+        convictions=convictions_plot(report.audit),
+        assumptions=ASSUMPTIONS,
+        facts=[*report.setup.items(), *report.machine.items()],
+    )
+
+
+def heat_table(report: AuditReport) -> list[tuple[str, list[tuple[str, str]]]]:
+    """A row for each prover whose vectors have directions: the cosines with every suspect."""
+    audit = report.audit
+    rows = ((each.measurement.name, each.mean_cosines) for each in (*audit.honest, *audit.attacks))
+    return [(name, [_cell(c) for c in means]) for name, means in rows if means is not None]
+
+
+def _cell(c: float) -> tuple[str, str]:
+    """The text, and the colour of its background in CSS."""
+    # Red points to the suspect, blue away from it.
+    tone = "180, 35, 24" if c > 0 else "31, 119, 180"
+    return (f"{c:.2f}", f"rgba({tone}, {min(1.0, abs(c)):.2f})")
+
+
+def distances_plot(audit: Audit) -> str:
+    """A row for each prover that was measured, honest ones at the top, and the threshold."""
+    seen = [each.measurement for each in (*audit.honest, *audit.attacks)]
+    rows = [(each.name, each.distances) for each in seen if each.chances is None]
+
+    def draw(axes: "Axes") -> None:
+        for height, (_, distances) in enumerate(rows):
+            shown = np.clip(distances, NEAREST, FARTHEST)
+            colour = GREEN if height < len(audit.honest) else BLUE
+            axes.plot(shown, np.full(len(shown), height), "|", color=colour, alpha=0.5)
+        axes.axvline(audit.dist_threshold, color=RED, linestyle="--")
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.invert_yaxis()
+        axes.set(xscale="log", xlabel="distance from the validator's vector; dashed: the count's")
+
+    return drawn([draw], ROW * len(rows) + 1.0)
+
+
+def convictions_plot(audit: Audit) -> str:
+    """A line for each prover: the share of its verifications that have convicted so far."""
+    every = [(each, GREEN) for each in audit.honest]
+    every += [(each, BLUE if each.caught else RED) for each in audit.attacks]
+
+    def draw(axes: "Axes") -> None:
+        for each, colour in every:
+            stops = np.sort(each.endings.convicted_at)
+            share = np.arange(1, len(stops) + 1) / len(stops)
+            axes.step(stops, share, where="post", color=colour, alpha=0.6)
+        axes.set(xscale="log", xlabel="nonces", xlim=(1, audit.rule.max_nonces), ylim=(0, 1))
+
+    return drawn([draw], HEIGHT)

@@ -1,0 +1,399 @@
+"""The file that carries what honest nodes look like from ``calibrate noise`` to ``verify``.
+
+It holds for one model, its weights and dtypes, one scheme, ``seq_len`` and ``k_dim``, and for the
+kernels whose figures it has, so it says all of them, and a judgement of anything else is refused.
+No field has a default. The figures are raw: every fit is made of them when the file is read.
+"""
+
+import itertools
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from proofserve.lab.report import LabError, read_json
+from proofserve.protocol import SKETCHES
+from proofserve.protocol.receipts.record import SCHEME as RECEIPTS
+from proofserve.rounds.records import Workload
+from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions
+from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
+
+FORMAT: Final = "proofserve-calibration"
+VERSION: Final = 3
+HOW_TO_CALIBRATE: Final = (
+    "give --calibration FILE, which"
+    " `proofserve calibrate noise MODEL --seq-len N --out FILE` writes, or --dist-threshold"
+)
+# An honest node's share of mismatches beside ``--dist-threshold``: the network's ``stat_test``.
+NETWORK_P_MISMATCH: Final = 0.001
+# The fields of a checkpoint's configuration in which models differ.
+SHAPE_FIELDS: Final = ("hidden_size", "num_hidden_layers", "intermediate_size")
+# Keys and values in the dtype that is served.
+KV_AUTO: Final = "auto"
+# Digits of a figure in the file. Honest errors are known to no more.
+DIGITS: Final = 4
+
+Shape = Mapping[str, int]
+Name = Annotated[str, Field(min_length=1)]
+Positive = Annotated[float, Field(gt=0.0)]
+Length = Annotated[float, Field(ge=0.0)]
+Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class KernelFacts(_Strict):
+    """On what a population ran. ``emulated`` by the reference engine, else a real engine.
+
+    None is what the engine did not say. ``ranks`` counts the devices that share each layer.
+    """
+
+    name: Name
+    emulated: bool
+    engine: str | None
+    processor: str | None
+    torch: str | None
+    dtype: str | None
+    kv_dtype: str | None
+    attention: str | None
+    ranks: int | None = Field(ge=1)
+
+    def named_beside(self, taken: Collection[str]) -> Self:
+        """These facts; two machines of one kind are two populations, so the name gets a number."""
+        names = itertools.chain([self.name], (f"{self.name} ({n})" for n in itertools.count(2)))
+        return self.model_copy(update={"name": next(each for each in names if each not in taken)})
+
+
+class FigureFields(_Strict):
+    """``RunFigures`` of a run: lengths of its errors (L2), and cosines.
+
+    A kernel in float32 may send the published vector: then the length is 0.
+
+    ``rows`` are the places of its nonces among those of the validator's own run; None for the first
+    ones in their order.
+    """
+
+    lengths: list[Length] = Field(min_length=2)
+    alike: list[Cosine] | None
+    cosines: dict[Name, list[Cosine]]
+    rows: list[Annotated[int, Field(ge=0)]] | None
+
+    @property
+    def figures(self) -> RunFigures:
+        rows = np.arange(len(self.lengths)) if self.rows is None else np.array(self.rows)
+        return RunFigures(
+            lengths=np.array(self.lengths),
+            alike=None if self.alike is None else np.array(self.alike),
+            cosines={name: np.array(values) for name, values in self.cosines.items()},
+            rows=rows,
+        )
+
+
+class PopulationFields(_Strict):
+    facts: KernelFacts
+    figures: FigureFields
+
+
+class LeftOutCheck(_Strict):
+    """Whether the calibration holds for kernels that it lacks, tried with its own left out.
+
+    Each population of which the figures are at hand was left out in turn, and verified
+    ``verifications`` times at up to ``nonces`` nonces by the others with all margins ``room`` times
+    as wide. ``convicted`` has those that were convicted with a ``room`` of 1.
+    """
+
+    verifications: int = Field(ge=1)
+    nonces: int = Field(ge=1)
+    room: float = Field(ge=1.0)
+    convicted: dict[Name, int]
+
+
+class GreedyLimit(_Strict):
+    """At most a share ``rate`` of honest greedy tokens is more than ``gap`` below the largest."""
+
+    gap: Positive
+    rate: Annotated[float, Field(gt=0.0, lt=0.5)]
+
+
+class CalibrationFile(_Strict):
+    """Honest runs of one model, on the same nonces of one block and key.
+
+    Errors are those of vectors less the published model's in float32. ``own`` is the validator's
+    own honest run in ``served_dtype``, beside which all others are judged. ``shape`` is None if the
+    checkpoint does not say one. ``suspects`` are cosines of nodes with suspected weights, of the
+    first nonces. At most ``p_mismatch`` of the honest nonces are beyond ``dist_threshold``.
+
+    In a calibration of chat (scheme receipt-v1) a block of ``seq_len`` tokens stands for a nonce,
+    and ``groups`` says of each to which conversation it belongs, because blocks of one are alike
+    (``dependence``). Only there ``greedy`` may be not None.
+    """
+
+    format: Literal["proofserve-calibration"]
+    version: Literal[3]
+    model: Name
+    shape: dict[str, int] | None
+    weights_digest: Name | None
+    served_dtype: Name
+    kv_dtype: Name
+    scheme: Name
+    stronger_rng: bool
+    seq_len: int = Field(ge=1)
+    k_dim: int = Field(ge=1)
+    block_hash: str
+    public_key: str
+    own: FigureFields
+    populations: list[PopulationFields] = Field(min_length=1)
+    suspects: dict[Name, list[Cosine]]
+    dist_threshold: float = Field(gt=0.0, le=2.0)
+    p_mismatch: float = Field(gt=0.0, lt=1.0)
+    left_out: LeftOutCheck | None
+    groups: list[int] | None = None
+    greedy: GreedyLimit | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [each.facts.name for each in self.populations]
+        if len(set(names)) != len(names):
+            raise ValueError("populations: two have the same name")
+        if min(self.own.lengths) == 0.0:
+            raise ValueError("own: our own run has no error, so there is nothing to compare with")
+        known = len(self.own.lengths)
+        for each in self.populations:
+            if max(each.figures.figures.rows, default=0) >= known:
+                raise ValueError(f"populations: {each.facts.name} has nonces that our run lacks")
+        return self
+
+    def write(self, path: Path) -> None:
+        """Raises OSError. On one line: the figures are many, and for programs."""
+        path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
+
+    def null(self, room: float) -> HonestPopulations:
+        """What honest means, with all margins ``room`` times as wide."""
+        return populations(
+            self.own.figures,
+            {each.facts.name: each.figures.figures for each in self.populations},
+            {name: np.array(cosines) for name, cosines in self.suspects.items()},
+            None if self.groups is None else np.array(self.groups),
+            room,
+        )
+
+    @cached_property
+    def honest(self) -> HonestPopulations:
+        """What honest means to a verdict: with the room that its own check asked for."""
+        return self.null(self.left_out.room if self.left_out else 1.0)
+
+    @property
+    def origin(self) -> str:
+        """Where the honest figures are from, for a reader."""
+        emulated = sum(each.facts.emulated for each in self.populations)
+        measured = len(self.populations) - emulated
+        return (
+            f"calibration of {self.model}: {measured} measured and {emulated} emulated kernels,"
+            f" {len(self.own.lengths)} {'nonces' if self.groups is None else 'blocks of tokens'}"
+        )
+
+    def completed(self, given: WorkOptions, claimed: ClaimedArtifacts) -> WorkOptions:
+        """``given`` with this file's lengths where neither it nor the source says them."""
+        seq_len = given.seq_len or (None if claimed.seq_len else self.seq_len)
+        k_dim = given.k_dim or (None if claimed.width else self.k_dim)
+        scheme = given.scheme or (None if claimed.scheme else self.scheme)
+        return replace(given, seq_len=seq_len, k_dim=k_dim, scheme=scheme)
+
+    def require(
+        self,
+        work: Workload,
+        models: Collection[str],
+        shape: Shape | None,
+        digest: str | None,
+        is_dense: bool = False,
+    ) -> None:
+        """Raise LabError, naming the field, unless the figures hold for these artifacts.
+
+        ``models`` are the names of the judged model, ``shape`` and ``digest`` those of its
+        checkpoint. The digests decide where both are known, else the shapes, else the names: a
+        served model has other names than its folder. A model that ``is_dense``, so mixes no
+        experts, gives the same numbers by both sketches.
+        """
+        theirs = {"seq_len": work.seq_len, "stronger_rng": False, **work.scheme.to_wire()}
+        theirs["scheme"] = theirs.pop("name")
+        if is_dense and {self.scheme, theirs["scheme"]} <= {*SKETCHES}:
+            theirs["scheme"] = self.scheme
+        self.require_fields(theirs, models, shape, digest)
+
+    def require_fields(
+        self,
+        theirs: Mapping[str, object],
+        models: Collection[str],
+        shape: Shape | None,
+        digest: str | None,
+    ) -> None:
+        """As ``require``, where ``theirs`` are the fields of what is judged."""
+        for field, value in theirs.items():
+            if getattr(self, field) != value:
+                raise _misfit(field, getattr(self, field), f"the artifacts have {value}")
+        if None not in {self.weights_digest, digest}:
+            if self.weights_digest != digest:
+                raise _misfit("weights_digest", self.weights_digest, f"the model has {digest}")
+            return
+        if self.shape is None or shape is None:
+            if self.model not in models:
+                raise _misfit("model", self.model, f"the model is {' or '.join(models)}")
+            return
+        for field in {**self.shape, **shape}:
+            if self.shape.get(field) != shape.get(field):
+                raise _misfit(field, self.shape.get(field), f"the model has {shape.get(field)}")
+
+    def require_served(self, dtype: str, kv_dtype: str = KV_AUTO) -> None:
+        """Raise LabError unless nodes serve in the dtype, and keep keys in that, of this file."""
+        for field, ours, theirs in (
+            ("served_dtype", self.served_dtype, dtype),
+            ("kv_dtype", self.kv_dtype, kv_dtype),
+        ):
+            if ours != theirs:
+                raise _misfit(field, ours, f"the checkpoint is served with {theirs}")
+
+
+def rounded(values: np.ndarray) -> list[float]:
+    """``values`` [n] with the digits of a file."""
+    return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]
+
+
+def read(path: Path) -> CalibrationFile:
+    """The calibration in a file. Raises LabError naming the field that is wrong."""
+    _refuse_older(path)
+    try:
+        return read_json(path, CalibrationFile)
+    except LabError as error:
+        raise LabError(f"{error}; write it by `calibrate noise` or `calibrate chat`") from error
+
+
+def parse(text: str) -> CalibrationFile:
+    """The calibration in ``text``. Raises pydantic's ValidationError."""
+    return CalibrationFile.model_validate_json(text)
+
+
+class _Header(BaseModel):
+    """What every version of the file has."""
+
+    format: Literal["proofserve-calibration"]
+    version: int
+    model: str = "MODEL"
+    scheme: str = ""
+    seq_len: int | None = None
+
+
+def _refuse_older(path: Path) -> None:
+    try:
+        found = _Header.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        # Reading says what is wrong with the file.
+        return
+    if found.version < VERSION:
+        anew = f"noise {found.model} --seq-len {found.seq_len or 'N'}"
+        if found.scheme == RECEIPTS:
+            anew = f"chat {found.model}"
+        raise LabError(
+            f"version: {path} is a calibration of version {found.version}, this program reads"
+            f" {VERSION}: the old one knows one kind of honest kernel and convicts others; measure"
+            f" anew by `proofserve calibrate {anew} --out FILE`"
+        )
+
+
+# What two calibrations must have in common to be merged.
+_SAME: Final = (
+    *("weights_digest", "shape", "served_dtype", "kv_dtype", "scheme", "stronger_rng"),
+    *("seq_len", "k_dim", "block_hash", "public_key", "p_mismatch"),
+)
+
+
+def merged(ours: CalibrationFile, added: CalibrationFile) -> CalibrationFile:
+    """``ours`` with the populations of ``added``; one that both have is one.
+
+    The check with kernels left out has to be made anew. Raises LabError, naming the field and both
+    sides, for a calibration of another model or of other nonces.
+    """
+    for field in _SAME:
+        mine, theirs = getattr(ours, field), getattr(added, field)
+        if mine != theirs:
+            raise LabError(f"{field}: this calibration has {mine}, the added one {theirs}")
+    known = {each.facts.name: each for each in ours.populations}
+    for each in added.populations:
+        twin = known.get(each.facts.name)
+        if twin is not None and (each.facts.emulated or each.figures == twin.figures):
+            continue
+        facts = each.facts.named_beside(known)
+        known[facts.name] = each.model_copy(update={"facts": facts})
+    longer, shorter = ours.own, added.own
+    if len(longer.lengths) < len(shorter.lengths):
+        longer, shorter = shorter, longer
+    own = longer.model_copy(update={"cosines": {**shorter.cosines, **longer.cosines}})
+    return ours.model_copy(
+        update={
+            "own": own,
+            "populations": list(known.values()),
+            "suspects": {**added.suspects, **ours.suspects},
+            "dist_threshold": max(ours.dist_threshold, added.dist_threshold),
+            "left_out": None,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredThreshold:
+    """A threshold, the share of honest vectors beyond it, and where both come from."""
+
+    dist_threshold: float
+    p_mismatch: float
+    origin: str
+    calibration: CalibrationFile | None = None
+
+
+def measured_threshold(
+    dist_threshold: float | None, calibration: Path | None, p_mismatch: float | None
+) -> MeasuredThreshold:
+    """What the three options say. There is no default: a threshold belongs to a model.
+
+    Raises LabError if neither a threshold nor a calibration is given, or both are, for a broken
+    file, and for a ``p_mismatch`` that is not the calibration's.
+    """
+    if calibration is None:
+        if dist_threshold is None:
+            raise LabError(f"no threshold: {HOW_TO_CALIBRATE}")
+        rate = NETWORK_P_MISMATCH if p_mismatch is None else p_mismatch
+        return MeasuredThreshold(dist_threshold, rate, "given as --dist-threshold")
+    if dist_threshold is not None:
+        raise LabError("two thresholds: give --calibration or --dist-threshold, not both")
+    measured = read(calibration)
+    if p_mismatch not in {None, measured.p_mismatch}:
+        known = f"{calibration} has {measured.p_mismatch:g}"
+        raise LabError(f"p_mismatch: {known}; leave --p-mismatch out")
+    return calibrated(measured)
+
+
+def calibrated(measured: CalibrationFile) -> MeasuredThreshold:
+    """The threshold of a calibration."""
+    return MeasuredThreshold(
+        measured.dist_threshold, measured.p_mismatch, measured.origin, measured
+    )
+
+
+def checkpoint_shape(folder: Path) -> dict[str, int] | None:
+    """Those of ``SHAPE_FIELDS`` that a checkpoint's ``config.json`` has; None if it has none."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+    except (OSError, ValueError, AttributeError):
+        # Loading the checkpoint says what is wrong with it.
+        return None
+    return {name: config[name] for name in SHAPE_FIELDS if name in config} or None
+
+
+def _misfit(field: str, ours: object, theirs: str) -> LabError:
+    return LabError(f"{field}: the calibration has {ours}, {theirs}; write one for what is judged")

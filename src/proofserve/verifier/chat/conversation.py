@@ -1,0 +1,299 @@
+"""A chat as its client kept it, the asking for it, and the receipts of its answers."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from proofserve.lab.chats import prompt
+from proofserve.lab.report import LabError, NodeError, Progress, read_json, write_json
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt
+from proofserve.wire.paths import RECEIPTS
+from proofserve.wire.receipts import signed_entry, signed_receipt, signed_receipt_body
+
+TEMPERATURE = 1.0
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# A gateway's path for its own clients, then a node's.
+RECEIPT_PATHS = ("/v1/receipts", RECEIPTS)
+TIMEOUT_S = 300.0
+# A receipt enters the log within a second or two of its answer's end. A server that has it, and is
+# too busy to sign it yet, says so.
+RECEIPT_S, EXPECTED_S = 10.0, 120.0
+POLL_S = 0.25
+LONGEST_TEXT = 300
+ENTRIES_AT_ONCE = 1000
+# The statuses of a receipt that may come later.
+NOT_YET = frozenset({httpx.codes.NOT_FOUND, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChoice:
+    """One answer of a response; ``token_ids`` are None unless the client asked for them.
+
+    ``split`` says that ``text`` is only a part: the server put reasoning or calls of tools apart.
+    """
+
+    index: int
+    text: str | None
+    finish_reason: str | None
+    token_ids: tuple[int, ...] | None
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """``request`` is the body that the client sent; ``receipts`` one for each choice, or none."""
+
+    name: str
+    request: Mapping[str, Any]
+    response: Mapping[str, Any]
+    response_id: str
+    choices: tuple[ChatChoice, ...]
+    receipts: tuple[SignedReceipt, ...]
+
+    @property
+    def without_receipt(self) -> int:
+        """How many choices have no receipt."""
+        stated = {each.receipt.choice for each in self.receipts}
+        return sum(choice.index not in stated for choice in self.choices)
+
+
+_TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+
+
+class _MessageBody(BaseModel):
+    content: str | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+
+    @property
+    def split(self) -> bool:
+        return bool(self.reasoning or self.reasoning_content or self.tool_calls)
+
+
+class _ChoiceBody(BaseModel):
+    index: int = Field(ge=0)
+    message: _MessageBody | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[_TokenId] | None = None
+
+    def to_choice(self) -> ChatChoice:
+        text = self.message.content if self.message else self.text
+        ids = None if self.token_ids is None else tuple(self.token_ids)
+        split = self.message is not None and self.message.split
+        return ChatChoice(self.index, text, self.finish_reason, ids, split)
+
+
+class _Response(BaseModel):
+    id: str = Field(min_length=1)
+    choices: list[_ChoiceBody] = Field(min_length=1)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    request: dict[str, Any]
+    response: dict[str, Any]
+    receipts: list[dict[str, Any]]
+
+
+def conversation(
+    name: str, request: Mapping[str, Any], response: Mapping[str, Any], receipts: list[Any]
+) -> Conversation:
+    """Raises LabError naming the field that is wrong; ``name`` stands before it."""
+    try:
+        parsed = _Response.model_validate(response)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, ("response", *first["loc"])))
+        raise LabError(f"{name}: {where}: {first['msg']}") from error
+    signed = tuple(_receipt(f"{name}: receipts.{n}", each) for n, each in enumerate(receipts))
+    choices = tuple(each.to_choice() for each in parsed.choices)
+    _require_once(f"{name}: response.choices: index", [str(each.index) for each in choices])
+    # The evidence of an answer counts once.
+    stated = [f"{each.receipt.choice} of {each.receipt.response_id}" for each in signed]
+    _require_once(f"{name}: receipts: choice", stated)
+    return Conversation(name, request, response, parsed.id, choices, signed)
+
+
+def read(path: Path) -> Conversation:
+    """The chat in a file of ``write``. Raises LabError naming the field that is wrong."""
+    found = read_json(path, _File)
+    return conversation(path.name, found.request, found.response, found.receipts)
+
+
+def write(path: Path, chat: Conversation) -> None:
+    receipts = [signed_receipt_body(each) for each in chat.receipts]
+    body = {"request": dict(chat.request), "response": dict(chat.response), "receipts": receipts}
+    write_json(path, body)
+
+
+def _receipt(where: str, body: object) -> SignedReceipt:
+    try:
+        return signed_receipt(body)
+    except ProtocolError as error:
+        raise LabError(f"{where}: {error}") from error
+
+
+def _require_once(where: str, found: list[str]) -> None:
+    for each, times in Counter(found).items():
+        if times > 1:
+            raise LabError(f"{where} {each} is there {times} times")
+
+
+def requests(model: str, seed: int, count: int, max_tokens: int) -> list[Mapping[str, Any]]:
+    """``count`` requests; every second one is greedy. Other seeds give other prompts."""
+    return [request(model, seed * count + n, max_tokens, greedy=n % 2 == 1) for n in range(count)]
+
+
+def request(model: str, number: int, max_tokens: int, *, greedy: bool) -> Mapping[str, Any]:
+    """A request for exactly ``max_tokens`` tokens.
+
+    The parameters are stated, because a server may have other defaults.
+    """
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt(number)}],
+        "max_tokens": max_tokens,
+        "temperature": 0.0 if greedy else TEMPERATURE,
+        "top_p": 1.0,
+        "top_k": 0,
+        "ignore_eos": True,
+    }
+
+
+class ReceiptClient:
+    """A client of a gateway or a node; ``api_key`` is the client's own.
+
+    Raises LabError for a URL that is none. Its methods raise NodeError with the server's own text.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            self._http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=headers)
+        except httpx.InvalidURL as error:
+            raise LabError(f"{url}: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._http.close()
+
+    def model(self) -> str:
+        """The first of the models that the server names."""
+        found = self._json("GET", "/v1/models")
+        try:
+            return str(found["data"][0]["id"])
+        except (LookupError, TypeError) as error:
+            raise NodeError(f"GET {self.url}/v1/models: it names no model") from error
+
+    def chat(self, name: str, request: Mapping[str, Any], path: str = CHAT) -> Conversation:
+        """The answer to ``request`` and its receipts; without them if none come in time.
+
+        The request also asks for token ids, which a text alone does not tell. Raises LabError,
+        naming the field, for an answer or a receipt that is none.
+        """
+        body = {**request, "return_token_ids": True}
+        response = self._json("POST", path, body)
+        answered = conversation(name, body, response, [])
+        return conversation(name, body, response, self.receipts(answered.response_id))
+
+    def chats(
+        self, requests: Sequence[Mapping[str, Any]], at_once: int, progress: Progress
+    ) -> list[Conversation]:
+        """The conversations of ``requests``, in their order."""
+        progress.step(f"asking {len(requests)} chats", len(requests))
+
+        def ask(number: int) -> Conversation:
+            found = self.chat(f"chat {number}", requests[number])
+            progress.advance()
+            return found
+
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(ask, range(len(requests))))
+
+    def receipts(self, response_id: str, wait_s: float = RECEIPT_S) -> list[Any]:
+        """The signed receipts of a response, as the server sent them; none if none come in time."""
+        began = time.monotonic()
+        while True:
+            statuses = []
+            for path in RECEIPT_PATHS:
+                response = self._sent("GET", f"{path}/{quote(response_id, safe='')}")
+                if response.is_success:
+                    return _list(response, "receipts")
+                statuses.append(response.status_code)
+            longest = EXPECTED_S if httpx.codes.TOO_EARLY in statuses else wait_s
+            if not NOT_YET.issuperset(statuses) or time.monotonic() - began > longest:
+                return []
+            time.sleep(POLL_S)
+
+    def log(self, after: int = -1) -> list[SignedEntry]:
+        """All entries of the node's log whose index is above ``after``."""
+        entries: list[SignedEntry] = []
+        while True:
+            query = f"after={after}&limit={ENTRIES_AT_ONCE}"
+            found = _list(self._good("GET", f"{RECEIPTS}/log?{query}"), "entries")
+            try:
+                entries += [signed_entry(each) for each in found]
+            except ProtocolError as error:
+                raise NodeError(f"{self.url}: log: {error}") from error
+            if len(found) < ENTRIES_AT_ONCE:
+                return entries
+            if entries[-1].entry.index <= after:
+                raise NodeError(f"{self.url}: log: it does not go on after entry {after}")
+            after = entries[-1].entry.index
+
+    def _json(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return _object(self._good(method, path, body))
+
+    def _good(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
+        response = self._sent(method, path, body)
+        if response.is_error:
+            text = response.text[:LONGEST_TEXT]
+            raise NodeError(
+                f"{method} {self.url}{path}: {response.status_code} {text}", response.status_code
+            )
+        return response
+
+    def _sent(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
+        try:
+            return self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise NodeError(f"{method} {self.url}{path}: {reason}") from error
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        found = response.json()
+    except ValueError as error:
+        raise NodeError(f"{response.url}: the answer is not JSON") from error
+    if not isinstance(found, dict):
+        raise NodeError(f"{response.url}: the answer is no object")
+    return found
+
+
+def _list(response: httpx.Response, field: str) -> list[Any]:
+    found = _object(response).get(field)
+    if not isinstance(found, list):
+        raise NodeError(f"{response.url}: {field} is no list")
+    return found

@@ -1,0 +1,426 @@
+"""What a receipt states, against the chat that its client had; no model is run here.
+
+The checks, in their order: ``signature``, ``log``, ``prompt``, ``answer`` and ``sampling``. One
+that fails convicts: the node signed what it did not do, or the receipt is none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from proofserve.lab.report import LabError
+from proofserve.protocol.errors import ProtocolError
+from proofserve.protocol.receipts.log import LogEntry, require_chain, require_inclusion
+from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
+from proofserve.protocol.receipts.signature import (
+    SignedEntry,
+    SignedReceipt,
+    is_signed,
+    require_signatures,
+)
+from proofserve.protocol.receipts.sketches import ReceiptScheme
+from proofserve.verifier.chat.answers import Answer
+from proofserve.verifier.chat.conversation import ChatChoice, Conversation, ReceiptClient
+
+if TYPE_CHECKING:
+    from proofserve.verifier.chat.validator import CheckpointTokenizer
+
+# Fields by which a prompt has other tokens, in ways that depend on the server.
+PROMPT_SHAPING = frozenset(
+    {"tools", "documents", "reasoning_effort", "truncate_prompt_tokens", "add_special_tokens"}
+)
+PLAIN_MESSAGE = frozenset({"role", "content", "name"})
+# Fields by which a server shows another text than that of the answer's tokens.
+TEXT_SHAPING = frozenset(
+    {"echo", "skip_special_tokens", "spaces_between_special_tokens", "include_reasoning", "tools"}
+)
+UNFINISHED = "\ufffd"
+# Fields of a request that change or exclude tokens otherwise than ``Sampling`` says.
+RESTRICTING = frozenset(
+    {"response_format", "structured_outputs", "logit_bias", "bad_words", "allowed_token_ids"}
+    | {"min_tokens", "tools", "stop_token_ids", "thinking_token_budget"}
+)
+# vLLM raises a temperature above 0 to this one.
+LEAST_TEMPERATURE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCheck:
+    """A check that failed; ``text`` says what does not fit, for a reader."""
+
+    check: str
+    text: str
+
+
+class StatementError(Exception):
+    """A statement of a receipt does not hold."""
+
+    def __init__(self, check: str, text: str) -> None:
+        super().__init__(text)
+        self.failure = FailedCheck(check, text)
+
+
+class PublicLog:
+    """Entries that follow each other, signed by ``public_key``; the first may be any.
+
+    Raises ProtocolError as ``add``.
+    """
+
+    def __init__(self, entries: Sequence[SignedEntry], public_key: bytes) -> None:
+        self.public_key = public_key
+        self._entries: dict[int, LogEntry] = {}
+        self.add(entries)
+
+    @property
+    def first(self) -> int | None:
+        """The least index; None without entries."""
+        return min(self._entries, default=None)
+
+    @property
+    def last(self) -> int | None:
+        return max(self._entries, default=None)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, shown: Sequence[SignedEntry]) -> None:
+        """Add ``shown``, which have the last known entry among them.
+
+        Raises ProtocolError, and adds nothing, if they do not follow each other, a signature is
+        not the node's, the node now shows another entry in the place of a known one (the log
+        forks), or the last known one is gone.
+        """
+        require_chain([each.entry for each in shown])
+        places = {each.entry.index for each in shown}
+        if self.last is not None and self.last not in places:
+            raise ProtocolError("log", f"it forks: entry {self.last} is gone")
+        for each in shown:
+            self._require_new_or_same(each)
+        self._entries |= {each.entry.index: each.entry for each in shown}
+
+    def require(self, entry: LogEntry) -> None:
+        """Raise ProtocolError unless ``entry`` is the one in its place here."""
+        known = self._entries.get(entry.index)
+        if known is None:
+            raise ProtocolError("log", f"it has no entry {entry.index}")
+        if known.hash != entry.hash:
+            raise ProtocolError("log", f"it forks: it has another entry {entry.index}")
+
+    def _require_new_or_same(self, shown: SignedEntry) -> None:
+        index = shown.entry.index
+        known = self._entries.get(index)
+        if known is not None:
+            if known.hash != shown.entry.hash:
+                raise ProtocolError("log", f"it forks: the node showed another entry {index}")
+        elif not is_signed(shown.entry.hash, shown.signature, self.public_key):
+            raise ProtocolError("entry_signature", f"entry {index} is not signed by this node")
+
+
+class LogFollower:
+    """Reads the log of the node at ``url``, from the first entry that a receipt needs."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._log: PublicLog | None = None
+
+    def seen(self, chats: Sequence[Conversation]) -> PublicLog | FailedCheck | None:
+        """The log with its new entries; None if no receipt yet was in one.
+
+        A failure if the log forks, or its entries do not follow each other or are not signed by
+        the key of the receipts. Raises NodeError and LabError as ``ReceiptClient``.
+        """
+        logged = [each for chat in chats for each in chat.receipts if each.inclusion]
+        places = [each.inclusion.entry.index for each in logged if each.inclusion]
+        if not places:
+            return self._log
+        with ReceiptClient(self._url) as node:
+            entries = node.log(after=self._from(min(places)) - 1)
+        try:
+            if self._log is None:
+                self._log = PublicLog(entries, logged[0].public_key)
+            else:
+                self._log.add(entries)
+        except ProtocolError as error:
+            return FailedCheck("log", f"{self._url}: {error}")
+        return self._log
+
+    def _from(self, needed: int) -> int:
+        """The last known entry once more, for the new ones have to follow it, or an earlier one.
+
+        Receipts do not come in the order of the log.
+        """
+        if self._log is None or self._log.first is None or self._log.last is None:
+            return needed
+        return needed if needed < self._log.first else self._log.last
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """What a checkpoint can read: ids below ``vocabulary``, ``longest`` tokens in one forward."""
+
+    vocabulary: int
+    longest: int
+
+    def require(self, answer: Answer) -> None:
+        """Raise StatementError if the model cannot have chosen the tokens of ``answer``.
+
+        Raises LabError if it cannot be recomputed otherwise.
+        """
+        tokens = len(answer.prompt) + len(answer.output) - 1
+        if not answer.prompt or not answer.output:
+            raise LabError(f"{answer.name}: the prompt or the answer has no tokens")
+        if (most := max(answer.prompt)) >= self.vocabulary:
+            raise LabError(f"{answer.name}: prompt: the model has no token {most}")
+        if (most := max(answer.output)) >= self.vocabulary:
+            raise StatementError("answer", f"{answer.name}: the model has no token {most}")
+        if tokens > self.longest:
+            raise LabError(f"{answer.name}: {tokens} tokens exceed the model's {self.longest}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a validator knows of the node; None where it knows nothing.
+
+    ``weights_digest`` is that of its own checkpoint, in hexadecimal. ``log`` is a failure if the
+    log as a whole does not hold. ``readable`` is what the own checkpoint can read.
+    """
+
+    weights_digest: str
+    public_key: bytes | None = None
+    log: PublicLog | FailedCheck | None = None
+    readable: Readable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedChat:
+    """``answers`` are those whose receipts state what the client saw.
+
+    ``failures`` convict. ``unknown`` says of each receipt that cannot be checked why: it is of
+    another checkpoint or has a LoRA adapter, or the prompt's or answer's tokens are not certain.
+    """
+
+    answers: tuple[Answer, ...]
+    failures: tuple[FailedCheck, ...]
+    unknown: tuple[str, ...]
+
+
+def checked_answers(
+    chat: Conversation, tokenizer: "CheckpointTokenizer", known: NodeFacts
+) -> CheckedChat:
+    """What the receipts of ``chat`` are worth, each by itself."""
+    answers: list[Answer] = []
+    failures: list[FailedCheck] = []
+    unknown: list[str] = []
+    for signed in chat.receipts:
+        try:
+            answers.append(_checked(chat, signed, tokenizer, known))
+        except StatementError as error:
+            failures.append(error.failure)
+        except LabError as error:
+            unknown.append(str(error))
+    return CheckedChat(tuple(answers), tuple(failures), tuple(unknown))
+
+
+def _checked(
+    chat: Conversation, signed: SignedReceipt, tokenizer: "CheckpointTokenizer", known: NodeFacts
+) -> Answer:
+    receipt = signed.receipt
+    name = f"{chat.name} choice {receipt.choice}"
+    _signed_by_the_node(signed, known)
+    _logged_in_time(signed, known)
+    if receipt.weights_digest != known.weights_digest:
+        theirs, ours = receipt.weights_digest, known.weights_digest
+        raise LabError(f"{name}: weights_digest: the receipt has {theirs}, the checkpoint {ours}")
+    if receipt.adapter is not None:
+        merged = "give a checkpoint with the adapter merged into its weights"
+        raise LabError(f"{name}: adapter: {receipt.adapter} cannot be checked; {merged}")
+    choice = _choice(chat, receipt)
+    prompt = prompt_ids(name, chat.request, receipt, tokenizer)
+    output = output_ids(name, chat.request, choice, receipt, tokenizer)
+    _sampled_as_asked(name, chat.request, receipt.sampling)
+    scheme = ReceiptScheme(receipt.sketch_key, receipt.weights_digest, receipt.k_dim)
+    answer = Answer(name, prompt, output, receipt.sampling, scheme, receipt.vectors)
+    if known.readable is not None:
+        known.readable.require(answer)
+    return answer
+
+
+def _signed_by_the_node(signed: SignedReceipt, known: NodeFacts) -> None:
+    if known.public_key not in {None, signed.public_key}:
+        raise StatementError("signature", "it is by another key than the node's")
+    if isinstance(known.log, PublicLog) and known.log.public_key != signed.public_key:
+        raise StatementError("signature", "it is by another key than the log's")
+    try:
+        require_signatures(signed)
+    except ProtocolError as error:
+        raise StatementError("signature", str(error)) from error
+
+
+def _logged_in_time(signed: SignedReceipt, known: NodeFacts) -> None:
+    if isinstance(known.log, FailedCheck):
+        raise StatementError(known.log.check, known.log.text)
+    if signed.inclusion is None:
+        raise StatementError("log", "the receipt is not in the log")
+    try:
+        require_inclusion(signed.receipt.digest, signed.receipt.created_ms, signed.inclusion)
+        if known.log is not None:
+            known.log.require(signed.inclusion.entry)
+    except ProtocolError as error:
+        raise StatementError("log", str(error)) from error
+
+
+def _choice(chat: Conversation, receipt: Receipt) -> ChatChoice:
+    if receipt.response_id != chat.response_id:
+        text = f"the receipt is of response {receipt.response_id}, the answer of {chat.response_id}"
+        raise StatementError("answer", text)
+    for choice in chat.choices:
+        if choice.index == receipt.choice:
+            return choice
+    raise StatementError("answer", f"the response has no choice {receipt.choice}")
+
+
+def _sampled_as_asked(name: str, request: Mapping[str, Any], stated: Sampling) -> None:
+    if stated.restricted and not any(request.get(field) for field in RESTRICTING):
+        text = "the receipt says that the request restricted the tokens, which it did not"
+        raise StatementError("sampling", text)
+    for field in Sampling.__dataclass_fields__:
+        asked, used = request.get(field), getattr(stated, field)
+        if field == "restricted" or asked is None:
+            continue
+        try:
+            number = float(asked)
+        except (TypeError, ValueError) as error:
+            raise LabError(f"{name}: request.{field}: {asked!r} is no number") from error
+        if not _same(field, number, float(used), stated):
+            raise StatementError(
+                "sampling", f"{field}: the request has {asked}, the receipt {used}"
+            )
+
+
+def _same(field: str, asked: float, used: float, stated: Sampling) -> bool:
+    if field == "temperature" and 0.0 < asked < LEAST_TEMPERATURE:
+        return used in {asked, LEAST_TEMPERATURE}
+    if field in {"top_p", "top_k", "min_p"} and stated.temperature == 0.0:
+        # The server ignores them in a greedy answer.
+        return True
+    if field == "top_k" and asked < 0.0:
+        return used == 0.0
+    return asked == used
+
+
+def prompt_ids(
+    name: str, request: Mapping[str, Any], receipt: Receipt, tokenizer: "CheckpointTokenizer"
+) -> tuple[int, ...]:
+    """The ids of the request's prompt, which the node read.
+
+    Raises StatementError if it read others, and LabError if servers may honestly read others.
+    """
+    ids = tokenizer.prompt_ids(request)
+    if len(ids) == receipt.prompt_tokens and _hash(ids, "prompt") == receipt.prompt_sha256:
+        return ids
+    read = f"the node read {receipt.prompt_tokens} tokens"
+    text = f"{read}, which are not the {len(ids)} of this request by the checkpoint's template"
+    if _is_plain(request) and not tokenizer.tells_time:
+        raise StatementError("prompt", text)
+    raise LabError(f"{name}: prompt: {text}; servers may read such a request in several ways")
+
+
+def _is_plain(request: Mapping[str, Any]) -> bool:
+    """Whether every server makes the same prompt of ``request``."""
+    messages = request.get("messages") or ()
+    return not _has_any(request, PROMPT_SHAPING) and all(
+        isinstance(each, Mapping)
+        and PLAIN_MESSAGE.issuperset(each)
+        and isinstance(each.get("content"), str)
+        for each in messages
+    )
+
+
+def output_ids(
+    name: str,
+    request: Mapping[str, Any],
+    choice: ChatChoice,
+    receipt: Receipt,
+    tokenizer: "CheckpointTokenizer",
+) -> tuple[int, ...]:
+    """The ids of the answer that the client saw, which the receipt is of.
+
+    Raises StatementError if it is of another one, and LabError if the ids are not certain.
+    """
+    if choice.token_ids is None:
+        return _spelt(name, choice.text or "", receipt, tokenizer)
+    ids = _stated(choice.token_ids, receipt)
+    _shows(name, request, choice, ids, tokenizer)
+    return ids
+
+
+def _stated(ids: tuple[int, ...], receipt: Receipt) -> tuple[int, ...]:
+    if len(ids) != receipt.output_tokens:
+        text = f"the receipt has {receipt.output_tokens} tokens, the answer {len(ids)}"
+        raise StatementError("answer", text)
+    if token_hash(ids) != receipt.output_sha256:
+        raise StatementError("answer", "the receipt is of other tokens")
+    return ids
+
+
+def _shows(
+    name: str,
+    request: Mapping[str, Any],
+    choice: ChatChoice,
+    ids: tuple[int, ...],
+    tokenizer: "CheckpointTokenizer",
+) -> None:
+    """The client read the text of its tokens. What a server may honestly change is no failure."""
+    if choice.text is None:
+        return
+    shown, whole = _trimmed(choice.text), _trimmed(tokenizer.text(ids))
+    # The token that ends an answer does not show.
+    if shown in {whole, _trimmed(tokenizer.text(ids[:-1]))}:
+        return
+    begins = bool(shown) and whole.startswith(shown)
+    if begins and request.get("stop"):
+        return
+    certain = not (choice.split or _has_any(request, TEXT_SHAPING) or UNFINISHED in whole)
+    if certain and begins:
+        raise StatementError("answer", "the text of the answer is cut: its tokens say more")
+    if certain and shown not in whole:
+        raise StatementError("answer", "the text of the answer is not that of its tokens")
+    raise LabError(f"{name}: the answer's text is not the whole text of its tokens")
+
+
+def _trimmed(text: str) -> str:
+    """Servers and tokenizers differ in spaces at both ends, and in an unfinished last character."""
+    return text.rstrip(UNFINISHED).strip()
+
+
+def _spelt(
+    name: str, text: str, receipt: Receipt, tokenizer: "CheckpointTokenizer"
+) -> tuple[int, ...]:
+    """The ids of an answer that the client has as text alone."""
+    for ids in _candidates(text, receipt.output_tokens, tokenizer):
+        if token_hash(ids) == receipt.output_sha256:
+            return ids
+    # The same text has several spellings in tokens, shorter ones too, so this proves nothing.
+    hint = 'ask with "return_token_ids": true'
+    raise LabError(f"{name}: the answer's token ids cannot be told from its text; {hint}")
+
+
+def _candidates(
+    text: str, tokens: int, tokenizer: "CheckpointTokenizer"
+) -> Iterator[tuple[int, ...]]:
+    ids = tokenizer.answer_ids(text)
+    if len(ids) == tokens:
+        yield ids
+    elif len(ids) == tokens - 1:
+        yield from ((*ids, end) for end in tokenizer.end_ids)
+
+
+def _has_any(request: Mapping[str, Any], fields: frozenset[str]) -> bool:
+    return any(request.get(field) not in (None, [], {}) for field in fields)
+
+
+def _hash(ids: tuple[int, ...], field: str) -> str:
+    try:
+        return token_hash(ids)
+    except OverflowError as error:
+        raise LabError(f"request.{field}: its token ids are not 0..2**32-1") from error

@@ -1,0 +1,310 @@
+"""Artifacts that a prover published, from a file, a receiver or a node."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import LabError, parsed, read_json, write_json
+from proofserve.protocol import DEFAULT_SCHEME, DISTANCE, SKETCHES, default_k_dim
+from proofserve.protocol.codec import decode
+from proofserve.protocol.errors import MalformedVector
+from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import MAX_NONCE
+from proofserve.protocol.scheme import Scheme
+from proofserve.protocol.schemes import scheme as scheme_named
+from proofserve.protocol.verdict.comparison import Claim, Mismatch
+from proofserve.rounds.records import Workload
+from proofserve.wire.records import ArtifactRecord, VectorEncoding, artifact_record, encoding_of
+
+T = TypeVar("T")
+Nonce = Annotated[int, Field(strict=True, ge=0, le=MAX_NONCE)]
+# A claim that is no text counts as an empty one, so that the other claims still get a verdict.
+Text = Annotated[str, BeforeValidator(lambda text: text if isinstance(text, str) else "")]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedArtifacts:
+    """What one prover claims about one block.
+
+    ``nonces`` are those that it has to prove, each once; a nonce without a claim is missing.
+    ``width`` is the number of values per vector. It and what follows are None where the source does
+    not say; ``scheme`` is a name, ``weights_digest`` in hexadecimal. ``faults`` has the nonces
+    whose vectors the prover committed to and did not open. ``ran_on`` are the facts of the engine,
+    where a file has them.
+    """
+
+    block_hash: str
+    public_key: str
+    nonces: tuple[int, ...]
+    claims: tuple[Claim, ...]
+    width: int | None = None
+    seq_len: int | None = None
+    scheme: str | None = None
+    block_height: int | None = None
+    weights_digest: str | None = None
+    faults: Mapping[int, Mismatch] = field(default_factory=dict)
+    ran_on: Mapping[str, object] | None = None
+
+    def require_digest(self, ours: str | None) -> None:
+        """Raise LabError if the prover's checkpoint is known to be another one than ours."""
+        if None not in {self.weights_digest, ours} and self.weights_digest != ours:
+            theirs = self.weights_digest
+            raise LabError(f"weights_digest: the source has {theirs}, the checkpoint here {ours}")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The block and the prover that are expected, or selected among several; None is any."""
+
+    block_hash: str | None = None
+    public_key: str | None = None
+
+    def fits(self, block_hash: str, public_key: str) -> bool:
+        return self.block_hash in {None, block_hash} and self.public_key in {None, public_key}
+
+    def require(self, source: object, block_hash: str, public_key: str) -> None:
+        """Raise LabError naming both sides if ``source`` is about another block or key."""
+        for name, wanted, found in (
+            ("block_hash", self.block_hash, block_hash),
+            ("public_key", self.public_key, public_key),
+        ):
+            if wanted not in {None, found}:
+                raise LabError(f"{name}: expected is {wanted}, {source} has {found}")
+
+
+class _Params(BaseModel):
+    seq_len: int | None = Field(default=None, ge=1)
+
+
+class _Artifact(ArtifactRecord):
+    nonce: Nonce
+    vector_b64: Text = ""
+
+
+class _Document(BaseModel):
+    """The body of ``/generated`` (protocol B.7), or of the answer of ``/generate``.
+
+    The last five fields may be added to it.
+    """
+
+    block_hash: str
+    block_height: int | None = Field(default=None, ge=0)
+    public_key: str
+    artifacts: list[_Artifact]
+    encoding: VectorEncoding
+    nonces: list[Nonce] | None = None
+    params: _Params = _Params()
+    scheme: str | None = None
+    weights_digest: str | None = None
+    ran_on: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """What a user says of the work; None for what the source says, or for a default."""
+
+    scheme: str | None = None
+    k_dim: int | None = None
+    seq_len: int | None = None
+    block_height: int | None = None
+    stronger_rng: bool = False
+
+
+def workload(claimed: ClaimedArtifacts, options: WorkOptions) -> Workload:
+    """What an engine computes to check ``claimed``: work of the shape that was asked for.
+
+    A shape is a scheme, ``k_dim`` and ``seq_len``. Asked for is what ``options`` say, else what
+    the source says, else the default. Where options and source differ, the call is wrong: which of
+    them is not known, and an honest node must not pay for it. Within the shape that was asked
+    for, every claim that is not a vector of it is a mismatch, be it one or all: garbage does not
+    excuse itself. ``require_width`` is for sources that do not say their shape.
+
+    Raises LabError for an option that contradicts the source, and for what neither says and has no
+    default, and ProtocolError for a scheme or its length.
+    """
+    name = _agreed("scheme", claimed.scheme, options.scheme) or DEFAULT_SCHEME
+    said = _said_k_dim(claimed, name)
+    usual = default_k_dim(name)
+    unsaid = claimed.scheme is None and options.scheme is None and options.k_dim is None
+    if unsaid and said not in {None, usual}:
+        # The callback of a round of sketches, kept as a file, says its width alone.
+        raise LabError(f"scheme: the source says k_dim {said}, {name} has {usual}; give --scheme")
+    k_dim = _agreed("k_dim", said, options.k_dim) or usual
+    height = _agreed("block_height", claimed.block_height, options.block_height)
+    if height is None and name in SKETCHES:
+        raise LabError("the source does not say block_height; give --block-height")
+    block = Block(claimed.block_hash, height or 0)
+    seq_len = _known("seq_len", claimed.seq_len, options.seq_len)
+    scheme = vector_scheme(name, k_dim, options.stronger_rng)
+    return Workload(scheme, block, claimed.public_key, seq_len)
+
+
+def require_width(claimed: ClaimedArtifacts, scheme: Scheme) -> None:
+    """Raise LabError if a source that does not say its width is not of ``scheme`` as a whole.
+
+    A receiver's file has vectors alone. If each of them is a sound vector of one other width, they
+    answer another request than the one that is assumed here, which is no reason to convict. One
+    vector of the right width is enough to make all others mismatches. A node that answers its
+    whole round in another width is not cleared either, and cannot hide behind this: with --k-dim a
+    validator says what it asked for, this is not called, and all the vectors are mismatches.
+    """
+    if claimed.width is not None or not claimed.claims:
+        return
+    theirs = _width_of(claimed.claims[0].vector_b64)
+    if theirs in {None, scheme.width}:
+        return
+    if all(_width_of(claim.vector_b64) == theirs for claim in claimed.claims):
+        raise LabError(
+            f"k_dim: every vector of the source has {theirs} values, a vector of {scheme.name} here"
+            f" {scheme.width}; give --scheme and --k-dim as the node was asked for them"
+        )
+
+
+def _width_of(text: str) -> int | None:
+    """How many values the vector in ``text`` has; None if it is not a sound vector."""
+    # Three bytes in four characters, two bytes in a value.
+    width = len(text.rstrip("=")) * 3 // 4 // 2
+    try:
+        decode(text, width)
+    except MalformedVector:
+        return None
+    return width or None
+
+
+def _said_k_dim(claimed: ClaimedArtifacts, name: str) -> int | None:
+    if claimed.width is None:
+        return None
+    said, rest = divmod(claimed.width, vectors_per_nonce(name))
+    if rest:
+        raise LabError(f"k_dim: the source has {claimed.width} values per nonce, {name} a pair")
+    return said
+
+
+def vector_scheme(name: str, k_dim: int, stronger_rng: bool) -> Scheme:
+    """The scheme of that name. Raises LabError for one without vectors, and ProtocolError."""
+    if name == DISTANCE:
+        raise LabError(f"{name} has no artifacts; a node judges distances by /validate")
+    # Only sketches have no weaker seeds to strengthen; asked for, they refuse the option by name.
+    stronger = {"stronger_rng": stronger_rng} if stronger_rng or name not in SKETCHES else {}
+    return scheme_named(name, k_dim=k_dim, **stronger)
+
+
+def vectors_per_nonce(name: str) -> int:
+    """How many vectors of ``k_dim`` values follow each other in one artifact."""
+    return scheme_named(name, k_dim=1).width if name in SKETCHES else 1
+
+
+def from_file(path: Path, wanted: Selection) -> ClaimedArtifacts:
+    """The artifacts in a JSON file. Raises LabError naming what is wrong with the file."""
+    read = read_json(path, _Document)
+    wanted.require(path, read.block_hash, read.public_key)
+    return _claimed(read)
+
+
+def from_answer(content: bytes, source: str) -> ClaimedArtifacts:
+    """The artifacts in an answer of ``/generate``. Raises LabError naming what is wrong with it."""
+    return _claimed(parsed(content, _Document, source))
+
+
+def _claimed(read: _Document) -> ClaimedArtifacts:
+    claims = tuple(Claim(one.nonce, one.vector_b64) for one in read.artifacts)
+    nonces = read.nonces if read.nonces is not None else [claim.nonce for claim in claims]
+    return ClaimedArtifacts(
+        block_hash=read.block_hash,
+        public_key=read.public_key,
+        nonces=tuple(dict.fromkeys(nonces)),
+        claims=claims,
+        width=read.encoding.k_dim,
+        seq_len=read.params.seq_len,
+        scheme=read.scheme,
+        block_height=read.block_height,
+        weights_digest=read.weights_digest,
+        ran_on=read.ran_on,
+    )
+
+
+def only_source(
+    path: Path, counts: Mapping[tuple[str, str], int], wanted: Selection
+) -> tuple[str, str]:
+    """The one (block hash, public key) of ``counts`` that is wanted.
+
+    Raises LabError, which lists what ``path`` holds, if none or several are.
+    """
+    fitting = [source for source in counts if wanted.fits(*source)]
+    if len(fitting) == 1:
+        return fitting[0]
+    held = "\n".join(f"  {n} of block {block}, key {key}" for (block, key), n in counts.items())
+    asked = f"block {wanted.block_hash or 'any'}, key {wanted.public_key or 'any'}"
+    problem = f"several nodes or blocks fit {asked}" if fitting else f"nothing fits {asked}"
+    raise LabError(f"{path}: {problem}; choose by --block-hash and --public-key from\n{held}")
+
+
+def to_file(
+    path: Path, work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
+) -> None:
+    """Write ``claims`` about ``work``, for ``from_file``. Raises OSError."""
+    write_json(path, document(work, claims, ran_on))
+
+
+def document(
+    work: Workload, claims: Sequence[Claim], ran_on: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """``claims`` about ``work`` as ``from_file`` reads them."""
+    return {
+        "block_hash": work.block.hash,
+        "block_height": work.block.height,
+        "public_key": work.public_key,
+        "nonces": [claim.nonce for claim in claims],
+        "artifacts": [artifact_record(one.nonce, one.vector_b64) for one in claims],
+        "encoding": encoding_of(work.scheme.width),
+        "params": {"seq_len": work.seq_len},
+        "scheme": work.scheme.name,
+        "ran_on": ran_on,
+    }
+
+
+def from_node(node: NodeClient) -> ClaimedArtifacts:
+    status = node.describe()
+    config, round_id = status["config"], status["round_id"]
+    if not config:
+        raise LabError(f"{node.url} has no round")
+    if "k_dim" not in config:
+        raise LabError(f"the round of {node.url} is of the distance protocol; see /validate")
+    scheme = config.get("scheme") or status.get("scheme") or DEFAULT_SCHEME
+    rows, after = [], 0
+    while page := node.results(after):
+        rows += [row for row in page if row.round_id == round_id]
+        after = page[-1].seq
+    return ClaimedArtifacts(
+        block_hash=config["block_hash"],
+        public_key=config["public_key"],
+        nonces=tuple(dict.fromkeys(row.nonce for row in rows)),
+        # A nonce that the node failed to compute has no claim, so it counts as missing.
+        claims=tuple(Claim(row.nonce, row.value) for row in rows if isinstance(row.value, str)),
+        width=config["k_dim"] * vectors_per_nonce(scheme),
+        seq_len=config["seq_len"],
+        scheme=scheme,
+        block_height=config.get("block_height"),
+        weights_digest=node.weights_digest(),
+    )
+
+
+def _known(field: str, said: int | None, given: int | None) -> int:
+    agreed = _agreed(field, said, given)
+    if agreed is None:
+        raise LabError(f"the source does not say {field}; give {_option(field)}")
+    return agreed
+
+
+def _agreed(field: str, said: T | None, given: T | None) -> T | None:
+    if said is not None and given not in {None, said}:
+        raise LabError(f"{_option(field)} {given} contradicts the source, which says {said}")
+    return said if said is not None else given
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"

@@ -1,0 +1,247 @@
+"""The direction test over a bank of suspects, with no more forwards than it needs."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.leaning import (
+    LEANING_BETS,
+    UNCALIBRATED_BETS,
+    cosine,
+    uncalibrated_log_factors,
+)
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.judges import (
+    Chances,
+    Judge,
+    Opinion,
+    Standing,
+    Vectors,
+    evidence_text,
+    result_of,
+)
+from proofserve.verifier.populations import UNKNOWN, Expected, HonestPopulations
+
+# Suspects that are computed for a nonce. With those that the last nonces turn out not to need, an
+# honest node costs five.
+PER_NONCE = 4
+# Suspects that a opinion names at most.
+NAMED = 3
+# Of them the most likely so far.
+LIKELY = 2
+
+Vector = NDArray[np.float32]
+
+
+class KernelBank(Protocol):
+    """Suspected weights by name, and how each would move the results; and honest kernels."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def kernels(self) -> Sequence[str]: ...
+
+    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        """The suspect's vectors less the published model's, float32 [width] each."""
+
+    def own_errors(self, nonces: Sequence[int]) -> Vectors:
+        """The errors of the validator's own honest run, float32 [width] each."""
+
+    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
+        """The errors of an honest run with these kernels, float32 [width] each."""
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """One suspect: the evidence for it against each honest population, and for its innocence.
+
+    ``refuting`` only says that the node is none of the populations; where the two are the same,
+    ``convicting`` is. ``log_ratio`` is the likelihood ratio of the suspect's figures over an honest
+    node's, both as normal.
+    """
+
+    expected: Expected
+    convicting: list[Evidence]
+    refuting: list[Evidence]
+    nonces: int = 0
+    log_ratio: float = 0.0
+
+    def weigh(self, figure: float) -> None:
+        mean = self.expected.mean
+        self.nonces += 1
+        self.log_ratio += (mean * figure - mean**2 / 2) / self.expected.sd**2
+
+
+class CalibratedYardstick:
+    """Every population of a calibration: cosines beside our own, by their measured spread."""
+
+    form = "calibrated"
+
+    def __init__(self, bank: KernelBank, honest: HonestPopulations) -> None:
+        self._bank = bank
+        self._honest = honest
+        self._own: Vectors = {}
+        self.populations = len(honest.members)
+
+    def suspicion(self, suspect: str) -> Suspicion:
+        known = self._honest.expected.get(suspect, UNKNOWN)
+        # A deployment may spread as widely around the expected mean as an honest one around 0.
+        expected = replace(known, sd=max(known.sd, self._honest.widest_sd(suspect)))
+        evidence = [Evidence(LEANING_BETS) for _ in self._honest.members]
+        return Suspicion(expected, evidence, evidence)
+
+    def prepare(self, nonces: Sequence[int]) -> None:
+        self._own = self._bank.own_errors(nonces)
+
+    def add(self, of: Suspicion, suspect: str, error: ClaimError, prediction: Vector) -> None:
+        ours = cosine(self._own[error.nonce], prediction)
+        figure = _cosine(error, prediction) - self._honest.shares.lean(suspect) * ours
+        of.weigh(figure)
+        for member, evidence in zip(self._honest.members, of.convicting, strict=True):
+            if (lean := member.lean(suspect)) is not None:
+                evidence.add(lean.log_factors(np.array([figure]))[0])
+
+
+class EmulatedYardstick:
+    """Without a calibration: the honest kernels that the validator emulates on the same nonces.
+
+    A suspect convicts only as far as the node leans more than all of them. What leans more than
+    our own run alone has no verdict.
+    """
+
+    form = "without a calibration"
+    populations = 1
+
+    def __init__(self, bank: KernelBank) -> None:
+        self._bank = bank
+        self._own: Vectors = {}
+        self._kernels: list[Vectors] = []
+
+    def suspicion(self, suspect: str) -> Suspicion:  # noqa: ARG002 - none is known
+        return Suspicion(UNKNOWN, [Evidence(UNCALIBRATED_BETS)], [Evidence(UNCALIBRATED_BETS)])
+
+    def prepare(self, nonces: Sequence[int]) -> None:
+        self._own = self._bank.own_errors(nonces)
+        self._kernels = [self._bank.kernel_errors(name, nonces) for name in self._bank.kernels]
+
+    def add(self, of: Suspicion, suspect: str, error: ClaimError, prediction: Vector) -> None:  # noqa: ARG002
+        theirs, ours = _cosine(error, prediction), cosine(self._own[error.nonce], prediction)
+        honest = [ours, *(cosine(each[error.nonce], prediction) for each in self._kernels)]
+        of.weigh(theirs - ours)
+        of.convicting[0].add(uncalibrated_log_factors(np.array([theirs - max(honest)]))[0])
+        of.refuting[0].add(uncalibrated_log_factors(np.array([theirs - ours]))[0])
+
+
+# How far honest nodes lean to a suspect.
+Yardstick = CalibratedYardstick | EmulatedYardstick
+
+
+class DirectionJudge(Judge[ClaimError]):
+    """Convicts by the union bound: each suspect of the bank at its number over alpha.
+
+    It clears a node once every suspect is ruled out. ``suspects`` are all of the bank for None.
+
+    A nonce is compared with ``PER_NONCE`` suspects, because each costs a forward: at first with
+    others for each nonce, in the bank's order, then with the two most likely and others in turn.
+    The choice depends on earlier nonces alone, so the evidence stays valid.
+    """
+
+    name = "direction"
+
+    def __init__(
+        self,
+        bank: KernelBank,
+        yardstick: Yardstick,
+        chances: Chances,
+        suspects: Sequence[str] | None = None,
+    ) -> None:
+        suspects = bank.names if suspects is None else suspects
+        self._bank = bank
+        self._yardstick = yardstick
+        self._chances = replace(chances, alpha=chances.alpha / len(suspects))
+        self._suspicions = {name: yardstick.suspicion(name) for name in suspects}
+        self._open = dict(self._suspicions)
+        self._planned: dict[int, tuple[str, ...]] = {}
+        self._predicted: dict[str, Vectors] = {}
+        self._nonces = 0
+
+    def prepare(self, errors: Sequence[ClaimError]) -> None:
+        nonces = [error.nonce for error in errors if error.error is not None]
+        self._planned = dict(zip(nonces, self._plan(len(nonces)), strict=True))
+        of_name: defaultdict[str, list[int]] = defaultdict(list)
+        for nonce, names in self._planned.items():
+            for name in names:
+                of_name[name].append(nonce)
+        self._predicted = {n: self._bank.predictions(n, them) for n, them in of_name.items()}
+        if self._predicted:
+            self._yardstick.prepare(nonces)
+
+    def add(self, error: ClaimError) -> None:
+        # A claim without a vector has no direction; the test of sizes counts it.
+        if error.error is None:
+            return
+        self._nonces += 1
+        for name in self._planned[error.nonce]:
+            if (suspicion := self._open.get(name)) is None:
+                continue
+            self._yardstick.add(suspicion, name, error, self._predicted[name][error.nonce])
+            # The suspect's weights would have shown by now.
+            if suspicion.log_ratio <= -self._chances.clears_at:
+                del self._open[name]
+
+    def standings(self) -> list[Standing]:
+        limit, clears = self._chances.convicts_at, not self._open
+        found = []
+        for index in range(self._yardstick.populations):
+            convicting = self._strongest(index)[1]
+            refuting = max(each.refuting[index].peak for each in self._suspicions.values())
+            excess = max(convicting, refuting) - limit
+            found.append(Standing(excess, excess >= 0.0, convicting >= limit, clears))
+        return found
+
+    def opinion(self, population: int) -> Opinion:
+        form, result = self._yardstick.form, result_of(self.standings()[population])
+        name, log_evidence = self._strongest(population)
+        figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
+        more = f" and {len(self._open) - NAMED} more" if len(self._open) > NAMED else ""
+        text = f"not ruled out: {', '.join([*self._open][:NAMED])}{more}"
+        if self._open:
+            figures["log_clearing"] = min(-each.log_ratio for each in self._open.values())
+        if result is SequentialResult.FRAUD:
+            text = f"{name}, {evidence_text(log_evidence)}"
+        elif result is SequentialResult.UNEXPLAINED:
+            text = "errors point to suspected weights, as far as those of honest kernels may"
+        elif result is SequentialResult.HONEST:
+            text = "all suspects ruled out"
+        return Opinion(
+            self.name, result, self._nonces, f"{text} ({form})", {**figures, "form": form}
+        )
+
+    def _strongest(self, population: int) -> tuple[str, float]:
+        """The suspect with the most evidence against an honest population, and its logarithm."""
+        peaks = ((n, each.convicting[population].peak) for n, each in self._suspicions.items())
+        return max(peaks, key=lambda pair: pair[1])
+
+    def _plan(self, count: int) -> list[tuple[str, ...]]:
+        """The suspects for each of the next ``count`` nonces."""
+        seen = [name for name, suspicion in self._open.items() if suspicion.nonces]
+        seen.sort(key=lambda name: -self._open[name].log_ratio)
+        likely = [name for name in seen[:LIKELY] if self._open[name].log_ratio > 0.0]
+        unseen = [name for name in self._open if not self._open[name].nonces]
+        others = [*unseen, *(name for name in seen if name not in likely)]
+        turn, size = cycle(others), min(PER_NONCE - len(likely), len(others))
+        return [(*likely, *islice(turn, size)) for _ in range(count)]
+
+
+def _cosine(error: ClaimError, prediction: Vector) -> float:
+    if error.error is None:
+        raise AssertionError("a claim without a vector has no direction")
+    return cosine(error.error, prediction)

@@ -1,0 +1,445 @@
+"""A verdict about claimed artifacts, for ``proofserve verify`` and for workers of a fleet.
+
+The options choose tests (``judges_of``), the tests judge a sample (``judged``), and a report says
+what they found.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from proofserve.lab.report import Figure, LabError, Progress, Report
+from proofserve.protocol.nonces import draw
+from proofserve.protocol.verdict.comparison import ClaimError, Mismatch
+from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.rounds.records import Workload
+from proofserve.verifier.calibration_file import (
+    HOW_TO_CALIBRATE,
+    CalibrationFile,
+    MeasuredThreshold,
+    Shape,
+    measured_threshold,
+)
+from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.direction import (
+    CalibratedYardstick,
+    DirectionJudge,
+    EmulatedYardstick,
+    KernelBank,
+    Yardstick,
+)
+from proofserve.verifier.judges import (
+    Chances,
+    CountJudge,
+    CountRule,
+    Judge,
+    PairedJudge,
+    Recompute,
+    TwinJudge,
+    Vectors,
+    default_share,
+)
+from proofserve.verifier.verification import (
+    ExactJudge,
+    Recomputation,
+    TrustedEngine,
+    Verification,
+    verify,
+)
+
+# The most mismatches that the lines name.
+SHOWN: Final = 10
+COUNT, PAIRED, DIRECTION, TWINS = TESTS = ("count", "paired", "direction", "twins")
+# It needs an engine whose bits count, and runs before the others.
+EXACT: Final = "exact"
+# They can convict, so they share alpha; twins only say that no calibrated kernel explains a node.
+CONVICTING: Final = frozenset({COUNT, PAIRED, DIRECTION})
+# They need honest figures of the checkpoint.
+OF_A_CALIBRATION: Final = frozenset({PAIRED, TWINS})
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTests:
+    """Whether ``exact`` runs, and whether others do where it decides nothing.
+
+    ``others`` are those that were named, empty for the default ones.
+    """
+
+    exact: bool
+    others: tuple[str, ...]
+    judges: bool
+
+
+def chosen_tests(named: Sequence[str], *, has_engine: bool, has_figures: bool) -> ChosenTests:
+    """The tests that are asked for, where by default all run that can.
+
+    ``has_figures`` of honest nodes: a threshold or a calibration. Raises LabError for an unknown
+    test, and unless exact has an engine.
+    """
+    if unknown := next((test for test in named if test not in (EXACT, *TESTS)), None):
+        raise LabError(f"--test {unknown}: choose from {', '.join((EXACT, *TESTS))}")
+    if EXACT in named and not has_engine:
+        raise LabError("--test exact: give an engine, --recompute-url NODE or --engine vllm")
+    exact = EXACT in named or (not named and has_engine)
+    others = tuple(dict.fromkeys(test for test in named if test != EXACT))
+    return ChosenTests(exact, others, bool(others) or (not named and (has_figures or not exact)))
+
+
+def threshold_of(
+    tests: Collection[str],
+    dist_threshold: float | None,
+    calibration: Path | None,
+    p_mismatch: float | None,
+) -> MeasuredThreshold | None:
+    """What the options say of honest nodes; None if no test needs it and nothing is given."""
+    if {*tests} == {DIRECTION} and not calibration and dist_threshold is None:
+        return None
+    return measured_threshold(dist_threshold, calibration, p_mismatch)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgingOptions:
+    """``tests`` is empty for the default ones; ``alpha`` and ``beta`` are of the whole verdict.
+
+    ``share`` of forged nonces is what a cleared node has not done, None for ``default_share``.
+    """
+
+    tests: tuple[str, ...]
+    alpha: float
+    beta: float
+    share: float | None
+    p_fraud: float
+    sequential: bool
+    threshold: MeasuredThreshold | None
+
+    @property
+    def calibration(self) -> CalibrationFile | None:
+        return self.threshold.calibration if self.threshold else None
+
+    @property
+    def origin(self) -> str:
+        return self.threshold.origin if self.threshold else "none; kernels were emulated instead"
+
+    def chances(self, sample: int) -> Chances:
+        """Raises ProtocolError for a number out of range."""
+        share = default_share(sample) if self.share is None else self.share
+        return Chances(self.alpha, self.beta, share)
+
+    def require(
+        self,
+        work: Workload,
+        models: Collection[str],
+        shape: Shape | None,
+        digest: str | None,
+        is_dense: bool = False,
+    ) -> None:
+        """Raise LabError unless the honest figures hold for these artifacts."""
+        if self.calibration is not None:
+            self.calibration.require(work, models, shape, digest, is_dense)
+
+    def count_rule(self) -> CountRule | None:
+        """None if the verdict does not count. Raises ProtocolError for a number out of range."""
+        counts = COUNT in self.tests or (not self.tests and self.calibration is None)
+        if not counts or self.threshold is None:
+            return None
+        alpha = self.alpha / max(1, len(CONVICTING.intersection(self.tests)))
+        test = SequentialTest(self.threshold.p_mismatch, self.p_fraud, alpha, self.beta)
+        return CountRule(test, self.threshold.dist_threshold, self.sequential)
+
+
+def judges_of(
+    options: JudgingOptions, sample: int, validator: KernelBank | None
+) -> list[Judge[ClaimError]]:
+    """A judge for each test, which together convict an honest node with a chance of alpha at most.
+
+    By default all that a calibration allows, and without a calibration the count. Raises LabError
+    for a test that is unknown or cannot be run here, and ProtocolError for a number out of range.
+    """
+    tests = options.tests
+    for test in tests:
+        if test not in TESTS:
+            raise LabError(f"--test {test}: choose from {', '.join(TESTS)}")
+        if reason := _obstacle(test, options, validator):
+            raise LabError(f"--test {test}: {reason}")
+    if not tests and options.calibration is None:
+        tests = (COUNT,)
+    elif not tests:
+        tests = tuple(
+            test for test in (PAIRED, DIRECTION, TWINS) if not _obstacle(test, options, validator)
+        )
+        if not tests:
+            raise LabError(f"--calibration: {_obstacle(PAIRED, options, validator)}")
+    chances = options.chances(sample)
+    shared = replace(chances, alpha=chances.alpha / max(1, len(CONVICTING.intersection(tests))))
+    return [_judge(test, options, shared, sample, validator) for test in tests]
+
+
+def _obstacle(test: str, options: JudgingOptions, validator: KernelBank | None) -> str:
+    """Why this test cannot be run; empty if it can."""
+    if test == COUNT:
+        return ""
+    if validator is None:
+        return "it needs the checkpoint; give --model, or --dist-threshold for the count"
+    if test in OF_A_CALIBRATION and options.calibration is None:
+        return f"it needs a calibration; {HOW_TO_CALIBRATE}"
+    if test == TWINS and options.calibration and not options.calibration.honest.has_twins:
+        return "the nonces of this scheme are no twins; those of sketches are"
+    return ""
+
+
+def _judge(
+    test: str, options: JudgingOptions, chances: Chances, sample: int, validator: KernelBank | None
+) -> Judge[ClaimError]:
+    measured, rule = options.calibration, options.count_rule()
+    if test == COUNT and rule is not None:
+        return CountJudge(rule, sample)
+    if validator is None:
+        raise AssertionError(f"{test} has no obstacle, so it has what it needs")
+    if measured is not None and test == PAIRED:
+        return PairedJudge(validator.own_errors, measured.honest, chances)
+    if measured is not None and test == TWINS:
+        return TwinJudge(validator.own_errors, measured.honest, chances)
+    yardstick: Yardstick = EmulatedYardstick(validator)
+    # Suspects need not have been measured for the other tests.
+    if measured is not None and measured.honest.shares.suspects:
+        yardstick = CalibratedYardstick(validator, measured.honest)
+    return DirectionJudge(validator, yardstick, chances)
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The vectors that a validator compares with, and the digest of their weights if known.
+
+    ``validator`` has other vectors of the checkpoint, None if a node recomputes. Of a model that
+    ``is_dense`` it is known that it mixes no experts.
+    """
+
+    vectors: Recompute
+    weights_digest: str | None
+    validator: KernelBank | None = None
+    is_dense: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """``seed`` draws ``most`` nonces, all for None; ``at_once`` are recomputed in one forward."""
+
+    seed: str
+    most: int | None
+    at_once: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictReport:
+    """``rule`` is that of the count, None if it was not run; ``origin`` that of the honest figures.
+
+    ``kernels`` are the honest populations in their order, empty without a calibration. A node that
+    forges is cleared with a chance of ``beta`` at most, an honest one is convicted with ``alpha``.
+    """
+
+    outcome: Verification
+    claimed: ClaimedArtifacts
+    seed: str
+    rule: CountRule | None
+    origin: str
+    kernels: tuple[str, ...]
+    alpha: float
+    beta: float
+
+    def after(self, earlier: "VerdictReport") -> "VerdictReport":
+        """This one, with the opinions of a test that was run before and decided nothing."""
+        opinions = (*earlier.outcome.opinions, *self.outcome.opinions)
+        return replace(self, outcome=replace(self.outcome, opinions=opinions))
+
+    def lines(self) -> Iterator[str]:
+        outcome = self.outcome
+        total = len(self.claimed.nonces)
+        used = f"{outcome.nonces_used} of {total} nonces recomputed"
+        yield f"{used} (to reproduce this sample: --seed {self.seed})"
+        yield f"Block {self.claimed.block_hash}, key {self.claimed.public_key}."
+        for opinion in outcome.opinions:
+            yield f"  {opinion.test:9} {opinion.result}: {opinion.text}"
+        mismatches = self._mismatches()
+        for mismatch in mismatches[:SHOWN]:
+            far = "" if mismatch.distance is None else f" by {mismatch.distance:.4f}"
+            why = f"{mismatch.reason}{far} {mismatch.detail}"
+            yield f"  nonce {mismatch.nonce}: {why}".rstrip()
+        if (more := len(mismatches) - SHOWN) > 0:
+            yield f"  and {more} more"
+        if self.rule is not None:
+            yield self.rule.description
+        if self.kernels:
+            yield f"Closest honest kernel: {self.closest}."
+        if outcome.verdict is SequentialResult.UNEXPLAINED:
+            yield self.what_to_measure
+        if (share := self._excluded_share()) is not None:
+            yield (
+                f"A node that forges {share:.0%} of its nonces or more would have been cleared with"
+                f" a chance of {self.beta:g} at most."
+            )
+        yield f"Honest nodes: {self.origin}."
+
+    @property
+    def closest(self) -> str | None:
+        """The honest population that explains the node best; None without a calibration."""
+        return self.kernels[self.outcome.closest] if self.kernels else None
+
+    def record(self) -> dict[str, object]:
+        outcome, rule = self.outcome, self.rule
+        counted = {} if rule is None else {"rule": rule.description, "count": asdict(rule)}
+        return {
+            "verdict": outcome.verdict,
+            "nonces_used": outcome.nonces_used,
+            "nonces_claimed": len(self.claimed.nonces),
+            "findings": [asdict(opinion) for opinion in outcome.opinions],
+            "mismatches": [asdict(mismatch) for mismatch in self._mismatches()],
+            "distances": {e.nonce: e.distance for e in outcome.errors if e.broken is None},
+            "seed": self.seed,
+            "block_hash": self.claimed.block_hash,
+            "public_key": self.claimed.public_key,
+            "threshold_from": self.origin,
+            "closest": self.closest,
+            "excluded_share": self._excluded_share(),
+            "alpha": self.alpha,
+            "beta": self.beta,
+            **counted,
+        }
+
+    @property
+    def what_to_measure(self) -> str:
+        """Why there is no verdict, and which command ends that."""
+        if not self.kernels:
+            return (
+                "No verdict: what points to suspected weights may be honest rounding of this model."
+                " Measure honest kernels: proofserve calibrate noise MODEL --out FILE"
+            )
+        return (
+            "No verdict: no kernel of the calibration explains these errors, and no fraud that is"
+            " known. If a node of this kind is trusted, measure it: proofserve calibrate noise"
+            " MODEL --other URL --add FILE --out FILE"
+        )
+
+    def _excluded_share(self) -> float | None:
+        """The least share of forged nonces that the verdict excludes, if it clears."""
+        if self.outcome.verdict is not SequentialResult.HONEST:
+            return None
+        found = (opinion.figures for opinion in self.outcome.opinions)
+        shares = [float(each["excluded_share"]) for each in found if "excluded_share" in each]
+        return min(shares, default=None)
+
+    def _mismatches(self) -> tuple[Mismatch, ...]:
+        return self.outcome.mismatches(self.rule.dist_threshold if self.rule else None)
+
+
+def judged(
+    claimed: ClaimedArtifacts,
+    work: Workload,
+    truth: Truth,
+    options: JudgingOptions,
+    sampling: SampleOptions,
+    progress: Progress,
+) -> VerdictReport:
+    """Recompute a sample of ``claimed`` and judge it.
+
+    Raises LabError for another checkpoint than the prover's, a test that cannot be run here, and
+    an incomplete recomputation; ProtocolError for a number out of range; EngineFault.
+    """
+    claimed.require_digest(truth.weights_digest)
+    sample = draw(claimed.nonces, sampling.seed, sampling.most)
+    judges = judges_of(options, len(sample), truth.validator)
+    ours = Recomputation(truth.vectors, work.scheme.width, sampling.at_once)
+    outcome = verify(claimed, sample, ours, judges, progress)
+    measured = options.calibration
+    return VerdictReport(
+        outcome=outcome,
+        claimed=claimed,
+        seed=sampling.seed,
+        rule=options.count_rule(),
+        origin=options.origin,
+        kernels=measured.honest.names if measured else (),
+        alpha=options.alpha,
+        beta=options.beta,
+    )
+
+
+def exactly_judged(
+    claimed: ClaimedArtifacts,
+    work: Workload,
+    engine: TrustedEngine,
+    options: JudgingOptions,
+    sampling: SampleOptions,
+    progress: Progress,
+) -> VerdictReport:
+    """Compare the bits of the first nonces of the sample of ``judged``, as many as clear a node.
+
+    Raises as ``judged``, and NodeError if the engine's server fails.
+    """
+    claimed.require_digest(engine.weights_digest)
+    sample = draw(claimed.nonces, sampling.seed, sampling.most)
+    judge = ExactJudge(options.chances(len(sample)), engine.facts, claimed.ran_on)
+    unit = f"nonces, by {engine.name}"
+    ours = Recomputation(engine.vectors, work.scheme.width, sampling.at_once, unit)
+    return VerdictReport(
+        outcome=verify(claimed, sample[: judge.needed], ours, [judge], progress),
+        claimed=claimed,
+        seed=sampling.seed,
+        rule=None,
+        origin=f"those whose bits are equal to the vectors of {engine.name}",
+        kernels=(),
+        alpha=options.alpha,
+        beta=options.beta,
+    )
+
+
+class TimedBank:
+    """The bank ``of``; ``seconds`` were spent on the predictions of its suspects."""
+
+    def __init__(self, of: KernelBank) -> None:
+        self._of = of
+        self.names = of.names
+        self.kernels = of.kernels
+        self.seconds = 0.0
+
+    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        began = time.monotonic()
+        found = self._of.predictions(name, nonces)
+        self.seconds += time.monotonic() - began
+        return found
+
+    def own_errors(self, nonces: Sequence[int]) -> Vectors:
+        return self._of.own_errors(nonces)
+
+    def kernel_errors(self, kernel: str, nonces: Sequence[int]) -> Vectors:
+        return self._of.kernel_errors(kernel, nonces)
+
+
+def bench_verification(
+    name: str,
+    bank: KernelBank,
+    verified: Callable[[KernelBank], Verification],
+    setup: Mapping[str, Any],
+    where: Mapping[str, str | int],
+) -> Report:
+    """Time one verification of an honest node of the model ``name`` by a ``bank`` that is loaded.
+
+    Raises LabError if it does not end with the node cleared: then it took no time to clear.
+    """
+    timed = TimedBank(bank)
+    began = time.monotonic()
+    outcome = verified(timed)
+    seconds = time.monotonic() - began
+    if outcome.verdict is not SequentialResult.HONEST:
+        raise LabError(
+            f"the honest node ended {outcome.verdict} after {outcome.nonces_used} nonces;"
+            " give more --nonces, or a calibration of more kernels"
+        )
+    figures = (
+        Figure("seconds_to_honest", seconds, "from the first nonce to the verdict, model loaded"),
+        Figure("nonces", float(outcome.nonces_used), "recomputed until then"),
+        Figure(
+            "share_of_suspects", timed.seconds / seconds, "of that time, for the direction test"
+        ),
+    )
+    return Report(f"verification, {name}", figures, setup, {}, where)

@@ -1,0 +1,238 @@
+"""Measures what honest runs of a model look like, and whether that convicts kernels it lacks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.lab.report import LabError, Progress
+from proofserve.protocol.verdict.leaning import cosine
+from proofserve.protocol.verdict.twins import alikeness
+from proofserve.rounds.computation import chunks
+from proofserve.verifier.calibration_file import (
+    CalibrationFile,
+    FigureFields,
+    KernelFacts,
+    LeftOutCheck,
+    PopulationFields,
+    rounded,
+)
+from proofserve.verifier.direction import KernelBank
+from proofserve.verifier.judges import Chances, Recompute, Vectors
+from proofserve.verifier.populations import HonestPopulations
+from proofserve.verifier.simulation import convictions, draws, node_figures
+from proofserve.verifier.target import CONFIDENCE, quantile_interval
+
+# Nonces in one step of progress.
+AT_ONCE: Final = 16
+# Of the nonces on which suspects are measured, a node with a suspect's weights computes a part:
+# its cosines vary little.
+CHEATS_SHARE: Final = 4
+# An engine in float32 may send the published float16 vector of a nonce; a fit needs a length.
+LEAST_LENGTH: Final = 1e-6
+# The chance of a value beyond one end of an interval.
+_TAIL: Final = (1.0 - CONFIDENCE) / 2.0
+VERIFICATIONS, NONCES = 10_000, 1000
+# Of the whole verdict, as the default of ``verify``.
+CHANCES: Final = Chances(alpha=1e-6, beta=1e-3)
+# How many times as wide the margins become until no population is convicted by the others.
+ROOMS: Final = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+
+
+class CalibratingBank(KernelBank, Protocol):
+    """A validator that can also deploy a suspect's weights, and knows its emulated kernels."""
+
+    def truth(self, nonces: Sequence[int]) -> Vectors: ...
+
+    def kernel_facts(self, kernel: str) -> KernelFacts: ...
+
+    def served_errors(self, name: str, nonces: Sequence[int]) -> Vectors:
+        """The errors of a node that serves a suspect's weights, float32 [width] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """Errors of an honest engine by nonce, less the published vectors; as on the wire."""
+
+    facts: KernelFacts
+    errors: Vectors
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuringPlan:
+    """``emulated`` nonces are computed by each emulated kernel, ``bank`` ones by each suspect.
+
+    ``has_twins`` says whether a nonce is two twins. All counts are from the first nonce on.
+    """
+
+    nonces: tuple[int, ...]
+    emulated: int
+    bank: int
+    has_twins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HonestFigures:
+    """For a ``CalibrationFile``."""
+
+    own: FigureFields
+    populations: list[PopulationFields]
+    suspects: dict[str, list[float]]
+
+
+def honest_figures(
+    bank: CalibratingBank, runs: Sequence[MeasuredRun], plan: MeasuringPlan, progress: Progress
+) -> HonestFigures:
+    """The figures of our own run, of ``runs`` and of every emulated kernel of ``bank``.
+
+    Raises EngineFault if a forward fails, and LabError for a suspect with the published weights.
+    """
+    place = {nonce: row for row, nonce in enumerate(plan.nonces)}
+    first = plan.nonces[: plan.bank]
+    own = _in_chunks("our own honest run", bank.own_errors, plan.nonces, progress)
+    predicted: dict[str, Vectors] = {}
+    suspects = {}
+    progress.step(f"{len(bank.names)} suspects on {len(first)} nonces", len(bank.names))
+    for name in bank.names if first else ():
+        predicted[name] = _predictions(bank, name, first)
+        few = first[: max(2, len(first) // CHEATS_SHARE)]
+        served = bank.served_errors(name, few)
+        suspects[name] = rounded(np.array([cosine(served[n], predicted[name][n]) for n in few]))
+        progress.advance()
+
+    def fields(errors: Vectors) -> FigureFields:
+        return figure_fields(errors, predicted, first, plan.has_twins, place)
+
+    made = [PopulationFields(facts=run.facts, figures=fields(run.errors)) for run in runs]
+    for kernel in bank.kernels:
+        compute = partial(bank.kernel_errors, kernel)
+        first_ones = plan.nonces[: plan.emulated]
+        errors = _in_chunks(f"emulated kernel: {kernel}", compute, first_ones, progress)
+        made.append(PopulationFields(facts=bank.kernel_facts(kernel), figures=fields(errors)))
+    return HonestFigures(fields(own), made, suspects)
+
+
+def figure_fields(
+    errors: Vectors,
+    predicted: Mapping[str, Vectors],
+    bank: Sequence[int],
+    has_twins: bool,
+    place: Mapping[int, int],
+) -> FigureFields:
+    """What ``errors`` [width] of some nonces show; ``place`` is that of a nonce in our own run.
+
+    The nonces of ``bank`` come first, so that the cosines belong to the first figures.
+    """
+    first = [nonce for nonce in bank if nonce in errors]
+    chosen = set(first)
+    nonces = [*first, *(nonce for nonce in errors if nonce not in chosen)]
+    rows = [place[nonce] for nonce in nonces]
+    lengths = np.array([np.linalg.norm(errors[nonce]) for nonce in nonces], dtype=np.float64)
+    alike = np.array([alikeness(errors[nonce]) for nonce in nonces]) if has_twins else None
+    return FigureFields(
+        lengths=rounded(np.maximum(lengths, LEAST_LENGTH)),
+        alike=None if alike is None else rounded(alike),
+        cosines={
+            name: rounded(np.array([cosine(errors[n], vectors[n]) for n in first]))
+            for name, vectors in predicted.items()
+        },
+        rows=None if rows == list(range(len(rows))) else rows,
+    )
+
+
+def honest_threshold(populations: Sequence[PopulationFields], rate: float) -> float:
+    """The distance that at most a share ``rate`` of any population's nonces exceeds.
+
+    Of each the upper end of the 95 % interval of that quantile, whatever the distribution; the
+    largest distance where there are too few to have one.
+    """
+    return max(_threshold(np.array(each.figures.lengths), rate) for each in populations)
+
+
+def _threshold(distances: NDArray[np.float64], rate: float) -> float:
+    needed = math.ceil(math.log(_TAIL) / math.log1p(-rate))
+    enough = len(distances) >= needed
+    high = quantile_interval(distances, 1.0 - rate)[1] if enough else float(distances.max())
+    # Rounded up to three digits.
+    places = 2 - math.floor(math.log10(high))
+    return float(Decimal(high).quantize(Decimal(1).scaleb(-places), ROUND_CEILING))
+
+
+def _predictions(bank: CalibratingBank, name: str, nonces: Sequence[int]) -> Vectors:
+    predicted = bank.predictions(name, nonces)
+    if not any(vector.any() for vector in predicted.values()):
+        raise LabError(f"suspect {name}: its vectors are those of the published weights")
+    return predicted
+
+
+def _in_chunks(
+    title: str, compute: Recompute, nonces: Sequence[int], progress: Progress
+) -> Vectors:
+    parts = chunks(nonces, AT_ONCE)
+    progress.step(f"{title}, {len(nonces)} nonces", len(parts))
+    found: dict[int, NDArray[np.float32]] = {}
+    for part in parts:
+        found |= compute(part)
+        progress.advance()
+    return found
+
+
+def checked(
+    file: CalibrationFile, progress: Progress, verifications: int = VERIFICATIONS
+) -> CalibrationFile:
+    """The file with its check."""
+    return file.model_copy(update={"left_out": left_out(file, progress, verifications)})
+
+
+def left_out(
+    file: CalibrationFile, progress: Progress, verifications: int = VERIFICATIONS
+) -> LeftOutCheck | None:
+    """The check of a file; None if it has one population alone, with nothing to judge it by."""
+    names = [each.facts.name for each in file.populations]
+    if len(names) < 2:
+        return None
+    at_once: dict[str, int] = {}
+    for room in ROOMS:
+        honest = file.null(room)
+        progress.step(f"each kernel left out, margins times {room:g}", len(names))
+        found = {}
+        for name in names:
+            found[name] = _convicted(file, honest, name, verifications)
+            progress.advance()
+        at_once = at_once or found
+        if not any(found.values()):
+            break
+    return LeftOutCheck(
+        verifications=verifications,
+        nonces=NONCES,
+        room=room,
+        convicted={name: count for name, count in at_once.items() if count},
+    )
+
+
+def _convicted(
+    file: CalibrationFile, honest: HonestPopulations, name: str, verifications: int
+) -> int:
+    run = next(each.figures.figures for each in file.populations if each.facts.name == name)
+    node = node_figures(run, file.own.figures, honest)
+    drawn = draws(len(node), verifications, NONCES)
+    return int(np.count_nonzero(convictions(node, honest.without(name), CHANCES, drawn) <= NONCES))
+
+
+def left_out_lines(found: LeftOutCheck | None) -> list[str]:
+    """The result of the check in words, for a reader."""
+    if found is None:
+        return ["one kernel alone: nothing says how others differ; give --other or --add"]
+    tried = f"{found.verifications} verifications of {found.nonces} nonces each"
+    if not found.convicted:
+        return [f"each kernel left out in turn was convicted by the others in 0 of {tried}"]
+    named = ", ".join(f"{name} in {count}" for name, count in found.convicted.items())
+    return [
+        f"left out, honest kernels would be convicted by the others: {named} of {tried}",
+        f"so verdicts have margins {found.room:g} times as wide, with which none is",
+    ]

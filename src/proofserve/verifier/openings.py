@@ -1,0 +1,292 @@
+"""Vectors under roots that a node posted: the node opens a sample, and every path is checked."""
+
+import base64
+import binascii
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import LabError, NodeError, Progress, read_json
+from proofserve.protocol.commitments import CommittedBatch, leaf, opens
+from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import NonceLane, draw
+from proofserve.protocol.verdict.comparison import Claim, Mismatch, Reason
+from proofserve.receiver import reader
+from proofserve.receiver.reader import ReceiverFileError
+from proofserve.verifier.claims import ClaimedArtifacts, Selection
+from proofserve.wire.records import CommittedRoots, OpeningRecord
+
+# Nonces of a sample, if the user does not say how many.
+SAMPLE: Final = 1000
+# Nonces of one request: few enough for an answer within seconds.
+AT_ONCE: Final = 100
+# So many nonces that the node does not open convict it by every test: no more are asked for.
+ENOUGH_FAULTS: Final = 32
+# With these a node says that it has no such vectors. Other refusals are the validator's own fault.
+_HAS_NOT = (404, 409, 410)
+_TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedSource:
+    """The roots of one round; ``width`` is the number of values per nonce.
+
+    Raises LabError for a round without roots, and for batches that overlap.
+    """
+
+    round_id: str
+    block: Block
+    public_key: str
+    lane: NonceLane
+    scheme: str
+    width: int
+    seq_len: int
+    batches: tuple[CommittedBatch, ...]
+
+    def __post_init__(self) -> None:
+        if not self.batches:
+            raise LabError(f"round {self.round_id} has no roots")
+        for one, after in pairwise(self.batches):
+            if one.first_index + one.count > after.first_index:
+                raise LabError(f"two roots cover lane index {after.first_index}")
+
+    def nonces(self) -> Iterator[int]:
+        for batch in self.batches:
+            yield from self.lane.batch(batch.first_index, batch.count)
+
+    def place_of(self, nonce: int) -> tuple[CommittedBatch, int]:
+        """The batch of one of ``nonces()``, and its place there."""
+        index = self.lane.index_of(nonce)
+        if index is None:
+            raise ValueError(f"nonce {nonce} is of another lane")
+        found = bisect_right(self.batches, index, key=lambda batch: batch.first_index) - 1
+        batch = self.batches[found]
+        return batch, index - batch.first_index
+
+    def broken_links(self) -> dict[int, Mismatch]:
+        """Batches that do not name the root before them, each by its first nonce."""
+        broken = {}
+        for one, after in pairwise(self.batches):
+            follows = one.first_index + one.count == after.first_index
+            if follows and after.previous_root != one.root:
+                nonce = self.lane.nonce(after.first_index)
+                detail = f"the batch at lane index {after.first_index} names another root before it"
+                broken[nonce] = Mismatch(nonce, Reason.NOT_COMMITTED, detail=detail)
+        return broken
+
+    def checked(self, opened: OpeningRecord) -> Claim | Mismatch:
+        """The claim about a nonce, if its path leads to the root that we have of its batch."""
+        batch, place = self.place_of(opened.nonce)
+        try:
+            hashed = leaf(opened.nonce, base64.b64decode(opened.vector_b64, validate=True))
+        except (binascii.Error, ValueError):
+            hashed = b""
+        if opens(batch.root, batch.count, place, hashed, opened.path):
+            return Claim(opened.nonce, opened.vector_b64)
+        detail = f"its path does not lead to the root of lane index {batch.first_index}"
+        return Mismatch(opened.nonce, Reason.NOT_COMMITTED, detail=detail)
+
+
+def read_committed(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:
+    """The roots of one round in a JSON file, or in the SQLite file of ``proofserve receive``.
+
+    Raises LabError naming what is wrong with the file.
+    """
+    try:
+        if reader.is_database(path):
+            return _from_receiver(path, wanted, round_id)
+        return committed_from_file(path, wanted)
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error.strerror}") from error
+    except ReceiverFileError as error:
+        raise LabError(str(error)) from error
+
+
+def committed_from_file(path: Path, wanted: Selection) -> CommittedSource:
+    """The roots in a JSON file, which has the form of a callback. Raises LabError."""
+    read = read_json(path, CommittedRoots)
+    wanted.require(path, read.block_hash, read.public_key)
+    batches = sorted((each.batch for each in read.roots), key=lambda batch: batch.first_index)
+    return CommittedSource(
+        round_id=read.round_id,
+        block=Block(read.block_hash, read.block_height),
+        public_key=read.public_key,
+        lane=read.lane,
+        scheme=read.scheme,
+        width=read.encoding.k_dim,
+        seq_len=read.params.seq_len,
+        batches=tuple(batches),
+    )
+
+
+def _from_receiver(path: Path, wanted: Selection, round_id: str | None) -> CommittedSource:
+    with reader.reading(path) as received:
+        rounds = {
+            each.round_id: each
+            for each in received.rounds()
+            if wanted.fits(each.block_hash, each.public_key)
+        }
+        held = {each: f"block {r.block_hash}, key {r.public_key}" for each, r in rounds.items()}
+        found = rounds[only_round(path, held, round_id)]
+        batches = tuple(received.batches(found.number))
+    return CommittedSource(
+        round_id=found.round_id,
+        block=Block(found.block_hash, found.block_height),
+        public_key=found.public_key,
+        lane=found.lane,
+        scheme=found.scheme,
+        width=found.width,
+        seq_len=found.seq_len,
+        batches=batches,
+    )
+
+
+def only_round(path: Path, held: Mapping[str, str], round_id: str | None) -> str:
+    """The one id of ``held``, which describes rounds by id. Raises LabError, listing them."""
+    fitting = [each for each in held if round_id in {None, each}]
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = "\n".join(f"  {each}: {text}" for each, text in held.items())
+    problem = "several rounds with roots fit" if fitting else "no round with roots fits"
+    raise LabError(f"{path}: {problem}; choose by --round-id from\n{listed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a node may be unreachable or too busy, all times together. Seconds."""
+
+    seconds: float = 60.0
+    pause_s: float = 1.0
+
+
+@dataclass(slots=True)
+class _Opener:
+    node: NodeClient
+    source: CommittedSource
+    patience: Patience
+    claims: list[Claim] = field(default_factory=list)
+    faults: dict[int, Mismatch] = field(default_factory=dict)
+    waited_s: float = 0.0
+
+    def ask(self, nonces: Sequence[int]) -> None:
+        """Have ``nonces`` opened. Each gives a claim or a fault. Raises NodeError."""
+        try:
+            answer = self._patiently(nonces)
+        except NodeError as error:
+            if not (_is_passing(error) or error.status in _HAS_NOT):
+                raise
+            if error.status in _HAS_NOT and len(nonces) > 1:
+                # The node refuses all for one that it does not have: find that one.
+                half = len(nonces) // 2
+                self.ask(nonces[:half])
+                self.ask(nonces[half:])
+                return
+            self._refused(nonces, str(error))
+            return
+        self._take(nonces, answer)
+
+    def _patiently(self, nonces: Sequence[int]) -> Sequence[Any]:
+        source = self.source
+        while True:
+            began = time.monotonic()
+            try:
+                return self.node.open_vectors(
+                    source.block.hash, source.public_key, source.round_id, nonces
+                )
+            except NodeError as error:
+                self.waited_s += time.monotonic() - began
+                if not _is_passing(error) or self.waited_s >= self.patience.seconds:
+                    raise
+                time.sleep(self.patience.pause_s)
+                self.waited_s += self.patience.pause_s
+
+    def _take(self, nonces: Sequence[int], answer: Sequence[Any]) -> None:
+        opened: dict[int, OpeningRecord] = {}
+        for each in answer:
+            try:
+                record = OpeningRecord.model_validate(each)
+            except ValidationError:
+                # Its nonce is then without an opening.
+                continue
+            opened.setdefault(record.nonce, record)
+        for nonce in nonces:
+            if nonce not in opened:
+                self._refused([nonce], "the answer has no such opening")
+                continue
+            found = self.source.checked(opened[nonce])
+            if isinstance(found, Claim):
+                self.claims.append(found)
+            else:
+                self.faults[nonce] = found
+
+    def _refused(self, nonces: Sequence[int], why: str) -> None:
+        for nonce in nonces:
+            self.faults[nonce] = Mismatch(nonce, Reason.NOT_OPENED, detail=why)
+
+
+def open_sample(
+    source: CommittedSource,
+    node: NodeClient,
+    seed: str,
+    most: int,
+    progress: Progress,
+    patience: Patience = Patience(),
+) -> ClaimedArtifacts:
+    """Have ``node`` open up to ``most`` nonces that ``seed`` draws, and check every path.
+
+    The claims are of vectors that fit their roots. All other drawn nonces are in ``faults``. A node
+    that cannot be reached for longer than ``patience`` has not opened. Raises NodeError if it
+    cannot be reached at all, or refuses the request itself, for example for its key.
+    """
+    digest = node.weights_digest()
+    drawn = draw(source.nonces(), seed, most)
+    progress.step(f"{node.url} opens up to {len(drawn)} nonces")
+    opener, asked = _Opener(node, source, patience), 0
+    while asked < len(drawn) and len(opener.faults) < ENOUGH_FAULTS:
+        opener.ask(drawn[asked : asked + AT_ONCE])
+        asked = min(asked + AT_ONCE, len(drawn))
+    return ClaimedArtifacts(
+        block_hash=source.block.hash,
+        public_key=source.public_key,
+        nonces=drawn[:asked],
+        claims=tuple(opener.claims),
+        width=source.width,
+        seq_len=source.seq_len,
+        scheme=source.scheme,
+        block_height=source.block.height,
+        weights_digest=digest,
+        faults=source.broken_links() | opener.faults,
+    )
+
+
+def _is_passing(error: NodeError) -> bool:
+    """Whether the same request may succeed later: no answer, too many requests, a fault."""
+    status = error.status
+    return status is None or status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningOptions:
+    """The node that posted the roots, and how many nonces it shall open; None for a default."""
+
+    url: str
+    api_key: str | None = None
+    round_id: str | None = None
+    nonces: int | None = None
+
+
+def opened_claims(
+    path: Path, wanted: Selection, options: OpeningOptions, seed: str, progress: Progress
+) -> ClaimedArtifacts:
+    """What a node opens of the roots in ``path``; see ``open_sample``. Raises LabError."""
+    source = read_committed(path, wanted, options.round_id)
+    patience = Patience()
+    with NodeClient(options.url, options.api_key, timeout_s=patience.seconds) as node:
+        return open_sample(source, node, seed, options.nonces or SAMPLE, progress, patience)

@@ -1,0 +1,271 @@
+"""The tests of log-probabilities: those of ``verify``, with blocks of tokens as nonces.
+
+An endpoint has no calibration. What honest kernels do to these very answers is emulated instead.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.verdict.comparison import ClaimError
+from proofserve.protocol.verdict.evidence import RareEvidence
+from proofserve.protocol.verdict.leaning import cosine
+from proofserve.protocol.verdict.scale import CONVICTING
+from proofserve.verifier.direction import CalibratedYardstick, DirectionJudge
+from proofserve.verifier.judges import (
+    Chances,
+    Judge,
+    Opinion,
+    PairedJudge,
+    Standing,
+    Vectors,
+    evidence_text,
+    result_of,
+)
+from proofserve.verifier.populations import HonestPopulations, RunFigures, populations
+from proofserve.verifier.probe.readings import ReadAnswer, Readings
+from proofserve.verifier.simulation import convictions, draws, node_figures
+
+# Tokens in a block: enough that errors have a direction, few enough that an answer has several.
+SIZE = 16
+
+# Where a token stands: which of the answers, which of its tokens.
+_Place = tuple[int, int]
+# Blocks on which every honest kernel and every suspect is computed, before the tests begin.
+MEASURED_ON: Final = 16
+# The share of honest blocks beyond what convicts. None of ``MEASURED_ON`` blocks of any kernel is,
+# compared with the others, which shows this much with a confidence of 99 %.
+BEYOND: Final = 0.25
+# Of the blocks of an endpoint that does not serve the model.
+FORGED_SHARES: Final = (0.95, 0.7, 0.45)
+# A suspect that moves the results less than honest rounding does cannot be told from it.
+LEAST_COSINE: Final = 0.2
+# Verifications of each kernel by the others, and blocks of each, before kernels judge an endpoint.
+_VERIFICATIONS, _BLOCKS = 200, 200
+# How many times as wide margins may become until none of them is convicted so.
+_ROOMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0)
+
+Floats = NDArray[np.float64]
+
+
+class ProbeBlocks:
+    """The tokens of all answers in a row, cut into blocks of ``SIZE``, numbered from 0.
+
+    The vector of a block has those of its tokens, one behind the other. Implements
+    ``verifier.direction.KernelBank``; tokens without log-probabilities are in no block.
+    """
+
+    def __init__(self, readings: Readings) -> None:
+        self.names: Sequence[str] = readings.names
+        self.kernels: Sequence[str] = readings.kernels
+        self._readings = readings
+        self._answers: list[ReadAnswer] = []
+        self._waiting: list[_Place] = []
+        self._blocks: list[tuple[_Place, ...]] = []
+
+    def add(self, answer: ReadAnswer) -> list[ClaimError]:
+        """The errors of the blocks that this answer completes."""
+        index = len(self._answers)
+        self._answers.append(answer)
+        self._waiting += [(index, t) for t, error in enumerate(answer.errors) if error.size]
+        before = len(self._blocks)
+        while len(self._waiting) >= SIZE:
+            self._blocks.append(tuple(self._waiting[:SIZE]))
+            del self._waiting[:SIZE]
+        new = range(before, len(self._blocks))
+        return [ClaimError(n, self._vector(n, lambda i: self._answers[i].errors)) for n in new]
+
+    def own_errors(self, numbers: Sequence[int]) -> Vectors:
+        """What our own honest run does to each block."""
+        return {n: self._vector(n, lambda i: self._answers[i].own) for n in numbers}
+
+    def kernel_errors(self, kernel: str, numbers: Sequence[int]) -> Vectors:
+        """What an honest kernel does to each block. Raises EngineFault."""
+
+        def errors(index: int) -> Sequence[NDArray[np.float32]]:
+            return self._readings.by_kernels(self._answers[index])[kernel].errors
+
+        return {n: self._vector(n, errors) for n in numbers}
+
+    def answers_of(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """The answer in which each block begins."""
+        return np.array([self._blocks[n][0][0] for n in numbers])
+
+    def predictions(self, name: str, nonces: Sequence[int]) -> Vectors:
+        """What the suspect's weights would do to each block. Raises EngineFault."""
+        needed = sorted({index for n in nonces for index, _ in self._blocks[n]})
+        made = self._readings.by_suspect(name, [self._answers[index] for index in needed])
+        found = {index: each.predicted for index, each in zip(needed, made, strict=True)}
+        return {n: self._vector(n, found.__getitem__) for n in nonces}
+
+    def _vector(
+        self, number: int, of: Callable[[int], Sequence[NDArray[np.float32]]]
+    ) -> NDArray[np.float32]:
+        return np.concatenate([of(index)[t] for index, t in self._blocks[number]])
+
+
+class SizeJudge(Judge[ClaimError]):
+    """Counts blocks whose errors are ``allowance`` times as large as those of every honest kernel.
+
+    It can convict and not clear. Only a block that is large beside our own run is computed by the
+    kernels.
+    """
+
+    clears = False
+
+    def __init__(self, blocks: ProbeBlocks, allowance: float, chances: Chances) -> None:
+        self._blocks = blocks
+        self._allowance = allowance
+        self._chances = chances
+        self._evidence = RareEvidence(BEYOND, FORGED_SHARES)
+        self._beyond = self._count = 0
+
+    def add(self, error: ClaimError) -> None:
+        """Raises EngineFault."""
+        own = self._blocks.own_errors([error.nonce])
+        beyond = self._is_beyond(error, own) and all(
+            self._is_beyond(error, self._blocks.kernel_errors(kernel, [error.nonce]))
+            for kernel in self._blocks.kernels
+        )
+        self._count += 1
+        self._beyond += beyond
+        self._evidence.add(np.array([beyond]))
+
+    def _is_beyond(self, error: ClaimError, honest: Vectors) -> bool:
+        return error.distance > self._allowance * float(np.linalg.norm(honest[error.nonce]))
+
+    def standings(self) -> list[Standing]:
+        excess = self._evidence.peak - self._chances.convicts_at
+        return [Standing(excess, excess >= 0.0, excess >= 0.0, clears=False)]
+
+    def opinion(self, _population: int) -> Opinion:
+        (standing,) = self.standings()
+        log_evidence = self._evidence.peak
+        text = (
+            f"{self._beyond} of {self._count} blocks have errors more than {self._allowance:.2g}"
+            " times those of every emulated kernel"
+        )
+        if standing.convicts:
+            text = f"{text}, {evidence_text(log_evidence)}"
+        figures = {"log_evidence": log_evidence}
+        return Opinion("sizes", result_of(standing), self._count, text, figures)
+
+
+class BlockJudges:
+    """The sizes of the errors and their directions, at ``chances`` each.
+
+    ``judges`` is empty before ``MEASURED_ON`` blocks. ``unseen`` are suspects that no
+    log-probabilities of these answers tell from the published weights; ``ratios`` and ``errors``
+    are those of every block so far.
+    """
+
+    def __init__(self, blocks: ProbeBlocks, chances: Chances) -> None:
+        self._blocks = blocks
+        self._chances = chances
+        self._waiting: list[ClaimError] = []
+        self.judges: tuple[Judge[ClaimError], ...] = ()
+        self.unseen: tuple[str, ...] = ()
+        self.errors: list[ClaimError] = []
+        self.ratios: list[float] = []
+
+    def add(self, errors: Sequence[ClaimError]) -> None:
+        """Raises EngineFault."""
+        own = self._blocks.own_errors([error.nonce for error in errors])
+        self.ratios += [e.distance / float(np.linalg.norm(own[e.nonce])) for e in errors]
+        self.errors += errors
+        self._waiting += errors
+        if not self.judges and len(self._waiting) >= MEASURED_ON:
+            self._begin([error.nonce for error in self._waiting[:MEASURED_ON]])
+        if self.judges:
+            # One by one: the suspects of a block are chosen by what the blocks before it showed.
+            for error in self._waiting:
+                for judge in self.judges:
+                    judge.prepare([error])
+                    judge.add(error)
+            self._waiting.clear()
+
+    @property
+    def can_clear(self) -> bool:
+        """Whether both sizes and directions are judged."""
+        return any(isinstance(judge, DirectionJudge) for judge in self.judges)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._blocks.names
+
+    def cosines(self, name: str, most: int) -> list[float]:
+        """Those of the first blocks, ``most`` at most, with a suspect. Raises EngineFault."""
+        errors = self.errors[:most]
+        predicted = self._blocks.predictions(name, [error.nonce for error in errors])
+        return [cosine(e.error, predicted[e.nonce]) for e in errors if e.error is not None]
+
+    def _begin(self, numbers: Sequence[int]) -> None:
+        """Measure the first blocks by honest runs and suspects, and make the tests."""
+        blocks = self._blocks
+        own = blocks.own_errors(numbers)
+        moved: dict[str, Vectors] = {}
+        suspects: dict[str, Floats] = {}
+        for name in blocks.names:
+            predicted = blocks.predictions(name, numbers)
+            # A prover with these weights rounds as we do, and errs by what the weights move too.
+            errors = {n: own[n] + predicted[n] for n in numbers}
+            cosines = np.array([cosine(errors[n], predicted[n]) for n in numbers])
+            if cosines.mean() >= LEAST_COSINE:
+                moved[name], suspects[name] = predicted, cosines
+        self.unseen = tuple(name for name in blocks.names if name not in suspects)
+        emulated = {each: blocks.kernel_errors(each, numbers) for each in blocks.kernels}
+        # One that does the same as the exact network has no errors to compare with.
+        known = {n: of for n, of in emulated.items() if all(each.any() for each in of.values())}
+        ours, kernels = _figures(own, moved), {n: _figures(of, moved) for n, of in known.items()}
+        self.judges = (SizeJudge(blocks, _allowance(ours, kernels), self._chances),)
+        null = partial(populations, ours, kernels, suspects, blocks.answers_of(numbers))
+        honest = _honest(null, ours, kernels, self._chances)
+        if honest is None or not suspects:
+            return
+        yardstick = CalibratedYardstick(blocks, honest)
+        self.judges = (
+            *self.judges,
+            PairedJudge(blocks.own_errors, honest, self._chances),
+            DirectionJudge(blocks, yardstick, self._chances, tuple(suspects)),
+        )
+
+
+def _allowance(own: RunFigures, kernels: Mapping[str, RunFigures]) -> float:
+    """More than ``CONVICTING`` if a kernel's errors are larger than all others' themselves."""
+    largest = np.sort([each.lengths for each in (own, *kernels.values())], axis=0)
+    return CONVICTING * float((largest[-1] / largest[-2]).max())
+
+
+def _honest(
+    null: Callable[[float], HonestPopulations],
+    own: RunFigures,
+    kernels: Mapping[str, RunFigures],
+    chances: Chances,
+) -> HonestPopulations | None:
+    """``null`` with margins so wide that no kernel is convicted by the others; None if none are.
+
+    Blocks of one answer are alike, and the figures allow for it.
+    """
+
+    def is_convicted(name: str, honest: HonestPopulations) -> bool:
+        node = node_figures(kernels[name], own, honest)
+        drawn = draws(len(node), _VERIFICATIONS, _BLOCKS)
+        return bool((convictions(node, honest.without(name), chances, drawn) <= _BLOCKS).any())
+
+    every = (null(room) for room in _ROOMS)
+    return next((each for each in every if not any(is_convicted(n, each) for n in kernels)), None)
+
+
+def _figures(errors: Vectors, moved: Mapping[str, Vectors]) -> RunFigures:
+    return RunFigures(
+        lengths=np.array([float(np.linalg.norm(error)) for error in errors.values()]),
+        alike=None,
+        cosines={
+            name: np.array([cosine(error, predicted[n]) for n, error in errors.items()])
+            for name, predicted in moved.items()
+        },
+        rows=np.arange(len(errors)),
+    )

@@ -1,0 +1,384 @@
+"""An OpenAI-compatible endpoint: its models, answers to prompts, and waiting when it says so."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Generic, TypeVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from proofserve.lab.chats import unless_exit
+from proofserve.lab.report import LabError, NodeError, Progress
+from proofserve.verifier.probe.answers import Alternatives, Kind, LeftOut, ProbePrompt, RawAnswer
+
+C = TypeVar("C", bound="_Ids")
+PATHS: Final = {Kind.CHAT: "/chat/completions", Kind.COMPLETION: "/completions"}
+# Fields that vLLM has and OpenAI has not. A model's own settings may change top-k, min-p and the
+# penalty of a request that does not name them.
+_MORE_FIELDS: Final = {
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+# Seconds of one wait, and of all waits of a probe.
+LONGEST_WAIT_S: Final = 120.0
+ALL_WAITS_S: Final = 900.0
+_FIRST_WAIT_S: Final = 1.0
+TIMEOUT_S: Final = 300.0
+# Attempts at a request that is answered by 429 or 503, and at one that fails.
+BUSY_ATTEMPTS: Final = 6
+ATTEMPTS: Final = 3
+LONGEST_TEXT: Final = 300
+_BUSY: Final = frozenset({429, 503})
+_FAILURES: Final = frozenset({500, 502, 504})
+_KEYS: Final = frozenset({401, 403})
+# Statuses with which endpoints refuse a field that they do not have.
+_REFUSALS: Final = frozenset({400, 404, 405, 422, 501})
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a request asks for beside text: vLLM's own fields, and ``top`` log-probabilities."""
+
+    more_fields: bool
+    top: int
+
+
+def ladder(logprobs: bool) -> tuple[Extras, ...]:
+    """What to ask for, best first; an endpoint that refuses one is asked for the next."""
+    tops = (20, 5, 0) if logprobs else (0,)
+    return tuple(Extras(more, top) for top in tops for more in (True, False))
+
+
+def body(prompt: ProbePrompt, model: str, max_tokens: int, extras: Extras) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "model": model,
+        "temperature": 0.0 if prompt.greedy else 1.0,
+        "top_p": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "max_tokens": max_tokens,
+    }
+    made |= _MORE_FIELDS if extras.more_fields else {}
+    if prompt.kind is Kind.CHAT:
+        made["messages"] = [{"role": "user", "content": prompt.text}]
+        return made | ({"logprobs": True, "top_logprobs": extras.top} if extras.top else {})
+    made["prompt"] = prompt.text
+    return made | ({"logprobs": extras.top} if extras.top else {})
+
+
+class _Part(BaseModel):
+    """A part of an answer. Only what a probe reads is named."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class _Usage(_Part):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _TopLog(_Part):
+    token: str
+    logprob: float
+
+
+class _ChatToken(_TopLog):
+    top_logprobs: list[_TopLog] = []
+
+
+class _ChatLogs(_Part):
+    content: list[_ChatToken] | None = None
+
+
+class _Message(_Part):
+    content: str | None = None
+
+
+class _Ids(_Part):
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class _ChatChoice(_Ids):
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _ChatLogs | None = None
+
+
+class _TextLogs(_Part):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _TextChoice(_Ids):
+    text: str
+    finish_reason: str | None = None
+    logprobs: _TextLogs | None = None
+
+
+class _Answer(_Ids, Generic[C]):
+    choices: list[C]
+    usage: _Usage | None = None
+
+
+def read_answer(prompt: ProbePrompt, content: bytes) -> RawAnswer:
+    """The answer in a response's body. Raises ValueError naming the field that is wrong."""
+    of_chat = prompt.kind is Kind.CHAT
+    model: type[_Answer[Any]] = _Answer[_ChatChoice] if of_chat else _Answer[_TextChoice]
+    try:
+        found = model.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise ValueError(f"{where}: {first['msg']}") from error
+    if len(found.choices) != 1:
+        raise ValueError(f"choices: {len(found.choices)} where 1 was asked for")
+    choice, usage = found.choices[0], found.usage or _Usage()
+    if isinstance(choice, _ChatChoice):
+        text = choice.message.content or ""
+        alternatives = _of_chat((choice.logprobs or _ChatLogs()).content or ())
+    else:
+        text, alternatives = choice.text, _of_text(choice.logprobs or _TextLogs())
+    # vLLM has the prompt's ids beside the choices of a chat, and within those of a completion.
+    prompt_ids = found.prompt_token_ids or choice.prompt_token_ids
+    return RawAnswer(
+        prompt,
+        text,
+        choice.finish_reason or "",
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        None if prompt_ids is None else tuple(prompt_ids),
+        None if choice.token_ids is None else tuple(choice.token_ids),
+        alternatives,
+    )
+
+
+def _of_chat(tokens: Sequence[_ChatToken]) -> tuple[Alternatives, ...]:
+    return tuple(
+        Alternatives(
+            each.token,
+            (*((top.token, top.logprob) for top in each.top_logprobs), (each.token, each.logprob)),
+        )
+        for each in tokens
+    )
+
+
+def _of_text(logs: _TextLogs) -> tuple[Alternatives, ...]:
+    tops = logs.top_logprobs or [None] * len(logs.tokens)
+    if not len(tops) == len(logs.token_logprobs) == len(logs.tokens):
+        raise ValueError("logprobs: its lists differ in length")
+    made = []
+    for token, log, top in zip(logs.tokens, logs.token_logprobs, tops, strict=True):
+        chosen = () if log is None else ((token, log),)
+        made.append(Alternatives(token, (*(top or {}).items(), *chosen)))
+    return tuple(made)
+
+
+class RateLimit:
+    """One request that was told to wait makes all others wait too.
+
+    ``told`` is called with the seconds of each wait. ``waited_s`` is how long requests were held.
+    """
+
+    def __init__(self, told: Callable[[float], None]) -> None:
+        self._told = told
+        self._until = 0.0
+        self.waited_s = 0.0
+
+    async def passed(self) -> None:
+        """Return when no wait is left; another request may have made it longer meanwhile."""
+        while (left := self._until - time.monotonic()) > 0.0:  # noqa: ASYNC110 - a clock, no event
+            await asyncio.sleep(left)
+
+    def hold(self, retry_after: str | None, attempt: int, url: str) -> None:
+        """Wait as the header says; without one, twice as long at each ``attempt`` from 0 on.
+
+        Raises NodeError if that is longer than a probe waits.
+        """
+        seconds = _seconds(retry_after)
+        if seconds is None:
+            seconds = _FIRST_WAIT_S * 2**attempt
+        until = time.monotonic() + seconds
+        more = max(0.0, until - max(self._until, time.monotonic()))
+        if seconds > LONGEST_WAIT_S or self.waited_s + more > ALL_WAITS_S:
+            raise NodeError(
+                f"{url} asks to wait {seconds:.0f} s; a probe waits at most {LONGEST_WAIT_S:.0f} s"
+                f" at a time and {ALL_WAITS_S:.0f} s in all. Try later, or with --concurrency 1"
+            )
+        self.waited_s += more
+        self._until = max(self._until, until)
+        if more:
+            self._told(seconds)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """The header's seconds, or those until its date; None if it says neither."""
+    if retry_after is None:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """``url`` with or without /v1; ``model`` None for the first that the endpoint lists."""
+
+    url: str
+    model: str | None
+    api_key: str | None = field(default=None, repr=False)
+    max_tokens: int = 64
+    concurrency: int = 4
+    logprobs: bool = True
+
+
+class Endpoint:
+    """Blocking calls. They raise NodeError for what ends a probe: no answer at all, or no key.
+
+    ``refused`` says why a route is not asked any more, ``settled`` what each route gives.
+    """
+
+    def __init__(self, options: EndpointOptions, progress: Progress) -> None:
+        self._options = options
+        self._progress = progress
+        self._base = options.url.rstrip("/").removesuffix("/v1") + "/v1"
+        self.limit = RateLimit(
+            lambda seconds: progress.step(f"waiting {seconds:.0f} s, as the endpoint asks")
+        )
+        self.settled: dict[Kind, Extras] = {}
+        self.refused: dict[Kind, str] = {}
+        self.model = ""
+
+    def choose_model(self) -> str:
+        """The name to ask for. Raises LabError if the endpoint does not have it."""
+        wanted = self._options.model
+        listed = asyncio.run(self._listed())
+        if listed is None and wanted is None:
+            raise LabError(f"{self._base}/models lists no models; give --served-model")
+        if wanted is not None and listed is not None and wanted not in listed:
+            raise LabError(f"--served-model {wanted}: the endpoint has {', '.join(listed)}")
+        self.model = wanted or (listed or [""])[0]
+        return self.model
+
+    def ask(self, prompts: Sequence[ProbePrompt]) -> list[RawAnswer | LeftOut]:
+        """An answer to each, or why there is none, in the order of ``prompts``."""
+        return asyncio.run(self._ask(prompts))
+
+    async def _listed(self) -> list[str] | None:
+        async with self._http() as http:
+            response = await self._sent(http, "GET", "/models")
+        if response.is_error:
+            return None
+        try:
+            return [str(each["id"]) for each in response.json()["data"]] or None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    async def _ask(self, prompts: Sequence[ProbePrompt]) -> list[RawAnswer | LeftOut]:
+        asyncio.get_running_loop().set_exception_handler(unless_exit)
+        places = asyncio.Semaphore(self._options.concurrency)
+        found: dict[int, RawAnswer | LeftOut] = {}
+        async with self._http() as http:
+            # The first prompt of a route finds out what the route gives.
+            for prompt in _first_of_each(p for p in prompts if p.kind not in self.settled):
+                found[prompt.number] = await self._settle(http, prompt)
+
+            async def one(prompt: ProbePrompt) -> None:
+                async with places:
+                    found[prompt.number] = await self._one(http, prompt)
+
+            await asyncio.gather(*(one(each) for each in prompts if each.number not in found))
+        return [found[prompt.number] for prompt in prompts]
+
+    async def _settle(self, http: httpx.AsyncClient, prompt: ProbePrompt) -> RawAnswer | LeftOut:
+        kind = prompt.kind
+        if kind in self.refused:
+            return LeftOut(prompt, self.refused[kind])
+        response = None
+        for extras in ladder(self._options.logprobs):
+            response = await self._asked(http, prompt, extras)
+            if response.is_success:
+                self.settled[kind] = extras
+                self._progress.advance()
+                return _answer(prompt, response)
+            if response.status_code not in _REFUSALS:
+                raise NodeError(f"{self._base}{PATHS[kind]}: {_shown(response)}")
+        if response is None:
+            raise AssertionError("a ladder has a step")
+        self.refused[kind] = f"the endpoint refuses {PATHS[kind]}: {_shown(response)}"
+        return LeftOut(prompt, self.refused[kind])
+
+    async def _one(self, http: httpx.AsyncClient, prompt: ProbePrompt) -> RawAnswer | LeftOut:
+        if prompt.kind in self.refused:
+            return LeftOut(prompt, self.refused[prompt.kind])
+        response = await self._asked(http, prompt, self.settled[prompt.kind])
+        self._progress.advance()
+        return _answer(prompt, response)
+
+    async def _asked(
+        self, http: httpx.AsyncClient, prompt: ProbePrompt, extras: Extras
+    ) -> httpx.Response:
+        made = body(prompt, self.model, self._options.max_tokens, extras)
+        return await self._sent(http, "POST", PATHS[prompt.kind], made)
+
+    async def _sent(
+        self, http: httpx.AsyncClient, method: str, path: str, content: Any = None
+    ) -> httpx.Response:
+        for attempt in itertools.count():
+            await self.limit.passed()
+            last, wanted = attempt >= ATTEMPTS - 1, None
+            try:
+                response = await http.request(method, self._base + path, json=content)
+            except httpx.TransportError as error:
+                if last:
+                    reason = str(error) or type(error).__name__
+                    raise NodeError(f"{method} {self._base}{path}: {reason}") from error
+            else:
+                status, wanted = response.status_code, response.headers.get("retry-after")
+                if status in _KEYS:
+                    hint = "" if self._options.api_key else "; give --api-key"
+                    raise NodeError(f"{self._base}{path}: {_shown(response)}{hint}")
+                last = attempt >= BUSY_ATTEMPTS - 1 if status in _BUSY else last
+                if last or status not in _BUSY | _FAILURES:
+                    return response
+            self.limit.hold(wanted, attempt, self._base)
+        raise AssertionError("the loop ends by an answer or an error")
+
+    def _http(self) -> httpx.AsyncClient:
+        key = self._options.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers)
+
+
+def _first_of_each(prompts: Iterable[ProbePrompt]) -> Iterable[ProbePrompt]:
+    first: dict[Kind, ProbePrompt] = {}
+    for prompt in prompts:
+        first.setdefault(prompt.kind, prompt)
+    return first.values()
+
+
+def _answer(prompt: ProbePrompt, response: httpx.Response) -> RawAnswer | LeftOut:
+    if not response.is_success:
+        return LeftOut(prompt, f"the endpoint answered {_shown(response)}")
+    try:
+        return read_answer(prompt, response.content)
+    except ValueError as error:
+        return LeftOut(prompt, f"the answer cannot be read: {error}")
+
+
+def _shown(response: httpx.Response) -> str:
+    return f"{response.status_code} {response.text[:LONGEST_TEXT]}"

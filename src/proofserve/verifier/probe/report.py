@@ -1,0 +1,210 @@
+"""What a probe says: lines for a reader, a record for a program, a page for customers."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from proofserve.lab.report import drawn
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.probe.answers import LeftOut
+from proofserve.verifier.probe.probing import OTHER_RATIO, ProbeResult
+from proofserve.verifier.probe.readings import ReadAnswer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TEMPLATE = "probe_page.html"
+HEIGHT: Final = 3.2
+# Powers of ten of the evidence that are shown.
+LEAST, MOST = -12.0, 12.0
+# Smaller gaps of greedy tokens, zero too, are drawn there.
+NEAREST: Final = 1e-4
+GREEN, BLUE, RED = "tab:green", "tab:blue", "tab:red"
+CLASSES: Final = {
+    SequentialResult.HONEST: "good",
+    SequentialResult.FRAUD: "bad",
+    SequentialResult.UNDECIDED: "open",
+    SequentialResult.UNEXPLAINED: "open",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """``setup`` are the options, ``notes`` what the endpoint did not give or asked for."""
+
+    probed: ProbeResult
+    setup: Mapping[str, Any]
+    notes: Sequence[str]
+
+    def lines(self) -> Iterator[str]:
+        probed = self.probed
+        for opinion in probed.opinions:
+            yield f"  {opinion.test:10} {opinion.result}: {opinion.text}"
+        if probed.unseen:
+            yield f"not to be told from the published weights: {', '.join(probed.unseen)}"
+        yield from self.notes
+        for reason, count in Counter(each.reason for each in probed.left_out).items():
+            yield f"left out, {count}: {reason}"
+        yield self.used
+
+    @property
+    def used(self) -> str:
+        probed = self.probed
+        return (
+            f"{len(probed.answers)} of {probed.asked} answers judged; the endpoint counted"
+            f" {probed.prompt_tokens} tokens of prompts and {probed.output_tokens} of answers"
+        )
+
+    def record(self) -> dict[str, Any]:
+        probed = self.probed
+        judgement, seen = probed.judgement, probed.diagnosis
+        return {
+            "verdict": judgement.result,
+            "label": judgement.label,
+            "suspect": judgement.suspect,
+            "text": judgement.text,
+            "findings": [asdict(opinion) for opinion in probed.opinions],
+            "error_over_own_rounding": seen.ratio,
+            "mean_cosine_with_suspect": float(np.mean(seen.cosines)) if seen.cosines else None,
+            "surprise_nats": seen.surprise,
+            "greedy_share_beyond": seen.beyond,
+            "blocks": {"ratios": probed.ratios, "cosines": seen.cosines},
+            "suspects_not_seen": probed.unseen,
+            "prompts_asked": probed.asked,
+            "prompt_tokens": probed.prompt_tokens,
+            "output_tokens": probed.output_tokens,
+            "suspect_forwards": probed.forwards,
+            "notes": list(self.notes),
+            "setup": dict(self.setup),
+            "prompts": self.rows(),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The evidence of every prompt, in the order in which they were asked."""
+        pairs = zip(self.probed.answers, self.probed.evidence, strict=True)
+        rows = [_judged_row(read, log_evidence) for read, log_evidence in pairs]
+        rows += [_left_out_row(each) for each in self.probed.left_out]
+        return sorted(rows, key=lambda row: int(row["number"]))
+
+
+def _judged_row(read: ReadAnswer, log_evidence: float) -> dict[str, Any]:
+    answer = read.answer
+    greedy = answer.prompt.greedy
+    return {
+        "number": answer.prompt.number,
+        "kind": answer.prompt.kind,
+        "greedy": greedy,
+        "prompt": answer.prompt.text,
+        "answer": answer.text,
+        "tokens": len(answer.read.output_ids),
+        "ids_from": answer.ids_from,
+        "largest_gap": float(read.gaps.max()) if greedy else None,
+        "surprise_nats": None if greedy else read.surprise,
+        "log_evidence_so_far": log_evidence,
+        "error_over_own_rounding": _ratio(read),
+        "left_out": None,
+    }
+
+
+def _left_out_row(each: LeftOut) -> dict[str, Any]:
+    prompt = each.prompt
+    empty = dict.fromkeys(
+        ("answer", "tokens", "ids_from", "largest_gap", "surprise_nats", "log_evidence_so_far")
+    )
+    return {
+        "number": prompt.number,
+        "kind": prompt.kind,
+        "greedy": prompt.greedy,
+        "prompt": prompt.text,
+        **empty,
+        "error_over_own_rounding": None,
+        "left_out": each.reason,
+    }
+
+
+def _ratio(read: ReadAnswer) -> float | None:
+    """None without log-probabilities."""
+    known = [t for t, error in enumerate(read.errors) if error.size]
+    if not known:
+        return None
+    error, own = (np.concatenate([of[t] for t in known]) for of in (read.errors, read.own))
+    return float(np.linalg.norm(error) / np.linalg.norm(own))
+
+
+def page(report: ProbeReport) -> str:
+    # Prompts, answers and names come from elsewhere and may contain HTML.
+    environment = Environment(
+        loader=PackageLoader("proofserve.verifier.probe", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template(TEMPLATE).render(
+        report=report,
+        judgement=report.probed.judgement,
+        tone=CLASSES[report.probed.judgement.result],
+        rows=report.rows(),
+        pictures=pictures(report),
+    )
+
+
+def pictures(report: ProbeReport) -> list[tuple[str, str]]:
+    """Captions, and SVG. Only what was measured is drawn."""
+    probed, found = report.probed, []
+    if probed.ratios:
+        caption = (
+            "The endpoint's errors over our own rounding, block by block. Honest ones lie around 1;"
+            f" from {OTHER_RATIO:g} on (dashed) only 4 bits or another model do it."
+        )
+        found.append((caption, drawn([lambda axes: _ratios(axes, probed.ratios)], HEIGHT)))
+    if probed.diagnosis.cosines:
+        caption = (
+            f"Cosines of the errors with what {probed.diagnosis.suspect} would do, block by block."
+            " Honest ones lie around 0."
+        )
+        cosines = probed.diagnosis.cosines
+        found.append((caption, drawn([lambda axes: _cosines(axes, cosines)], HEIGHT)))
+    if probed.evidence:
+        caption = (
+            "Evidence of the token test after each answer, as a power of ten: it falls for honest"
+            " answers, and convicts far above 6."
+        )
+        found.append((caption, drawn([lambda axes: _evidence(axes, probed.evidence)], HEIGHT)))
+    gaps = [float(g) for r in probed.answers if r.answer.prompt.greedy for g in r.gaps]
+    if gaps:
+        caption = (
+            "How far the logits of greedy tokens are below the largest: the largest first. Honest"
+            " rounding explains those below the dashed line."
+        )
+        found.append((caption, drawn([lambda axes: _gaps(axes, gaps, probed.bound)], HEIGHT)))
+    return found
+
+
+def _ratios(axes: "Axes", ratios: Any) -> None:
+    axes.plot(np.arange(len(ratios)), ratios, "o", color=BLUE, alpha=0.6)
+    axes.axhline(1.0, color=GREEN, linewidth=0.8)
+    axes.axhline(OTHER_RATIO, color=RED, linewidth=0.8, linestyle="--")
+    axes.set(yscale="log", xlabel="block of 16 tokens", ylabel="error / own rounding")
+
+
+def _cosines(axes: "Axes", cosines: Any) -> None:
+    axes.plot(np.arange(len(cosines)), cosines, "o", color=RED, alpha=0.6)
+    axes.axhline(0.0, color=GREEN, linewidth=0.8)
+    axes.set(ylim=(-1.0, 1.05), xlabel="block of 16 tokens", ylabel="cosine")
+
+
+def _evidence(axes: "Axes", evidence: Any) -> None:
+    powers = np.clip(np.array(evidence) / math.log(10), LEAST, MOST)
+    axes.step(np.arange(1, len(powers) + 1), powers, where="post", color=BLUE)
+    axes.set(ylim=(LEAST, MOST), xlabel="answers", ylabel="log10 E")
+
+
+def _gaps(axes: "Axes", gaps: Any, bound: float) -> None:
+    ordered = np.maximum(np.sort(gaps)[::-1], NEAREST)
+    axes.plot(np.arange(1, len(ordered) + 1), ordered, "o", color=BLUE, alpha=0.6, markersize=3)
+    axes.axhline(max(bound, NEAREST), color=RED, linewidth=0.8, linestyle="--")
+    axes.set(xscale="log", yscale="log", xlabel="greedy tokens", ylabel="gap of logits")

@@ -1,0 +1,255 @@
+"""The tests that need nothing but the tokens of an endpoint's answers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofserve.protocol.verdict.chosen_tokens import TILTS
+from proofserve.protocol.verdict.evidence import Evidence
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.judges import Chances, Judge, Opinion, Standing, evidence_text, result_of
+from proofserve.verifier.probe.readings import ReadAnswer, Readings
+
+# A greedy token may lie so many times as far below the likeliest as honest kernels move two
+# likeliest tokens apart at most, over all greedy answers so far.
+GAP_ROOM: Final = 3.0
+# Greedy tokens beyond it that convict, in so many different answers: one answer with a slip of a
+# token's id, or a server that breaks ties by chance, is no proof.
+GREEDY_TOKENS, GREEDY_ANSWERS = 3, 2
+# Before so many greedy tokens the largest rounding is not known.
+GREEDY_LEAST: Final = 32
+# Divergence of a suspect that text never rules out, nats.
+_NO_GROWTH: Final = 1e-9
+# Who clears: tokens drawn at another temperature, 5/6 or 5/4 of the right one, would have shown.
+_CLEARED_OF: Final = [TILTS.index(-0.2), TILTS.index(0.2)]
+
+Floats = NDArray[np.float64]
+
+
+class TokenJudge(Judge[ReadAnswer]):
+    """Bets on sampled tokens that are too likely or too unlikely (``verdict.chosen_tokens``).
+
+    An endpoint that does not take ``all_fields`` of a request may have a top-k, top-p or min-p of
+    its own. That makes tokens likelier, so only those that are too unlikely count against it.
+
+    What convicts is less what honest kernels give, which read the answers only for that.
+    """
+
+    def __init__(self, readings: Readings, chances: Chances, all_fields: bool) -> None:
+        self._readings = readings
+        self._chances = chances
+        self._bets = [place for place, tilt in enumerate(TILTS) if all_fields or tilt > 0.0]
+        self._cleared_of = [place for place in _CLEARED_OF if place in self._bets]
+        self._reads: list[ReadAnswer] = []
+        self._tokens = self._lost = 0
+
+    def add(self, read: ReadAnswer) -> None:
+        if read.answer.prompt.greedy:
+            return
+        self._reads.append(read)
+        self._tokens += len(read.log_p)
+
+    def lose(self) -> None:
+        """A sampled answer was left out because its text can be written in other tokens.
+
+        Those that are left are then drawn from a part of the distribution, whose chances are
+        larger by at most one over the share that is left.
+        """
+        self._lost += 1
+
+    @property
+    def log_evidence(self) -> float:
+        """Raises EngineFault."""
+        found = self._log_evidence([read.log_factors for read in self._reads])
+        if found < self._chances.convicts_at:
+            return found
+        return self._log_evidence([read.log_factors - self._most(read) for read in self._reads])
+
+    def standings(self) -> list[Standing]:
+        """Raises EngineFault."""
+        excess = self.log_evidence - self._chances.convicts_at
+        clears = self._log_clearing >= self._chances.clears_at
+        return [Standing(excess, excess >= 0.0, excess >= 0.0, clears)]
+
+    def opinion(self, _population: int) -> Opinion:
+        """Raises EngineFault."""
+        log_evidence = self.log_evidence
+        figures = {"log_evidence": log_evidence, "log_clearing": self._log_clearing}
+        result, text = result_of(self.standings()[0]), evidence_text(log_evidence)
+        return Opinion("tokens", result, self._tokens, text, figures)
+
+    def _log_evidence(self, factors: Sequence[Floats]) -> float:
+        evidence = Evidence(len(self._bets))
+        for each in factors:
+            evidence.add(each[self._bets])
+        return evidence.log - self._allowance
+
+    def _most(self, read: ReadAnswer) -> Floats:
+        """What the kernel that gives most gives to each bet by this answer, 0 at least."""
+        means = (each.log_means for each in self._readings.by_kernels(read).values())
+        most: Floats = np.maximum.reduce([np.zeros(len(TILTS)), *means])
+        return most
+
+    @property
+    def _allowance(self) -> float:
+        answers = len(self._reads)
+        return answers * math.log1p(self._lost / max(1, answers))
+
+    @property
+    def _log_clearing(self) -> float:
+        logs = sum((read.log_factors for read in self._reads), np.zeros(len(TILTS)))
+        return -float(logs[self._cleared_of].max()) - self._allowance
+
+
+class GreedyJudge(Judge[ReadAnswer]):
+    """Counts greedy tokens that no honest rounding makes the likeliest; see ``GAP_ROOM``.
+
+    Honest kernels read the answers only if the tokens convict by our own rounding.
+    """
+
+    clears = False
+
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
+        self._reads: list[ReadAnswer] = []
+        self._rounding = 0.0
+
+    def add(self, read: ReadAnswer) -> None:
+        """Raises EngineFault."""
+        if not read.answer.prompt.greedy:
+            return
+        self._reads.append(read)
+        self._rounding = max(self._rounding, float(read.rounding.max()))
+        if self._convicts:
+            kernels = (each for r in self._reads for each in self._readings.by_kernels(r).values())
+            self._rounding = max(self._rounding, *(each.rounding for each in kernels))
+
+    @property
+    def bound(self) -> float:
+        """The largest honest gap, in nats."""
+        return GAP_ROOM * self._rounding
+
+    @property
+    def share(self) -> float:
+        """Of greedy tokens that are no honest ones."""
+        return sum(gap > self.bound for _, gap in self._gaps) / max(1, len(self._gaps))
+
+    def standings(self) -> list[Standing]:
+        """Without evidence that grows: the bound has no alpha."""
+        convicts = self._convicts
+        return [Standing(0.0 if convicts else -math.inf, convicts, convicts, clears=False)]
+
+    def opinion(self, _population: int) -> Opinion:
+        gaps = self._gaps
+        text = (
+            f"{len(self._beyond)} of {len(gaps)} tokens are more than {self.bound:.3g} below the"
+            " likeliest"
+        )
+        largest = max((gap for _, gap in gaps), default=0.0)
+        figures = {
+            "beyond": len(self._beyond),
+            "share": self.share,
+            "bound": self.bound,
+            "largest": largest,
+        }
+        return Opinion("greedy", result_of(self.standings()[0]), len(gaps), text, figures)
+
+    @property
+    def _gaps(self) -> list[tuple[int, float]]:
+        return [(read.answer.prompt.number, float(g)) for read in self._reads for g in read.gaps]
+
+    @property
+    def _beyond(self) -> list[int]:
+        return [number for number, gap in self._gaps if gap > self.bound]
+
+    @property
+    def _convicts(self) -> bool:
+        beyond = self._beyond
+        convicts = len(beyond) >= GREEDY_TOKENS and len({*beyond}) >= GREEDY_ANSWERS
+        return convicts and len(self._gaps) >= GREEDY_LEAST
+
+
+class LikelihoodJudge(Judge[ReadAnswer]):
+    """Whether sampled tokens are likelier by a suspect's network than by the published one.
+
+    For tokens that the published network drew, the product of the ratios is evidence against it
+    with a mean of 1, and for tokens that the suspect drew, its inverse is. It convicts and clears
+    with text alone, if the suspect's distributions differ enough. What convicts is less what honest
+    kernels give, which lean to a suspect themselves in some models.
+    """
+
+    def __init__(self, readings: Readings, chances: Chances) -> None:
+        self._readings = readings
+        self._chances = replace(chances, alpha=chances.alpha / len(readings.names))
+        self._logs = dict.fromkeys(readings.names, 0.0)
+        self._growth = dict.fromkeys(readings.names, 0.0)
+        self._open = list(readings.names)
+        self._sampled: list[ReadAnswer] = []
+        self._tokens = 0
+
+    def prepare(self, reads: Sequence[ReadAnswer]) -> None:
+        """Read several answers with each suspect's weights, which are made once for all of them.
+
+        Raises EngineFault.
+        """
+        for name in self._open:
+            self._readings.by_suspect(name, [r for r in reads if not r.answer.prompt.greedy])
+
+    def add(self, read: ReadAnswer) -> None:
+        """Raises EngineFault."""
+        if read.answer.prompt.greedy:
+            return
+        self._sampled.append(read)
+        self._tokens += len(read.log_p)
+        for name in tuple(self._open):
+            (suspected,) = self._readings.by_suspect(name, [read])
+            self._logs[name] += float((suspected.log_p - read.log_p).sum())
+            self._growth[name] += suspected.divergence
+            if self._logs[name] <= -self._chances.clears_at:
+                self._open.remove(name)
+
+    def standings(self) -> list[Standing]:
+        """Raises EngineFault."""
+        excess = self._strongest()[1] - self._chances.convicts_at
+        return [Standing(excess, excess >= 0.0, excess >= 0.0, clears=not self._open)]
+
+    def opinion(self, _population: int) -> Opinion:
+        """Raises EngineFault."""
+        name, log_evidence = self._strongest()
+        result = result_of(self.standings()[0])
+        text = "all suspects ruled out"
+        if self._open:
+            gone = len(self._logs) - len(self._open)
+            text = f"{gone} of {len(self._logs)} suspects ruled out, not: {_few(self._open)}"
+        if result is SequentialResult.FRAUD:
+            text = f"{name}, {evidence_text(log_evidence)}"
+        figures: dict[str, float | str] = {"log_evidence": log_evidence, "suspect": name}
+        figures["missing"] = self._missing()
+        return Opinion("likelihood", result, self._tokens, text, figures)
+
+    def _strongest(self) -> tuple[str, float]:
+        """The suspect with the most evidence for it, and its logarithm."""
+        pairs = [(name, self._checked(name, log)) for name, log in self._logs.items()]
+        return max(pairs, key=lambda pair: pair[1])
+
+    def _checked(self, name: str, log: float) -> float:
+        if log < self._chances.convicts_at:
+            return log
+        return log - sum(self._readings.likelihood_means(name, self._sampled))
+
+    def _missing(self) -> float:
+        """How many times as many tokens as so far rule out the suspect that takes longest."""
+        clears_at = self._chances.clears_at
+        return max(
+            ((clears_at + self._logs[n]) / max(self._growth[n], _NO_GROWTH) for n in self._open),
+            default=0.0,
+        )
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -1,0 +1,285 @@
+"""Compares the artifacts of a prover with our own recomputation of a sample of them."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from proofserve.lab.report import LabError, Progress
+from proofserve.protocol.errors import IncompleteRecomputation
+from proofserve.protocol.verdict.comparison import Claim, ClaimError, Mismatch, Reason, claim_errors
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.judges import Chances, Judge, Opinion, Recompute, Standing, result_of
+
+# Nonces are judged in growing groups, because the first ones show which suspects matter.
+FIRST_CHUNK = 1
+# What an engine says of itself and rounds by, in the words of ``KernelFacts``.
+_ROUNDS_BY: Final = ("engine", "processor", "torch", "dtype", "kv_dtype", "attention", "ranks")
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """How a validator computes vectors of ``width`` values: up to ``at_once`` in one call.
+
+    ``unit`` is what a reader calls that of which they are.
+    """
+
+    vectors: Recompute
+    width: int
+    at_once: int
+    unit: str = "nonces"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The verdict, what each test found, and the error of each nonce that was used.
+
+    ``closest`` is the place of the honest population, in the calibration's order, that explains the
+    node best; the opinions are about that one.
+    """
+
+    verdict: SequentialResult
+    opinions: tuple[Opinion, ...]
+    errors: tuple[ClaimError, ...]
+    closest: int = 0
+
+    @property
+    def nonces_used(self) -> int:
+        return len(self.errors)
+
+    def mismatches(self, dist_threshold: float | None) -> tuple[Mismatch, ...]:
+        """The claims without a vector, and those further than the threshold if there is one."""
+        limit = np.float32(np.inf if dist_threshold is None else dist_threshold)
+        found = []
+        for error in self.errors:
+            if error.broken is not None:
+                found.append(error.broken)
+            elif np.float32(error.distance) > limit:
+                found.append(Mismatch(error.nonce, Reason.TOO_FAR, error.distance))
+        return tuple(found)
+
+
+def verify(
+    claimed: ClaimedArtifacts,
+    sample: Sequence[int],
+    ours: Recomputation,
+    judges: Sequence[Judge[ClaimError]],
+    progress: Progress,
+) -> Verification:
+    """Judge the claims about ``sample``, recomputed in its order.
+
+    A node is honest if it is one of the honest populations. One test is enough to convict one of
+    them, and a fraud is what convicts all; to clear, all tests that can clear must do so for one. A
+    vector that does not fit its root convicts without a test. Raises LabError if there is nothing
+    to judge, or our own recomputation is not complete.
+    """
+    if not sample:
+        raise LabError("there is no artifact to verify")
+    if forged := [f for f in claimed.faults.values() if f.reason is Reason.NOT_COMMITTED]:
+        return _convicted_by_roots(forged, len(sample))
+    what = f"{len(sample)} of {len(claimed.nonces)} {ours.unit}"
+    progress.step(f"recomputing up to {what}", len(sample))
+    about: defaultdict[int, list[Claim]] = defaultdict(list)
+    for claim in claimed.claims:
+        about[claim.nonce].append(claim)
+
+    def errors_of(nonces: Sequence[int]) -> tuple[ClaimError, ...]:
+        return _errors(nonces, ours, about, claimed.faults)
+
+    return decide(sample, errors_of, ours.at_once, judges, progress)
+
+
+def decide(
+    sample: Sequence[int],
+    errors_of: Callable[[Sequence[int]], Sequence[ClaimError]],
+    at_once: int,
+    judges: Sequence[Judge[ClaimError]],
+    progress: Progress,
+) -> Verification:
+    """Judge the nonces of ``sample`` in its order; ``errors_of`` takes up to ``at_once`` of them.
+
+    Ends with the first nonce after which there is a verdict.
+    """
+    judged: list[ClaimError] = []
+    size = min(FIRST_CHUNK, at_once)
+    verdict, closest = SequentialResult.UNDECIDED, 0
+    while len(judged) < len(sample):
+        errors = errors_of(sample[len(judged) : len(judged) + size])
+        for judge in judges:
+            judge.prepare(errors)
+        for error in errors:
+            judged.append(error)
+            progress.advance()
+            for judge in judges:
+                judge.add(error)
+            verdict, closest = verdict_of(judges)
+            if verdict in {SequentialResult.HONEST, SequentialResult.FRAUD}:
+                return _verification(verdict, closest, judges, judged)
+        size = min(2 * size, at_once)
+    return _verification(verdict, closest, judges, judged)
+
+
+def _verification(
+    verdict: SequentialResult,
+    closest: int,
+    judges: Sequence[Judge[ClaimError]],
+    judged: Sequence[ClaimError],
+) -> Verification:
+    opinions = tuple(judge.opinion(closest) for judge in judges)
+    return Verification(verdict, opinions, tuple(judged), closest)
+
+
+def _errors(
+    nonces: Sequence[int],
+    ours: Recomputation,
+    about: Mapping[int, Sequence[Claim]],
+    faults: Mapping[int, Mismatch],
+) -> tuple[ClaimError, ...]:
+    claims = [claim for nonce in nonces for claim in about.get(nonce, ())]
+    try:
+        errors = claim_errors(nonces, ours.vectors(nonces), claims, ours.width)
+    except IncompleteRecomputation as error:
+        raise LabError(f"no verdict is possible: {error}") from error
+    # A nonce with a fault has no claim: the fault says more than that the claim is missing.
+    return tuple(
+        ClaimError(error.nonce, None, faults[error.nonce]) if error.nonce in faults else error
+        for error in errors
+    )
+
+
+def _convicted_by_roots(forged: Sequence[Mismatch], opened: int) -> Verification:
+    text = f"{len(forged)} of {opened} opened nonces do not fit the roots"
+    opinion = Opinion("roots", SequentialResult.FRAUD, opened, text, {})
+    errors = tuple(ClaimError(each.nonce, None, each) for each in forged)
+    return Verification(SequentialResult.FRAUD, (opinion,), errors)
+
+
+def verdict_of(judges: Sequence[Judge[Any]]) -> tuple[SequentialResult, int]:
+    """The verdict so far, and the place of the population that explains the node best."""
+    standings = [judge.standings() for judge in judges]
+    count = max(map(len, standings))
+    # A test that knows no populations says the same of each.
+    by_population = list(
+        zip(*([*of] * count if len(of) == 1 else of for of in standings), strict=True)
+    )
+    closest = min(range(count), key=lambda place: max(each.excess for each in by_population[place]))
+    if all(any(each.convicts for each in of) for of in by_population):
+        return SequentialResult.FRAUD, closest
+    clearing = [judge.clears for judge in judges]
+    for place, of in enumerate(by_population):
+        cleared = [each.clears for each, can in zip(of, clearing, strict=True) if can]
+        if cleared and all(cleared) and not any(each.refutes for each in of):
+            return SequentialResult.HONEST, place
+    if all(any(each.refutes for each in of) for of in by_population):
+        return SequentialResult.UNEXPLAINED, closest
+    return SequentialResult.UNDECIDED, closest
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedEngine:
+    """An engine that serves the published checkpoint, as a node would.
+
+    ``vectors`` are as it publishes them: numbers of float16. ``facts`` are the fields of
+    ``KernelFacts``, None for what it does not say.
+    """
+
+    name: str
+    vectors: Recompute
+    weights_digest: str | None
+    facts: Mapping[str, object]
+
+
+class ExactJudge(Judge[ClaimError]):
+    """Counts the claims that are the trusted engine's vector, value by value in float16.
+
+    If all are, they clear the node: whatever computed them, the published weights would have given
+    the same. One that differs says nothing, because honest engines differ, and ends the test: what
+    the node did in the other nonces is then unknown. So it neither convicts nor refutes.
+    """
+
+    name = "exact"
+
+    def __init__(
+        self, chances: Chances, ours: Mapping[str, object], theirs: Mapping[str, object] | None
+    ) -> None:
+        self.needed = nonces_needed(chances)
+        self._share = chances.share
+        self._facts = ours, theirs
+        self._equal = self._other = self._without = 0
+
+    def add(self, error: ClaimError) -> None:
+        if error.error is None:
+            self._without += 1
+        elif error.error.any():
+            self._other += 1
+        else:
+            self._equal += 1
+
+    def standings(self) -> list[Standing]:
+        cleared = self._equal == self._nonces and self._equal >= self.needed
+        return [Standing(0.0, refutes=False, convicts=False, clears=cleared)]
+
+    def opinion(self, population: int) -> Opinion:  # noqa: ARG002 - it knows none
+        (standing,) = self.standings()
+        figures: dict[str, float | str] = {
+            **{"equal": self._equal, "other_bits": self._other, "no_vector": self._without}
+        }
+        if standing.clears:
+            figures["excluded_share"] = self._share
+        return Opinion(self.name, result_of(standing), self._nonces, self._text(), figures)
+
+    @property
+    def _nonces(self) -> int:
+        return self._equal + self._other + self._without
+
+    def _text(self) -> str:
+        of = f"of {self._nonces} nonces"
+        parts = []
+        if self._other:
+            parts.append(
+                f"other bits in {self._other} {of}: the engines differ{self._differences()}"
+            )
+        if self._without:
+            parts.append(f"no vector in {self._without} {of}")
+        if parts:
+            return ", and ".join(parts)
+        few = "" if self._equal >= self.needed else f", {self.needed} are needed"
+        return f"equal bits in {self._equal} {of}{few}"
+
+    def _differences(self) -> str:
+        """In what, by what both say of themselves."""
+        ours, theirs = self._facts
+        if theirs is None:
+            return ""
+        known = [(each, theirs.get(each), ours.get(each)) for each in _ROUNDS_BY]
+        found = [
+            f"{name} {there} there, {here} here"
+            for name, there, here in known
+            if None not in {there, here} and there != here
+        ]
+        return f" ({'; '.join(found)})" if found else ", and say the same of themselves"
+
+
+def nonces_needed(chances: Chances) -> int:
+    """After so many equal ones, a node that forges the share is cleared with beta at most.
+
+    A sample of n nonces has none of those with a chance of (1 - share)^n.
+    """
+    if chances.share == 1.0:
+        return 1
+    return math.ceil(chances.clears_at / -math.log1p(-chances.share))
+
+
+def leaves_open(exact: Verification) -> bool:
+    """Whether other tests have to judge: the engines differ, or a vector is missing.
+
+    If all bits agree in too few nonces, the others would judge the trusted engine.
+    """
+    if exact.verdict is not SequentialResult.UNDECIDED:
+        return False
+    (opinion,) = exact.opinions
+    return opinion.figures["equal"] != opinion.nonces

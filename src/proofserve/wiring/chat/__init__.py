@@ -1,1 +1,0 @@
-"""A checkpoint as the validator of chat answers."""

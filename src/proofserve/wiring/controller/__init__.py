@@ -1,1 +1,0 @@
-"""What the settings of a fleet's controller mean for its parts."""

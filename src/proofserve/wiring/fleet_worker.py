@@ -1,0 +1,157 @@
+"""The process of ``proofserve fleet worker``: takes jobs from queues until a signal."""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from proofserve.engines.checkpoints import weights_digest
+from proofserve.fleet.errors import StoreUnavailable
+from proofserve.fleet.sql.locks import ProcessLock, process_lock
+from proofserve.fleet.sql.store import FleetStore
+from proofserve.fleet.verification.control import WORKER_LOCK, poll_s, queue_name
+from proofserve.fleet.verification.durable import JobRunner, Tries
+from proofserve.fleet.verification_records import JobFinding, VerificationTask
+from proofserve.lab.report import NodeError
+from proofserve.protocol.errors import ProtocolError
+from proofserve.rounds.errors import EngineFault
+from proofserve.rounds.tasks import beside
+from proofserve.settings.fleet import FleetWorkerSettings
+from proofserve.verifier.member_jobs import CheckpointTruths, SampleChecker, WorkerCheckpoints
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_HELD_EVERY_S = 1.0
+# How long a job waits for a database that is gone, and the pause between two calls, in seconds.
+_DATABASE_S, _AGAIN_S = 120.0, 1.0
+
+
+async def run_worker(
+    settings: FleetWorkerSettings,
+    queues: Sequence[str],
+    check: Callable[[VerificationTask], JobFinding],
+) -> None:
+    """Give the jobs of ``queues`` to ``check``, in a thread, one at a time, until a signal.
+
+    Raises ValueError for another database than SQLite or PostgreSQL, NewerDatabase and
+    StoreUnavailable.
+    """
+    name = settings.worker_name or socket.gethostname()
+    worker = f"{WORKER_LOCK}{name}-{uuid.uuid4().hex[:8]}"
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    lock = process_lock(settings.database, worker)
+    async with await FleetStore.open(settings.database) as store:
+        if not await lock.take():
+            raise StoreUnavailable(f"the lock {worker} of the fleet's database cannot be had")
+        async with beside("worker-lock", _hold(lock)):
+            jobs = _Jobs(store, check, worker)
+            tries = Tries(settings.attempts, _is_passing)
+            polled = {queue: poll_s(queue) for queue in queues}
+            runner = JobRunner(settings.database, worker, polled, jobs.verify, tries)
+            try:
+                await asyncio.to_thread(runner.start)
+                _logger.info("worker %s takes jobs of %s", worker, ", ".join(queues))
+                await stop.wait()
+            finally:
+                await asyncio.to_thread(runner.close, settings.stop_wait_sec)
+        await lock.give_back()
+
+
+class _Jobs:
+    """Runs in the threads of the queues; the database belongs to the loop of the process."""
+
+    def __init__(
+        self, store: FleetStore, check: Callable[[VerificationTask], JobFinding], worker: str
+    ) -> None:
+        self._store = store.verdicts
+        self._check = check
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._one_at_a_time = threading.Lock()
+
+    def verify(self, job_id: str) -> None:
+        """Compute a job, and store its verdict when it is complete."""
+        # Each queue has its own thread, and the memory may hold one model and one forward.
+        with self._one_at_a_time:
+            self._verify(job_id)
+
+    def _verify(self, job_id: str) -> None:
+        task = self._stored(partial(self._store.begin, job_id, self._worker))
+        if task is None:
+            _logger.info("job %s has ended before", job_id)
+            return
+        found = self._check(task)
+        self._stored(partial(self._store.finish, task.job, found))
+        what = f"{found.outcome} after {found.nonces} nonces, {found.seconds:.2f} s"
+        _logger.info("job %s, member %s: %s", job_id, task.member.name, what)
+
+    def _stored(self, call: Callable[[], Awaitable[T]]) -> T:
+        return asyncio.run_coroutine_threadsafe(when_answered(call), self._loop).result()
+
+
+async def when_answered(
+    call: Callable[[], Awaitable[T]], most_s: float = _DATABASE_S, again_s: float = _AGAIN_S
+) -> T:
+    """The result of a method of the store, called again while the database is gone.
+
+    Otherwise an outage of seconds would use up all tries of a job. Raises StoreUnavailable after
+    ``most_s`` seconds: a database that answers may still refuse what is to be stored.
+    """
+    deadline = time.monotonic() + most_s
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            _logger.warning("a job waits for the database: %s", error)
+        await asyncio.sleep(again_s)
+
+
+async def _hold(lock: ProcessLock) -> None:
+    """Keep the lock; a controller that sees it free gives the jobs to another worker."""
+    while True:
+        await asyncio.sleep(_HELD_EVERY_S)
+        if not await lock.take():
+            _logger.warning("the lock of this worker is lost: its job may be computed twice")
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether the same job may succeed at another try."""
+    return isinstance(error, EngineFault | NodeError | StoreUnavailable)
+
+
+def worker_checkpoints(settings: FleetWorkerSettings) -> WorkerCheckpoints:
+    """The checkpoints in the settings. Raises ValueError.
+
+    A checkpoint is known by its weights, and by the name of its folder in fleets whose members do
+    not say their weights.
+    """
+    if not settings.model:
+        raise ValueError("--model: name the folder of at least one checkpoint")
+    found: dict[str, Path] = {}
+    for text in settings.model:
+        folder = Path(text).absolute()
+        try:
+            digest = weights_digest(folder)
+        except (ProtocolError, OSError) as error:
+            raise ValueError(f"--model {text}: {error}") from error
+        found |= {queue_name(digest, None): folder, queue_name(None, folder.name): folder}
+    return WorkerCheckpoints(found, settings.device, settings.forward_batch)
+
+
+def checker_of(settings: FleetWorkerSettings, checkpoints: WorkerCheckpoints) -> SampleChecker:
+    key = settings.member_key
+    secret = None if key is None else key.get_secret_value()
+    return SampleChecker(CheckpointTruths(checkpoints), settings.forward_batch, secret)

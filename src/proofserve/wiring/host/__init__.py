@@ -1,1 +1,0 @@
-"""What an operator asks about a host before anything is started there."""

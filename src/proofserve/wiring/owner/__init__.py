@@ -1,1 +1,0 @@
-"""Several API server processes with one node: who owns it, and how the others reach it."""

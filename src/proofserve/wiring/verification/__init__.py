@@ -1,1 +1,0 @@
-"""A verdict about artifacts, and the worker that computes verdicts for a fleet."""

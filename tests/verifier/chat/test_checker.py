@@ -1,0 +1,195 @@
+"""Verdicts over chats of the trained model, by its packaged calibration."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from proofserve.cli.model import SmallModel, checkpoint, trained_calibration
+from proofserve.engines.reference.kernels import PROFILES, with_kernels
+from proofserve.engines.reference.network import Network, load
+from proofserve.engines.reference.suspects import suspect
+from proofserve.lab.report import LabError, NoProgress
+from proofserve.protocol.receipts.record import Receipt, sketch_bytes
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.calibration_file import CalibrationFile
+from proofserve.verifier.calibration_file import read as read_calibration
+from proofserve.verifier.chat.statements import NodeFacts
+from proofserve.verifier.chat.validator import CheckpointTokenizer
+from proofserve.verifier.chat.verification import ChatChecker, ChatVerification, CheckerSetup
+from proofserve.verifier.judges import Chances
+from support.chats import Writer, unchanged
+
+CHANCES = Chances(alpha=1e-6, beta=1e-3)
+FRAUD, HONEST, UNDECIDED = (
+    SequentialResult.FRAUD,
+    SequentialResult.HONEST,
+    SequentialResult.UNDECIDED,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return checkpoint(SmallModel("trained"))
+
+
+@pytest.fixture(scope="module")
+def served(model: Path) -> Network:
+    return load(model, "bfloat16", "cpu")
+
+
+@pytest.fixture(scope="module")
+def measured() -> CalibrationFile:
+    with trained_calibration("receipt-v1") as file:
+        return read_calibration(file)
+
+
+@pytest.fixture(scope="module")
+def checker(model: Path, measured: CalibrationFile) -> ChatChecker:
+    return ChatChecker(CheckerSetup(model, measured))
+
+
+@pytest.fixture(scope="module")
+def honest(model: Path, served: Network, checker: ChatChecker) -> Writer:
+    return Writer(served, CheckpointTokenizer(model), checker.weights_digest)
+
+
+def judged(checker: ChatChecker, *chats: object) -> ChatVerification:
+    known = NodeFacts(checker.weights_digest)
+    return checker.outcome(chats, known, CHANCES, NoProgress())  # type: ignore[arg-type]
+
+
+def fraud_by(outcome: ChatVerification) -> set[str]:
+    return {opinion.test for opinion in outcome.opinions if opinion.result is FRAUD}
+
+
+def test_an_honest_node_is_cleared(checker: ChatChecker, honest: Writer) -> None:
+    chats = [honest.chat(n, temperature=float(n % 2)) for n in range(6)]
+    outcome = judged(checker, *chats)
+    assert outcome.verdict is HONEST
+    assert outcome.answers == len(chats)
+    assert not outcome.failures
+    assert not outcome.unknown
+
+
+@pytest.mark.parametrize(
+    ("weights", "chats"), [("int4 g128", 1), ("fp8 per channel", 1), ("int8 per channel", 2)]
+)
+def test_rounded_weights_are_named(
+    checker: ChatChecker, honest: Writer, served: Network, weights: str, chats: int
+) -> None:
+    cheat = replace(honest, writes=suspect(served, weights))
+    outcome = judged(checker, *(cheat.chat(n) for n in range(chats)))
+    assert outcome.verdict is FRAUD
+    named = next(each.text for each in outcome.opinions if each.test == "direction")
+    assert weights.split(maxsplit=1)[0] in named
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_cheap_writer_is_convicted_by_its_tokens_alone(
+    checker: ChatChecker, honest: Writer, served: Network, temperature: float
+) -> None:
+    cheap = load(checkpoint(SmallModel("qwen3")), "bfloat16", "cpu")
+    cheat = replace(honest, writes=cheap, reads=served)
+    outcome = judged(checker, *(cheat.chat(n, temperature=temperature) for n in range(2)))
+    assert outcome.verdict is FRAUD
+    assert fraud_by(outcome) == {"tokens"}
+    assert outcome.tokens is not None
+    assert "of chat-" in outcome.tokens.text
+
+
+def test_greedy_tokens_that_claim_to_be_drawn_are_convicted(
+    checker: ChatChecker, honest: Writer
+) -> None:
+    chats = [honest.chat(n, temperature=0.0, stated=1.0) for n in range(12)]
+    assert fraud_by(judged(checker, *chats)) == {"tokens"}
+
+
+def invented(receipt: Receipt) -> Receipt:
+    made = np.random.default_rng(0).normal(0, 0.2, (receipt.output_tokens, receipt.k_dim))
+    return replace(receipt, sketches=sketch_bytes(made.astype(np.float32)))
+
+
+def broken(receipt: Receipt) -> Receipt:
+    made = np.full((receipt.output_tokens, receipt.k_dim), np.nan, np.float32)
+    return replace(receipt, sketches=sketch_bytes(made))
+
+
+@pytest.mark.parametrize("change", [invented, broken])
+def test_right_tokens_with_other_sketches_are_convicted(
+    checker: ChatChecker, honest: Writer, change: object
+) -> None:
+    chats = [honest.chat(n, change=change) for n in range(4)]  # type: ignore[arg-type]
+    assert fraud_by(judged(checker, *chats)) >= {"paired"}
+
+
+def test_one_altered_token_is_convicted(checker: ChatChecker, honest: Writer) -> None:
+    chat = honest.chat(0)
+    receipt = chat.receipts[0].receipt
+    other = replace(honest, k_dim=32).chat(1).choices[0]
+    altered = replace(chat, choices=(replace(other, index=0),))
+    outcome = judged(checker, altered)
+    assert [each.check for each in outcome.failures] == ["answer"]
+    assert outcome.verdict is FRAUD
+    assert receipt.output_tokens == len(other.token_ids or ())
+
+
+def test_too_few_tokens_are_no_verdict(checker: ChatChecker, honest: Writer) -> None:
+    outcome = judged(checker, honest.chat(0, tokens=9))
+    assert outcome.verdict is UNDECIDED
+    assert outcome.unknown == ("9 tokens are fewer than a block of 16",)
+
+
+def test_answers_without_a_receipt_are_counted(checker: ChatChecker, honest: Writer) -> None:
+    outcome = judged(checker, honest.chat(0), replace(honest.chat(1), receipts=()))
+    assert (outcome.answers, outcome.without_receipt) == (1, 1)
+
+
+def test_without_a_calibration_a_verdict_takes_longer(
+    model: Path, honest: Writer, served: Network
+) -> None:
+    """A suspect convicts if errors lean to it more than those of every emulated kernel."""
+    unsure = ChatChecker(CheckerSetup(model, None))
+    cheat = replace(honest, writes=suspect(served, "int4 g128"))
+    chats = [cheat.chat(n) for n in range(14)]
+    assert judged(unsure, *chats[:2]).verdict is UNDECIDED
+    outcome = judged(unsure, *chats)
+    assert outcome.verdict is FRAUD
+    assert fraud_by(outcome) == {"direction"}
+    assert "int4" in outcome.opinions[0].text
+    assert "kernels were emulated" in unsure.origin
+    assert "greedy" in unsure.origin
+
+
+@pytest.mark.parametrize("kernel", ["torch in float16", "sums of 32 in bfloat16", "float32"])
+def test_an_honest_node_of_other_kernels_is_cleared(
+    model: Path, honest: Writer, checker: ChatChecker, kernel: str
+) -> None:
+    """Where nodes round elsewhere, or less: each kernel of the calibration is an honest one."""
+    other = with_kernels(load(model, "float32", "cpu"), PROFILES[kernel])
+    chats = [replace(honest, reads=other).chat(n) for n in range(6)]
+    assert judged(checker, *chats).verdict is HONEST
+
+
+def test_a_calibration_of_other_sketches_is_refused(checker: ChatChecker, honest: Writer) -> None:
+    short = replace(honest, k_dim=16)
+    with pytest.raises(LabError, match="k_dim: the calibration has 32"):
+        judged(checker, short.chat(0))
+    with pytest.raises(LabError, match=r"k_dim: the receipts have several: \[16, 32\]"):
+        judged(checker, short.chat(0), honest.chat(1))
+
+
+def test_a_receipt_of_another_checkpoint_is_not_checked(
+    checker: ChatChecker, honest: Writer
+) -> None:
+    change = partial(replace, weights_digest="00" * 32)
+    outcome = judged(checker, honest.chat(0, change=change))
+    assert outcome.verdict is UNDECIDED
+    assert "weights_digest" in outcome.unknown[0]
+
+
+def test_unchanged_is_honest_alone_too(checker: ChatChecker, honest: Writer) -> None:
+    for number in range(20, 24):
+        assert judged(checker, honest.chat(number, change=unchanged)).verdict is not FRAUD

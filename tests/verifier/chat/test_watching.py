@@ -1,0 +1,199 @@
+"""Windows of a watch, its totals, and what reports say."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from proofserve.lab.report import NodeError
+from proofserve.protocol.receipts.record import Sampling
+from proofserve.protocol.receipts.sketches import ReceiptScheme
+from proofserve.protocol.verdict.sequential import SequentialResult
+from proofserve.verifier.chat.answers import Answer
+from proofserve.verifier.chat.conversation import Conversation
+from proofserve.verifier.chat.statements import FailedCheck
+from proofserve.verifier.chat.verification import ChatReport, ChatVerification, Watch, distinct
+from proofserve.verifier.judges import Chances, Opinion
+from proofserve.verifier.verification import Verification
+from support.provider import WEIGHTS, Node
+
+FRAUD, HONEST, UNDECIDED = (
+    SequentialResult.FRAUD,
+    SequentialResult.HONEST,
+    SequentialResult.UNDECIDED,
+)
+CHANCES = Chances(1e-6, 1e-3)
+
+
+class Clears:
+    """Clears windows of ``needed`` chats; convicts if a chat is named "cheat"."""
+
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+        self.asked: list[tuple[list[str], Chances]] = []
+
+    def __call__(self, window: Sequence[Conversation], chances: Chances) -> ChatVerification:
+        names = [chat.name for chat in window]
+        self.asked.append((names, chances))
+        bad = (FailedCheck("answer", "it lies"),) if "cheat" in names else ()
+        clear = HONEST if len(names) >= self.needed else UNDECIDED
+        sketches = Verification(clear, (), ())
+        return ChatVerification(bad, sketches, None, len(names), 0, (), len(names))
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_window_ends_when_it_clears(node: Node) -> None:
+    judge = Clears(3)
+    watch = Watch(judge, CHANCES, "origin", "seed")
+    found = [watch.add([node.chat(f"{n}")]) for n in range(7)]
+    assert found == [UNDECIDED, UNDECIDED, HONEST] * 2 + [UNDECIDED]
+    assert [names for names, _ in judge.asked] == [
+        ["0"], ["0", "1"], ["0", "1", "2"], ["3"], ["3", "4"], ["3", "4", "5"], ["6"],
+    ]  # fmt: skip
+    assert watch.honest == 2
+
+
+def test_the_chances_of_all_windows_add_up_to_alpha(node: Node) -> None:
+    judge = Clears(1)
+    watch = Watch(judge, CHANCES, "origin", "seed")
+    for number in range(400):
+        watch.add([node.chat(f"{number}")] if number < 3 else [])
+        judge.needed = 0
+    alphas = [chances.alpha for _, chances in judge.asked]
+    assert alphas[:3] == pytest.approx([1e-6 / 2, 1e-6 / 6, 1e-6 / 12])
+    assert math.fsum(alphas) < 1e-6
+    assert math.fsum(alphas) == pytest.approx(1e-6, rel=0.01)
+    assert {chances.beta for _, chances in judge.asked} == {1e-3}
+
+
+def test_totals_count_chats_answers_and_missing_receipts(node: Node) -> None:
+    watch = Watch(Clears(9), CHANCES, "origin", "seed")
+    chat = node.chat("one")
+    two = replace(chat, choices=(*chat.choices, replace(chat.choices[0], index=1)))
+    watch.add([chat, two])
+    watch.add([replace(two, receipts=())])
+    totals = watch
+    assert (totals.chats, totals.answers, totals.without_receipt) == (3, 5, 3)
+
+
+def test_a_second_receipt_does_not_stand_for_a_missing_one(node: Node) -> None:
+    watch = Watch(Clears(9), CHANCES, "origin", "seed")
+    chat, other = node.chat("one"), node.chat("two", choice=5)
+    watch.add([replace(chat, receipts=(*chat.receipts, *other.receipts))])
+    watch.add([replace(chat, receipts=other.receipts)])
+    assert watch.without_receipt == 1
+
+
+def test_the_record_is_json_from_the_start(node: Node) -> None:
+    watch = Watch(Clears(2), CHANCES, "of a file", "a seed")
+    assert json.loads(json.dumps(watch.record()))["last"] is None
+    watch.add([node.chat("one"), node.chat("cheat")])
+    found = json.loads(json.dumps(watch.record()))
+    assert found == {
+        "chats": 2,
+        "answers": 2,
+        "answers_without_receipt": 0,
+        "times_cleared": 0,
+        "unreadable": 0,
+        "last": {
+            "verdict": "fraud",
+            "choices": 2,
+            "answers": 2,
+            "without_receipt": 0,
+            "not_checked": [],
+            "failures": [{"check": "answer", "text": "it lies"}],
+            "findings": [],
+            "closest": None,
+            "figures_from": "of a file",
+            "seed": "a seed",
+        },
+    }
+
+
+def test_a_report_says_why_and_what_is_missing() -> None:
+    failures = (FailedCheck("prompt", "the node read 3 tokens"),)
+    outcome = ChatVerification(failures, None, None, 3, 1, ("x choice 0: adapter",), 6)
+    lines = list(ChatReport(outcome, "a file", "a seed").lines())
+    assert lines == [
+        "3 answers with a receipt checked (seed a seed)",
+        "1 of 6 answers have no receipt (17%)",
+        "  prompt    fraud: the node read 3 tokens",
+        "  not checked: x choice 0: adapter",
+        "Honest figures: a file.",
+    ]
+    assert outcome.verdict is FRAUD
+
+
+def test_a_report_of_tokens_alone_asks_for_more() -> None:
+    tokens = Opinion("tokens", UNDECIDED, 64, "64 tokens fit", {})
+    outcome = ChatVerification((), None, tokens, 1, 0, (), 1)
+    lines = list(ChatReport(outcome, "none", "a seed").lines())
+    assert lines[1:] == [
+        "  tokens    undecided: 64 tokens fit",
+        "More answers are needed: give several files.",
+        "Honest figures: none.",
+    ]
+
+
+def test_a_report_of_what_no_kernel_explains_says_what_to_measure() -> None:
+    unexplained = SequentialResult.UNEXPLAINED
+    outcome = ChatVerification((), Verification(unexplained, (), ()), None, 1, 0, (), 1)
+    assert outcome.verdict is unexplained
+    said = " ".join(ChatReport(outcome, "a file", "seed").lines())
+    assert "measure it: proofserve calibrate chat MODEL --url URL --out FILE" in said
+    assert "More answers" not in said
+    near = replace(outcome, closest="vLLM on a GPU")
+    assert "Closest honest kernel: vLLM on a GPU." in ChatReport(near, "a file", "seed").lines()
+
+
+@pytest.mark.parametrize(("result", "verdict"), [(HONEST, UNDECIDED), (FRAUD, FRAUD)])
+def test_tokens_convict_but_never_clear(
+    result: SequentialResult, verdict: SequentialResult
+) -> None:
+    outcome = ChatVerification((), None, Opinion("tokens", result, 1, "", {}), 1, 0, (), 1)
+    assert outcome.verdict is verdict
+
+
+def answer(name: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> Answer:
+    scheme = ReceiptScheme("key", WEIGHTS, 16)
+    return Answer(name, prompt, output, Sampling(), scheme, np.zeros((len(output), 16), np.float32))
+
+
+def test_an_answer_that_is_there_twice_counts_once() -> None:
+    """Rounding errs alike in equal chats: repeated ones would convict an honest node."""
+    all_of_them = [
+        answer("a", (1, 2), (3,)),
+        answer("b", (1,), (2, 3)),
+        answer("c", (1, 2), (3,)),
+        answer("d", (1, 2), (4,)),
+        answer("e", (1, 2), (3,)),
+    ]
+    kept, repeated = distinct(all_of_them)
+    assert [each.name for each in kept] == ["a", "b", "d"]
+    assert [text.partition(";")[0] for text in repeated] == [
+        "c: the same chat as a",
+        "e: the same chat as a",
+    ]
+
+
+def test_chats_that_could_not_be_judged_yet_are_judged_later(node: Node) -> None:
+    clears = Clears(2)
+
+    def judge(window: Sequence[Conversation], chances: Chances) -> ChatVerification:
+        if len(window) == 1:
+            raise NodeError("the log cannot be reached")
+        return clears(window, chances)
+
+    watch = Watch(judge, CHANCES, "origin", "seed")
+    with pytest.raises(NodeError):
+        watch.add([node.chat("one")])
+    assert watch.add([node.chat("two")]) is HONEST
+    assert clears.asked[0][0] == ["one", "two"]
+    assert watch.chats == 2

@@ -1,0 +1,294 @@
+"""A calibration in a file: what was measured is read back, and nothing else is taken for it."""
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from proofserve.lab.report import LabError, NoProgress
+from proofserve.protocol import SKETCHES, schemes
+from proofserve.protocol.artifact import ArtifactScheme
+from proofserve.protocol.identity import Block
+from proofserve.rounds.records import Workload
+from proofserve.verifier.calibration_file import CalibrationFile, checkpoint_shape, merged, read
+from proofserve.verifier.claims import ClaimedArtifacts, WorkOptions
+from proofserve.verifier.noise import left_out, left_out_lines
+from proofserve.verifier.populations import LEAST_RATIO
+
+SHAPE = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 512}
+WORK = Workload(ArtifactScheme(k_dim=12), Block("block", 7), "key", 64)
+DIGEST = "d5644de1"
+NONCES = 64
+
+
+def run_of(seed: int, size: float = 1.0, lean: float = 0.0) -> dict[str, Any]:
+    """The figures of an honest run whose errors are ``size`` times as long as ours."""
+    drawn = np.random.default_rng(seed)
+    lengths = 0.01 * size * np.exp(drawn.normal(0.0, 0.2, NONCES))
+    cosines = np.clip(drawn.normal(lean, 0.2, NONCES), -1, 1)
+    return {
+        "lengths": lengths.round(6).tolist(),
+        "alike": None,
+        "cosines": {"int8 g32": cosines.round(4).tolist()},
+        "rows": None,
+    }
+
+
+def facts(name: str, *, emulated: bool = False) -> dict[str, Any]:
+    said = ("engine", "processor", "torch", "dtype", "kv_dtype", "attention")
+    return {"name": name, "emulated": emulated, **dict.fromkeys(said), "ranks": 1}
+
+
+def population(name: str, seed: int, *, emulated: bool = False, **run: float) -> dict[str, Any]:
+    return {"facts": facts(name, emulated=emulated), "figures": run_of(seed, **run)}
+
+
+FIELDS: dict[str, Any] = {
+    "format": "proofserve-calibration",
+    "version": 3,
+    "model": "tiny-qwen3",
+    "shape": SHAPE,
+    "weights_digest": DIGEST,
+    "served_dtype": "bfloat16",
+    "kv_dtype": "auto",
+    "scheme": "artifact-v1",
+    "stronger_rng": False,
+    "seq_len": 64,
+    "k_dim": 12,
+    "block_hash": "block",
+    "public_key": "key",
+    "own": run_of(0),
+    "populations": [population("vLLM here", 1), population("ranks", 2, emulated=True)],
+    "suspects": {"int8 g32": [0.44, 0.5, 0.41]},
+    "dist_threshold": 0.0261,
+    "p_mismatch": 0.01,
+    "left_out": None,
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps(FIELDS))
+    return file
+
+
+def test_what_was_written_is_read(path: Path, tmp_path: Path) -> None:
+    calibration = read(path)
+    assert (calibration.dist_threshold, calibration.p_mismatch) == (0.0261, 0.01)
+    again = tmp_path / "again.json"
+    calibration.write(again)
+    assert read(again) == calibration
+    # A file of proofs has no figures of greedy answers, and no conversations.
+    assert json.loads(again.read_text()) == {**FIELDS, "greedy": None, "groups": None}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_that_is_missing_is_named_and_has_no_default(path: Path, field: str) -> None:
+    path.write_text(json.dumps({name: FIELDS[name] for name in FIELDS if name != field}))
+    with pytest.raises(LabError, match=rf"calibration\.json: {field}: Field required"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"format": "something"}, "format: "),
+        ({"version": 4}, "version: "),
+        ({"model": ""}, "model: "),
+        ({"shape": {"hidden_size": "256"}}, r"shape\.hidden_size: "),
+        ({"seq_len": 64.5}, "seq_len: "),
+        ({"dist_threshold": "0.02"}, "dist_threshold: "),
+        ({"dist_threshold": 0.0}, "dist_threshold: "),
+        ({"dist_threshold": 2.5}, "dist_threshold: "),
+        ({"dist_threshold": float("nan")}, "dist_threshold: "),
+        ({"p_mismatch": 1.0}, "p_mismatch: "),
+        ({"treshold": 0.1}, "treshold: "),
+        ({"populations": []}, "populations: "),
+        ({"populations": [population("a", 1), population("a", 2)]}, ".*two have the same name"),
+        ({"own": {**run_of(0), "lengths": [0.01]}}, r"own\.lengths: "),
+        ({"own": {**run_of(0), "lengths": [0.01, -0.1]}}, r"own\.lengths\.1: "),
+        ({"own": {**run_of(0), "lengths": [0.01, 0.0]}}, ".*own: our own run has no error"),
+        ({"suspects": {"int4": [1.5]}}, r"suspects\.int4\.0: "),
+        ({"own": {**run_of(0), "lengths": [0.01, 0.01]}}, ".*vLLM here has nonces that our run"),
+    ],
+)
+def test_a_broken_field_is_named(path: Path, change: dict[str, Any], named: str) -> None:
+    path.write_text(json.dumps(FIELDS | change))
+    with pytest.raises(LabError, match=rf"calibration\.json: {named}"):
+        read(path)
+
+
+def test_a_kernel_may_send_the_published_vector(path: Path) -> None:
+    """One in float32 does so, where the float16 of the wire takes its error away."""
+    exact = population("exact", 3)
+    exact["figures"]["lengths"] = [0.0, *exact["figures"]["lengths"][1:]]
+    path.write_text(json.dumps(FIELDS | {"populations": [*FIELDS["populations"], exact]}))
+    found = read(path).honest.members[-1]
+    assert found.ratios[0] == pytest.approx(LEAST_RATIO)
+    assert np.isfinite(found.convicting.log_factors(found.ratios)).all()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "0.02", "\xff", "[" * 100_000])
+def test_a_file_of_something_else_is_refused(path: Path, text: str) -> None:
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(LabError, match=r"calibration\.json: "):
+        read(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=r"cannot read .*nothing"):
+        read(tmp_path / "nothing")
+
+
+def test_what_fits_is_accepted(path: Path) -> None:
+    calibration = read(path)
+    calibration.require(WORK, ["./model"], SHAPE, DIGEST)
+    # Where the digest is not known the shape decides, and without a shape the name.
+    calibration.require(WORK, ["./model"], SHAPE, None)
+    calibration.require(WORK, ["alias", "tiny-qwen3"], None, None)
+    calibration.require_served("bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_len": 256}, "seq_len: the calibration has 64, the artifacts have 256"),
+        (
+            {"scheme": ArtifactScheme(k_dim=8)},
+            "k_dim: the calibration has 12, the artifacts have 8",
+        ),
+        (
+            {"scheme": ArtifactScheme(k_dim=12, layer_reflections=True)},
+            "scheme: the calibration has artifact-v1, the artifacts have artifact-v1-layers",
+        ),
+    ],
+)
+def test_other_artifacts_are_refused_by_the_name_of_the_field(
+    path: Path, change: dict[str, Any], message: str
+) -> None:
+    values = {"scheme": WORK.scheme, "seq_len": WORK.seq_len} | change
+    work = Workload(values["scheme"], Block("block", 7), "key", values["seq_len"])
+    with pytest.raises(LabError, match=message):
+        read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST)
+
+
+@pytest.mark.parametrize(("measured", "judged"), [*itertools.permutations(SKETCHES)])
+def test_both_sketches_are_the_same_numbers_of_a_dense_model_alone(
+    path: Path, measured: str, judged: str
+) -> None:
+    calibration = read(path).model_copy(update={"scheme": measured})
+    work = Workload(schemes.scheme(judged, k_dim=12), Block("block", 7), "key", WORK.seq_len)
+    calibration.require(work, ["tiny-qwen3"], SHAPE, DIGEST, is_dense=True)
+    message = f"scheme: the calibration has {measured}, the artifacts have {judged}"
+    with pytest.raises(LabError, match=message):
+        calibration.require(work, ["tiny-qwen3"], SHAPE, DIGEST)
+    with pytest.raises(LabError, match="scheme: the calibration has artifact-v1"):
+        read(path).require(work, ["tiny-qwen3"], SHAPE, DIGEST, is_dense=True)
+
+
+def test_another_model_is_refused(path: Path) -> None:
+    calibration = read(path)
+    # Base and instruct have one shape, and other weights.
+    with pytest.raises(LabError, match="weights_digest: the calibration has d5644de1, the model"):
+        calibration.require(WORK, ["tiny-qwen3"], SHAPE, "0badc0de")
+    with pytest.raises(LabError, match="hidden_size: the calibration has 256, the model has 64"):
+        calibration.require(WORK, ["tiny-qwen3"], SHAPE | {"hidden_size": 64}, None)
+    with pytest.raises(LabError, match="model: the calibration has tiny-qwen3, the model is other"):
+        calibration.require(WORK, ["other"], None, None)
+
+
+def test_other_dtypes_are_refused(path: Path) -> None:
+    calibration = read(path)
+    message = "served_dtype: the calibration has bfloat16, the checkpoint is served with float16"
+    with pytest.raises(LabError, match=message):
+        calibration.require_served("float16")
+    message = "kv_dtype: the calibration has auto, the checkpoint is served with fp8"
+    with pytest.raises(LabError, match=message):
+        calibration.require_served("bfloat16", "fp8")
+
+
+def test_a_calibration_of_version_2_is_refused_by_name_and_says_how_to_measure_anew(
+    path: Path,
+) -> None:
+    old = {"format": "proofserve-calibration", "version": 2, "model": "mine", "seq_len": 256}
+    path.write_text(json.dumps(old))
+    with pytest.raises(LabError, match="is a calibration of version 2, this program reads 3"):
+        read(path)
+    with pytest.raises(LabError, match=r"calibrate noise mine --seq-len 256 --out FILE"):
+        read(path)
+
+
+def made(**changes: Any) -> CalibrationFile:
+    return CalibrationFile.model_validate(FIELDS | changes)
+
+
+def test_a_population_added_twice_is_one() -> None:
+    ours = made()
+    assert merged(ours, ours) == ours
+    # A kernel is emulated alike on every machine, up to the noise of float32.
+    theirs = made(populations=[population("vLLM there", 3), population("ranks", 4, emulated=True)])
+    both = merged(ours, theirs)
+    assert both.honest.names == ("vLLM here", "ranks", "vLLM there")
+    # Two machines of one kind are two populations.
+    again = merged(ours, made(populations=[population("vLLM here", 5)]))
+    assert again.honest.names == ("vLLM here", "ranks", "vLLM here (2)")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights_digest": "0bad"}, "weights_digest: this calibration has d5644de1, the added"),
+        ({"scheme": "artifact-v1-layers"}, "scheme: this calibration has artifact-v1, the added"),
+        ({"seq_len": 256}, "seq_len: this calibration has 64, the added one 256"),
+        ({"served_dtype": "float16"}, "served_dtype: this calibration has bfloat16"),
+        ({"kv_dtype": "fp8"}, "kv_dtype: this calibration has auto, the added one fp8"),
+        ({"block_hash": "other"}, "block_hash: this calibration has block, the added one other"),
+    ],
+)
+def test_a_calibration_of_something_else_is_not_added(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(LabError, match=message):
+        merged(made(), made(**change))
+
+
+def test_kernels_that_are_alike_hold_when_one_is_left_out() -> None:
+    found = left_out(made(), NoProgress())
+    assert found is not None
+    assert (found.room, found.convicted) == (1.0, {})
+    assert "in 0 of 10000 verifications of 1000 nonces each" in left_out_lines(found)[0]
+    assert left_out(made(populations=[population("alone", 1)]), NoProgress()) is None
+
+
+def test_a_kernel_that_the_others_would_convict_widens_the_margins_and_is_named() -> None:
+    populations = [population("a", 1), population("b", 2), population("noisy", 3, size=3.0)]
+    file = made(populations=populations)
+    found = left_out(file, NoProgress())
+    assert found is not None
+    assert list(found.convicted) == ["noisy"]
+    assert found.room > 1.0
+    wide = file.model_copy(update={"left_out": found})
+    assert wide.honest.members[0].room == found.room
+    assert "noisy in 10000" in left_out_lines(found)[0]
+
+
+@pytest.mark.parametrize("nest", [lambda config: config, lambda config: {"text_config": config}])
+def test_the_shape_of_a_checkpoint_is_read_from_its_configuration(
+    tmp_path: Path, nest: Callable[[dict[str, int]], dict[str, Any]]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(nest(SHAPE | {"vocab_size": 100})))
+    assert checkpoint_shape(tmp_path) == SHAPE
+
+
+def test_what_a_source_says_is_not_completed(path: Path) -> None:
+    calibration = read(path)
+    nothing = ClaimedArtifacts("block", "key", (), ())
+    assert calibration.completed(WorkOptions(), nothing) == WorkOptions("artifact-v1", 12, 64)
+    all_said = replace(nothing, width=8, seq_len=32, scheme="artifact-v1-layers")
+    assert calibration.completed(WorkOptions(), all_said) == WorkOptions()
+    given = WorkOptions("sketch-v1", 64, 128)
+    assert calibration.completed(given, nothing) == given

@@ -1,0 +1,322 @@
+"""A validator has a node open what it committed to: honest, forged, deleted, silent."""
+
+import base64
+import socket
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from outbox.support import serving
+from proofserve.lab.node_client import NodeClient
+from proofserve.lab.report import LabError, NodeError, NoProgress
+from proofserve.protocol.commitments import leaf, root
+from proofserve.protocol.nonces import NonceLane, draw, fresh_seed
+from proofserve.protocol.verdict.comparison import Reason
+from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
+from proofserve.verifier.claims import ClaimedArtifacts
+from proofserve.verifier.judges import CountJudge, CountRule, Vectors
+from proofserve.verifier.openings import (
+    ENOUGH_FAULTS,
+    CommittedSource,
+    Patience,
+    committed_from_file,
+    open_sample,
+)
+from proofserve.verifier.verification import Recomputation, Verification, verify
+from proofserve.wire.records import root_record
+from support.committed import (
+    ANYTHING,
+    FakeNode,
+    Receiver,
+    as_json,
+    fake_node,
+    receiver,
+    recomputed,
+    slow_engine,
+    until,
+)
+
+LANE = NonceLane(1, 3)
+RULE = CountRule(SequentialTest(p_honest=0.001, p_fraud=0.5), 0.01)
+IMPATIENT = Patience(seconds=0.1, pause_s=0.02)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[FakeNode, Receiver]]:
+    """A node that has posted the roots of some batches of 32 to a receiver."""
+    with receiver(folder) as received, fake_node(folder) as node:
+        computed = node.generate(received.url, 150)
+        until(lambda: received.committed() == computed)
+        yield node, received
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeNode, Receiver]]:
+    """A node whose vectors the tests leave as they are."""
+    with served(tmp_path_factory.mktemp("committed")) as made:
+        yield made
+
+
+@pytest.fixture
+def changeable(tmp_path: Path) -> Iterator[tuple[FakeNode, Receiver]]:
+    with served(tmp_path) as made:
+        yield made
+
+
+def opened(node: FakeNode, source: CommittedSource, seed: str, most: int = 60) -> ClaimedArtifacts:
+    with NodeClient(node.url) as client:
+        return open_sample(source, client, seed, most, NoProgress(), IMPATIENT)
+
+
+def judged(claimed: ClaimedArtifacts, vectors: Callable[..., Vectors] = recomputed) -> Verification:
+    judges = [CountJudge(RULE, len(claimed.nonces))]
+    ours = Recomputation(vectors, 12, 8)
+    return verify(claimed, claimed.nonces, ours, judges, NoProgress())
+
+
+def never(_nonces: object) -> Vectors:
+    raise AssertionError("no recomputation is needed")
+
+
+def test_an_honest_node_is_cleared_by_a_fresh_sample(committed: tuple[FakeNode, Receiver]) -> None:
+    node, received = committed
+    source, seed = received.roots(), fresh_seed()
+    claimed = opened(node, source, seed)
+    assert claimed.nonces == draw(source.nonces(), seed, 60)
+    assert {claim.nonce for claim in claimed.claims} == set(claimed.nonces)
+    assert (claimed.faults, claimed.scheme, claimed.block_height) == ({}, "artifact-v1", 7)
+    outcome = judged(claimed)
+    assert (outcome.verdict, outcome.nonces_used) == (SequentialResult.HONEST, 10)
+    assert opened(node, source, fresh_seed()).nonces != claimed.nonces
+
+
+def test_a_vector_that_was_changed_afterwards_convicts_by_its_path(
+    changeable: tuple[FakeNode, Receiver],
+) -> None:
+    node, received = changeable
+    source, seed = received.roots(), "after"
+    nonce = opened(node, source, seed).nonces[25]
+    # Even the true vector of another nonce, and far behind the nonces that would clear the node.
+    other = LANE.nonce(0) if nonce != LANE.nonce(0) else LANE.nonce(1)
+    swap = "UPDATE results SET value = (SELECT value FROM results WHERE nonce = ?) WHERE nonce = ?"
+    node.change(swap, other, nonce)
+    claimed = opened(node, source, seed)
+    assert claimed.faults[nonce].reason is Reason.NOT_COMMITTED
+    batch, _ = source.place_of(nonce)
+    assert f"does not lead to the root of lane index {batch.first_index}" in (
+        claimed.faults[nonce].detail
+    )
+    outcome = judged(claimed, never)
+    assert outcome.verdict is SequentialResult.FRAUD
+    (opinion,) = outcome.opinions
+    assert (opinion.test, opinion.result) == ("roots", SequentialResult.FRAUD)
+    assert nonce in {mismatch.nonce for mismatch in outcome.mismatches(0.01)}
+
+
+def test_a_new_root_of_changed_vectors_is_no_help(changeable: tuple[FakeNode, Receiver]) -> None:
+    node, received = changeable
+    source = received.roots()
+    zero = base64.b64encode(bytes(24)).decode()
+    nonces = LANE.batch(0, 32)
+    for nonce in nonces:
+        node.change("UPDATE results SET value = ? WHERE nonce = ?", zero, nonce)
+    forged = root([leaf(nonce, bytes(24)) for nonce in nonces])
+    node.change("UPDATE batches SET root = ? WHERE first_index = 0", forged)
+    # The node's own answer is consistent now, but the validator's copy of the root decides.
+    claimed = opened(node, source, "s", 10**6)
+    forged_nonces = {n for n, f in claimed.faults.items() if f.reason is Reason.NOT_COMMITTED}
+    assert forged_nonces == set(nonces)
+    assert judged(claimed, never).verdict is SequentialResult.FRAUD
+
+
+def test_deleted_vectors_are_not_opened_and_count_as_mismatches(
+    changeable: tuple[FakeNode, Receiver],
+) -> None:
+    node, received = changeable
+    node.change("DELETE FROM results WHERE nonce = ?", LANE.nonce(33))
+    claimed = opened(node, received.roots(), "s", 10**6)
+    assert set(claimed.faults) == set(LANE.batch(32, 32))
+    assert {fault.reason for fault in claimed.faults.values()} == {Reason.NOT_OPENED}
+    assert all("410" in fault.detail for fault in claimed.faults.values())
+    outcome = judged(claimed)
+    used = [error for error in outcome.errors if error.nonce in claimed.faults]
+    assert used
+    assert all(error.broken is claimed.faults[error.nonce] for error in used)
+
+
+def test_a_node_that_has_none_of_its_vectors_is_convicted(
+    changeable: tuple[FakeNode, Receiver],
+) -> None:
+    node, received = changeable
+    node.change("DELETE FROM results")
+    claimed = opened(node, received.roots(), "s", 10**6)
+    # It is not asked for all: so many faults convict by every test.
+    assert ENOUGH_FAULTS <= len(claimed.faults) == len(claimed.nonces) <= 100
+    outcome = judged(claimed)
+    assert (outcome.verdict, outcome.nonces_used) == (SequentialResult.FRAUD, 3)
+    assert {each.reason for each in outcome.mismatches(0.01)} == {Reason.NOT_OPENED}
+
+
+def test_a_failed_nonce_is_an_empty_claim(tmp_path: Path) -> None:
+    engine = slow_engine()
+    engine.not_finite = frozenset({LANE.nonce(3)})
+    with receiver(tmp_path) as received, fake_node(tmp_path, engine) as node:
+        computed = node.generate(received.url, 32)
+        until(lambda: received.committed() == computed)
+        claimed = opened(node, received.roots(), "s", 10**6)
+    assert claimed.faults == {}
+    (empty,) = [claim for claim in claimed.claims if not claim.vector_b64]
+    assert empty.nonce == LANE.nonce(3)
+
+
+def test_batches_that_do_not_follow_each_other_convict(
+    committed: tuple[FakeNode, Receiver], tmp_path: Path
+) -> None:
+    node, received = committed
+    source = received.roots()
+    records = [root_record(batch) for batch in source.batches]
+    records[2]["previous_root"] = records[0]["root"]
+    broken = committed_from_file(as_json(tmp_path / "roots.json", source, records), ANYTHING)
+    assert replace(broken, batches=source.batches) == source
+    claimed = opened(node, broken, "s", 5)
+    (fault,) = claimed.faults.values()
+    assert (fault.nonce, fault.reason) == (LANE.nonce(64), Reason.NOT_COMMITTED)
+    assert judged(claimed, never).verdict is SequentialResult.FRAUD
+    # A callback that has not come yet is a gap, and no fault; its nonces are not asked for.
+    gap = committed_from_file(
+        as_json(tmp_path / "gap.json", source, [records[0], records[3]]), ANYTHING
+    )
+    assert opened(node, gap, "s").faults == {}
+    assert set(gap.nonces()) == {*LANE.batch(0, 32), *LANE.batch(96, 32)}
+
+
+def test_sources_that_mean_nothing_are_refused(
+    committed: tuple[FakeNode, Receiver], tmp_path: Path
+) -> None:
+    source = committed[1].roots()
+    first = root_record(source.batches[0])
+    for roots, said in (([], "has no roots"), ([first, first], "two roots cover lane index 0")):
+        file = as_json(tmp_path / "roots.json", source, roots)
+        with pytest.raises(LabError, match=said):
+            committed_from_file(file, ANYTHING)
+
+
+def test_several_rounds_of_a_receiver_need_an_id(changeable: tuple[FakeNode, Receiver]) -> None:
+    node, received = changeable
+    first = received.roots().round_id
+    before = received.committed()
+    computed = node.generate(received.url, 32)
+    until(lambda: received.committed() == before + computed)
+    with pytest.raises(LabError, match=f"choose by --round-id from\n  {first}: block block, key"):
+        received.roots()
+    assert opened(node, received.roots(first), "s").faults == {}
+    with pytest.raises(LabError, match="no round with roots fits"):
+        received.roots("other")
+
+
+@contextmanager
+def answering(answer: Callable[[Any], Response]) -> Iterator[str]:
+    """A node that answers ``/open`` as a test says."""
+
+    async def versions(_request: Request) -> Response:
+        return JSONResponse({"versions": {}})
+
+    async def opening(request: Request) -> Response:
+        return answer(await request.json())
+
+    routes = [
+        Route("/api/v1/pow/versions", versions),
+        Route("/api/v1/pow/open", opening, methods=["POST"]),
+    ]
+    listener = socket.create_server(("127.0.0.1", 0))
+    with serving(Starlette(routes=routes), listener):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+GARBAGE = [
+    lambda _body: Response("no JSON"),
+    lambda _body: JSONResponse([]),
+    lambda _body: JSONResponse({"openings": 3}),
+    lambda body: JSONResponse({"openings": [{"nonce": n} for n in body["nonces"]]}),
+    lambda body: JSONResponse(
+        {"openings": [{"nonce": n, "vector_b64": "", "path": "AAAA"} for n in body["nonces"]]}
+    ),
+    lambda _body: JSONResponse({"openings": [None, "x", {"nonce": 10**30}]}),
+    lambda _body: JSONResponse({"detail": "not here"}, 404),
+    lambda _body: JSONResponse({"detail": "later"}, 503),
+    lambda _body: JSONResponse({"detail": "too many"}, 429),
+]
+
+
+@pytest.mark.parametrize("answer", GARBAGE)
+def test_whatever_a_node_answers_it_is_no_proof(
+    committed: tuple[FakeNode, Receiver], answer: Callable[[Any], Response]
+) -> None:
+    source = committed[1].roots()
+    with answering(answer) as url, NodeClient(url) as client:
+        claimed = open_sample(source, client, "s", 40, NoProgress(), IMPATIENT)
+    assert claimed.claims == ()
+    assert {fault.reason for fault in claimed.faults.values()} == {Reason.NOT_OPENED}
+    assert set(claimed.faults) == set(claimed.nonces)
+    assert judged(claimed).verdict is SequentialResult.FRAUD
+
+
+def test_a_text_that_is_no_vector_does_not_fit_a_root(committed: tuple[FakeNode, Receiver]) -> None:
+    source = committed[1].roots()
+
+    def answer(body: Any) -> Response:
+        known = {"vector_b64": "no base64!", "path": ""}
+        return JSONResponse({"openings": [{"nonce": n, **known} for n in body["nonces"]]})
+
+    with answering(answer) as url, NodeClient(url) as client:
+        claimed = open_sample(source, client, "s", 4, NoProgress(), IMPATIENT)
+    assert {fault.reason for fault in claimed.faults.values()} == {Reason.NOT_COMMITTED}
+
+
+def test_a_node_may_be_busy_for_a_moment(committed: tuple[FakeNode, Receiver]) -> None:
+    node, received = committed
+    refusals = [503, 429]
+
+    def answer(body: Any) -> Response:
+        if refusals:
+            return JSONResponse({"detail": "later"}, refusals.pop())
+        return JSONResponse(node.open(nonces=body["nonces"]).json())
+
+    with answering(answer) as url, NodeClient(url) as client:
+        patient = Patience(seconds=30, pause_s=0.01)
+        claimed = open_sample(received.roots(), client, "s", 40, NoProgress(), patient)
+    assert (claimed.faults, len(claimed.claims)) == ({}, 40)
+
+
+@pytest.mark.parametrize("status", [401, 403, 422])
+def test_a_refusal_of_the_validator_itself_is_no_verdict(
+    committed: tuple[FakeNode, Receiver], status: int
+) -> None:
+    refusing = answering(lambda _body: JSONResponse({"detail": "your key"}, status))
+    with refusing as url, NodeClient(url) as client, pytest.raises(NodeError, match="your key"):
+        open_sample(committed[1].roots(), client, "s", 4, NoProgress(), IMPATIENT)
+
+
+def test_a_node_that_was_never_reached_is_no_verdict(committed: tuple[FakeNode, Receiver]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with NodeClient(url) as client, pytest.raises(NodeError, match="refused"):
+        open_sample(committed[1].roots(), client, "s", 4, NoProgress(), IMPATIENT)
+
+
+def test_the_receivers_file_is_read_beside_the_receiver(
+    committed: tuple[FakeNode, Receiver],
+) -> None:
+    _, received = committed
+    with closing(sqlite3.connect(received.file)) as file:
+        (count,) = file.execute("SELECT count(*) FROM roots").fetchone()
+    assert len(received.roots().batches) == count > 4

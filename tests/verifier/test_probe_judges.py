@@ -1,0 +1,176 @@
+"""What a probe concludes about endpoints of a made-up model, whose kernels may err as mixtures."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from proofserve.verifier.judges import Chances
+from proofserve.verifier.probe.answers import (
+    Alternatives,
+    Kind,
+    ProbePrompt,
+    RawAnswer,
+    TokensRead,
+    prompts,
+)
+from proofserve.verifier.probe.probing import Label, ProbeResult, Probing
+from proofserve.verifier.probe.readings import PUBLISHED, SERVED
+
+VOCABULARY, TOKENS = 60, 32
+CHANCES = Chances(alpha=1e-6, beta=1e-3)
+# What suspects' weights move, and what honest rounding does, in nats.
+MOVED, ROUNDED = 0.3, 0.05
+KERNELS = tuple(f"kernel {n}" for n in range(8))
+SUSPECTS = ("int8", "fp8", "int4")
+
+Logits = NDArray[np.float32]
+
+
+def seeded(*of: object) -> np.random.Generator:
+    return np.random.default_rng(int.from_bytes(repr(of).encode(), "big"))
+
+
+@dataclass(frozen=True)
+class MadeUpModel:
+    """``lean`` is the part of a suspect's change that every honest kernel makes too.
+
+    So do those of a mixture near a tie between experts. ``rounded`` is what they do to each logit
+    besides.
+    """
+
+    lean: float = 0.0
+    rounded: float = ROUNDED
+    names: Sequence[str] = SUSPECTS
+    kernels: Sequence[str] = KERNELS
+
+    def logits(self, name: str, conversations: Sequence[TokensRead]) -> Iterator[Logits]:
+        make = {PUBLISHED: self.exact, SERVED: partial(self.honest, SERVED)}
+        return map(make.get(name, partial(self.suspected, name)), conversations)
+
+    def kernel_logits(self, kernel: str, conversations: Sequence[TokensRead]) -> Iterator[Logits]:
+        return map(partial(self.honest, kernel), conversations)
+
+    def exact(self, read: TokensRead) -> Logits:
+        # Only the prompt decides, so that an answer can be drawn at once.
+        return seeded(read.prompt_ids).normal(0, 2, (TOKENS, VOCABULARY)).astype(np.float32)
+
+    def suspected(self, name: str, read: TokensRead) -> Logits:
+        return self.exact(read) + self._moved(name, read)
+
+    def honest(self, kernel: str, read: TokensRead) -> Logits:
+        lean = self.lean * self._moved("int8", read)
+        return self.exact(read) + lean + self._noise(kernel, read)
+
+    def cheat(self, name: str, read: TokensRead) -> Logits:
+        return self.honest("a foreign kernel", read) + self._moved(name, read)
+
+    def rough(self, read: TokensRead) -> Logits:
+        """Weights changed in no known way."""
+        return self.honest("a foreign kernel", read) + 8 * self._noise("rough", read)
+
+    def _moved(self, name: str, read: TokensRead) -> Logits:
+        return seeded(name, read.prompt_ids).normal(0, MOVED, (TOKENS, VOCABULARY)).astype("f4")
+
+    def _noise(self, name: str, read: TokensRead) -> Logits:
+        noise = seeded(name, read.prompt_ids).normal(0, self.rounded, (TOKENS, VOCABULARY))
+        return noise.astype("f4")
+
+
+class NoTokenizer:
+    size = VOCABULARY
+
+    @property
+    def pieces(self) -> dict[str, int]:
+        return {f"t{n}": n for n in range(VOCABULARY)}
+
+    def of_chat(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
+    of_completion = of_answer = of_chat
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        return "".join(f"t{each}" for each in ids)
+
+
+def answered(prompt: ProbePrompt, logits: Logits, top: int) -> RawAnswer:
+    logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    noise = 0.0 if prompt.greedy else seeded("drawn", prompt.number).gumbel(size=logs.shape)
+    ids = tuple((logs + noise).argmax(axis=1).tolist())
+    tops = []
+    for token, row in zip(ids, logs, strict=True):
+        places = {token, *np.argsort(-row)[:top].tolist()}
+        tops.append(Alternatives(f"t{token}", tuple((f"t{n}", float(row[n])) for n in places)))
+    text = prompt.text
+    read = NoTokenizer().of_chat(text)
+    return RawAnswer(
+        prompt,
+        NoTokenizer().text_of(ids),
+        "length",
+        len(read),
+        len(ids),
+        read,
+        ids,
+        tuple(tops) if top else (),
+    )
+
+
+def probed(model: MadeUpModel, serve: object, count: int = 24, top: int = 20) -> ProbeResult:
+    probing = Probing(NoTokenizer(), model, CHANCES)
+    asked = tuple(prompts("seed", count, (Kind.CHAT, Kind.COMPLETION)))
+    for first in range(0, count, 4):
+        group = asked[first : first + 4]
+        reads = [TokensRead(NoTokenizer().of_chat(each.text), (0,)) for each in group]
+        raws = [answered(p, serve(r), top) for p, r in zip(group, reads, strict=True)]  # type: ignore[operator]
+        if probing.add(raws) in {"honest", "fraud"}:
+            break
+    return probing.probed(first + 4)
+
+
+@pytest.mark.parametrize(
+    ("lean", "labels"), [(0.0, {Label.HONEST}), (0.2, {Label.HONEST, Label.CANNOT_TELL})]
+)
+def test_an_endpoint_that_rounds_as_honest_kernels_do_is_not_convicted(
+    lean: float, labels: set[Label]
+) -> None:
+    """Also where these lean to a suspect: near a tie between experts errors do."""
+    model = MadeUpModel(lean)
+    found = probed(model, partial(model.honest, "a foreign kernel"))
+    assert found.judgement.label in labels, found.opinions
+
+
+@pytest.mark.parametrize("lean", [0.0, 0.2])
+@pytest.mark.parametrize("name", SUSPECTS)
+def test_suspected_weights_are_named(name: str, lean: float) -> None:
+    model = MadeUpModel(lean)
+    found = probed(model, partial(model.cheat, name))
+    assert (found.judgement.label, found.judgement.suspect) == (Label.QUANTISED, name)
+    assert found.asked <= 16
+
+
+def test_errors_far_larger_than_those_of_all_kernels_convict_by_their_size() -> None:
+    model = MadeUpModel()
+    found = probed(model, model.rough)
+    assert found.judgement.label is Label.OTHER_MODEL
+    assert [each.test for each in found.opinions if each.result == "fraud"] == ["sizes", "paired"]
+
+
+def test_a_kernel_that_is_twice_as_rough_as_all_known_ones_is_no_fraud() -> None:
+    model = MadeUpModel()
+    rougher = MadeUpModel(rounded=2 * ROUNDED)
+    found = probed(model, partial(rougher.honest, "a foreign kernel"))
+    assert found.judgement.label is Label.CANNOT_TELL
+
+
+@pytest.mark.parametrize("rounded", [0.05, 0.8])
+def test_tokens_of_rough_kernels_are_honest_without_log_probabilities_too(rounded: float) -> None:
+    """Text of a mixture is that of logits which rounding has moved by much."""
+    model = MadeUpModel(0.2, rounded)
+    found = probed(model, partial(model.honest, "a foreign kernel"), count=80, top=0)
+    assert found.judgement.label in {Label.HONEST, Label.CANNOT_TELL}, found.opinions
+    other = MadeUpModel(0.2, rounded)
+    found = probed(model, lambda read: other.exact(TokensRead((1, *read.prompt_ids), (0,))), top=0)
+    assert found.judgement.label is Label.OTHER_MODEL
