@@ -71,6 +71,12 @@ def test_what_a_host_lacks(
     assert {task for task, can in verdict(found).items() if not can} == lacking
 
 
+def test_the_memory_says_how_large_a_model_can_be_verified(chosen: NodeSettings) -> None:
+    found = by_name(host_lines(chosen, replace(HOST, available_gib=18.0)))["memory"]
+    assert found.text.endswith("verifies models of up to 4.3B parameters here")
+    assert not found.lacking
+
+
 def test_a_card_that_torch_cannot_use_is_named(chosen: NodeSettings) -> None:
     cpu = TorchFacts("2.13.0", problem="torch 2.13.0 was built without CUDA")
     found = by_name(host_lines(chosen, replace(HOST, torch=cpu)))
