@@ -81,7 +81,7 @@ async def test_a_silent_backend_is_down_and_one_with_faults_rests(
             await once(server.port)
         assert (await shown(server.port))["members"][0]["state"] == "rests"
         await backend.die()
-        await until(lambda: not server.gateway.fleet.backends[0].healthy)
+        await until(lambda: not server.gateway.pool.backends[0].healthy)
         server._server.lifespan.state["dashboard"]._latest = None
         (row,) = (await shown(server.port))["members"]
         assert (row["state"], row["level"]) == ("down", "bad")
@@ -122,10 +122,10 @@ async def test_the_history_counts_over_the_last_minutes() -> None:
         assert history.ended() == (3, 0)
         assert sum(history.waits()) == 3
         # A backend that has left takes its history with it.
-        gone = server.gateway.fleet.backends.pop()
+        gone = server.gateway.pool.backends.pop()
         await in_loop(server.gateway.loop, history.look)
         assert history.rate_of(gone.name).values == ()
-        server.gateway.fleet.backends.append(gone)
+        server.gateway.pool.backends.append(gone)
 
 
 async def in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any:

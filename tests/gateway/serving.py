@@ -88,7 +88,7 @@ class Server:
                 each.outstanding == 0
                 and not each.pool._connecting
                 and each.pool.opened == len(each.pool._idle)
-                for each in gateway.fleet.backends
+                for each in gateway.pool.backends
             )
         )
 
@@ -97,7 +97,7 @@ class Server:
             await until(self.is_settled)
         except TimeoutError:
             gateway = self.gateway
-            held = [(b.outstanding, b.pool.opened, b.pool._idle) for b in gateway.fleet.backends]
+            held = [(b.outstanding, b.pool.opened, b.pool._idle) for b in gateway.pool.backends]
             raise AssertionError(
                 f"held: {gateway.admission.in_use} permits, {gateway.admission.queued} queued, "
                 f"{len(gateway.deadlines.watched)} exchanges, backends {held}"

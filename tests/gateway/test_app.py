@@ -30,9 +30,9 @@ async def stub() -> AsyncIterator[ProbeBackend]:
 @pytest.mark.anyio
 async def test_each_backend_was_asked_before_the_first_request(stub: ProbeBackend) -> None:
     async with running(GatewayPlan((BackendSpec(stub.url),), probe_interval=60)) as gateway:
-        assert list(gateway.fleet.backends[0].models or {}) == ["tiny"]
-        assert gateway.fleet.knows("tiny")
-        assert not gateway.fleet.knows("large")
+        assert list(gateway.pool.backends[0].models or {}) == ["tiny"]
+        assert gateway.pool.knows("tiny")
+        assert not gateway.pool.knows("large")
 
 
 @pytest.mark.anyio

@@ -13,7 +13,7 @@ from proofserve.gateway.backends import FAULTS, LONGEST_REST_S, REST_S, Backend,
 MODEL = {"id": "tiny"}
 
 
-def fleet(*backends: Backend, affinity: bool = False) -> BackendPool:
+def pool(*backends: Backend, affinity: bool = False) -> BackendPool:
     return BackendPool(backends, affinity)
 
 
@@ -53,23 +53,23 @@ def test_the_fleet_chooses_the_least_busy_backend() -> None:
     a, b, c = named("abc")
     for busy in (a, a, b, c, c):
         busy.chosen()
-    assert fleet(a, b, c).choose(None, b"", ()) is b
+    assert pool(a, b, c).choose(None, b"", ()) is b
 
 
 def test_equally_busy_backends_take_turns() -> None:
-    some = fleet(*named("abc"))
+    some = pool(*named("abc"))
     idle = [some.choose(None, b"", ()) for _ in range(9)]
     assert Counter(each.name for each in idle if each) == {f"http://{n}": 3 for n in "abc"}
 
 
 def test_the_fleet_keeps_the_weights_over_many_requests() -> None:
-    some = fleet(backend("a", 1), backend("b", 2), backend("c", 0.5))
+    some = pool(backend("a", 1), backend("b", 2), backend("c", 0.5))
     assert chosen(some, 700) == {"http://a": 200, "http://b": 400, "http://c": 100}
 
 
 def test_the_fleet_skips_tried_and_draining_backends() -> None:
     a, b, c = named("abc")
-    some = fleet(a, b, c)
+    some = pool(a, b, c)
     b.draining = True
     assert {some.choose(None, b"", {a}) for _ in range(5)} == {c}
     assert some.choose(None, b"", {a, c}) is None
@@ -77,7 +77,7 @@ def test_the_fleet_skips_tried_and_draining_backends() -> None:
 
 def test_a_single_backend_is_used_until_it_was_tried_or_drains() -> None:
     (only,) = named("a")
-    some = fleet(only)
+    some = pool(only)
     only.healthy = False
     eject(only)
     assert some.choose("any", b"", ()) is only
@@ -90,7 +90,7 @@ def test_a_single_backend_is_used_until_it_was_tried_or_drains() -> None:
 
 def test_a_request_goes_to_a_backend_that_serves_its_model() -> None:
     a, b = named("ab")
-    some = fleet(a, b)
+    some = pool(a, b)
     a.models, b.models = {"tiny": MODEL}, {"large": MODEL}
     assert {some.choose("large", b"", ()) for _ in range(4)} == {b}
     assert {some.choose(None, b"", ()) for _ in range(4)} == {a, b}
@@ -103,8 +103,8 @@ def test_a_request_goes_to_a_backend_that_serves_its_model() -> None:
 def test_a_backend_that_was_not_probed_yet_may_serve_any_model() -> None:
     a, b = named("ab")
     a.models = {"tiny": MODEL}
-    assert fleet(a, b).choose("huge", b"", ()) is b
-    assert fleet(a, b).knows("huge")
+    assert pool(a, b).choose("huge", b"", ()) is b
+    assert pool(a, b).knows("huge")
 
 
 def test_only_a_known_model_becomes_a_label() -> None:
@@ -116,8 +116,8 @@ def test_only_a_known_model_becomes_a_label() -> None:
 
 def test_a_backend_is_found_by_its_url() -> None:
     a, b = named("ab")
-    assert fleet(a, b).named("http://b") is b
-    assert fleet(a, b).named("http://c") is None
+    assert pool(a, b).named("http://b") is b
+    assert pool(a, b).named("http://c") is None
 
 
 def test_a_backend_rests_after_several_faults_in_a_row() -> None:
@@ -129,7 +129,7 @@ def test_a_backend_rests_after_several_faults_in_a_row() -> None:
     fail_one(a)
     assert a.resting
     assert a.ejections == 1
-    assert {fleet(a, b).choose(None, b"", ()) for _ in range(4)} == {b}
+    assert {pool(a, b).choose(None, b"", ()) for _ in range(4)} == {b}
     clock.now += REST_S
     assert not a.resting
 
@@ -159,7 +159,7 @@ def test_a_crash_under_load_ejects_a_backend_once() -> None:
 def test_after_a_rest_one_request_tries_the_backend() -> None:
     clock = Clock()
     a, b = named("ab", clock)
-    some = fleet(a, b)
+    some = pool(a, b)
     eject(a)
     clock.now += REST_S
     b.chosen()
@@ -206,7 +206,7 @@ def test_rests_double_up_to_a_bound_until_an_answer() -> None:
 
 def test_if_all_backends_are_unhealthy_the_fleet_still_chooses_one() -> None:
     a, b = named("ab")
-    some = fleet(a, b)
+    some = pool(a, b)
     a.healthy = False
     eject(b)
     assert {some.choose(None, b"", ()) for _ in range(4)} == {a, b}
@@ -240,7 +240,7 @@ def homes(some: BackendPool) -> list[str]:
 
 
 def test_prompts_with_the_same_beginning_go_to_the_same_backend() -> None:
-    some = fleet(*named("abcd"), affinity=True)
+    some = pool(*named("abcd"), affinity=True)
     assert homes(some) == homes(some)
     shares = Counter(homes(some))
     assert min(shares.values()) > 60
@@ -249,12 +249,12 @@ def test_prompts_with_the_same_beginning_go_to_the_same_backend() -> None:
 
 def test_the_order_of_backends_does_not_change_the_choice() -> None:
     backends = named("abcd")
-    assert homes(fleet(*backends, affinity=True)) == homes(fleet(*backends[::-1], affinity=True))
+    assert homes(pool(*backends, affinity=True)) == homes(pool(*backends[::-1], affinity=True))
 
 
 def test_if_a_backend_leaves_only_its_prefixes_move() -> None:
     backends = named("abcd")
-    some = fleet(*backends, affinity=True)
+    some = pool(*backends, affinity=True)
     before = homes(some)
     backends[2].draining = True
     after = homes(some)
@@ -269,11 +269,11 @@ def test_if_a_backend_leaves_only_its_prefixes_move() -> None:
 def test_a_request_without_a_prefix_goes_to_the_least_busy_backend(affinity: bool) -> None:
     a, b = named("ab")
     a.chosen()
-    assert fleet(a, b, affinity=affinity).choose(None, b"", ()) is b
+    assert pool(a, b, affinity=affinity).choose(None, b"", ()) is b
 
 
 def test_without_the_option_the_fleet_ignores_prefixes() -> None:
-    assert chosen(fleet(*named("ab")), 10, b"the same") == {"http://a": 5, "http://b": 5}
+    assert chosen(pool(*named("ab")), 10, b"the same") == {"http://a": 5, "http://b": 5}
 
 
 @settings(max_examples=200, deadline=None)
@@ -285,7 +285,7 @@ def test_a_popular_prefix_does_not_overload_its_backend(
     weights: Sequence[float], requests: int
 ) -> None:
     backends = [backend(f"b{n}", weight) for n, weight in enumerate(weights)]
-    chosen(fleet(*backends, affinity=True), requests, b"the same")
+    chosen(pool(*backends, affinity=True), requests, b"the same")
     for each in backends:
         even = requests * each.spec.weight / sum(weights)
         # A quarter above an even share, rounded up to whole requests.

@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_while_its_backend_does_not_accept_frees_its_
             await client.close()
             # The permit is free at once; the attempt ends when its time is over.
             await until(lambda: server.gateway.admission.in_use == 0, patience=10.0)
-            assert server.gateway.fleet.backends[0].outstanding == 0
+            assert server.gateway.pool.backends[0].outstanding == 0
 
 
 async def test_requests_sent_ahead_end_with_their_client() -> None:

@@ -59,7 +59,7 @@ async def test_after_two_faults_the_third_backend_answers(
     running: tuple[list[Backend], Server], script: Script
 ) -> None:
     (one, two, good), server = running
-    for backend, known in zip((one, two, good), server.gateway.fleet.backends, strict=True):
+    for backend, known in zip((one, two, good), server.gateway.pool.backends, strict=True):
         backend.calls.clear()
         # Each test starts with no recorded faults.
         known.worked()
@@ -85,7 +85,7 @@ async def test_the_gateway_skips_a_backend_that_refuses_connections(
         got = [await once(server.port) for _ in range(12)]
         assert [each.raw for each in got] == [JSON_BODY] * 12
         # After a few faults the gateway sends it no more requests.
-        assert server.gateway.fleet.backends[0].resting
+        assert server.gateway.pool.backends[0].resting
         assert server.gateway.totals.retries["backend_unreachable"] == 3
 
 
@@ -96,7 +96,7 @@ async def test_a_4xx_is_an_answer_and_is_not_retried(status: str) -> None:
         got = [await once(server.port) for _ in range(8)]
         assert [each.raw for each in got] == [b"theirs"] * 8
         assert [len(each.calls) for each in both] == [4, 4]
-        assert not any(each.resting for each in server.gateway.fleet.backends)
+        assert not any(each.resting for each in server.gateway.pool.backends)
         assert sum(server.gateway.totals.retries.values()) == 0
 
 
@@ -199,7 +199,7 @@ async def test_a_death_under_load_breaks_only_what_had_begun(
         assert load.done == 300
         assert load.broken == ["backend_broke"] * len(load.broken)
         assert len(load.broken) <= open_streams
-        assert server.gateway.fleet.backends[0].resting
+        assert server.gateway.pool.backends[0].resting
         await nothing_is_held(server, *three)
 
 

@@ -93,7 +93,7 @@ async def pair(running: tuple[Backend, Server]) -> AsyncIterator[tuple[Backend, 
 
 async def nothing_is_held(server: Server, *targets: Backend) -> None:
     await server.settled()
-    for backend, known in zip(targets, server.gateway.fleet.backends, strict=True):
+    for backend, known in zip(targets, server.gateway.pool.backends, strict=True):
         assert known.name == backend.url
         await until(lambda b=backend, k=known: len(b.connections) == k.pool.opened and b.now == 0)
 

@@ -25,14 +25,14 @@ def value(gateway: Gateway, name: str, **labels: str) -> float | None:
 async def test_every_part_is_told_the_plan() -> None:
     gateway = Gateway(PLAN)
     assert (gateway.admission.limit, gateway.admission.queue_limit) == (3, 4)
-    assert [(b.name, b.spec.weight) for b in gateway.fleet.backends] == [
+    assert [(b.name, b.spec.weight) for b in gateway.pool.backends] == [
         ("http://a", 1),
         ("unix:/run/b.sock", 2),
     ]
     assert not gateway.clients.open
     assert gateway.cross_origin.configured
     assert not gateway.draining
-    same = {gateway.fleet.choose(None, b"the same", ()) for _ in range(4)}
+    same = {gateway.pool.choose(None, b"the same", ()) for _ in range(4)}
     assert len(same) == 1
 
 
@@ -46,7 +46,7 @@ async def test_the_clients_keys_stay_here_and_the_backends_key_goes_there() -> N
 
 async def test_gauges_show_what_is_now() -> None:
     gateway = Gateway(PLAN)
-    first = gateway.fleet.backends[0]
+    first = gateway.pool.backends[0]
     (anna,) = gateway.clients.all()
     up = {"backend": "http://a"}
     assert value(gateway, "permits") == 3

@@ -178,7 +178,7 @@ async def test_the_backend_gets_the_request_with_its_headers_and_body(
         ("authorization", "Bearer of the backend"),
         ("content-length", str(heard["size"])),
         ("content-type", "application/json"),
-        ("host", server.gateway.fleet.backends[0].name.removeprefix("http://")),
+        ("host", server.gateway.pool.backends[0].name.removeprefix("http://")),
         ("x-custom", "Yes"),
         ("x-request-id", "mine-1"),
     ]
@@ -356,4 +356,4 @@ async def test_the_gateway_reuses_backend_connections(pair: tuple[Backend, Serve
     assert backend.accepted == before
     await asyncio.gather(*(once(server.port) for _ in range(10)))
     await server.settled()
-    assert len(backend.connections) == server.gateway.fleet.backends[0].pool.opened
+    assert len(backend.connections) == server.gateway.pool.backends[0].pool.opened

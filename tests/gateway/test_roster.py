@@ -58,7 +58,7 @@ async def gateway_of(zone: Zone, port: int, *fixed: str, **changes: Any) -> Asyn
 
 
 def names(server: Server) -> list[str]:
-    return [backend.name for backend in server.gateway.fleet.backends]
+    return [backend.name for backend in server.gateway.pool.backends]
 
 
 async def test_every_address_is_a_backend_with_the_weight_of_the_name() -> None:
@@ -67,7 +67,7 @@ async def test_every_address_is_a_backend_with_the_weight_of_the_name() -> None:
         async with gateway_of(zone, one.port) as server:
             assert names(server) == [one.url, two.url]
             assert zone.asked[0] == (NAME, one.port)
-            assert {each.spec.weight for each in server.gateway.fleet.backends} == {2.0}
+            assert {each.spec.weight for each in server.gateway.pool.backends} == {2.0}
             for _ in range(4):
                 assert (await once(server.port, post())).status == 200
     assert (len(one.calls), len(two.calls)) == (2, 2)
@@ -104,7 +104,7 @@ async def test_a_stream_at_an_address_that_is_gone_runs_to_its_end() -> None:
             await until(lambda: two.url in names(server))
             asked = len(zone.asked)
             await until(lambda: len(zone.asked) > asked + 3)
-            (leaving,) = [b for b in server.gateway.fleet.backends if b.name == one.url]
+            (leaving,) = [b for b in server.gateway.pool.backends if b.name == one.url]
             assert leaving.draining
             assert leaving.outstanding == 1
             assert (one.url, MODEL) in server.gateway.totals.series
@@ -130,7 +130,7 @@ async def test_an_address_that_returns_is_used_again_unless_an_operator_drained_
         async with gateway_of(zone, one.port) as server:
             asking = [asyncio.create_task(once(server.port, post())) for _ in range(2)]
             await until(lambda: len(one.calls) == len(two.calls) == 1)
-            first, second = server.gateway.fleet.backends
+            first, second = server.gateway.pool.backends
             second.draining = True
             zone.addresses = {"127.0.0.3"}
             await until(lambda: first.draining)
@@ -182,7 +182,7 @@ async def test_plain_urls_stay_whatever_dns_says() -> None:
             zone.addresses = {"127.0.0.3"}
             await until(lambda: two.url not in names(server))
             assert one.url in names(server)
-            assert not server.gateway.fleet.backends[0].draining
+            assert not server.gateway.pool.backends[0].draining
 
 
 async def test_the_systems_resolver_finds_this_machine(caplog: pytest.LogCaptureFixture) -> None:

@@ -33,7 +33,7 @@ async def test_health_is_ok_until_a_shutdown_begins(path: str, client: AsgiClien
 
 
 async def test_the_gateway_is_ready_if_a_backend_is_available(client: AsgiClient) -> None:
-    first, second = client.gateway.fleet.backends
+    first, second = client.gateway.pool.backends
     answer = await client.get("/health/ready")
     assert answer.json() == {"status": "ok", "backends": [first.name, second.name]}
     first.healthy = False
@@ -65,7 +65,7 @@ async def merged(client: AsgiClient, one: ProbeBackend) -> None:
     owners = {each["id"]: each["owned_by"] for each in body["data"]}
     assert owners == {"tiny": "first", "shared": "first", "large": "second"}
     assert len(body["data"]) == 3
-    first, second, _ = client.gateway.fleet.backends
+    first, second, _ = client.gateway.pool.backends
     one.health = HTTPStatus.NOT_FOUND
     await until(lambda: not first.healthy)
     left = (await client.get("/v1/models")).json()["data"]
@@ -90,7 +90,7 @@ async def test_the_gateway_lists_models_only_for_a_valid_key() -> None:
 
 
 async def test_the_backends_page_shows_the_state_of_every_backend(client: AsgiClient) -> None:
-    first, second = client.gateway.fleet.backends
+    first, second = client.gateway.pool.backends
     first.models = {"tiny": {}}
     first.chosen()
     shown = (await client.get("/admin/backends")).json()
@@ -108,14 +108,14 @@ async def test_the_backends_page_shows_the_state_of_every_backend(client: AsgiCl
 
 
 async def test_an_operator_drains_and_undrains_a_backend(client: AsgiClient) -> None:
-    first, second = client.gateway.fleet.backends
+    first, second = client.gateway.pool.backends
     which = {"backend": first.name}
     answer = await client.ask("POST", "/admin/drain", json=which)
     assert (answer.status_code, answer.json()["draining"]) == (200, True)
-    assert {client.gateway.fleet.choose(None, b"", ()) for _ in range(4)} == {second}
+    assert {client.gateway.pool.choose(None, b"", ()) for _ in range(4)} == {second}
     answer = await client.ask("POST", "/admin/undrain", json=which)
     assert answer.json()["draining"] is False
-    assert {client.gateway.fleet.choose(None, b"", ()) for _ in range(4)} == {first, second}
+    assert {client.gateway.pool.choose(None, b"", ()) for _ in range(4)} == {first, second}
 
 
 async def test_an_unknown_backend_is_refused_with_a_list_of_the_known_ones(
@@ -125,7 +125,7 @@ async def test_an_unknown_backend_is_refused_with_a_list_of_the_known_ones(
     assert answer.status_code == 404
     error = error_of(answer)
     assert (error["code"], error["param"]) == ("unknown_backend", "backend")
-    for backend in client.gateway.fleet.backends:
+    for backend in client.gateway.pool.backends:
         assert backend.name in error["message"]
     answer = await client.ask("POST", "/admin/drain", json={"backend": "b" * 60_000})
     assert answer.status_code == 404
@@ -168,7 +168,7 @@ async def test_the_gateway_refuses_json_that_only_python_accepts(
     answer = await client.ask("POST", "/admin/drain", content=body, headers=JSON)
     assert answer.status_code == 422
     assert error_of(answer)["code"] == "invalid_body"
-    assert not any(backend.draining for backend in client.gateway.fleet.backends)
+    assert not any(backend.draining for backend in client.gateway.pool.backends)
 
 
 async def test_the_gateway_reads_little_of_an_endless_body_and_nothing_without_access(
@@ -206,7 +206,7 @@ ADMIN = [("GET", "/admin/backends"), ("POST", "/admin/drain"), ("POST", "/admin/
 async def test_without_a_key_only_this_machine_has_operator_access(
     method: str, path: str, client: AsgiClient
 ) -> None:
-    body = {"backend": client.gateway.fleet.backends[0].name}
+    body = {"backend": client.gateway.pool.backends[0].name}
     for here in (LOCAL, "::1", "127.9.9.9"):
         assert (await client.ask(method, path, here, json=body)).status_code == 200
     for away in (ELSEWHERE, "testclient", "", "10.0.0.1"):
@@ -231,7 +231,7 @@ async def test_without_a_key_only_this_machine_has_operator_access(
 async def test_without_a_key_proxies_and_foreign_pages_have_no_operator_access(
     header: dict[str, str], method: str, path: str, client: AsgiClient
 ) -> None:
-    body = {"backend": client.gateway.fleet.backends[0].name}
+    body = {"backend": client.gateway.pool.backends[0].name}
     answer = await client.ask(method, path, json=body, headers=header)
     assert answer.status_code == 403
     error = error_of(answer)
@@ -261,7 +261,7 @@ async def test_an_empty_admin_key_gives_no_access() -> None:
 @pytest.mark.parametrize(("method", "path"), ADMIN)
 async def test_with_a_key_only_its_holder_has_operator_access(method: str, path: str) -> None:
     client = client_of(replace(PLAN, admin_key="schlüssel"))
-    body = {"backend": client.gateway.fleet.backends[0].name}
+    body = {"backend": client.gateway.pool.backends[0].name}
     right = {"authorization": "Bearer schlüssel".encode()}
     answer = await client.ask(method, path, ELSEWHERE, json=body, headers=right)
     assert answer.status_code == 200
@@ -272,7 +272,7 @@ async def test_with_a_key_only_its_holder_has_operator_access(method: str, path:
 
 async def test_prometheus_can_read_the_metrics(client: AsgiClient) -> None:
     gateway = client.gateway
-    first, second = gateway.fleet.backends
+    first, second = gateway.pool.backends
     gateway.totals.outcomes["anonymous", "ok"] += 2
     first.chosen()
     second.draining = True

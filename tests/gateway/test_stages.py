@@ -146,7 +146,7 @@ class Walk(RuleBasedStateMachine):
         gateway.loop = self
         (client,) = gateway.clients.all()
         client._tokens._clock = self.clock
-        for backend in gateway.fleet.backends:
+        for backend in gateway.pool.backends:
             backend.pool, backend._clock = Pool(), self.clock
         self.gateway: Gateway = gateway
         self.exchanges: list[tuple[Exchange, Client]] = []
@@ -157,7 +157,7 @@ class Walk(RuleBasedStateMachine):
 
     @property
     def pools(self) -> list[Pool]:
-        return [cast("Any", backend.pool) for backend in self.gateway.fleet.backends]
+        return [cast("Any", backend.pool) for backend in self.gateway.pool.backends]
 
     def some(self, number: int, *stages: Stage) -> Exchange | None:
         """One of the exchanges in these stages."""
@@ -285,7 +285,7 @@ class Walk(RuleBasedStateMachine):
         assert gateway.admission.in_use == at_backends
         assert gateway.admission.queued == self.stages(QUEUED)
         assert client.in_flight == at_backends + self.stages(QUEUED)
-        assert sum(backend.outstanding for backend in gateway.fleet.backends) == at_backends
+        assert sum(backend.outstanding for backend in gateway.pool.backends) == at_backends
         taken = sum(upstream.taken for pool in self.pools for upstream in pool.made)
         assert taken == self.stages(WAITING, RELAYING)
 

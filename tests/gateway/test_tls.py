@@ -70,7 +70,7 @@ async def test_the_gateway_relays_to_a_backend_with_a_trusted_certificate(
         assert [call.number for call in made[0].calls] == [0, 1, 2]
         got = await once(streaming.port, post(order(stream=True)))
         assert got.raw == b"".join(stream) + END
-        (backend,) = plain.gateway.fleet.backends
+        (backend,) = plain.gateway.pool.backends
         assert backend.healthy
         assert backend.models is not None
 

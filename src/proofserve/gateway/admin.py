@@ -308,7 +308,7 @@ def health(gateway: Shared) -> JSONResponse:
 @public.get("/health/ready", tags=["health"], **answering(Ready, unavailable=NotReadyModel))
 def ready(gateway: Shared) -> JSONResponse:
     """The backends that can take a request; 503 if there is none."""
-    usable = [b.name for b in gateway.fleet.backends if b.healthy and not b.draining]
+    usable = [b.name for b in gateway.pool.backends if b.healthy and not b.draining]
     if gateway.draining or not usable:
         body = {"status": "draining" if gateway.draining else "no backend", "backends": usable}
         return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -321,7 +321,7 @@ def models(gateway: Shared, request: Request) -> JSONResponse:
     if gateway.clients.find(bearer_key(request.scope["headers"])) is None:
         raise RefusedByGateway(UNAUTHORIZED)
     merged: dict[str, Any] = {}
-    for backend in gateway.fleet.backends:
+    for backend in gateway.pool.backends:
         if backend.healthy and not backend.draining:
             merged = {**(backend.models or {}), **merged}
     return JSONResponse({"object": "list", "data": list(merged.values())})
@@ -337,7 +337,7 @@ def metrics(gateway: Shared) -> Response:
 @operators.get("/backends", **answering(list[ShownBackend], 403))
 def backends(gateway: Shared) -> list[dict[str, Any]]:
     """The state of every backend."""
-    return [_shown(backend) for backend in gateway.fleet.backends]
+    return [_shown(backend) for backend in gateway.pool.backends]
 
 
 @operators.post("/drain", **answering(ShownBackend, 403, 404, 413, 422))
@@ -353,9 +353,9 @@ def undrain(gateway: Shared, which: BackendName) -> dict[str, Any]:
 
 
 def _set_draining(gateway: Gateway, which: BackendName, draining: bool) -> Backend:
-    backend = gateway.fleet.named(which.backend)
+    backend = gateway.pool.named(which.backend)
     if backend is None:
-        names = ", ".join(each.name for each in gateway.fleet.backends)
+        names = ", ".join(each.name for each in gateway.pool.backends)
         message = f"There is no backend {which.backend!r:.200}; there are {names}."
         raise RefusedByGateway(Failure(404, "unknown_backend", message, param="backend"))
     backend.draining = draining
@@ -392,7 +392,7 @@ async def receipts_of(request: Request, response_id: ResponseId) -> Response:
     if client is None:
         raise RefusedByGateway(UNAUTHORIZED)
     name = gateway.answered.backend_of(response_id, client.name)
-    backend = gateway.fleet.named(name) if name is not None else None
+    backend = gateway.pool.named(name) if name is not None else None
     if backend is None:
         raise RefusedByGateway(UNKNOWN_RECEIPT)
     found = await _ask(gateway, backend, response_id)

@@ -157,7 +157,7 @@ def is_error(outcome: str) -> bool:
 
 def answers(gateway: Gateway) -> dict[str, int]:
     """Answers that began, by backend that the gateway has now."""
-    found = dict.fromkeys((backend.name for backend in gateway.fleet.backends), 0)
+    found = dict.fromkeys((backend.name for backend in gateway.pool.backends), 0)
     for (name, _), series in gateway.totals.series.items():
         if name in found:
             found[name] += sum(series.first.counts)
@@ -165,7 +165,7 @@ def answers(gateway: Gateway) -> dict[str, int]:
 
 
 async def snapshot_of(gateway: Gateway, history: LoadHistory) -> DashboardSnapshot:
-    backends = gateway.fleet.backends
+    backends = gateway.pool.backends
     answered = answers(gateway)
     return DashboardSnapshot(
         kind="gateway",
@@ -279,7 +279,7 @@ def _panel(gateway: Gateway, history: LoadHistory, answered: dict[str, int]) -> 
         wait_bounds=SHORT_SECONDS,
         waits=history.waits(),
         waits_over_s=history.recent_s,
-        backends=tuple(_traffic(gateway, each, answered) for each in gateway.fleet.backends),
+        backends=tuple(_traffic(gateway, each, answered) for each in gateway.pool.backends),
         keys=tuple(keys[:_MOST_KEYS]),
         keys_left_out=max(0, len(keys) - _MOST_KEYS),
     )

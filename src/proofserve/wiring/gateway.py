@@ -244,4 +244,4 @@ class _Server(OrderlyServer):
     @property
     def has_backend(self) -> bool:
         gateway: Gateway = self.lifespan.state["gateway"]
-        return any(backend.healthy for backend in gateway.fleet.backends)
+        return any(backend.healthy for backend in gateway.pool.backends)

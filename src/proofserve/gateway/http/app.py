@@ -55,7 +55,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = ad
             gateway = await stack.enter_async_context(running_gateway)
             stack.enter_context(draining_on_signals(gateway))
             if engine is not None:
-                watching = _background(_end_with_engine(gateway.fleet.backends[0]))
+                watching = _background(_end_with_engine(gateway.pool.backends[0]))
                 await stack.enter_async_context(watching)
             state: dict[str, Any] = {"gateway": gateway}
             if plan.dashboard:
@@ -93,8 +93,8 @@ class HeadAsGet:
 @asynccontextmanager
 async def running(plan: GatewayPlan, resolve: Resolve = addresses) -> AsyncIterator[Gateway]:
     gateway = Gateway(plan)
-    fleet, forget = gateway.fleet, gateway.totals.forget
-    roster = Roster(plan, fleet, gateway.backend, forget, resolve)
+    pool, forget = gateway.pool, gateway.totals.forget
+    roster = Roster(plan, pool, gateway.backend, forget, resolve)
     await roster.start()
     gateway.deadlines.start()
     # The objects so far live until the end: without them garbage collection pauses are shorter.

@@ -51,7 +51,7 @@ class Exchange:
         self._sent = 0.0
         self._client: Client | None = None
         self._charge = NOTHING
-        self._attempts = Attempts(gateway.fleet)
+        self._attempts = Attempts(gateway.pool)
         self._answer: BackendResponse | None = None
         self._paused = False
         self._request_id = request_id_of(value_of(b"x-request-id"))

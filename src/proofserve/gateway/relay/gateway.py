@@ -245,7 +245,7 @@ class Gateway:
         self.shared = SharedBudgets(plan.shared_limits) if plan.shared_limits else None
         new_window = self.shared.window if self.shared else None
         self.clients = Clients(plan.clients, self.loop.time, new_window)
-        self.fleet = BackendPool([self.backend(spec) for spec in plan.backends], plan.affinity)
+        self.pool = BackendPool([self.backend(spec) for spec in plan.backends], plan.affinity)
         self.answered = AnsweredRequests(plan.remembered_answers, self.loop.time)
         self.cross_origin = CrossOrigin(plan.cors_origins)
         self.totals = GatewayTotals()
@@ -279,7 +279,7 @@ class Gateway:
             fields = read_body(body)
         except ValueError as error:
             return failures.INVALID_BODY.saying(str(error))
-        if not self.fleet.knows(fields.model):
+        if not self.pool.knows(fields.model):
             message = f"No backend serves the model {fields.model!r:.200}."
             return failures.UNKNOWN_MODEL.saying(message)
         charge = client.admit(fields, len(body))
@@ -305,7 +305,7 @@ class Gateway:
         for connection in self.connections:
             connection.abort()
         self.deadlines.stop()
-        for backend in self.fleet.backends:
+        for backend in self.pool.backends:
             backend.pool.close()
 
     def backend(self, spec: BackendSpec) -> Backend:
@@ -322,7 +322,7 @@ class Gateway:
         def in_flight() -> dict[tuple[str, ...], float]:
             return {(client.name,): client.in_flight for client in self.clients.all()}
 
-        permits, backends, loop = self.admission, self.fleet.backends, self.loop
+        permits, backends, loop = self.admission, self.pool.backends, self.loop
         shared = self.shared
         at_rest = "Tasks of the event loop; at rest always the same."
         return [
