@@ -1,6 +1,8 @@
 """The commands as a user runs them, against a stub node."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from lab.stub_node import Habits, stub_node
 from proofserve.cli import bench, check, servers
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
+from proofserve.cli.session import EXIT_NO_VERDICT
 from proofserve.lab.bench import saturation
 from proofserve.lab.check import coexist
 from proofserve.lab.node_client import NodeClient
@@ -59,6 +62,16 @@ def test_every_command_has_a_help_text(command: str) -> None:
     result = run(*command.split(), "--help")
     assert result.exit_code == 0
     assert "Usage" in result.output
+
+
+def test_a_reader_who_has_read_enough_gets_no_verdict() -> None:
+    argv = (sys.executable, "-m", "proofserve", "verify", "--help")
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        command.stdout.close()
+        command.stdout = None
+        _, errors = command.communicate(timeout=120)
+    assert (command.returncode, errors) == (EXIT_NO_VERDICT, b"")
 
 
 @pytest.mark.parametrize(

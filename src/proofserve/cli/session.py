@@ -222,6 +222,9 @@ def _no_verdict() -> Iterator[None]:
         yield
     except typer.Exit:
         raise
+    except SystemExit as error:
+        # If the reader of the output has left, as `head` does, rich ends with 1, which is fraud here.
+        raise typer.Exit(EXIT_NO_VERDICT) from error
     except Exception as error:
         # Usage errors carry their exit code; the command line library shows them.
         if hasattr(error, "exit_code"):
