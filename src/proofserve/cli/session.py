@@ -223,7 +223,7 @@ def _no_verdict() -> Iterator[None]:
     except typer.Exit:
         raise
     except SystemExit as error:
-        # If the reader of the output has left, as `head` does, rich ends with 1, which is fraud here.
+        # rich ends so if the reader of the output has left, as `head` does; but 1 is fraud.
         raise typer.Exit(EXIT_NO_VERDICT) from error
     except Exception as error:
         # Usage errors carry their exit code; the command line library shows them.
