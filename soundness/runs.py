@@ -1,5 +1,6 @@
 """Vectors of every run of a model, kept on disk: what was interrupted goes on where it was."""
 
+import ast
 import hashlib
 import re
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from soundness.subjects import FOLDER, FORWARD_BATCH, Subject
 AT_ONCE: Final = 32
 # On which vectors depend; a change of one of these files computes all of them anew.
 _CODE: Final = ("engines/reference/*.py", "protocol/*.py")
+_IMPORTS: Final = (ast.Import, ast.ImportFrom)
 
 
 class KeptRuns:
@@ -139,9 +141,12 @@ def _as_sent(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _code() -> str:
+    """A digest of what the code computes: not of its comments, nor of where its imports lie."""
     source = Path(proofserve.__file__).parent
     digest = hashlib.sha256()
     for pattern in _CODE:
         for file in sorted(source.glob(pattern)):
-            digest.update(f"{file.name}\n".encode() + file.read_bytes())
+            tree = ast.parse(file.read_text())
+            tree.body = [each for each in tree.body if not isinstance(each, _IMPORTS)]
+            digest.update(f"{file.name}\n{ast.dump(tree)}".encode())
     return digest.hexdigest()
