@@ -5,6 +5,7 @@ The direction test and the exact one are in ``direction`` and ``verification``.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Generic, TypeVar
@@ -96,7 +97,7 @@ class Opinion:
     figures: Mapping[str, float | str]
 
 
-class Judge(Generic[T]):
+class Judge(ABC, Generic[T]):
     """A test, from what one nonce after the other shows: an error, or an answer of an endpoint."""
 
     # Whether the test can say that a node is honest, or only that it is not.
@@ -105,17 +106,17 @@ class Judge(Generic[T]):
     def prepare(self, several: Sequence[T]) -> None:
         """Compute what the test needs besides, for several nonces in one go."""
 
+    @abstractmethod
     def add(self, one: T) -> None:
         """Take one of the nonces that were prepared."""
-        raise NotImplementedError
 
+    @abstractmethod
     def standings(self) -> Sequence[Standing]:
         """By population, in their order; one alone where the test knows no populations."""
-        raise NotImplementedError
 
+    @abstractmethod
     def opinion(self, population: int) -> Opinion:
         """What the test says of this one of its populations."""
-        raise NotImplementedError
 
 
 def result_of(standing: Standing) -> SequentialResult:
