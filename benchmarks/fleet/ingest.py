@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from proofserve.fleet.callback_reader import read
+from proofserve.fleet.callback_bodies import read
 from proofserve.fleet.records import FleetModel, FleetRound, Lane, MemberSource
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.protocol.codec import encode

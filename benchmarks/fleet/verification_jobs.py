@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.records import (
     DesiredState,
     FleetModel,
@@ -18,8 +19,7 @@ from proofserve.fleet.records import (
     MemberVectors,
 )
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.control import VerificationControl, VerificationPolicy
-from proofserve.fleet.verification.durable import JobSender
+from proofserve.fleet.verification import VerificationControl, VerificationPolicy
 from proofserve.fleet.verification_records import (
     JobCause,
     VerdictOutcome,

@@ -32,7 +32,7 @@ from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import load
 from proofserve.fleet.records import MemberVectors
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.control import queue_name
+from proofserve.fleet.verification import queue_name
 from proofserve.fleet.verification_records import (
     JobFinding,
     VerdictOutcome,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from proofserve.engines.fake import TOY_FACTS, FakeEngine
-from proofserve.fleet.verification.control import queue_name
+from proofserve.fleet.verification import queue_name
 from proofserve.fleet.verification_records import VerificationTask
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.verifier.judges import Vectors

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from proofserve.fleet.members.client import look_of
-from proofserve.fleet.members.conditions import MemberCondition, Rules, conditions
+from proofserve.fleet.client import look_of
+from proofserve.fleet.conditions import MemberCondition, Rules, conditions
 from proofserve.fleet.records import (
     DesiredState,
     FleetRound,
@@ -65,8 +65,10 @@ def config(number: int, round_: FleetRound = ROUND) -> dict[str, Any]:
 
 def body(state: State = State.IDLE, **changes: Any) -> dict[str, Any]:
     """A member's answer to ``GET /status``."""
-    known = {"status": state.value, "round_id": None, "config": None, "stats": None}
-    return {**known, "deployment": DEPLOYED, **changes}
+    silent = ("round_id", "config", "stats", "paused_reason", "error", "engine", "engine_error")
+    nothing = dict.fromkeys((*silent, "outbox", "outbox_error"))
+    known = {"status": state.value, "liveness": [], "deployment": DEPLOYED}
+    return {**nothing, **known, **changes}
 
 
 def proving(number: int = 0, state: State = State.GENERATING, **changes: Any) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from fleet.records import (
 )
 from proofserve.api.node import Deployment
 from proofserve.engines.fake import TOY_ENGINE_INFO
-from proofserve.fleet.members.client import look_of
-from proofserve.fleet.members.conditions import Rules
+from proofserve.fleet.client import look_of
+from proofserve.fleet.conditions import Rules
 from proofserve.fleet.records import MemberLook, MemberState, Wish
 from proofserve.fleet.watch import fleet_deployment
 from proofserve.rounds.state import State
@@ -31,7 +31,7 @@ def other(**changes: Any) -> dict[str, Any]:
     return body(deployment={**DEPLOYED, **changes})
 
 
-STALLED = [{"steps": 4, "waited_s": 75.0, "stalled": True, "reason": None}]
+STALLED = [{"core": 0, "steps": 4, "waited_s": 75.0, "stalled": True, "reason": None}]
 SILENT = {"answered": False, "error": "no answer within 2 s"}
 
 
@@ -63,8 +63,12 @@ def test_the_state_of_a_member(last: MemberLook | None, state: str, reason: str)
     ("answer", "problem"),
     [
         ({}, "status"),
-        ({"status": "FLYING"}, "status"),
-        (body(stats={"total_processed": -1}), "stats.total_processed"),
+        (body() | {"status": "FLYING"}, "status"),
+        (body(stats={}), "stats.total_processed"),
+        (body(liveness=[{"core": 0, "waited_s": -1.0}]), "liveness.0.waited_s"),
+        (body(liveness=[{"core": 0, "waited_s": float("nan")}]), "liveness.0.waited_s"),
+        (body(deployment={**DEPLOYED, "token_ids": 2**63}), "deployment.token_ids"),
+        (body(error="half a pair: \ud800"), "error"),
         (body(deployment={**DEPLOYED, "models": "toy"}), "deployment.models"),
         (body(error="x" * 3000), "error"),
     ],

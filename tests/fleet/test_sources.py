@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proofserve.fleet.members.sources import LOOKUP_EVERY_S, DnsMembers, plain_url
+from proofserve.fleet.sources import LOOKUP_EVERY_S, DnsMembers, plain_url
 from proofserve.settings.fleet import FleetSettings, listed_members
 
 FILE = """

@@ -26,9 +26,8 @@ from proofserve.dashboard.records import (
     Trend,
 )
 from proofserve.dashboard.routes import SnapshotUnavailable
-from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
-from proofserve.fleet.summary import member_reason
 from proofserve.fleet.verification_records import (
     JobPhase,
     MemberVerdict,
@@ -198,7 +197,7 @@ def member_row(
 ) -> MemberRow:
     """``verifies``: an operator may ask for a verdict, because the fleet has a policy."""
     member, status = condition.member, condition.status
-    reason = member_reason(overview, condition)
+    reason = overview.reason_of(condition)
     verdict = overview.verification.last.get(member.id)
     engine, outbox = (status.engine, status.outbox) if status else (None, None)
     deployed, cores = condition.deployment, status.liveness if status else ()

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from proofserve.fleet.errors import NoMemberReady
-from proofserve.fleet.member_status import MemberDeployment, first_problem, read_status
-from proofserve.fleet.members.client import (
+from proofserve.fleet.client import (
     BadAnswer,
     MemberClient,
     MemberError,
@@ -21,7 +19,9 @@ from proofserve.fleet.members.client import (
     judging_order,
     prove_order,
 )
-from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.conditions import MemberCondition
+from proofserve.fleet.errors import NoMemberReady
+from proofserve.fleet.records import first_problem, read_status
 from proofserve.fleet.watch import FleetWatch
 from proofserve.protocol.codec import decode
 from proofserve.protocol.distance import DistanceScheme
@@ -31,6 +31,7 @@ from proofserve.rounds.errors import EngineFault
 from proofserve.rounds.records import EngineInfo, ProofBatch, Workload
 from proofserve.rounds.status import EngineGauges
 from proofserve.wire.records import ArtifactRecord, Whole
+from proofserve.wire.status import DeploymentStatus
 
 # Makes the client of a member's URL.
 NewClient = Callable[[str], MemberClient]
@@ -275,7 +276,7 @@ class _ShareDistances(BaseModel):
 
 
 async def compute_share(
-    client: MemberClient, work: Workload, nonces: Sequence[int], deployed: MemberDeployment
+    client: MemberClient, work: Workload, nonces: Sequence[int], deployed: DeploymentStatus
 ) -> Rows:
     """The proofs of ``nonces`` by this member. Raises MemberError."""
     try:
@@ -287,7 +288,7 @@ async def compute_share(
 
 
 async def _vectors(
-    client: MemberClient, work: Workload, nonces: Sequence[int], deployed: MemberDeployment
+    client: MemberClient, work: Workload, nonces: Sequence[int], deployed: DeploymentStatus
 ) -> Rows:
     proved = _ShareProofs.model_validate(await client.prove(prove_order(work, nonces, deployed)))
     width = work.scheme.width
@@ -304,10 +305,10 @@ async def _vectors(
 async def _distances(client: MemberClient, work: Workload, nonces: Sequence[int]) -> Rows:
     body, _ = await client.status()
     try:
-        config = read_status(body).config
+        status = read_status(body)
     except ValueError as error:
         raise BadAnswer(f"answered nonsense to GET /status: {error}") from error
-    if config is None or not config.judges(work):
+    if not status.judges(work):
         # Not always: this replaces the configured round, which may go on in its lane later.
         await client.configure(judging_order(work))
     answer = await client.judge(judge_order(work, nonces))

@@ -7,20 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from proofserve.fleet.client import MemberError
 from proofserve.fleet.engine import FleetEngine, NewClient
 from proofserve.fleet.jobs import FleetJobs
-from proofserve.fleet.members.client import MemberError
 from proofserve.fleet.plan import START_LOST_S
 from proofserve.fleet.records import FleetRound, Lane, MemberRound
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.summary import (
-    MemberCounts,
-    counts_of,
-    lane_use,
-    paused_reason,
-    proving,
-    round_stats,
-)
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.commitments import CommittedBatch, Opening
 from proofserve.protocol.errors import ProtocolError
@@ -93,7 +85,6 @@ class FleetManager:
         self._clock = clock
         self.totals = NodeTotals()
         self._closing = False
-        self._counted: MemberCounts = {}
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._engine = FleetEngine(watch, client, self._no_round)
@@ -156,17 +147,12 @@ class FleetManager:
         return Status(
             state=desired.state,
             spec=desired.round.spec if desired.round else None,
-            stats=round_stats(overview, self._counted, self._clock()),
-            paused_reason=paused_reason(overview),
+            stats=overview.round_stats(self._clock()),
+            paused_reason=overview.paused_reason,
             error=None,
             queue=self.jobs.gauges,
-            lanes=lane_use(overview, self._counted),
+            lanes=overview.lane_use,
         )
-
-    @property
-    def counted(self) -> MemberCounts:
-        """What members have counted of their lanes of the desired round."""
-        return self._counted
 
     async def submit(self, job: Job) -> str:
         self.require_open()
@@ -226,7 +212,6 @@ class FleetManager:
             self._follow(await self._watch.refresh())
 
     def _follow(self, overview: Overview) -> None:
-        self._counted = counts_of(overview, self._counted)
         if overview.desired.state is State.GENERATING:
             self._no_round.clear()
         else:
@@ -255,7 +240,7 @@ def _all_started(overview: Overview) -> bool:
     """Whether each ready member has a lane with a known round, or one that failed."""
     own = {each.member_id: each for each in overview.view.lanes}
     lanes = [own.get(each.member.id) for each in overview.ready]
-    generating = {each.member.id for each in proving(overview)}
+    generating = {each.member.id for each in overview.proving}
     return all(
         lane is not None and (lane.member_id in generating or lane.ended_at is not None)
         for lane in lanes

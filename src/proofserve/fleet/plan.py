@@ -3,9 +3,8 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from proofserve.fleet.member_status import MemberStatus
-from proofserve.fleet.members.conditions import MemberCondition, lane_of_member
-from proofserve.fleet.records import DesiredState, FleetRound, Lane, MemberState
+from proofserve.fleet.conditions import MemberCondition, lane_of_member
+from proofserve.fleet.records import DesiredState, FleetRound, Lane, MemberState, MemberStatus
 from proofserve.rounds.state import State
 
 # A lane without an answer of its start call is given up so many seconds after it was given: no

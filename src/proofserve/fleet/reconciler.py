@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 
+from proofserve.fleet.client import CallTimes, MemberClient, MemberError, look, round_order
+from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.errors import FleetFull, NoLane, StoreUnavailable
-from proofserve.fleet.members.client import CallTimes, MemberClient, MemberError, look, round_order
-from proofserve.fleet.members.conditions import MemberCondition
-from proofserve.fleet.members.sources import Address, DnsMembers
 from proofserve.fleet.plan import (
     Action,
     AdoptLane,
@@ -30,6 +29,7 @@ from proofserve.fleet.records import (
     MemberLook,
     MemberSource,
 )
+from proofserve.fleet.sources import Address, DnsMembers
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.rounds.errors import RoundsError

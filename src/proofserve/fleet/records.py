@@ -1,20 +1,45 @@
-"""The frozen records of a fleet: members, the desired round, its lanes, and what members found.
+"""The records of a fleet: members, the desired round, its lanes, and what members said and found.
 
 Times are wall-clock seconds since the epoch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from proofserve.fleet.member_status import MemberStatus
-from proofserve.protocol.nonces import NonceLane
-from proofserve.rounds.records import CommittedRound, RoundSpec
+from proofserve.protocol.nonces import MAX_NONCE, NonceLane
+from proofserve.rounds.records import CommittedRound, RoundSpec, Workload
 from proofserve.rounds.state import Configured, State
+from proofserve.rounds.status import QueueGauges
+from proofserve.wire.status import NodeStatusResponse
+
+# What a fleet does not read of a status, and what stands there instead: a look stays small,
+# however many winners, lanes or cores a member has.
+_UNREAD: Final[Mapping[str, Any]] = {
+    "state": State.IDLE,
+    "valid_nonces": None,
+    "valid_distances": None,
+    "total_checked": 0,
+    "total_valid": 0,
+    "elapsed_seconds": 0.0,
+    "rate_per_second": 0.0,
+    "r_target": None,
+    "scheme": None,
+    "warning": None,
+    "cores": (),
+    "lanes": None,
+    "queue": QueueGauges(0, 0),
+    "fleet": None,
+    "receipts": None,
+    "receipts_error": None,
+}
+# Members are other programs: no text of theirs may be longer.
+_LONGEST_TEXT: Final = 2000
 
 
 class Wish(StrEnum):
@@ -49,6 +74,78 @@ class MemberSource(StrEnum):
     LIST = "list"
     DNS = "dns"
     JOINED = "joined"
+
+
+class MemberStatus(NodeStatusResponse):
+    """What a member says about itself, but for the parts in ``_UNREAD``; by ``read_status``."""
+
+    @property
+    def generates(self) -> bool:
+        return self.status is State.GENERATING
+
+    def judges(self, work: Workload) -> bool:
+        """Whether ``/validate`` would recompute by the block, scheme and length of ``work``."""
+        config = self.config
+        if config is None:
+            return False
+        block = (config.block_hash, config.block_height) == (work.block.hash, work.block.height)
+        return block and config.seq_len == work.seq_len and config.scheme == work.scheme.to_wire()
+
+    def has(self, spec: RoundSpec, lane: NonceLane) -> bool:
+        """Whether ``spec`` with the nonces of ``lane`` is the configured round."""
+        config, block = self.config, spec.work.block
+        if config is None:
+            return False
+        numbers = (config.node_id, config.node_count, config.group_id, config.n_groups)
+        return (
+            (config.block_hash, config.block_height) == (block.hash, block.height)
+            and config.public_key == spec.work.public_key
+            and numbers == astuple(lane)
+        )
+
+    def parts(self) -> dict[str, Any]:
+        """What a fleet reads, as the member sent it: ``read_status`` makes the same of it."""
+        return self.model_dump(exclude=set(_UNREAD))
+
+
+def read_status(body: Mapping[str, Any]) -> MemberStatus:
+    """Raises ValueError, which names the field, for a body that is not a status."""
+    try:
+        status = MemberStatus.model_validate({**body, **_UNREAD})
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from error
+    if status.engine is not None:
+        status.engine = replace(status.engine, resume_ms=(), cores=())
+    for name, value in status.parts().items():
+        _require_bounded(value, name)
+    return status
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first field that is wrong, and why."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def _require_bounded(value: object, place: str) -> None:
+    """Raises ValueError for a long text, and a number that is negative or beyond all bounds."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            _require_bounded(name, place)
+            _require_bounded(each, f"{place}.{name}")
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            _require_bounded(each, f"{place}.{number}")
+    elif isinstance(value, str):
+        if len(value) > _LONGEST_TEXT:
+            raise ValueError(f"{place}: String should have at most {_LONGEST_TEXT} characters")
+        try:
+            # JSON can hold half a surrogate pair, which no answer of ours can.
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{place}: Value error, {error}") from None
+    elif isinstance(value, int | float) and not 0 <= value <= MAX_NONCE:
+        raise ValueError(f"{place}: Input should be between 0 and {MAX_NONCE}")
 
 
 @dataclass(frozen=True, slots=True)

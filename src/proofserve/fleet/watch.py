@@ -8,18 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from proofserve.api.node import Deployment
+from proofserve.fleet.conditions import MemberCondition, Rules, conditions
 from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.members.conditions import MemberCondition, Rules, conditions
+from proofserve.fleet.plan import lanes_left
 from proofserve.fleet.records import DesiredState, FleetModel, FleetView, Lane, MemberState
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import VerificationView
 from proofserve.protocol.model import AllowedTokens
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.rounds.records import EngineInfo
+from proofserve.rounds.state import State
+from proofserve.rounds.status import LaneUse, OutboxGauges, Stats
 
 _logger = logging.getLogger(__name__)
 
 _LEAST_TOKENS = 2
+# Of the members' own recent rates.
+_WINDOW_S = 30.0
+
+# Nonces with a result, and those without one, as the member of a lane counts them: by the id of the
+# round and the number of the lane.
+MemberCounts = Mapping[tuple[str, int], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +36,8 @@ class Overview:
     """One look at the database, and what each member is by it.
 
     ``lanes`` holds all lanes of the desired round, and those of earlier rounds that are still open.
-    ``newest`` has the newest lane of the desired round by member, ended or not.
+    ``newest`` has the newest lane of the desired round by member, ended or not. ``counted`` is what
+    members have counted of their lanes of the desired round.
     """
 
     view: FleetView
@@ -36,6 +46,7 @@ class Overview:
     newest: Mapping[str, Lane]
     deployment: Deployment | None
     verification: VerificationView = field(default_factory=VerificationView)
+    counted: MemberCounts = field(default_factory=dict)
 
     @property
     def desired(self) -> DesiredState:
@@ -64,6 +75,117 @@ class Overview:
         first = [f"{each.member.name} is {each.state}: {each.reason}" for each in self.members[:3]]
         more = f"; and {len(self.members) - 3} more" if len(self.members) > 3 else ""
         return f"no member of the fleet is ready. {'; '.join(first)}{more}"
+
+    @property
+    def proving(self) -> list[MemberCondition]:
+        """The members that generate the desired round's lane that they have."""
+        if self.desired.state is not State.GENERATING:
+            return []
+        own = {e.member_id: e for e in self.view.lanes if e.ended_at is None}
+        return [
+            each
+            for each in self.members
+            if each.generates and each.status is not None
+            if (lane := own.get(each.member.id)) is not None
+            if lane.member_round_id == each.status.round_id
+        ]
+
+    @property
+    def paused_reason(self) -> str | None:
+        """Why a running round makes no progress; None if at least one member does."""
+        if self.desired.state is not State.GENERATING or self.desired.round is None:
+            return None
+        if reason := self.why_not_ready:
+            return reason
+        running = self.proving
+        reasons = [f"{e.member.name}: {e.status.paused_reason}" for e in running if e.status]
+        if running and any(e.status and e.status.paused_reason is None for e in running):
+            return None
+        if reasons:
+            return "; ".join(reasons[:3])
+        if not lanes_left(self.desired.round, self.lanes):
+            return (
+                f"all {self.desired.round.lanes} lanes of the round were given to members that"
+                " prove them no more: start the next round with more --lanes"
+            )
+        return "no member has started its lane yet"
+
+    def processed(self, lane: Lane) -> int:
+        """Nonces of a lane with a result.
+
+        Of artifacts only those that the fleet has stored count. In a round of the distance protocol
+        most nonces leave nothing to store: there the member's own count is used.
+        """
+        round_ = self.desired.round
+        if round_ is None or round_.spec.target is None:
+            return lane.stored
+        done, _ = self.counted.get((lane.round_id, lane.lane), (0, 0))
+        return max(lane.stored, done)
+
+    @property
+    def lane_use(self) -> LaneUse | None:
+        round_ = self.desired.round
+        if round_ is None or not round_.lanes:
+            return None
+        return LaneUse(round_.lanes, {each.lane: self.processed(each) for each in self.view.lanes})
+
+    def round_stats(self, now: float) -> Stats | None:
+        """The counters of the desired round, None without one. ``now`` in wall-clock seconds."""
+        round_ = self.desired.round
+        if round_ is None:
+            return None
+        done = sum(self.processed(each) for each in self.view.lanes)
+        elapsed_s = max(0.0, (round_.ended_at or now) - round_.opened_at)
+        theirs = [e.status.stats for e in self.proving if e.status and e.status.stats]
+        return Stats(
+            processed=done,
+            found=sum(each.stored for each in self.view.lanes),
+            failed=sum(failed for _, failed in self.counted.values()),
+            elapsed_s=elapsed_s,
+            rate=done / elapsed_s if elapsed_s else 0.0,
+            recent_rate=sum(each.recent_nonces_per_second for each in theirs),
+            window_s=_WINDOW_S,
+            deferred_calls=sum(each.deferred_calls for each in theirs),
+            deferred_s=sum(each.deferred_s for each in theirs),
+            faults=sum(each.faults for each in theirs),
+        )
+
+    def reason_of(self, condition: MemberCondition) -> str | None:
+        """What an operator should know of a member: why it is kept out, or takes no part."""
+        status = condition.status
+        if condition.state is MemberState.DRAINING and status and status.outbox:
+            pending = status.outbox.pending
+            left = f"{pending} callbacks to deliver" if pending else "nothing is left"
+            return f"{condition.reason} ({left})"
+        if condition.reason or status is None:
+            return condition.reason
+        return (
+            self._why_no_lane(condition) or _why_no_results(status.outbox) or status.paused_reason
+        )
+
+    def _why_no_lane(self, condition: MemberCondition) -> str | None:
+        """Why a ready member has no lane of the running round."""
+        lane, desired = self.newest.get(condition.member.id), self.desired
+        if desired.state is not State.GENERATING or desired.round is None:
+            return None
+        if lane is not None and lane.ended_at is None:
+            return None
+        if not lanes_left(desired.round, self.lanes):
+            return f"no lane is left of the round's {desired.round.lanes}"
+        return f"its last lane ended: {lane.end_reason}" if lane else None
+
+
+def _why_no_results(outbox: OutboxGauges | None) -> str | None:
+    if outbox is None:
+        return None
+    if outbox.last_error and outbox.pending:
+        return f"its callbacks fail: {outbox.last_error}"
+    if not outbox.expired:
+        return None
+    return (
+        f"{outbox.expired} of its callbacks have expired: run `proofserve outbox retry --expired`"
+        " there, and give it POC_CALLBACK_MAX_RETRIES=0"
+    )
 
 
 class FleetWatch:
@@ -153,7 +275,28 @@ class FleetWatch:
         deployment = fleet_deployment(found, self._limits, self._version)
         # Lanes are given in the order of their numbers.
         newest = {lane.member_id: lane for lane in view.lanes}
-        return Overview(view, found, lanes, newest, deployment, verification)
+        counted = _counts(view, found, self.current.counted)
+        return Overview(view, found, lanes, newest, deployment, verification, counted)
+
+
+def _counts(
+    view: FleetView, found: Sequence[MemberCondition], before: MemberCounts
+) -> MemberCounts:
+    """What the members of the desired round's lanes have counted.
+
+    A member that was restarted without its round counts anew: then ``before`` stays.
+    """
+    statuses = {each.member.id: each.status for each in found}
+    counted = {}
+    for lane in view.lanes:
+        place = (lane.round_id, lane.lane)
+        done, failed = before.get(place, (0, 0))
+        status = statuses.get(lane.member_id)
+        stats = status.stats if status else None
+        if status and stats and status.round_id and status.round_id == lane.member_round_id:
+            done, failed = max(done, stats.total_processed), max(failed, stats.failed)
+        counted[place] = (done, failed)
+    return counted
 
 
 def fleet_deployment(

@@ -10,8 +10,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from proofserve.fleet.members.sources import Address, address, plain_url
 from proofserve.fleet.records import MemberSource
+from proofserve.fleet.sources import Address, address, plain_url
 from proofserve.fleet.verification_records import AfterConviction
 from proofserve.settings.node import BearerKey, BearerKeys, Texts, TomlTable, read_toml
 

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 
 from proofserve.engines.reference.errors import CheckpointError
-from proofserve.fleet import vector_texts
+from proofserve.fleet import callback_bodies
 from proofserve.fleet.records import BatchKind
 from proofserve.fleet.verification_records import (
     JobFinding,
@@ -135,7 +135,7 @@ class SampleChecker:
             return self._opened(task)
         work, sample = task.round.spec.work, task.sample
         nonces = tuple(sample.nonces.tolist())
-        texts = vector_texts.encode_all(sample.vectors)
+        texts = callback_bodies.encode_all(sample.vectors)
         return ClaimedArtifacts(
             block_hash=work.block.hash,
             public_key=work.public_key,

@@ -17,18 +17,18 @@ from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.node import Challenges, Deployment, Node, Rates, Waits
 from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
+from proofserve.fleet.client import CallTimes, MemberClient, member_http
+from proofserve.fleet.conditions import Rules
 from proofserve.fleet.dashboard import FleetPage, MemberHistory
+from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
-from proofserve.fleet.members.client import CallTimes, MemberClient, member_http
-from proofserve.fleet.members.conditions import Rules
-from proofserve.fleet.members.sources import DnsMembers
 from proofserve.fleet.reconciler import MemberActions, MemberList, Reconciler, delete_for_ever
 from proofserve.fleet.routes.app import ServedFleet, create_app
 from proofserve.fleet.routes.operators import FleetParts
+from proofserve.fleet.sources import DnsMembers
 from proofserve.fleet.sql.locks import Leadership, while_leading
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.control import VerificationControl, VerificationPolicy
-from proofserve.fleet.verification.durable import JobSender
+from proofserve.fleet.verification import VerificationControl, VerificationPolicy
 from proofserve.fleet.watch import FleetWatch
 from proofserve.outbox.callbacks import CallbackPolicy
 from proofserve.outbox.post import Allowlist, Outward, UrlCheck

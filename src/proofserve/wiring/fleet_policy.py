@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proofserve.fleet.verification.control import VerificationPolicy
+from proofserve.fleet.verification import VerificationPolicy
 from proofserve.fleet.verification_records import AfterConviction, VerificationRule
 from proofserve.lab.report import LabError
 from proofserve.protocol.errors import ProtocolError

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.fleet.errors import StoreUnavailable
+from proofserve.fleet.job_queues import JobRunner, Tries
 from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.control import WORKER_LOCK, poll_s, queue_name
-from proofserve.fleet.verification.durable import JobRunner, Tries
+from proofserve.fleet.verification import WORKER_LOCK, poll_s, queue_name
 from proofserve.fleet.verification_records import JobFinding, VerificationTask
 from proofserve.lab.report import NodeError
 from proofserve.protocol.errors import ProtocolError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import select
 
-from proofserve.fleet.callback_reader import read
+from proofserve.fleet.callback_bodies import read
 from proofserve.fleet.errors import NoLane
 from proofserve.fleet.records import (
     DesiredState,

@@ -5,8 +5,7 @@ from sqlalchemy import column, table, update
 
 from fleet.records import DEPLOYED, body, proving
 from proofserve.fleet.errors import FleetFull, UnknownMember
-from proofserve.fleet.member_status import read_status
-from proofserve.fleet.records import MemberLook, MemberSource, Wish
+from proofserve.fleet.records import MemberLook, MemberSource, Wish, read_status
 from proofserve.fleet.sql import members
 from proofserve.fleet.sql.store import FleetStore
 

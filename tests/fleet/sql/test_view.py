@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.records import DEPLOYED, body
-from proofserve.fleet.member_status import read_status
-from proofserve.fleet.records import Member, MemberLook, MemberSource
+from proofserve.fleet.records import Member, MemberLook, MemberSource, read_status
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.rounds.state import Move, State
 

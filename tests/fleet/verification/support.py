@@ -15,14 +15,10 @@ import numpy as np
 
 from fleet.sql.support import give_lane
 from proofserve.engines.checkpoints import weights_digest
+from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.records import DesiredState, FleetView, MemberSource, MemberVectors
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.control import (
-    VerificationControl,
-    VerificationPolicy,
-    queue_name,
-)
-from proofserve.fleet.verification.durable import JobSender
+from proofserve.fleet.verification import VerificationControl, VerificationPolicy, queue_name
 from proofserve.fleet.verification_records import (
     AfterConviction,
     JobCause,

@@ -17,7 +17,7 @@ from proofserve.engines.fake import TOY_ENGINE_INFO, FakeEngine
 from proofserve.engines.reference.engine import ReferenceEngine
 from proofserve.engines.reference.network import load
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.control import queue_name
+from proofserve.fleet.verification import queue_name
 from proofserve.fleet.verification_records import VerdictOutcome, VerificationTask
 from proofserve.rounds.records import Deferred, ProofBatch, Workload
 from proofserve.verifier.member_jobs import CheckpointTruths, SampleChecker, WorkerCheckpoints

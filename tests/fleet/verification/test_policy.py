@@ -16,9 +16,9 @@ from fleet.records import (
 )
 from proofserve.api.node import Deployment
 from proofserve.engines.fake import TOY_ENGINE_INFO
-from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.records import DesiredState, FleetModel, FleetView
-from proofserve.fleet.verification.control import VerificationPolicy, due, is_due, job_of
+from proofserve.fleet.verification import VerificationPolicy, due, is_due, job_of
 from proofserve.fleet.verification_records import AfterConviction, JobCause, VerificationRule
 from proofserve.fleet.watch import Overview, fleet_deployment
 from proofserve.rounds.state import State

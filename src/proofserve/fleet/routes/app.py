@@ -14,7 +14,7 @@ from proofserve.api.errors import NotReady
 from proofserve.api.node import Deployment, Node, ServedNode
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented
-from proofserve.fleet import callback_reader
+from proofserve.fleet import callback_bodies
 from proofserve.fleet.errors import BadCallback, StoreUnavailable, UnknownLane
 from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.routes import operators, verdicts
@@ -138,7 +138,7 @@ def callback_router(
         try:
             round_, given = await _given(store, member_id, round_id, lane)
             async with parsing:
-                found = await asyncio.to_thread(callback_reader.read, body, round_, lane)
+                found = await asyncio.to_thread(callback_bodies.read, body, round_, lane)
             fresh = await store.ingest(round_, given, key, found)
         except UnknownLane as error:
             return JSONResponse({"detail": str(error)}, 404)

@@ -20,12 +20,11 @@ from proofserve.api.node import Node
 from proofserve.api.requests import guarded
 from proofserve.api.response_models import documented, refused
 from proofserve.api.schemas import Body
+from proofserve.fleet.client import MemberError
+from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.engine import NewClient
 from proofserve.fleet.errors import UnknownMember
 from proofserve.fleet.manager import FleetManager
-from proofserve.fleet.members.client import MemberError
-from proofserve.fleet.members.conditions import MemberCondition
-from proofserve.fleet.members.sources import plain_url
 from proofserve.fleet.reconciler import PassTimes
 from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
 from proofserve.fleet.routes.snapshot import (
@@ -38,9 +37,10 @@ from proofserve.fleet.routes.snapshot import (
     member_record,
     snapshot,
 )
+from proofserve.fleet.sources import plain_url
 from proofserve.fleet.sql.locks import Leadership
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification.control import VerificationControl
+from proofserve.fleet.verification import VerificationControl
 from proofserve.fleet.verification_records import JobPhase, VerdictOutcome
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.errors import ProtocolError
@@ -116,13 +116,10 @@ class FleetParts:
         raise MemberNotFound(f"there is no member {member_id!r}: GET {FLEET}/members lists them")
 
     def snapshot(self, offset: int, limit: int) -> dict[str, Any]:
-        overview, counted = self.watch.current, self.manager.counted
-        return snapshot(overview, counted, self.clock(), offset, limit)
+        return snapshot(self.watch.current, self.clock(), offset, limit)
 
     def record(self, member_id: str) -> dict[str, Any]:
-        condition = self.condition(member_id)
-        overview, counted = self.watch.current, self.manager.counted
-        return member_record(overview, counted, condition, self.clock())
+        return member_record(self.watch.current, self.condition(member_id), self.clock())
 
 
 def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:

@@ -9,15 +9,8 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from proofserve.api.response_models import ResponseModel
-from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.records import MemberSource, MemberState, Wish
-from proofserve.fleet.summary import (
-    MemberCounts,
-    member_reason,
-    paused_reason,
-    processed,
-    round_stats,
-)
 from proofserve.fleet.verification_records import JobCause, JobPhase, VerdictOutcome
 from proofserve.fleet.watch import Overview
 from proofserve.rounds.state import State
@@ -196,9 +189,7 @@ class StoredAnswer(ResponseModel):
     status: Literal["stored", "duplicate"]
 
 
-def snapshot(
-    overview: Overview, counted: MemberCounts, now: float, offset: int, limit: int
-) -> dict[str, Any]:
+def snapshot(overview: Overview, now: float, offset: int, limit: int) -> dict[str, Any]:
     """The fleet, its round, and ``limit`` members from the ``offset``-th worst on.
 
     Durations in seconds, rates in nonces per second, ages by the fleet's own clock.
@@ -207,17 +198,15 @@ def snapshot(
     page = ordered[offset : offset + limit]
     return {
         "at": now,
-        "fleet": _fleet(overview, counted, now),
+        "fleet": _fleet(overview, now),
         "of_members": len(ordered),
         "offset": offset,
-        "members": [member_record(overview, counted, each, now) for each in page],
+        "members": [member_record(overview, each, now) for each in page],
         "verification": _verification(overview, now),
     }
 
 
-def member_record(
-    overview: Overview, counted: MemberCounts, condition: MemberCondition, now: float
-) -> dict[str, Any]:
+def member_record(overview: Overview, condition: MemberCondition, now: float) -> dict[str, Any]:
     member, status = condition.member, condition.status
     lane = overview.newest.get(member.id)
     engine, outbox = (status.engine, status.outbox) if status else (None, None)
@@ -229,7 +218,7 @@ def member_record(
         "url": member.url,
         "source": member.source,
         "state": condition.state,
-        "reason": member_reason(overview, condition),
+        "reason": overview.reason_of(condition),
         "wish": member.wish,
         "wish_reason": member.wish_reason,
         "version": deployed.versions.get("proofserve") if deployed else None,
@@ -238,7 +227,7 @@ def member_record(
         "weights_digest": deployed.weights_digest if deployed else None,
         "lane": lane.lane if lane and lane.ended_at is None else None,
         "nonces_per_second": condition.rate or 0.0,
-        "processed": processed(lane, overview, counted) if lane else 0,
+        "processed": overview.processed(lane) if lane else 0,
         "stored": lane.stored if lane else 0,
         "steps": sum(core.steps for core in cores) if status else None,
         "stalled_s": max(stalls, default=0.0) if status else None,
@@ -273,9 +262,9 @@ def _verification(overview: Overview, now: float) -> dict[str, Any]:
     }
 
 
-def _fleet(overview: Overview, counted: MemberCounts, now: float) -> dict[str, Any]:
+def _fleet(overview: Overview, now: float) -> dict[str, Any]:
     desired = overview.desired
-    round_, stats = desired.round, round_stats(overview, counted, now)
+    round_, stats = desired.round, overview.round_stats(now)
     states = Counter(each.state for each in overview.members)
     return {
         "state": desired.state,
@@ -288,7 +277,7 @@ def _fleet(overview: Overview, counted: MemberCounts, now: float) -> dict[str, A
         "ended_at": round_.ended_at if round_ else None,
         "lanes_used": len(overview.view.lanes),
         "lanes": round_.lanes if round_ else 0,
-        "paused_reason": paused_reason(overview),
+        "paused_reason": overview.paused_reason,
         "members": {state.value: states.get(state, 0) for state in MemberState},
         "processed": stats.processed if stats else 0,
         "found": stats.found if stats else 0,
@@ -302,5 +291,5 @@ def _badness(overview: Overview, condition: MemberCondition) -> tuple[bool, int,
     """Sorts the worst first: convicted ones, by state, then those with a reason, then by name."""
     member = condition.member
     honest = not overview.verification.convicted(member.id)
-    has_reason = member_reason(overview, condition) is not None
+    has_reason = overview.reason_of(condition) is not None
     return honest, _WORST_FIRST.index(condition.state), not has_reason, member.name

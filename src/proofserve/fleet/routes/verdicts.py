@@ -118,7 +118,7 @@ def page(verdict: MemberVerdict, report: Mapping[str, Any] | None) -> str:
     """``report`` is None for an abstention."""
     # Names and errors come from other machines.
     environment = Environment(
-        loader=PackageLoader("proofserve.fleet.verification", package_path=""),
+        loader=PackageLoader("proofserve.fleet.routes", package_path=""),
         autoescape=True,
         undefined=StrictUndefined,
     )

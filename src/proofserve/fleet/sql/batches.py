@@ -24,8 +24,8 @@ from sqlalchemy import (
     update,
 )
 
-from proofserve.fleet import vector_texts
-from proofserve.fleet.callback_reader import check_lane
+from proofserve.fleet import callback_bodies
+from proofserve.fleet.callback_bodies import check_lane
 from proofserve.fleet.errors import BadCallback
 from proofserve.fleet.records import (
     BatchKind,
@@ -326,7 +326,7 @@ def _results(row: AnyRow) -> list[StoredResult]:
             StoredResult(seq, row.id, nonce, distance=distance)
             for seq, nonce, distance in zip(places, nonces, floats(row.found), strict=True)
         ]
-    texts = vector_texts.encode_all(vectors(row.found, row.row_bytes))
+    texts = callback_bodies.encode_all(vectors(row.found, row.row_bytes))
     return [
         StoredResult(seq, row.id, nonce, value)
         for seq, nonce, value in zip(places, nonces, texts, strict=True)

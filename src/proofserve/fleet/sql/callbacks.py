@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, func, select, update
 
-from proofserve.fleet import vector_texts
+from proofserve.fleet import callback_bodies
 from proofserve.fleet.sql.batches import floats, integers, vectors
 from proofserve.fleet.sql.database import FleetDatabase, StorePart, announces, reads, writes
 from proofserve.fleet.sql.rounds import find_round, read_spec
@@ -297,7 +297,7 @@ def _parts(rows: list[AnyRow], spec: RoundSpec) -> dict[str, str]:
         distances = [distance for row in rows for distance in floats(row.found)]
         return {"nonces": _dumps(nonces)[1:-1], "dist": _dumps(distances)[1:-1]}
     found = vectors(b"".join(row.found for row in rows), rows[0].row_bytes)
-    pairs = zip(nonces, vector_texts.encode_all(found), strict=True)
+    pairs = zip(nonces, callback_bodies.encode_all(found), strict=True)
     # By hand: the same as the JSON of artifact_record, in a third of its time.
     return {
         "artifacts": ",".join(f'{{"nonce":{nonce},"vector_b64":"{text}"}}' for nonce, text in pairs)

@@ -9,8 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, select, update
 
 from proofserve.fleet.errors import FleetFull, UnknownMember
-from proofserve.fleet.member_status import read_status
-from proofserve.fleet.records import Member, MemberLook, MemberSource, Wish
+from proofserve.fleet.records import Member, MemberLook, MemberSource, Wish, read_status
 from proofserve.fleet.sql.database import FleetDatabase, StorePart, writes
 from proofserve.fleet.sql.tables import insert_into, kept, kept_if, lanes, members
 
@@ -137,7 +136,7 @@ def _member(row: Sequence[Any], look: MemberLook | None) -> Member:
 
 def _look_text(look: MemberLook) -> str:
     """A look as JSON of at most STATUS_BYTES and some kilobytes, whatever the member answered."""
-    status = None if look.status is None else look.status.model_dump(mode="json")
+    status = None if look.status is None else look.status.parts()
     if status is not None and len(_dumped(status)) > STATUS_BYTES:
         status = None
     error = kept_if(look.error)

@@ -58,7 +58,7 @@ class FleetStore(MemberStore, RoundStore, BatchStore, DeliveryStore):
     ) -> bool:
         """Store what a member's callback found; on disk when this returns.
 
-        ``callback_reader.read`` makes ``found`` of a body. False: a callback of the lane with this
+        ``callback_bodies.read`` makes ``found`` of a body. False: a callback of the lane with this
         key was stored before. A nonce that another callback of the lane has is not stored again.
         Raises BadCallback for a nonce of another lane.
         """

@@ -4,8 +4,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from proofserve.fleet.member_status import MemberDeployment, MemberStatus
-from proofserve.fleet.records import DesiredState, Lane, Member, MemberLook, MemberState, Wish
+from proofserve.fleet.records import (
+    DesiredState,
+    Lane,
+    Member,
+    MemberLook,
+    MemberState,
+    MemberStatus,
+    Wish,
+)
+from proofserve.wire.status import DeploymentStatus
 
 # What makes servers equal: the digest of the weights or, without one, the names of the model; and
 # the fixed scheme, seq_len and k_dim.
@@ -62,7 +70,7 @@ class MemberCondition:
         return self.status.stats.recent_nonces_per_second
 
     @property
-    def deployment(self) -> MemberDeployment | None:
+    def deployment(self) -> DeploymentStatus | None:
         return None if self.status is None else self.status.deployment
 
 
@@ -119,11 +127,11 @@ def lane_of_member(status: MemberStatus, desired: DesiredState, own: Sequence[La
         if lane.member_round_id is not None and lane.member_round_id == status.round_id:
             return lane
     round_ = desired.round
-    if round_ is None or status.config is None or not status.generates:
+    if round_ is None or not status.generates:
         return None
     for lane in own:
         unknown = lane.round_id == round_.id and lane.member_round_id is None
-        if unknown and status.config.is_of(round_.spec, round_.nonces_of(lane.lane)):
+        if unknown and status.has(round_.spec, round_.nonces_of(lane.lane)):
             return lane
     return None
 
@@ -181,7 +189,7 @@ def _refusal(
     """Why the member cannot work beside the others; None if it can."""
     if look is None or (look.answered and look.error is not None):
         return look.error if look else None
-    if status is None or status.deployment is None:
+    if status is None:
         return "it did not say what is deployed"
     theirs, digest = _kind(status.deployment), status.deployment.weights_digest
     if rules.weights_digest not in (None, digest):
@@ -202,7 +210,7 @@ def _wrong_clock(offset_s: float | None, rules: Rules) -> str | None:
     )
 
 
-def _kind(deployment: MemberDeployment) -> _Kind:
+def _kind(deployment: DeploymentStatus) -> _Kind:
     weights = deployment.weights_digest or f"the model {', '.join(deployment.models)}"
     return weights, deployment.scheme, deployment.seq_len, deployment.k_dim
 
@@ -217,7 +225,7 @@ def _difference(theirs: _Kind, kind: _Kind) -> str:
 
 def _voters(
     members: Sequence[Member], desired: DesiredState, lanes_of: Mapping[str, Sequence[Lane]]
-) -> list[MemberDeployment]:
+) -> list[DeploymentStatus]:
     """The deployments that decide what the fleet serves, of the members by age.
 
     Only members with a lane of the desired round, if there are any: however many others join, the
@@ -227,7 +235,7 @@ def _voters(
     deployed = []
     for member in sorted(members, key=lambda each: (each.added_at, each.id)):
         status = _status(member)
-        if status is not None and status.deployment is not None:
+        if status is not None:
             deployed.append((member.id, status.deployment))
     proving = [
         deployment
@@ -237,7 +245,7 @@ def _voters(
     return proving or [deployment for _, deployment in deployed]
 
 
-def _common_kind(voters: Sequence[MemberDeployment], rules: Rules) -> _Kind | None:
+def _common_kind(voters: Sequence[DeploymentStatus], rules: Rules) -> _Kind | None:
     """The kind that most have; of two equally frequent ones the first."""
     kinds = [_kind(each) for each in voters if rules.weights_digest in (None, each.weights_digest)]
     # A Counter keeps the order in which it met them, and max takes the first of equals.

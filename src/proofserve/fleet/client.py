@@ -11,11 +11,11 @@ from typing import Any
 
 import aiohttp
 
-from proofserve.fleet.member_status import MemberDeployment, read_status
-from proofserve.fleet.records import MemberLook
+from proofserve.fleet.records import MemberLook, read_status
 from proofserve.protocol.nonces import NonceLane
 from proofserve.rounds.records import RoundSpec, Workload
 from proofserve.wire.paths import PROOFS
+from proofserve.wire.status import DeploymentStatus
 
 # Connections to one member: a look, a change of the round, a share of a job, and openings; more
 # would wait.
@@ -230,14 +230,14 @@ async def look(client: MemberClient, before: MemberLook | None, now: float) -> M
 
 def look_of(body: Mapping[str, Any], clock_offset_s: float | None, now: float) -> MemberLook:
     """What an answer to ``GET /status`` says."""
+    if "status" in body and body.get("deployment") is None:
+        lacks = "its proofserve knows no fleets (GET /status has no deployment): update it"
+        return MemberLook(now, answered=True, error=lacks)
     try:
         status = read_status(body)
     except ValueError as error:
         return MemberLook(now, answered=True, error=f"answered nonsense to GET /status: {error}")
-    lacks = None
-    if status.deployment is None:
-        lacks = "its proofserve knows no fleets (GET /status has no deployment): update it"
-    return MemberLook(now, answered=True, error=lacks, clock_offset_s=clock_offset_s, status=status)
+    return MemberLook(now, answered=True, clock_offset_s=clock_offset_s, status=status)
 
 
 def _advice(error: MemberError) -> str:
@@ -254,7 +254,7 @@ def _advice(error: MemberError) -> str:
 
 
 def round_order(
-    spec: RoundSpec, lane: NonceLane, deployed: MemberDeployment, url: str
+    spec: RoundSpec, lane: NonceLane, deployed: DeploymentStatus, url: str
 ) -> dict[str, Any]:
     """The body of ``/init/generate`` for the nonces of ``lane``, with callbacks to ``url``."""
     body = {**_work(spec.work), **_numbers(lane), "batch_size": spec.batch_size}
@@ -272,7 +272,7 @@ def round_order(
 
 
 def prove_order(
-    work: Workload, nonces: Sequence[int], deployed: MemberDeployment
+    work: Workload, nonces: Sequence[int], deployed: DeploymentStatus
 ) -> dict[str, Any]:
     """The body of ``/generate`` that waits for the vectors of ``nonces``."""
     numbers = {"node_id": _WHOLE.node_id, "node_count": _WHOLE.node_count}
@@ -305,7 +305,7 @@ def _numbers(lane: NonceLane) -> dict[str, int]:
     }
 
 
-def _artifact(work: Workload, deployed: MemberDeployment) -> dict[str, Any]:
+def _artifact(work: Workload, deployed: DeploymentStatus) -> dict[str, Any]:
     wire: Mapping[str, Any] = work.scheme.to_wire()
     body: dict[str, Any] = {
         "scheme": wire["name"],

@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proofserve.fleet import vector_texts
-from proofserve.fleet.callback_reader import read
+from proofserve.fleet import callback_bodies
+from proofserve.fleet.callback_bodies import read
 from proofserve.fleet.errors import BadCallback
 from proofserve.fleet.records import FleetRound, Lane, MemberRoots, MemberVectors, MemberWinners
 from proofserve.protocol.codec import encode
@@ -151,17 +151,17 @@ def test_roots_that_overlap_are_refused() -> None:
 def test_many_texts_are_those_of_the_codec(width: int) -> None:
     vectors = np.random.default_rng(1).normal(size=(50, width)).astype("<f2")
     texts = encode(vectors.astype(np.float32))
-    assert vector_texts.encode_all(vectors) == texts
-    assert (vector_texts.decode_all(texts, width) == vectors).all()
-    assert vector_texts.encode_all(vectors[:0]) == []
-    assert vector_texts.decode_all([], width).shape == (0, width)
+    assert callback_bodies.encode_all(vectors) == texts
+    assert (callback_bodies.decode_all(texts, width) == vectors).all()
+    assert callback_bodies.encode_all(vectors[:0]) == []
+    assert callback_bodies.decode_all([], width).shape == (0, width)
 
 
 def test_unused_bits_are_refused() -> None:
     text = encode(np.zeros((1, 1), np.float32))[0]
     assert text == "AAA="
     with pytest.raises(MalformedVector, match="canonical"):
-        vector_texts.decode_all([text, "AAB="], 1)
+        callback_bodies.decode_all([text, "AAB="], 1)
 
 
 @pytest.mark.parametrize(

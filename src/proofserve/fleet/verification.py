@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.errors import NothingToVerify, StoreUnavailable
-from proofserve.fleet.members.conditions import MemberCondition
+from proofserve.fleet.job_queues import JobProgress, JobSender
 from proofserve.fleet.records import FleetModel, FleetRound, Lane
 from proofserve.fleet.sql.verdicts import VerdictStore
-from proofserve.fleet.verification.durable import JobProgress, JobSender
 from proofserve.fleet.verification_records import (
     JobCause,
     JobFinding,
