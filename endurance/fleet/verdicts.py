@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, Row, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from endurance.fleet.toy import toy_vectors
-from proofserve.fleet.sql.rounds import read_spec
+from proofserve.fleet.sql.tables import read_spec
 from proofserve.protocol.nonces import draw
 from proofserve.protocol.verdict.sequential import SequentialResult, SequentialTest
 from proofserve.rounds.records import Workload

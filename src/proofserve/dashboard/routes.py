@@ -71,22 +71,14 @@ _WORST_FIRST = {Level.BAD: 0, Level.WARNING: 1, Level.IDLE: 2, Level.GOOD: 3}
 class PageView:
     """What one open page shows: a page of the members of ``level`` whose text has ``search``."""
 
-    page: int = 1
-    limit: int = 50
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1
+    limit: Annotated[int, Query(ge=1, le=MOST_MEMBERS)] = 50
     level: Level | None = None
-    search: str = ""
+    search: Annotated[str, Query(max_length=100)] = ""
 
 
-def _view(
-    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
-    limit: Annotated[int, Query(ge=1, le=MOST_MEMBERS)] = 50,
-    level: Level | None = None,
-    search: Annotated[str, Query(max_length=100)] = "",
-) -> PageView:
-    return PageView(page, limit, level, search)
-
-
-Viewed = Annotated[PageView, Depends(_view)]
+# FastAPI makes it of a request's query.
+Viewed = Annotated[PageView, Depends()]
 
 
 def ranked(snapshot: DashboardSnapshot) -> DashboardSnapshot:

@@ -17,6 +17,11 @@ from proofserve.rounds.records import RoundSpec, Workload
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.status import DeploymentStatus
 
+# The longest waits for a member, seconds: for its status, for a start or stop of its round,
+# and for the proofs of one share of a job.
+LOOK_S = 2.0
+_CHANGE_S = 15.0
+_JOB_S = 300.0
 # Connections to one member: a look, a change of the round, a share of a job, and openings; more
 # would wait.
 _CONNECTIONS = 32
@@ -56,19 +61,6 @@ class BadAnswer(MemberError):
     """The member answered something that is not of the node's API."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallTimes:
-    """How long calls to a member may take, in seconds.
-
-    ``look_s`` for its status, ``change_s`` for a start or stop of its round, ``job_s`` for the
-    proofs of one share of a job.
-    """
-
-    look_s: float = 2.0
-    change_s: float = 15.0
-    job_s: float = 300.0
-
-
 @asynccontextmanager
 async def member_http() -> AsyncIterator[aiohttp.ClientSession]:
     """A client for all members, with a pool of connections for each. It uses no proxy."""
@@ -87,31 +79,34 @@ async def member_http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @dataclass(frozen=True, slots=True)
 class MemberClient:
-    """The member at ``url``. Every call raises MemberError. ``clock`` gives wall-clock seconds."""
+    """The member at ``url``. Every call raises MemberError. ``clock`` gives wall-clock seconds.
+
+    A question for its status takes ``look_s`` at most.
+    """
 
     http: aiohttp.ClientSession
     url: str
     key: str | None = field(default=None, repr=False)
-    times: CallTimes = CallTimes()
+    look_s: float = LOOK_S
     clock: Callable[[], float] = time.time
 
     async def status(self) -> tuple[Mapping[str, Any], float | None]:
         """Its status, and how far its clock is ahead, in seconds."""
-        return await self._call("GET", "/status", self.times.look_s)
+        return await self._call("GET", "/status", self.look_s)
 
     async def start(self, body: Mapping[str, Any]) -> None:
-        await self._call("POST", "/init/generate", self.times.change_s, body)
+        await self._call("POST", "/init/generate", _CHANGE_S, body)
 
     async def go_on(self) -> None:
         """Continue the configured round of the distance protocol."""
-        await self._call("POST", "/phase/generate", self.times.change_s)
+        await self._call("POST", "/phase/generate", _CHANGE_S)
 
     async def stop(self) -> None:
-        await self._call("POST", "/stop", self.times.change_s)
+        await self._call("POST", "/stop", _CHANGE_S)
 
     async def configure(self, body: Mapping[str, Any]) -> None:
         """Configure a round of the distance protocol without starting it."""
-        await self._call("POST", "/init", self.times.change_s, body)
+        await self._call("POST", "/init", _CHANGE_S, body)
 
     async def prove(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         return await self._job("/generate", body)
@@ -124,14 +119,14 @@ class MemberClient:
 
     async def self_check(self) -> float:
         """Seconds of one forward of the member."""
-        answer, _ = await self._call("GET", "/health/deep", self.times.job_s)
+        answer, _ = await self._call("GET", "/health/deep", _JOB_S)
         seconds = answer.get("seconds")
         if not isinstance(seconds, int | float):
             raise BadAnswer("answered nonsense to GET /health/deep: no seconds")
         return float(seconds)
 
     async def _job(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        answer, _ = await self._call("POST", path, self.times.job_s, body, _MOST_BYTES_OF_JOB)
+        answer, _ = await self._call("POST", path, _JOB_S, body, _MOST_BYTES_OF_JOB)
         return answer
 
     async def _call(

@@ -37,14 +37,6 @@ class JobProgress:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tries:
-    """A job is tried up to ``most`` times by one worker while its error ``is_passing``."""
-
-    most: int
-    is_passing: Callable[[BaseException], bool]
-
-
 class JobSender:
     """Puts jobs into queues, and looks after them; its methods block.
 
@@ -111,7 +103,8 @@ class JobSender:
 class JobRunner:
     """Runs ``verify`` with the ids of jobs, of each queue one at a time, until closed.
 
-    ``queues`` says how often each queue is asked, in seconds. ``worker`` names this process.
+    ``queues`` says how often each queue is asked, in seconds. ``worker`` names this process. It
+    tries a job up to ``most_tries`` times while the job's error ``is_passing``.
     """
 
     def __init__(
@@ -120,7 +113,8 @@ class JobRunner:
         worker: str,
         queues: Mapping[str, float],
         verify: Callable[[str], None],
-        tries: Tries,
+        most_tries: int,
+        is_passing: Callable[[BaseException], bool],
     ) -> None:
         _quieten()
         self._queues = dict(queues)
@@ -140,9 +134,9 @@ class JobRunner:
 
         @DBOS.step(
             name=_VERIFY,
-            retries_allowed=tries.most > 1,
-            max_attempts=tries.most,
-            should_retry=tries.is_passing,
+            retries_allowed=most_tries > 1,
+            max_attempts=most_tries,
+            should_retry=is_passing,
         )
         def step(job_id: str) -> None:
             verify(job_id)

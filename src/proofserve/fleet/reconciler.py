@@ -4,11 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import aiohttp
 
-from proofserve.fleet.client import CallTimes, MemberClient, MemberError, look, round_order
+from proofserve.fleet.client import LOOK_S, MemberClient, MemberError, look, round_order
 from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.errors import FleetFull, NoLane, StoreUnavailable
 from proofserve.fleet.plan import (
@@ -54,7 +54,7 @@ _LONGEST_PAUSE_S = 60.0
 class MemberList:
     """The members that settings name: ``listed``, and those of ``dns``.
 
-    ``key`` is the API key of members without one of their own.
+    ``key`` is the API key of members without one of their own, ``look_s`` how long a look may take.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class MemberList:
         listed: Sequence[Address] = (),
         dns: DnsMembers | None = None,
         key: str | None = None,
-        times: CallTimes | None = None,
+        look_s: float = LOOK_S,
     ) -> None:
         self._listed = tuple(listed)
         self._dns = dns
         self._key = key
         self._keys = {each.url: each.key for each in listed if each.key is not None}
-        self._times = times or CallTimes()
+        self._look_s = look_s
         self._dns_known = dns is None
 
     def client(self, http: aiohttp.ClientSession, url: str) -> MemberClient:
-        return MemberClient(http, url, self._keys.get(url, self._key), self._times)
+        return MemberClient(http, url, self._keys.get(url, self._key), self._look_s)
 
     async def settle(self, store: FleetStore, overview: Overview) -> bool:
         """Add members that are named and not known, and remove those named no more.
@@ -134,19 +134,154 @@ def callback_url(public_url: str, lane: Lane) -> str:
     return f"{public_url.rstrip('/')}{FLEET}/{place}"
 
 
-@dataclass(frozen=True, slots=True)
-class MemberActions:
-    """Changes members, and notes it in ``store``. Members reach the fleet at ``public_url``.
+class Reconciler:
+    """Brings members to the desired state of the database. They reach the fleet at ``public_url``.
 
-    A transaction for each member would make the disk the limit: ``note`` and ``give`` are for all.
+    Run one at a time: ``run`` must be cancelled when the process leads no more. Whatever is
+    interrupted, a later pass of any controller repairs. A transaction for each member would make
+    the disk the limit: one is for all. ``clock`` gives wall-clock seconds.
     """
 
-    store: FleetStore
-    listed: MemberList
-    http: aiohttp.ClientSession
-    public_url: str
+    def __init__(
+        self,
+        store: FleetStore,
+        watch: FleetWatch,
+        listed: MemberList,
+        http: aiohttp.ClientSession,
+        public_url: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.watch = watch
+        self._listed = listed
+        self._http = http
+        self._public_url = public_url
+        self._clock = clock
+        self.pass_s = 0.0
+        """How long the last pass over all members took, seconds; 0 before the first one."""
+        self.longest_pass_s = 0.0
+        self._wake = asyncio.Event()
+        self._looks: dict[str, asyncio.Task[MemberLook]] = {}
+        self._actions: dict[str, asyncio.Task[None]] = {}
+        # How often actions on a member failed in a row, and until when it is left alone.
+        self._troubles: dict[str, tuple[int, float]] = {}
 
-    async def note(self, actions: Sequence[Action]) -> None:
+    def client(self, url: str) -> MemberClient:
+        return self._listed.client(self._http, url)
+
+    def wake(self) -> None:
+        """Begin the next pass now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Reconcile until cancelled."""
+        try:
+            while True:
+                self._wake.clear()
+                acted, began = False, time.monotonic()
+                try:
+                    acted = await self.reconcile()
+                    self.pass_s = time.monotonic() - began
+                    self.longest_pass_s = max(self.longest_pass_s, self.pass_s)
+                except StoreUnavailable as error:
+                    _logger.warning("members are not reconciled: %s", error)
+                except Exception:
+                    # The next pass may succeed; without passes the fleet would be dead.
+                    _logger.exception("a pass over the members failed")
+                await self._pause(_AGAIN_S if acted else PASS_EVERY_S)
+        finally:
+            tasks = [*self._looks.values(), *self._actions.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._looks.clear()
+            self._actions.clear()
+
+    async def reconcile(self) -> bool:
+        """One pass. Returns whether anything was to be done. Raises StoreUnavailable."""
+        overview = await self.watch.refresh()
+        if await self._listed.settle(self.store, overview):
+            overview = await self.watch.refresh()
+        looked_at = await self._look(overview)
+        overview = await self.watch.refresh()
+        held = {each.member.id for each in overview.members} - looked_at
+        held |= self._actions.keys() | self._resting()
+        actions = plan(overview.desired, overview.members, overview.lanes, held, self._clock())
+        if actions:
+            await self._act(overview, actions)
+            await self.watch.refresh()
+        return bool(actions)
+
+    async def _look(self, overview: Overview) -> set[str]:
+        """Look at the members that no action is about. Returns the ids of those that were seen."""
+        members = {each.member.id: each.member for each in overview.members}
+        for member in members.values():
+            # What a member does while an action changes it would be out of date at once.
+            if member.id not in self._looks and member.id not in self._actions:
+                looking = self._look_at(member)
+                self._looks[member.id] = asyncio.create_task(looking)
+        if self._looks:
+            await asyncio.wait(self._looks.values(), timeout=_GATHER_S)
+        done = {id_: task for id_, task in self._looks.items() if task.done()}
+        for id_ in done:
+            del self._looks[id_]
+        reports = {id_: task.result() for id_, task in done.items() if id_ in members}
+        if reports:
+            await self.store.add_looks(reports)
+        return set(reports)
+
+    async def _look_at(self, member: Member) -> MemberLook:
+        """A fault of ours in one look must not hide the other members."""
+        client = self.client(member.url)
+        try:
+            return await look(client, member.seen, self._clock())
+        except Exception as error:
+            _logger.exception("the look at %s failed", member.name)
+            text = f"internal error ({type(error).__name__}), see the fleet's log"
+            before = member.seen or MemberLook(self._clock(), answered=False)
+            return replace(before, answered=False, error=text)
+
+    async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
+        await self._note(actions)
+        given = await self._give(overview.desired, overview.served, actions)
+        conditions = {each.member.id: each for each in overview.members}
+        by_member: dict[str, list[Action]] = {}
+        for action in actions:
+            by_member.setdefault(action.member_id, []).append(action)
+        began = [
+            asyncio.create_task(self._call(conditions[id_], overview.desired, own, given))
+            for id_, own in by_member.items()
+        ]
+        self._actions.update(zip(by_member, began, strict=True))
+        await asyncio.wait(began, timeout=_GATHER_S)
+
+    async def _call(
+        self,
+        condition: MemberCondition,
+        desired: DesiredState,
+        actions: Sequence[Action],
+        given: Mapping[str, Lane | NoLane],
+    ) -> None:
+        """Make the calls of one member, one after another."""
+        id_, name = condition.member.id, condition.member.name
+        try:
+            for action in actions:
+                if error := await self._carry_out(action, condition, desired, given):
+                    _logger.warning("member %s: %s", name, error)
+                    self._rest(id_)
+                    return
+            self._troubles.pop(id_, None)
+        except RoundsError as error:
+            # The database is gone, or another controller has changed it meanwhile.
+            _logger.warning("member %s: %s", name, error)
+            self._rest(id_)
+        except Exception:
+            _logger.exception("an action on member %s failed", name)
+            self._rest(id_)
+        finally:
+            del self._actions[id_]
+
+    async def _note(self, actions: Sequence[Action]) -> None:
         """Store which lanes members have started, and which ended. Raises StoreUnavailable."""
         started, ended = {}, {}
         for each in actions:
@@ -159,7 +294,7 @@ class MemberActions:
         if started or ended:
             await self.store.note_lanes(started, ended)
 
-    async def give(
+    async def _give(
         self, desired: DesiredState, served: FleetModel, actions: Sequence[Action]
     ) -> dict[str, Lane | NoLane]:
         """The new lane of each member that shall start, or why it gets none.
@@ -176,7 +311,7 @@ class MemberActions:
             return dict.fromkeys(ids, error)
         return dict(zip(ids, found, strict=True))
 
-    async def call(
+    async def _carry_out(
         self,
         action: Action,
         condition: MemberCondition,
@@ -184,7 +319,7 @@ class MemberActions:
         given: Mapping[str, Lane | NoLane],
     ) -> str | None:
         """What went wrong, None if nothing did. Raises StoreUnavailable."""
-        client = self.listed.client(self.http, condition.member.url)
+        client = self.client(condition.member.url)
         name = condition.member.name
         try:
             match action:
@@ -213,7 +348,7 @@ class MemberActions:
         if deployed is None:
             raise AssertionError("only a member that says what is deployed is ready")
         nonces = round_.nonces_of(lane.lane)
-        url = callback_url(self.public_url, lane)
+        url = callback_url(self._public_url, lane)
         try:
             await client.start(round_order(round_.spec, nonces, deployed, url))
         except MemberError as error:
@@ -225,160 +360,6 @@ class MemberActions:
         # The next look tells the member's id of the round, which adopts the lane.
         _logger.info("member %s starts lane %d", member.name, lane.lane)
         return None
-
-
-@dataclass(slots=True)
-class PassTimes:
-    """How long passes over all members took, seconds; 0 before the first one."""
-
-    last_s: float = 0.0
-    longest_s: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.last_s, self.longest_s = seconds, max(self.longest_s, seconds)
-
-
-class Reconciler:
-    """Brings members to the desired state of the database. ``clock`` gives wall-clock seconds.
-
-    Run one at a time: ``run`` must be cancelled when the process leads no more. Whatever is
-    interrupted, a later pass of any controller repairs.
-    """
-
-    def __init__(
-        self,
-        store: FleetStore,
-        watch: FleetWatch,
-        listed: MemberList,
-        acting: MemberActions,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._store = store
-        self._watch = watch
-        self._listed = listed
-        self._acting = acting
-        self._clock = clock
-        self.times = PassTimes()
-        self._wake = asyncio.Event()
-        self._looks: dict[str, asyncio.Task[MemberLook]] = {}
-        self._actions: dict[str, asyncio.Task[None]] = {}
-        # How often actions on a member failed in a row, and until when it is left alone.
-        self._troubles: dict[str, tuple[int, float]] = {}
-
-    @property
-    def http(self) -> aiohttp.ClientSession:
-        return self._acting.http
-
-    def wake(self) -> None:
-        """Begin the next pass now."""
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Reconcile until cancelled."""
-        try:
-            while True:
-                self._wake.clear()
-                acted, began = False, time.monotonic()
-                try:
-                    acted = await self.reconcile()
-                    self.times.add(time.monotonic() - began)
-                except StoreUnavailable as error:
-                    _logger.warning("members are not reconciled: %s", error)
-                except Exception:
-                    # The next pass may succeed; without passes the fleet would be dead.
-                    _logger.exception("a pass over the members failed")
-                await self._pause(_AGAIN_S if acted else PASS_EVERY_S)
-        finally:
-            tasks = [*self._looks.values(), *self._actions.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._looks.clear()
-            self._actions.clear()
-
-    async def reconcile(self) -> bool:
-        """One pass. Returns whether anything was to be done. Raises StoreUnavailable."""
-        overview = await self._watch.refresh()
-        if await self._listed.settle(self._store, overview):
-            overview = await self._watch.refresh()
-        looked_at = await self._look(overview)
-        overview = await self._watch.refresh()
-        held = {each.member.id for each in overview.members} - looked_at
-        held |= self._actions.keys() | self._resting()
-        actions = plan(overview.desired, overview.members, overview.lanes, held, self._clock())
-        if actions:
-            await self._act(overview, actions)
-            await self._watch.refresh()
-        return bool(actions)
-
-    async def _look(self, overview: Overview) -> set[str]:
-        """Look at the members that no action is about. Returns the ids of those that were seen."""
-        members = {each.member.id: each.member for each in overview.members}
-        for member in members.values():
-            # What a member does while an action changes it would be out of date at once.
-            if member.id not in self._looks and member.id not in self._actions:
-                looking = self._look_at(member)
-                self._looks[member.id] = asyncio.create_task(looking)
-        if self._looks:
-            await asyncio.wait(self._looks.values(), timeout=_GATHER_S)
-        done = {id_: task for id_, task in self._looks.items() if task.done()}
-        for id_ in done:
-            del self._looks[id_]
-        reports = {id_: task.result() for id_, task in done.items() if id_ in members}
-        if reports:
-            await self._store.add_looks(reports)
-        return set(reports)
-
-    async def _look_at(self, member: Member) -> MemberLook:
-        """A fault of ours in one look must not hide the other members."""
-        client = self._listed.client(self.http, member.url)
-        try:
-            return await look(client, member.seen, self._clock())
-        except Exception as error:
-            _logger.exception("the look at %s failed", member.name)
-            text = f"internal error ({type(error).__name__}), see the fleet's log"
-            before = member.seen or MemberLook(self._clock(), answered=False)
-            return replace(before, answered=False, error=text)
-
-    async def _act(self, overview: Overview, actions: Sequence[Action]) -> None:
-        await self._acting.note(actions)
-        given = await self._acting.give(overview.desired, overview.served, actions)
-        conditions = {each.member.id: each for each in overview.members}
-        by_member: dict[str, list[Action]] = {}
-        for action in actions:
-            by_member.setdefault(action.member_id, []).append(action)
-        began = [
-            asyncio.create_task(self._call(conditions[id_], overview.desired, own, given))
-            for id_, own in by_member.items()
-        ]
-        self._actions.update(zip(by_member, began, strict=True))
-        await asyncio.wait(began, timeout=_GATHER_S)
-
-    async def _call(
-        self,
-        condition: MemberCondition,
-        desired: DesiredState,
-        actions: Sequence[Action],
-        given: Mapping[str, Lane | NoLane],
-    ) -> None:
-        """Make the calls of one member, one after another."""
-        id_, name = condition.member.id, condition.member.name
-        try:
-            for action in actions:
-                if error := await self._acting.call(action, condition, desired, given):
-                    _logger.warning("member %s: %s", name, error)
-                    self._rest(id_)
-                    return
-            self._troubles.pop(id_, None)
-        except RoundsError as error:
-            # The database is gone, or another controller has changed it meanwhile.
-            _logger.warning("member %s: %s", name, error)
-            self._rest(id_)
-        except Exception:
-            _logger.exception("an action on member %s failed", name)
-            self._rest(id_)
-        finally:
-            del self._actions[id_]
 
     def _rest(self, id_: str) -> None:
         failures, _ = self._troubles.get(id_, (0, 0.0))

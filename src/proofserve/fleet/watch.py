@@ -204,7 +204,7 @@ class FleetWatch:
     ) -> None:
         self._store = store
         self._rules = rules
-        self._limits = limits
+        self.limits = limits
         self._interval_s = interval_s
         self._clock = clock
         self._version = importlib.metadata.version("proofserve")
@@ -272,7 +272,7 @@ class FleetWatch:
         known |= {(lane.round_id, lane.lane): lane for lane in view.lanes}
         lanes = tuple(known.values())
         found = conditions(view.members, view.desired, lanes, self._rules, self._clock())
-        deployment = fleet_deployment(found, self._limits, self._version)
+        deployment = fleet_deployment(found, self.limits, self._version)
         # Lanes are given in the order of their numbers.
         newest = {lane.member_id: lane for lane in view.lanes}
         counted = _counts(view, found, self.current.counted)

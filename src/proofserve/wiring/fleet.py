@@ -17,12 +17,12 @@ from proofserve.api.access import Access, ApiKey, Caller, Role
 from proofserve.api.node import Challenges, Deployment, Node, Rates, Waits
 from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
-from proofserve.fleet.client import CallTimes, MemberClient, member_http
+from proofserve.fleet.client import member_http
 from proofserve.fleet.conditions import Rules
 from proofserve.fleet.dashboard import FleetPage, MemberHistory
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
-from proofserve.fleet.reconciler import MemberActions, MemberList, Reconciler, delete_for_ever
+from proofserve.fleet.reconciler import MemberList, Reconciler, delete_for_ever
 from proofserve.fleet.routes.app import ServedFleet, create_app
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.sources import DnsMembers
@@ -65,8 +65,9 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
         member_http() as http,
         AsyncExitStack() as tasks,
     ):
-        acting = MemberActions(store, listed, http, public_url)
-        controller = _Controller(settings, acting, outward, policy)
+        watch = FleetWatch(store, member_rules(settings), first_deployment(settings, outward))
+        reconciler = Reconciler(store, watch, listed, http, public_url)
+        controller = _Controller(settings, reconciler, outward, policy)
         await controller.watch.refresh()
         for what, work in controller.tasks():
             await tasks.enter_async_context(beside(what, work))
@@ -82,23 +83,20 @@ class _Controller:
     def __init__(
         self,
         settings: FleetSettings,
-        acting: MemberActions,
+        reconciler: Reconciler,
         outward: Outward,
         policy: VerificationPolicy | None,
     ) -> None:
         self._settings = settings
-        self._acting = acting
-        self._limits = first_deployment(settings, outward)
-        store = acting.store
-        self.watch = FleetWatch(store, member_rules(settings), self._limits)
-        self._reconciler = Reconciler(store, self.watch, acting.listed, acting)
-        wake = self._reconciler.wake
+        self._reconciler = reconciler
+        self.watch, store, wake = reconciler.watch, reconciler.store, reconciler.wake
         self._leadership = Leadership(settings.database, changed=wake)
-        self._manager = FleetManager(store, self.watch, self._client, wake, fleet_limits(settings))
+        limits = fleet_limits(settings)
+        self._manager = FleetManager(store, self.watch, reconciler.client, wake, limits)
         self._round_history = NodeHistory(self._manager.status, lambda: None)
         self._member_history = MemberHistory(self.watch)
         self._sender = CallbackSender(store, callback_policy(settings), outward=outward)
-        self._verification = _verification(settings, acting.store, self.watch, policy)
+        self._verification = _verification(settings, store, self.watch, policy)
 
     def tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         leadership = self._leadership
@@ -111,31 +109,29 @@ class _Controller:
         yield "callbacks", while_leading(leadership, self._sender.run)
         yield "jobs", while_leading(leadership, self._manager.jobs.compute_for_ever)
         if keep_s := self._settings.keep_results_sec:
-            deleting = partial(delete_for_ever, self._acting.store, keep_s)
+            deleting = partial(delete_for_ever, self._reconciler.store, keep_s)
             yield "deletion", while_leading(leadership, deleting)
         if self._verification is not None:
             yield "verification", while_leading(leadership, self._verification.run)
 
     def app(self, access: Access) -> FastAPI:
-        settings, store = self._settings, self._acting.store
-        results = FleetResults(store, self.watch, self._client)
+        settings, store = self._settings, self._reconciler.store
+        results = FleetResults(store, self.watch, self._reconciler.client)
         rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
         limits = rates, waits, Challenges(settings.challenge_nonces_per_hour)
         histories, verifies = (self._round_history, self._member_history), self._verification
         page = FleetPage(self.watch, results, *histories, verifies is not None)
         feed = SnapshotFeed(page.snapshot, lambda: self._manager.is_closing)
-        node = Node(self._limits, self._manager, results, access, *limits, dashboard=feed)
+        node = Node(self.watch.limits, self._manager, results, access, *limits, dashboard=feed)
         parts = FleetParts(
             store=store,
             watch=self.watch,
             manager=self._manager,
-            wake=self._reconciler.wake,
+            reconciler=self._reconciler,
             clock=time.time,
             join_access=join_access(settings, access),
             join_check=join_check(settings),
-            client=self._client,
             leadership=self._leadership,
-            passes=self._reconciler.times,
             verification=self._verification,
         )
         served = ServedFleet(self.watch, node)
@@ -147,9 +143,6 @@ class _Controller:
         seconds = self._settings.shutdown_flush_sec
         if self._leadership.held and not await self._sender.drain(seconds):
             _logger.warning("some callbacks stay in the database; the next leader sends them")
-
-    def _client(self, url: str) -> MemberClient:
-        return self._acting.listed.client(self._acting.http, url)
 
 
 def run_fleet(settings: FleetSettings) -> None:
@@ -223,7 +216,7 @@ def member_list(settings: FleetSettings) -> MemberList:
         listed_members(settings),
         None if settings.dns is None else DnsMembers(settings.dns),
         None if key is None else key.get_secret_value(),
-        CallTimes(look_s=settings.look_sec),
+        settings.look_sec,
     )
 
 

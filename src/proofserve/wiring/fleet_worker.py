@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.job_queues import JobRunner, Tries
+from proofserve.fleet.job_queues import JobRunner
 from proofserve.fleet.sql.locks import ProcessLock, process_lock
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import WORKER_LOCK, poll_s, queue_name
@@ -56,9 +56,9 @@ async def run_worker(
             raise StoreUnavailable(f"the lock {worker} of the fleet's database cannot be had")
         async with beside("worker-lock", _hold(lock)):
             jobs = _Jobs(store, check, worker)
-            tries = Tries(settings.attempts, _is_passing)
+            tries = settings.attempts, _is_passing
             polled = {queue: poll_s(queue) for queue in queues}
-            runner = JobRunner(settings.database, worker, polled, jobs.verify, tries)
+            runner = JobRunner(settings.database, worker, polled, jobs.verify, *tries)
             try:
                 await asyncio.to_thread(runner.start)
                 _logger.info("worker %s takes jobs of %s", worker, ", ".join(queues))

@@ -6,7 +6,7 @@ from sqlalchemy import column, table, update
 from fleet.records import DEPLOYED, body, proving
 from proofserve.fleet.errors import FleetFull, UnknownMember
 from proofserve.fleet.records import MemberLook, MemberSource, Wish, read_status
-from proofserve.fleet.sql import members
+from proofserve.fleet.sql import rounds
 from proofserve.fleet.sql.store import FleetStore
 
 from .support import a_lane, lanes_of, members_of
@@ -83,7 +83,7 @@ async def test_a_look_of_any_size_is_bounded(store: FleetStore) -> None:
 async def test_a_fleet_has_a_largest_size(
     store: FleetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "MOST_MEMBERS", 2)
+    monkeypatch.setattr(rounds, "MOST_MEMBERS", 2)
     for name in ("a", "b", "b"):
         await store.put_member(f"http://{name}:8000", name, MemberSource.JOINED)
     assert len(await members_of(store)) == 2

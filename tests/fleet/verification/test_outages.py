@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proofserve.fleet.errors import StoreUnavailable
-from proofserve.fleet.job_queues import JobRunner, JobSender, Tries
+from proofserve.fleet.job_queues import JobRunner, JobSender
 from proofserve.fleet.verification_records import JobCause, VerificationJob, VerificationRule
 from proofserve.lab.node_client import wait_until
 from proofserve.rounds.errors import EngineFault
@@ -47,7 +47,7 @@ def test_a_worker_that_finds_no_database_says_so_in_the_log_of_the_process(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     nothing = "postgresql+psycopg://postgres@127.0.0.1:9/none"
-    runner = JobRunner(nothing, "worker", {"q": 0.05}, print, Tries(1, lambda _error: False))
+    runner = JobRunner(nothing, "worker", {"q": 0.05}, print, 1, lambda _error: False)
     try:
         with pytest.raises(StoreUnavailable, match=r"queues in the fleet's database .* refused"):
             runner.start()
@@ -81,7 +81,7 @@ def test_a_job_that_fails_at_each_try_names_the_last_error(tmp_path: Path) -> No
         asked_at=time.time(),
     )
     sender = JobSender(url)
-    runner = JobRunner(url, "worker", {"q": 0.05}, fails, Tries(2, lambda _error: True))
+    runner = JobRunner(url, "worker", {"q": 0.05}, fails, 2, lambda _error: True)
     try:
         runner.start()
         sender.send(job)

@@ -17,7 +17,7 @@ from proofserve.api.response_models import documented
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.errors import BadCallback, StoreUnavailable, UnknownLane
 from proofserve.fleet.records import FleetRound, Lane
-from proofserve.fleet.routes import operators, verdicts
+from proofserve.fleet.routes import operators
 from proofserve.fleet.routes.operators import FleetParts
 from proofserve.fleet.routes.snapshot import StoredAnswer
 from proofserve.fleet.sql.store import FleetStore
@@ -47,7 +47,6 @@ def create_app(
     app = FastAPI(title="proofserve fleet")
     app.include_router(callback_router(parts.store, parts.manager.totals, check))
     app.include_router(operators.router(parts, served.for_operators))
-    app.include_router(verdicts.router(parts, served.for_operators))
     app.include_router(node_routes.router(served, has_keys))
     app.include_router(node_page.router(served.for_operators))
     models = APIRouter(route_class=guarded(served), tags=["fleet"])

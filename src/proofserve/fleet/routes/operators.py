@@ -1,13 +1,13 @@
-"""Operators' routes of a fleet: its members, what shall become of them, and metrics."""
+"""Operators' routes of a fleet: its members, what shall become of them, verdicts, and metrics."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -22,42 +22,49 @@ from proofserve.api.response_models import documented, refused
 from proofserve.api.schemas import Body
 from proofserve.fleet.client import MemberError
 from proofserve.fleet.conditions import MemberCondition
-from proofserve.fleet.engine import NewClient
-from proofserve.fleet.errors import UnknownMember
+from proofserve.fleet.errors import NothingToVerify, UnknownMember
 from proofserve.fleet.manager import FleetManager
-from proofserve.fleet.reconciler import PassTimes
+from proofserve.fleet.reconciler import Reconciler
 from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
 from proofserve.fleet.routes.snapshot import (
     MOST_OF_PAGE,
+    PAGE_HEADERS,
     JoinAnswer,
     MemberAnswer,
     MembersPage,
     RemovedAnswer,
     SnapshotAnswer,
+    VerdictPage,
+    VerdictReportAnswer,
+    VerificationJobAnswer,
     member_record,
+    report_page,
     snapshot,
 )
 from proofserve.fleet.sources import plain_url
 from proofserve.fleet.sql.locks import Leadership
 from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification import VerificationControl
-from proofserve.fleet.verification_records import JobPhase, VerdictOutcome
+from proofserve.fleet.verification_records import JobPhase, MemberVerdict, VerdictOutcome
 from proofserve.fleet.watch import FleetWatch, Overview
 from proofserve.protocol.errors import ProtocolError
 from proofserve.wire.paths import FLEET
 from proofserve.wire.records import UnicodeText
 
 PREFIX = "proofserve_fleet"
+MOST_VERDICTS = 500
 # Why a member may not join by this URL; None if it may.
 JoinCheck = Callable[[str], Awaitable[str | None]]
 
 
-class MemberNotFound(ApiError):
+class NotInFleet(ApiError):
+    """There is no such member, or no such verdict."""
+
     status = 404
 
 
-class StaysNamed(ApiError):
-    """The settings name the member, so it would come back at once."""
+class NotPossible(ApiError):
+    """As the fleet is; the text says what is missing or in the way."""
 
     status = 409
 
@@ -95,25 +102,23 @@ class FleetParts:
     store: FleetStore
     watch: FleetWatch
     manager: FleetManager
-    wake: Callable[[], None]
+    reconciler: Reconciler
     clock: Callable[[], float]
     join_access: Access
     join_check: JoinCheck
-    client: NewClient
     leadership: Leadership
-    passes: PassTimes
     verification: VerificationControl | None
 
     async def changed(self) -> None:
         await self.watch.refresh()
-        self.wake()
+        self.reconciler.wake()
 
     def condition(self, member_id: str) -> MemberCondition:
-        """Raises MemberNotFound."""
+        """Raises NotInFleet."""
         for each in self.watch.current.members:
             if each.member.id == member_id:
                 return each
-        raise MemberNotFound(f"there is no member {member_id!r}: GET {FLEET}/members lists them")
+        raise NotInFleet(f"there is no member {member_id!r}: GET {FLEET}/members lists them")
 
     def snapshot(self, offset: int, limit: int) -> dict[str, Any]:
         return snapshot(self.watch.current, self.clock(), offset, limit)
@@ -123,7 +128,10 @@ class FleetParts:
 
 
 def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
-    """Reading needs a viewer's key, changing an operator's, joining also one of its own."""
+    """Reading needs a viewer's key, changing and asking for a verdict an operator's.
+
+    Joining has keys of its own beside these.
+    """
 
     def joined_node(request: Request) -> Node:
         return replace(get_node(request), access=parts.join_access)
@@ -133,6 +141,7 @@ def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:
     _add_reading(made, parts)
     _add_wishes(made, parts)
     _add_removal(made, parts)
+    _add_verdicts(made, parts)
     _add_joining(joining, parts)
     both = APIRouter()
     both.include_router(made)
@@ -178,7 +187,7 @@ def _add_wishes(router: APIRouter, parts: FleetParts) -> None:
         try:
             await parts.store.wish(member_id, wanted, reason)
         except UnknownMember as error:
-            raise MemberNotFound(str(error)) from error
+            raise NotInFleet(str(error)) from error
         await parts.changed()
         return parts.record(member_id)
 
@@ -210,13 +219,66 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
         if condition.generates:
             # Later nothing would stop it: the fleet knows only its members.
             with suppress(MemberError):
-                await parts.client(member.url).stop()
+                await parts.reconciler.client(member.url).stop()
         try:
             await parts.store.remove_member(member_id, body.reason)
         except UnknownMember as error:
-            raise MemberNotFound(str(error)) from error
+            raise NotInFleet(str(error)) from error
         await parts.changed()
         return {"id": member_id, "name": member.name, "removed": True}
+
+
+def _add_verdicts(router: APIRouter, parts: FleetParts) -> None:
+    store = parts.store.verdicts
+
+    @router.get("/verdicts", **documented(VerdictPage, 422, 503))
+    async def verdicts(
+        member: Annotated[str | None, Query(max_length=200)] = None,
+        offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MOST_VERDICTS)] = 100,
+    ) -> dict[str, Any]:
+        """Verdicts about all members or the one with this id, the newest first."""
+        found = await store.page(member, offset, limit)
+        return {"verdicts": [asdict(each) for each in found], "offset": offset}
+
+    @router.get("/verdicts/{verdict_id}", **documented(VerdictReportAnswer, 404, 503))
+    async def verdict(verdict_id: str) -> dict[str, Any]:
+        """One verdict with its report, which is null for an abstention."""
+        found, report = await _found(parts, verdict_id)
+        return {**asdict(found), "report": report}
+
+    # With HTML as the class of responses, the page of the API would promise refusals in HTML.
+    @router.get(
+        "/verdicts/{verdict_id}/report",
+        response_model=None,
+        responses={200: {"content": {"text/html": {}}}, **refused(404, 503)},
+    )
+    async def report(verdict_id: str) -> HTMLResponse:
+        """The report as a page for people."""
+        found, content = await _found(parts, verdict_id)
+        return HTMLResponse(report_page(found, content), headers=PAGE_HEADERS)
+
+    @router.post("/members/{member_id}/verify", **documented(VerificationJobAnswer, 404, 409, 503))
+    async def verify(member_id: str) -> dict[str, Any]:
+        """Have all that the member has stored of the round sampled now; answers the job's id."""
+        name = parts.condition(member_id).member.name
+        if parts.verification is None:
+            raise NotPossible("the fleet has no policy: start it with --policy FILE")
+        try:
+            job = await parts.verification.ask(member_id)
+        except NothingToVerify as error:
+            raise NotPossible(f"{name}: {error}") from error
+        return {"id": job.id, "member_id": member_id, "member_name": name, "queue": job.queue}
+
+
+async def _found(parts: FleetParts, verdict_id: str) -> tuple[MemberVerdict, dict[str, Any] | None]:
+    found = await parts.store.verdicts.find(verdict_id)
+    if found is None:
+        raise NotInFleet(
+            f"there is no verdict {verdict_id!r}: its job may still run; GET {FLEET}/verdicts lists"
+            " all"
+        )
+    return found
 
 
 def _add_joining(router: APIRouter, parts: FleetParts) -> None:
@@ -239,7 +301,7 @@ def _add_joining(router: APIRouter, parts: FleetParts) -> None:
 def _require_joined(member: Member) -> None:
     if member.source is not MemberSource.JOINED:
         where = "the list of members" if member.source is MemberSource.LIST else "the DNS"
-        raise StaysNamed(
+        raise NotPossible(
             f"{member.name} comes from {where}: take it out there; until then cordon or drain it"
         )
 
@@ -254,7 +316,7 @@ class FleetCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        overview, passes = self._parts.watch.current, self._parts.passes
+        overview, reconciler = self._parts.watch.current, self._parts.reconciler
         states = Counter(each.state for each in overview.members)
         by_state = {state.value: states[state] for state in MemberState}
         yield _gauge("members", "Members by state.", "state", by_state)
@@ -268,7 +330,7 @@ class FleetCollector(Collector):
         age, seconds = "Seconds since the database was read.", self._parts.watch.age_s
         yield GaugeMetricFamily(f"{PREFIX}_view_age_seconds", age, value=seconds)
         what = "Duration of a pass over all members: the last one, and the longest of this process."
-        times = {"last": passes.last_s, "longest": passes.longest_s}
+        times = {"last": reconciler.pass_s, "longest": reconciler.longest_pass_s}
         yield _gauge("pass_seconds", what, "pass", times)
 
 

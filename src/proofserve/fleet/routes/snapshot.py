@@ -1,17 +1,29 @@
-"""All that an operator looks at in one bounded JSON object, and the form of a fleet's answers.
+"""What an operator looks at: a bounded JSON object, the page of a report, and all answers' forms.
 
 The models are for the OpenAPI page; a test compares real answers with them. Durations in seconds,
 rates in nonces per second, times in seconds since the epoch.
 """
 
+import base64
+import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from proofserve.api.response_models import ResponseModel
 from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.records import MemberSource, MemberState, Wish
-from proofserve.fleet.verification_records import JobCause, JobPhase, VerdictOutcome
+from proofserve.fleet.verification_records import (
+    DistanceCounts,
+    JobCause,
+    JobPhase,
+    MemberVerdict,
+    VerdictOutcome,
+)
 from proofserve.fleet.watch import Overview
 from proofserve.rounds.state import State
 
@@ -25,6 +37,26 @@ _WORST_FIRST = (
     MemberState.CORDONED,
     MemberState.READY,
 )
+
+_TEMPLATE: Final = "verdict_page.html"
+_MOST_DISTANCES: Final = 1000
+STYLE: Final = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse}th,td{padding:.2rem .8rem;border-bottom:1px solid #ccc;"
+    "text-align:left}.fraud{color:#b42318}.honest{color:#1a7f37}"
+    "@media(prefers-color-scheme:dark){body{background:#16181d;color:#e6e6e6}"
+    ".fraud{color:#ff7b72}.honest{color:#3fb950}}"
+)
+# The page has no script, and one style of its own.
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none';"
+        " form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 class LastVerdictAnswer(ResponseModel):
@@ -102,22 +134,13 @@ class FleetAnswer(ResponseModel):
     elapsed_s: float
 
 
-class DistancesAnswer(ResponseModel):
-    """``counts[i]`` nonces of the newest ``verdicts`` lie from ``edges[i]`` to ``edges[i + 1]``."""
-
-    edges: list[float]
-    counts: list[int]
-    verdicts: int
-    threshold: float | None
-
-
 class VerificationAnswer(ResponseModel):
     """Jobs by state, failed ones of the last day; all verdicts by outcome; newest distances."""
 
     jobs: dict[str, int]
     oldest_job_s: float | None
     verdicts: dict[str, int]
-    distances: DistancesAnswer | None
+    distances: DistanceCounts | None
 
 
 class SnapshotAnswer(MembersPage):
@@ -293,3 +316,44 @@ def _badness(overview: Overview, condition: MemberCondition) -> tuple[bool, int,
     honest = not overview.verification.convicted(member.id)
     has_reason = overview.reason_of(condition) is not None
     return honest, _WORST_FIRST.index(condition.state), not has_reason, member.name
+
+
+def report_page(verdict: MemberVerdict, report: Mapping[str, Any] | None) -> str:
+    """A verdict as a page for people. ``report`` is None for an abstention."""
+    # Names and errors come from other machines.
+    environment = Environment(
+        loader=PackageLoader("proofserve.fleet.routes", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    content = report or {}
+    distances = list(content.get("distances", {}).items())[:_MOST_DISTANCES]
+    return environment.get_template(_TEMPLATE).render(
+        style=STYLE,
+        verdict=verdict,
+        facts=_facts(verdict),
+        lines=content.get("lines", ()),
+        distances=distances,
+    )
+
+
+def _facts(verdict: MemberVerdict) -> list[tuple[str, str]]:
+    at = datetime.fromtimestamp(verdict.at, UTC).isoformat(" ", "seconds")
+    found: list[tuple[str, object]] = [
+        ("Member", f"{verdict.member_name} ({verdict.member_id})"),
+        ("Round", verdict.round_id),
+        ("Lane", verdict.lane),
+        ("Asked for by", verdict.cause),
+        ("Reason", verdict.reason),
+        ("Test", verdict.test),
+        ("Nonces recomputed", verdict.nonces),
+        ("Median distance", verdict.distance),
+        ("Threshold of honest distances", verdict.threshold),
+        ("Logarithm of the evidence", verdict.log_evidence),
+        ("p-value", verdict.p_value),
+        ("Alpha, its chance to convict an honest member", verdict.alpha),
+        ("At", at),
+        ("Seconds", f"{verdict.seconds:.2f}"),
+        ("Worker", verdict.worker),
+    ]
+    return [(label, str(value)) for label, value in found if value is not None]

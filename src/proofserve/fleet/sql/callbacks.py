@@ -15,7 +15,7 @@ from sqlalchemy import Connection, exists, func, select, update
 from proofserve.fleet import callback_bodies
 from proofserve.fleet.sql.batches import floats, integers, vectors
 from proofserve.fleet.sql.database import FleetDatabase, StorePart, announces, reads, writes
-from proofserve.fleet.sql.rounds import find_round, read_spec
+from proofserve.fleet.sql.rounds import find_round
 from proofserve.fleet.sql.tables import (
     AnyRow,
     batches,
@@ -23,6 +23,7 @@ from proofserve.fleet.sql.tables import (
     deliveries,
     insert_into,
     kept,
+    read_spec,
     rounds,
     streams,
 )

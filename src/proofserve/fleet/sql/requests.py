@@ -7,8 +7,7 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from proofserve.fleet.sql.callbacks import add_callback
 from proofserve.fleet.sql.database import StorePart, announces, reads, writes
-from proofserve.fleet.sql.rounds import work_fields, work_of
-from proofserve.fleet.sql.tables import desired, kept, requests
+from proofserve.fleet.sql.tables import desired, kept, requests, work_fields, work_of
 from proofserve.outbox.callbacks import callback_text
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import QueueFull

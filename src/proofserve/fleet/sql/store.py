@@ -12,13 +12,12 @@ from proofserve.fleet.sql.batches import BatchStore, new_batch
 from proofserve.fleet.sql.callbacks import DeliveryStore
 from proofserve.fleet.sql.database import FleetDatabase, database_url, reads
 from proofserve.fleet.sql.ingest import BatchWriter
-from proofserve.fleet.sql.members import MemberStore
 from proofserve.fleet.sql.requests import RequestStore, queued_nonces
 from proofserve.fleet.sql.rounds import RoundStore, lanes_of, read_desired
 from proofserve.fleet.sql.verdicts import VerdictStore
 
 
-class FleetStore(MemberStore, RoundStore, BatchStore, DeliveryStore):
+class FleetStore(RoundStore, BatchStore, DeliveryStore):
     """Keeps the fleet in SQLite or PostgreSQL; made by ``open``, closes when its context is left.
 
     Every method raises StoreUnavailable if the database fails: nothing is changed then, and the

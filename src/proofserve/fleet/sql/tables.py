@@ -1,5 +1,8 @@
 """The tables, and what both databases can hold. Times are wall-clock seconds since the epoch."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
@@ -21,6 +24,11 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+
+from proofserve.protocol.identity import Block
+from proofserve.protocol.nonces import NonceLane
+from proofserve.protocol.schemes import from_wire
+from proofserve.rounds.records import RoundSpec, Target, Workload
 
 # Other programs, the one with durable jobs for example, may use the same database.
 PREFIX = "fleet_"
@@ -355,3 +363,60 @@ verdict_counts = Table(
     Column("outcome", Text, primary_key=True),
     Column("count", BigInteger, nullable=False),
 )
+
+
+# -- specs as JSON, for columns --------------------------------------------------------------------
+#
+# ASCII only: a block hash or key may hold what a database does not store.
+
+
+def round_about(block_hash: str, public_key: str) -> str:
+    """By which rounds of one block and key are found."""
+    return json.dumps([block_hash, public_key])
+
+
+def spec_text(spec: RoundSpec) -> str:
+    return json.dumps(
+        {
+            "round_id": spec.round_id,
+            **work_fields(spec.work),
+            "lane": asdict(spec.lane) if spec.lane else None,
+            "batch_size": spec.batch_size,
+            "url": spec.url,
+            "target": asdict(spec.target) if spec.target else None,
+            "commits_roots": spec.commits_roots,
+        }
+    )
+
+
+def read_spec(text: str) -> RoundSpec:
+    fields = json.loads(text)
+    lane, target = fields["lane"], fields["target"]
+    return RoundSpec(
+        round_id=fields["round_id"],
+        work=work_of(fields),
+        lane=None if lane is None else NonceLane(**lane),
+        batch_size=fields["batch_size"],
+        url=fields["url"],
+        target=None if target is None else Target(**target),
+        commits_roots=fields["commits_roots"],
+    )
+
+
+def work_fields(work: Workload) -> dict[str, Any]:
+    return {
+        "scheme": work.scheme.to_wire(),
+        "block": asdict(work.block),
+        "public_key": work.public_key,
+        "seq_len": work.seq_len,
+    }
+
+
+def work_of(fields: Mapping[str, Any]) -> Workload:
+    """What ``work_fields`` described."""
+    return Workload(
+        scheme=from_wire(fields["scheme"]),
+        block=Block(**fields["block"]),
+        public_key=fields["public_key"],
+        seq_len=fields["seq_len"],
+    )

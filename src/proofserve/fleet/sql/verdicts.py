@@ -16,8 +16,13 @@ from proofserve.fleet.sql.batches import integers, vectors
 from proofserve.fleet.sql.callbacks import add_callback
 from proofserve.fleet.sql.database import StorePart, announces, reads, writes
 from proofserve.fleet.sql.locks import is_held
-from proofserve.fleet.sql.members import find_member
-from proofserve.fleet.sql.rounds import ended_before, find_lane, lanes_of, round_of_number
+from proofserve.fleet.sql.rounds import (
+    ended_before,
+    find_lane,
+    find_member,
+    lanes_of,
+    round_of_number,
+)
 from proofserve.fleet.sql.tables import (
     AnyRow,
     batches,
@@ -60,6 +65,11 @@ _BINS = 24
 # The most verdicts that one step deletes.
 _AT_ONCE = 100
 _FAILED_FOR_S = 24 * 3600.0
+# The columns of a job that are fields of the same name.
+_OF_JOB = (
+    *("id", "lane", "queue", "weights_digest", "model", "seed"),
+    *("after_batch", "through_batch", "asked_at", "alpha_share"),
+)
 
 _VERDICT = (
     *(verdicts.c.number, verdicts.c.job, verdicts.c.member, members.c.name, rounds.c.id),
@@ -259,44 +269,22 @@ def _share(connection: Connection, job: VerificationJob) -> float:
 
 
 def _job_columns(job: VerificationJob) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "member": job.member_id,
-        "round": job.round_number,
-        "lane": job.lane,
-        "cause": job.cause.value,
-        "queue": job.queue,
-        "rule": json.dumps(asdict(job.rule)),
-        "weights_digest": job.weights_digest,
-        "model": job.model,
-        "seed": job.seed,
-        "after_batch": job.after_batch,
-        "through_batch": job.through_batch,
-        "asked_at": job.asked_at,
-        "alpha_share": job.alpha_share,
-    }
+    columns = {name: getattr(job, name) for name in _OF_JOB}
+    columns |= {"member": job.member_id, "round": job.round_number}
+    return columns | {"cause": job.cause.value, "rule": json.dumps(asdict(job.rule))}
 
 
 def _job(row: AnyRow) -> VerificationJob:
     rule = json.loads(row.rule)
     rule |= {"tests": tuple(rule["tests"]), "conviction": AfterConviction(rule["conviction"])}
     return VerificationJob(
-        id=row.id,
         member_id=row.member,
         round_number=row.round,
-        lane=row.lane,
         cause=JobCause(row.cause),
-        queue=row.queue,
         rule=VerificationRule(**rule),
-        weights_digest=row.weights_digest,
-        model=row.model,
-        seed=row.seed,
-        after_batch=row.after_batch,
-        through_batch=row.through_batch,
-        asked_at=row.asked_at,
         state=JobPhase(row.state),
         attempts=row.attempts,
-        alpha_share=row.alpha_share,
+        **{name: getattr(row, name) for name in _OF_JOB},
     )
 
 
