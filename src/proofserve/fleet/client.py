@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -94,28 +94,14 @@ class MemberClient:
         """Its status, and how far its clock is ahead, in seconds."""
         return await self._call("GET", "/status", self.look_s)
 
-    async def start(self, body: Mapping[str, Any]) -> None:
-        await self._call("POST", "/init/generate", _CHANGE_S, body)
+    async def change(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        """Start, stop or configure its round by a POST to ``path``."""
+        await self._call("POST", path, _CHANGE_S, body)
 
-    async def go_on(self) -> None:
-        """Continue the configured round of the distance protocol."""
-        await self._call("POST", "/phase/generate", _CHANGE_S)
-
-    async def stop(self) -> None:
-        await self._call("POST", "/stop", _CHANGE_S)
-
-    async def configure(self, body: Mapping[str, Any]) -> None:
-        """Configure a round of the distance protocol without starting it."""
-        await self._call("POST", "/init", _CHANGE_S, body)
-
-    async def prove(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._job("/generate", body)
-
-    async def judge(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._job("/validate", body)
-
-    async def open_vectors(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._job("/open", body)
+    async def job(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer of a POST to ``path`` that has it prove, judge or open vectors."""
+        answer, _ = await self._call("POST", path, _JOB_S, body, _MOST_BYTES_OF_JOB)
+        return answer
 
     async def self_check(self) -> float:
         """Seconds of one forward of the member."""
@@ -124,10 +110,6 @@ class MemberClient:
         if not isinstance(seconds, int | float):
             raise BadAnswer("answered nonsense to GET /health/deep: no seconds")
         return float(seconds)
-
-    async def _job(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        answer, _ = await self._call("POST", path, _JOB_S, body, _MOST_BYTES_OF_JOB)
-        return answer
 
     async def _call(
         self,
@@ -252,7 +234,7 @@ def round_order(
     spec: RoundSpec, lane: NonceLane, deployed: DeploymentStatus, url: str
 ) -> dict[str, Any]:
     """The body of ``/init/generate`` for the nonces of ``lane``, with callbacks to ``url``."""
-    body = {**_work(spec.work), **_numbers(lane), "batch_size": spec.batch_size}
+    body = {**_work(spec.work), **asdict(lane), "batch_size": spec.batch_size}
     if spec.target is not None:
         return {
             **body,
@@ -289,15 +271,6 @@ def judge_order(work: Workload, nonces: Sequence[int]) -> dict[str, Any]:
 def _work(work: Workload) -> dict[str, Any]:
     block = work.block
     return {"block_hash": block.hash, "block_height": block.height, "public_key": work.public_key}
-
-
-def _numbers(lane: NonceLane) -> dict[str, int]:
-    return {
-        "node_id": lane.node_id,
-        "node_count": lane.node_count,
-        "group_id": lane.group_id,
-        "n_groups": lane.n_groups,
-    }
 
 
 def _artifact(work: Workload, deployed: DeploymentStatus) -> dict[str, Any]:

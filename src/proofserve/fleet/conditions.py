@@ -91,10 +91,11 @@ def conditions(
     kind = _common_kind(_voters(members, desired, lanes_of), rules)
     found = []
     for member in members:
-        status, own = _status(member), lanes_of[member.id]
-        foreign = None if status is None else foreign_round(status, desired, own)
+        look = member.seen
+        status = look.status if look else None
+        foreign = foreign_round(status, desired, lanes_of[member.id]) if status else None
         state, reason = _state(member, foreign, kind, rules, now)
-        answered = member.seen is not None and member.seen.answered
+        answered = look is not None and look.answered
         found.append(MemberCondition(member, state, reason, status, answered))
     return tuple(found)
 
@@ -136,35 +137,29 @@ def lane_of_member(status: MemberStatus, desired: DesiredState, own: Sequence[La
     return None
 
 
-def _status(member: Member) -> MemberStatus | None:
-    return None if member.seen is None else member.seen.status
-
-
 def _state(
     member: Member, foreign: str | None, kind: _Kind | None, rules: Rules, now: float
 ) -> tuple[MemberState, str | None]:
-    status = _status(member)
-    if absent := _absence(member.seen, status, rules, now):
+    look = member.seen
+    if look is None:
+        return MemberState.JOINING, "not looked at yet"
+    if absent := _absence(look, rules, now):
         return absent
-    if why := _refusal(member.seen, status, kind, rules) or foreign:
+    if why := _refusal(look, kind, rules) or foreign:
         return MemberState.REFUSED, why
-    if why := _stall(status):
+    if why := _stall(look.status):
         return MemberState.LOST, why
     return _WISHED[member.wish], member.wish_reason
 
 
-def _absence(
-    look: MemberLook | None, status: MemberStatus | None, rules: Rules, now: float
-) -> tuple[MemberState, str] | None:
+def _absence(look: MemberLook, rules: Rules, now: float) -> tuple[MemberState, str] | None:
     """The state of a member that does not answer, None for one that does.
 
     A member that was silent for ``lost_after_s`` at most keeps its state.
     """
-    if look is None:
-        return MemberState.JOINING, "not looked at yet"
     if look.answered:
         return None
-    if status is None:
+    if look.status is None:
         return MemberState.JOINING, f"has not answered yet: {look.error}"
     silent_s = now - look.at
     if silent_s <= rules.lost_after_s:
@@ -183,15 +178,13 @@ def _stall(status: MemberStatus | None) -> str | None:
     return f"its engine: {status.engine_error}" if status.engine_error else None
 
 
-def _refusal(
-    look: MemberLook | None, status: MemberStatus | None, kind: _Kind | None, rules: Rules
-) -> str | None:
+def _refusal(look: MemberLook, kind: _Kind | None, rules: Rules) -> str | None:
     """Why the member cannot work beside the others; None if it can."""
-    if look is None or (look.answered and look.error is not None):
-        return look.error if look else None
-    if status is None:
+    if look.answered and look.error is not None:
+        return look.error
+    if look.status is None:
         return "it did not say what is deployed"
-    theirs, digest = _kind(status.deployment), status.deployment.weights_digest
+    theirs, digest = _kind(look.status.deployment), look.status.deployment.weights_digest
     if rules.weights_digest not in (None, digest):
         return f"its weights have the digest {digest}, the fleet is for {rules.weights_digest}"
     if kind is not None and theirs != kind:
@@ -232,11 +225,8 @@ def _voters(
     round goes on.
     """
     round_id = desired.round.id if desired.round else None
-    deployed = []
-    for member in sorted(members, key=lambda each: (each.added_at, each.id)):
-        status = _status(member)
-        if status is not None:
-            deployed.append((member.id, status.deployment))
+    by_age = sorted(members, key=lambda each: (each.added_at, each.id))
+    deployed = [(e.id, e.seen.status.deployment) for e in by_age if e.seen and e.seen.status]
     proving = [
         deployment
         for member_id, deployment in deployed

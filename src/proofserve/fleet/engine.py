@@ -290,7 +290,8 @@ async def compute_share(
 async def _vectors(
     client: MemberClient, work: Workload, nonces: Sequence[int], deployed: DeploymentStatus
 ) -> Rows:
-    proved = _ShareProofs.model_validate(await client.prove(prove_order(work, nonces, deployed)))
+    answer = await client.job("/generate", prove_order(work, nonces, deployed))
+    proved = _ShareProofs.model_validate(answer)
     width = work.scheme.width
     try:
         rows = {each.nonce: decode(each.vector_b64, width) for each in proved.artifacts}
@@ -310,8 +311,8 @@ async def _distances(client: MemberClient, work: Workload, nonces: Sequence[int]
         raise BadAnswer(f"answered nonsense to GET /status: {error}") from error
     if not status.judges(work):
         # Not always: this replaces the configured round, which may go on in its lane later.
-        await client.configure(judging_order(work))
-    answer = await client.judge(judge_order(work, nonces))
+        await client.change("/init", judging_order(work))
+    answer = await client.job("/validate", judge_order(work, nonces))
     computed = _ShareDistances.model_validate(answer).computed_distances
     if len(computed) != len(nonces):
         raise BadAnswer("answered for other nonces than it was asked for")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from proofserve.fleet.client import MemberError
 from proofserve.fleet.engine import FleetEngine, NewClient
@@ -43,7 +43,7 @@ from proofserve.rounds.records import (
 )
 from proofserve.rounds.state import Move, State, step
 from proofserve.rounds.status import EngineGauges, NodeTotals, OutboxGauges, Status
-from proofserve.wire.records import Hash, HashPath, Whole
+from proofserve.wire.records import Hash, OpeningRecord, Whole
 
 # How often a call that waits for the members looks again, seconds.
 _LOOK_AGAIN_S = 0.2
@@ -266,14 +266,11 @@ def _settled(overview: Overview) -> bool:
     return True
 
 
-class _MemberOpening(BaseModel):
-    nonce: Whole
-    vector_b64: str
+class _MemberOpening(OpeningRecord):
     index: Whole
     first_index: Whole
     count: int = Field(ge=1)
     root: Hash
-    path: HashPath
 
     @property
     def opening(self) -> Opening:
@@ -345,7 +342,7 @@ class FleetResults:
             "nonces": list(nonces),
         }
         try:
-            answer = await self._client(member.url).open_vectors(body)
+            answer = await self._client(member.url).job("/open", body)
             found = _OPENINGS.validate_python(answer["openings"])
             opened = {each.nonce: each.opening for each in found}
             return [opened[nonce] for nonce in nonces]

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import aiohttp
@@ -188,7 +189,9 @@ class Reconciler:
                 except Exception:
                     # The next pass may succeed; without passes the fleet would be dead.
                     _logger.exception("a pass over the members failed")
-                await self._pause(_AGAIN_S if acted else PASS_EVERY_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_AGAIN_S if acted else PASS_EVERY_S):
+                        await self._wake.wait()
         finally:
             tasks = [*self._looks.values(), *self._actions.values()]
             for task in tasks:
@@ -330,10 +333,10 @@ class Reconciler:
                     if desired.round is not None:
                         return await self._start(client, condition, desired.round, lane)
                 case ContinueLane():
-                    await client.go_on()
+                    await client.change("/phase/generate")
                     _logger.info("member %s continues lane %d", name, action.lane.lane)
                 case StopMember():
-                    await client.stop()
+                    await client.change("/stop")
                     _logger.info("member %s is stopped: %s", name, action.reason)
                 case AdoptLane() | EndLane():
                     pass  # noted before
@@ -350,7 +353,7 @@ class Reconciler:
         nonces = round_.nonces_of(lane.lane)
         url = callback_url(self._public_url, lane)
         try:
-            await client.start(round_order(round_.spec, nonces, deployed, url))
+            await client.change("/init/generate", round_order(round_.spec, nonces, deployed, url))
         except MemberError as error:
             if error.status is not None:
                 why = f"the member did not start it: {error}"
@@ -369,13 +372,6 @@ class Reconciler:
     def _resting(self) -> set[str]:
         now = self._clock()
         return {id_ for id_, (_, until) in self._troubles.items() if now < until}
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return
 
 
 async def delete_for_ever(store: FleetStore, keep_s: float) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.errors import NothingToVerify, StoreUnavailable
 from proofserve.fleet.job_queues import JobProgress, JobSender
-from proofserve.fleet.records import FleetModel, FleetRound, Lane
+from proofserve.fleet.records import FleetRound, Lane
 from proofserve.fleet.sql.verdicts import VerdictStore
 from proofserve.fleet.verification_records import (
     JobCause,
@@ -115,16 +115,15 @@ def due(
 
 
 def job_of(
-    overview: Overview,
     round_: FleetRound,
     lane: Lane,
     rule: VerificationRule,
     cause: JobCause,
     through_batch: int,
+    now: float,
 ) -> VerificationJob:
     """A sample of what is new in the lane, or for an operator of all that is stored."""
-    # A lane of an older database does not say what was served.
-    served = lane.served if lane.served != FleetModel() else overview.served
+    served = lane.served
     return VerificationJob(
         id=uuid.uuid4().hex,
         member_id=lane.member_id,
@@ -138,7 +137,7 @@ def job_of(
         seed=fresh_seed(),
         after_batch=lane.sampled_batch if cause is JobCause.POLICY else 0,
         through_batch=through_batch,
-        asked_at=overview.view.at,
+        asked_at=now,
     )
 
 
@@ -226,7 +225,7 @@ class VerificationControl:
             )
         newest = await self._store.newest_batches(round_.number)
         through = newest[lane.lane]
-        job = job_of(overview, round_, lane, rule, JobCause.OPERATOR, through)
+        job = job_of(round_, lane, rule, JobCause.OPERATOR, through, overview.view.at)
         (stored,) = await self._store.add([job])
         self.wake()
         return stored
@@ -258,8 +257,8 @@ class VerificationControl:
         newest = {number: await self._store.newest_batches(number) for number in numbers}
         made = []
         for round_, lane, rule in found:
-            through = newest[round_.number].get(lane.lane, 0)
-            made.append(job_of(overview, round_, lane, rule, JobCause.POLICY, through))
+            through, now = newest[round_.number].get(lane.lane, 0), overview.view.at
+            made.append(job_of(round_, lane, rule, JobCause.POLICY, through, now))
         return made
 
     async def _replace_dead_workers(

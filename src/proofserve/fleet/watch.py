@@ -240,16 +240,6 @@ class FleetWatch:
         """Wait until the database was read again."""
         await self._changed.wait()
 
-    async def until(self, true: Callable[[Overview], bool], seconds: float) -> bool:
-        """Wait at most ``seconds`` for an overview for which ``true`` holds; whether one came."""
-        try:
-            async with asyncio.timeout(seconds):
-                while not true(self.current):
-                    await self.next_change()
-        except TimeoutError:
-            return False
-        return True
-
     async def run(self) -> None:
         """Read until cancelled, unless another call has just read."""
         while True:

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from fleet.records import (
-    DIGEST,
     DISTANCE,
     GENERATING,
     OTHER_DIGEST,
@@ -14,13 +13,10 @@ from fleet.records import (
     member,
     seen,
 )
-from proofserve.api.node import Deployment
-from proofserve.engines.fake import TOY_ENGINE_INFO
-from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.records import DesiredState, FleetModel, FleetView
 from proofserve.fleet.verification import VerificationPolicy, due, is_due, job_of
 from proofserve.fleet.verification_records import AfterConviction, JobCause, VerificationRule
-from proofserve.fleet.watch import Overview, fleet_deployment
+from proofserve.fleet.watch import Overview
 from proofserve.rounds.state import State
 from proofserve.wiring.fleet_policy import policy_of
 
@@ -115,10 +111,6 @@ def test_a_sample_is_due_when_enough_is_new_and_the_time_has_come(
     assert is_due(progress, rule, 1000.0) is expected
 
 
-def fleet_of(found: MemberCondition) -> Deployment | None:
-    return fleet_deployment([found], Deployment(TOY_ENGINE_INFO, enabled=True), "0")
-
-
 def overview_of(desired: DesiredState) -> Overview:
     """The lanes 0 of the member m and 1 of a member that was removed, both with enough."""
     lanes = (lane(0, stored=99), lane(1, member_id="removed", stored=99))
@@ -179,17 +171,11 @@ def test_lanes_of_rounds_that_were_replaced_are_sampled() -> None:
         # The fleet may serve other weights by now.
         (FleetModel(OTHER_DIGEST, "old"), f"weights:{OTHER_DIGEST}"),
         (FleetModel(None, "old"), "model:old"),
-        # A lane of an older database.
-        (FleetModel(), f"weights:{DIGEST}"),
     ],
 )
 def test_a_lane_is_judged_by_the_weights_that_the_fleet_served_when_it_was_given(
     served: FleetModel, queue: str
 ) -> None:
-    overview = replace(overview_of(GENERATING), deployment=fleet_of(condition_of(member(seen()))))
-    progress = lane(served=served, stored=99)
-    job = job_of(overview, ROUND, progress, RULE, JobCause.POLICY, 5)
+    job = job_of(ROUND, lane(served=served, stored=99), RULE, JobCause.POLICY, 5, 1000.0)
     assert job.queue == queue
-    assert (job.weights_digest, job.model) == (
-        (served.weights_digest, served.model) if served != FleetModel() else (DIGEST, "toy")
-    )
+    assert (job.weights_digest, job.model) == (served.weights_digest, served.model)

@@ -25,7 +25,7 @@ from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.errors import NothingToVerify, UnknownMember
 from proofserve.fleet.manager import FleetManager
 from proofserve.fleet.reconciler import Reconciler
-from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
+from proofserve.fleet.records import MemberSource, MemberState, Wish
 from proofserve.fleet.routes.snapshot import (
     MOST_OF_PAGE,
     PAGE_HEADERS,
@@ -215,11 +215,16 @@ def _add_removal(router: APIRouter, parts: FleetParts) -> None:
         """Forget a member that joined by itself. What it has proved stays."""
         condition = parts.condition(member_id)
         member = condition.member
-        _require_joined(member)
+        if member.source is not MemberSource.JOINED:
+            where = "the list of members" if member.source is MemberSource.LIST else "the DNS"
+            raise NotPossible(
+                f"{member.name} comes from {where}: take it out there; until then cordon or"
+                " drain it"
+            )
         if condition.generates:
             # Later nothing would stop it: the fleet knows only its members.
             with suppress(MemberError):
-                await parts.reconciler.client(member.url).stop()
+                await parts.reconciler.client(member.url).change("/stop")
         try:
             await parts.store.remove_member(member_id, body.reason)
         except UnknownMember as error:
@@ -296,14 +301,6 @@ def _add_joining(router: APIRouter, parts: FleetParts) -> None:
             await parts.changed()
             condition = parts.condition(member.id)
         return {"id": condition.member.id, "state": condition.state, "reason": condition.reason}
-
-
-def _require_joined(member: Member) -> None:
-    if member.source is not MemberSource.JOINED:
-        where = "the list of members" if member.source is MemberSource.LIST else "the DNS"
-        raise NotPossible(
-            f"{member.name} comes from {where}: take it out there; until then cordon or drain it"
-        )
 
 
 class FleetCollector(Collector):

@@ -269,8 +269,7 @@ def member_record(overview: Overview, condition: MemberCondition, now: float) ->
 def _last_verdict(overview: Overview, member_id: str) -> dict[str, Any] | None:
     if (found := overview.verification.last.get(member_id)) is None:
         return None
-    names = ("id", "outcome", "reason", "test", "nonces", "distance", "threshold", "at")
-    return {name: getattr(found, name) for name in names}
+    return {name: getattr(found, name) for name in LastVerdictAnswer.model_fields}
 
 
 def _verification(overview: Overview, now: float) -> dict[str, Any]:
