@@ -4,7 +4,6 @@ import asyncio
 import importlib.metadata
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from proofserve.api.node_page import NodeHistory, offered
@@ -23,11 +22,11 @@ from proofserve.dashboard.records import (
     Level,
     MemberRow,
     RoundPanel,
-    Trend,
 )
 from proofserve.dashboard.routes import SnapshotUnavailable
 from proofserve.fleet.conditions import MemberCondition
 from proofserve.fleet.records import Member, MemberSource, MemberState, Wish
+from proofserve.fleet.sql.store import FleetStore
 from proofserve.fleet.verification_records import (
     JobPhase,
     MemberVerdict,
@@ -35,7 +34,6 @@ from proofserve.fleet.verification_records import (
     VerificationView,
 )
 from proofserve.fleet.watch import FleetWatch, Overview
-from proofserve.rounds.ports import PublishedResults
 from proofserve.rounds.state import State
 from proofserve.rounds.status import OutboxGauges, Status
 from proofserve.wire.paths import FLEET
@@ -62,50 +60,40 @@ _SHOWN: Final[dict[VerdictOutcome, Literal["honest", "fraud", "undecided", "no v
 }
 
 
-class MemberHistory:
-    """Adds a value for each member every ``STEP_S`` seconds while ``measure_for_ever`` runs."""
+class FleetPage:
+    """Reads the fleet for its page, with the rates of members while ``measure_for_ever`` runs.
 
-    def __init__(self, watch: FleetWatch) -> None:
+    ``rounds`` has the history of the fleet's round. ``verifies``: the fleet has a policy.
+    """
+
+    def __init__(
+        self, watch: FleetWatch, store: FleetStore, rounds: NodeHistory, verifies: bool
+    ) -> None:
         self._watch = watch
+        self._store = store
+        self._round_history = rounds
+        self._verifies = verifies
         self._rates: dict[str, History] = {}
 
     async def measure_for_ever(self) -> None:
+        """Add a value for each member every ``STEP_S`` seconds; forget who is a member no more."""
         while True:
-            self.measure()
+            members = {each.member.id: each for each in self._watch.current.members}
+            for id_ in self._rates.keys() - members.keys():
+                del self._rates[id_]
+            for id_, condition in members.items():
+                self._rates.setdefault(id_, History()).add(condition.rate)
             await asyncio.sleep(STEP_S)
-
-    def measure(self) -> None:
-        """Add one value for each member, and forget those that are members no more."""
-        members = {each.member.id: each for each in self._watch.current.members}
-        for id_ in self._rates.keys() - members.keys():
-            del self._rates[id_]
-        for id_, condition in members.items():
-            self._rates.setdefault(id_, History()).add(condition.rate)
-
-    def rate(self, member_id: str) -> Trend | None:
-        history = self._rates.get(member_id)
-        return history.trend() if history is not None else None
-
-
-@dataclass(frozen=True, slots=True)
-class FleetPage:
-    """Reads the fleet for its page. ``round_history`` and ``members`` are fed by other tasks."""
-
-    watch: FleetWatch
-    results: PublishedResults
-    round_history: NodeHistory
-    members: MemberHistory
-    verifies: bool
 
     async def snapshot(self) -> DashboardSnapshot:
         """Raises SnapshotUnavailable while the database does not answer."""
-        if self.watch.age_s > _OLDEST_S:
-            why = self.watch.error or "it is slow"
+        if self._watch.age_s > _OLDEST_S:
+            why = self._watch.error or "it is slow"
             raise SnapshotUnavailable(
-                f"the fleet's database has not answered for {self.watch.age_s:.0f} s: {why}"
+                f"the fleet's database has not answered for {self._watch.age_s:.0f} s: {why}"
             )
-        outbox, _ = await answer_of_outbox(self.results.gauges())
-        overview, status = self.watch.current, self.round_history.look()
+        outbox, _ = await answer_of_outbox(self._store.gauges())
+        overview, status = self._watch.current, self._round_history.look()
         deployment = overview.deployment
         names = deployment.engine_info.model_names if deployment else ()
         return DashboardSnapshot(
@@ -115,9 +103,11 @@ class FleetPage:
             version=f"proofserve {importlib.metadata.version('proofserve')}",
             note=overview.why_not_ready or "",
             figures=tuple(self._figures(overview, status, outbox)),
-            columns=COLUMNS + (("verdict",) if self.verifies or overview.verification.last else ()),
+            columns=COLUMNS
+            + (("verdict",) if self._verifies or overview.verification.last else ()),
             members=tuple(
-                member_row(overview, each, self.members, self.verifies) for each in overview.members
+                member_row(overview, each, self._rates.get(each.member.id), self._verifies)
+                for each in overview.members
             ),
             round=self._round(status),
             distances=distance_histogram(overview.verification),
@@ -128,7 +118,7 @@ class FleetPage:
     def _figures(
         self, overview: Overview, status: Status, outbox: OutboxGauges | None
     ) -> Iterator[KeyFigure]:
-        stats, trend = status.stats, self.round_history.rate()
+        stats, trend = status.stats, self._round_history.rate()
         rate = stats.recent_rate if stats and status.state is State.GENERATING else 0.0
         yield KeyFigure(label="Nonces", value=rate, unit="/s", hint="of all members", trend=trend)
         states = [each.state for each in overview.members]
@@ -166,12 +156,12 @@ class FleetPage:
             id=status.spec.round_id,
             state="paused" if level is Level.WARNING else state,
             level=level,
-            started_at=self.round_history.started_at,
-            ended_at=self.round_history.ended_at,
+            started_at=self._round_history.started_at,
+            ended_at=self._round_history.ended_at,
             facts=tuple(_round_facts(status)),
-            events=self.round_history.events,
-            rate=self.round_history.round_rate(),
-            rate_until=self.round_history.rate_until,
+            events=self._round_history.events,
+            rate=self._round_history.round_rate(),
+            rate_until=self._round_history.rate_until,
         )
 
 
@@ -193,7 +183,7 @@ def _round_facts(status: Status) -> Iterator[Fact]:
 
 
 def member_row(
-    overview: Overview, condition: MemberCondition, history: MemberHistory, verifies: bool
+    overview: Overview, condition: MemberCondition, rates: History | None, verifies: bool
 ) -> MemberRow:
     """``verifies``: an operator may ask for a verdict, because the fleet has a policy."""
     member, status = condition.member, condition.status
@@ -211,7 +201,7 @@ def member_row(
         version=deployed.versions.get("proofserve", "") if deployed else "",
         model=", ".join(deployed.models) if deployed else "",
         stalled_s=max((core.waited_s for core in cores), default=None),
-        rate=history.rate(member.id),
+        rate=rates.trend() if rates is not None else None,
         chat_wait_s=engine.longest_chat_wait_s if engine else None,
         held_back_by=(status.paused_reason or "") if status and condition.generates else "",
         outbox_age_s=outbox.oldest_pending_s if outbox else None,

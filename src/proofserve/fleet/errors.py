@@ -4,15 +4,11 @@ from proofserve.rounds.errors import EngineGone, OutboxUnavailable, Refused
 
 
 class StoreUnavailable(OutboxUnavailable):
-    """The database did not answer, or could not store. Nothing was changed.
+    """The database did not answer, could not store, or is not of this version's fleets.
 
-    One case is uncertain: the connection broke while the database committed. Every method of the
-    store may therefore be called again with the same arguments.
+    Nothing was changed. One case is uncertain: the connection broke while the database committed.
+    Every method of the store may therefore be called again with the same arguments.
     """
-
-
-class NewerDatabase(StoreUnavailable):
-    """The tables belong to a newer proofserve, or the file to another program. Nothing changed."""
 
 
 class NoMemberReady(EngineGone):

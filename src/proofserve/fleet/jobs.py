@@ -99,7 +99,10 @@ class FleetJobs:
             except Exception:
                 _logger.exception("a stored job could not be computed")
             if not found:
-                await self._next_news()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_EVERY_S):
+                        await self._news.wait()
+                self._news.clear()
 
     async def _compute_oldest(self) -> bool:
         """Compute the oldest open job; False if there is none that can be computed now."""
@@ -160,8 +163,3 @@ class FleetJobs:
         how = "completed" if error is None else f"failed: {error}"
         known = {"request_id": request_id}
         _logger.info("job %s of %d nonces: %s", request_id, len(job.nonces), how, extra=known)
-
-    async def _next_news(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), _LOOK_EVERY_S)
-        self._news.clear()

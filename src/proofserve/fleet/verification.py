@@ -198,7 +198,8 @@ class VerificationControl:
                 except Exception:
                     _logger.exception("a pass over verification jobs failed")
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), PASS_EVERY_S)
+                    async with asyncio.timeout(PASS_EVERY_S):
+                        await self._wake.wait()
         finally:
             if sender is not None:
                 await asyncio.to_thread(sender.close)

@@ -19,7 +19,7 @@ from proofserve.api.node_page import NodeHistory
 from proofserve.dashboard.routes import SnapshotFeed
 from proofserve.fleet.client import member_http
 from proofserve.fleet.conditions import Rules
-from proofserve.fleet.dashboard import FleetPage, MemberHistory
+from proofserve.fleet.dashboard import FleetPage
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.manager import FleetLimits, FleetManager, FleetResults
 from proofserve.fleet.reconciler import MemberList, Reconciler, delete_for_ever
@@ -56,7 +56,7 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
     """The application of a controller that works until the context ends.
 
     ``public_url`` is where members reach it. Raises ValueError for settings that contradict each
-    other, NewerDatabase and StoreUnavailable.
+    other, and StoreUnavailable.
     """
     outward, listed = outward_of(settings), member_list(settings)
     access, policy = access_of(settings), policy_of(settings.policy)
@@ -94,7 +94,7 @@ class _Controller:
         limits = fleet_limits(settings)
         self._manager = FleetManager(store, self.watch, reconciler.client, wake, limits)
         self._round_history = NodeHistory(self._manager.status, lambda: None)
-        self._member_history = MemberHistory(self.watch)
+        self._page = FleetPage(self.watch, store, self._round_history, policy is not None)
         self._sender = CallbackSender(store, callback_policy(settings), outward=outward)
         self._verification = _verification(settings, store, self.watch, policy)
 
@@ -104,7 +104,7 @@ class _Controller:
         yield "fleet-rounds", self._manager.follow()
         yield "fleet-leadership", leadership.run()
         yield "dashboard", self._round_history.watch()
-        yield "dashboard-members", self._member_history.measure_for_ever()
+        yield "dashboard-members", self._page.measure_for_ever()
         yield "fleet-reconciler", while_leading(leadership, self._reconciler.run)
         yield "callbacks", while_leading(leadership, self._sender.run)
         yield "jobs", while_leading(leadership, self._manager.jobs.compute_for_ever)
@@ -119,9 +119,7 @@ class _Controller:
         results = FleetResults(store, self.watch, self._reconciler.client)
         rates, waits = Rates(settings.requests_per_minute), Waits(settings.max_open_waits)
         limits = rates, waits, Challenges(settings.challenge_nonces_per_hour)
-        histories, verifies = (self._round_history, self._member_history), self._verification
-        page = FleetPage(self.watch, results, *histories, verifies is not None)
-        feed = SnapshotFeed(page.snapshot, lambda: self._manager.is_closing)
+        feed = SnapshotFeed(self._page.snapshot, lambda: self._manager.is_closing)
         node = Node(self.watch.limits, self._manager, results, access, *limits, dashboard=feed)
         parts = FleetParts(
             store=store,
@@ -146,7 +144,7 @@ class _Controller:
 
 
 def run_fleet(settings: FleetSettings) -> None:
-    """Serve until a signal. Raises ValueError, OSError, NewerDatabase and StoreUnavailable."""
+    """Serve until a signal. Raises ValueError, OSError and StoreUnavailable."""
     _require_safe(settings)
     policy_of(settings.policy)
     with ExitStack() as bound:

@@ -42,8 +42,7 @@ async def run_worker(
 ) -> None:
     """Give the jobs of ``queues`` to ``check``, in a thread, one at a time, until a signal.
 
-    Raises ValueError for another database than SQLite or PostgreSQL, NewerDatabase and
-    StoreUnavailable.
+    Raises ValueError for another database than SQLite or PostgreSQL, and StoreUnavailable.
     """
     name = settings.worker_name or socket.gethostname()
     worker = f"{WORKER_LOCK}{name}-{uuid.uuid4().hex[:8]}"

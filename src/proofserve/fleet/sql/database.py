@@ -15,7 +15,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from proofserve.fleet.errors import NewerDatabase, StoreUnavailable
+from proofserve.fleet.errors import StoreUnavailable
 from proofserve.fleet.sql.tables import VERSION_TABLE
 
 _POSTGRESQL = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
@@ -63,7 +63,7 @@ class FleetDatabase:
     async def open(cls, url: URL, answer_s: float = _ANSWER_S) -> Self:
         """Connect, and bring the tables to the present version.
 
-        Raises StoreUnavailable, also as NewerDatabase.
+        Raises StoreUnavailable, also for tables of a newer version.
         """
         database = cls(url, answer_s)
         try:
@@ -303,7 +303,8 @@ def use_log(connection: sqlite3.Connection, longest_s: float) -> None:
 def migrate(connection: Connection) -> None:
     """Bring the tables to the present version, in the caller's transaction.
 
-    Raises NewerDatabase, and the errors of the database.
+    Raises StoreUnavailable for tables of a newer proofserve and for a file of another program, and
+    the errors of the database.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATING})
@@ -312,7 +313,7 @@ def migrate(connection: Connection) -> None:
     script = ScriptDirectory(str(_STEPS), version_locations=[str(_STEPS)])
     found, newest = version_of(connection), script.get_current_head()
     if found not in {None, *(each.revision for each in script.walk_revisions())}:
-        raise NewerDatabase(
+        raise StoreUnavailable(
             f"the fleet's database has version {found}, this proofserve knows up to"
             f" {newest}: use the newer proofserve or another database"
         )
@@ -339,6 +340,6 @@ def _require_own(connection: Connection) -> None:
     """Raise for a file of another part of proofserve; those number their versions in this place."""
     user_version = connection.execute(text("PRAGMA user_version")).scalar_one()
     if user_version and VERSION_TABLE not in inspect(connection).get_table_names():
-        raise NewerDatabase(
+        raise StoreUnavailable(
             "the file is a database of another program, an outbox for example: name another file"
         )

@@ -36,7 +36,7 @@ class FleetStore(RoundStore, BatchStore, DeliveryStore):
         """Open the database and bring its tables to the present version.
 
         ``url`` is ``postgresql://...``, ``sqlite:///file`` or the path of an SQLite file.
-        ``clock`` gives wall-clock seconds. Raises ValueError for another URL, NewerDatabase and
+        ``clock`` gives wall-clock seconds. Raises ValueError for another URL, and
         StoreUnavailable.
         """
         return cls(await FleetDatabase.open(database_url(url)), clock)
