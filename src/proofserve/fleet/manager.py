@@ -28,7 +28,7 @@ from proofserve.rounds.errors import (
     UnknownRound,
     VectorsDeleted,
 )
-from proofserve.rounds.limits import Limits
+from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.prover import lane_of
 from proofserve.rounds.records import (
     CommittedRound,
@@ -60,7 +60,7 @@ class FleetLimits:
     lanes: int = 64
     start_wait_s: float = 3.0
     stop_wait_s: float = 10.0
-    node: Limits = field(default_factory=Limits)
+    jobs: JobLimits = field(default_factory=JobLimits)
 
 
 class FleetManager:
@@ -88,7 +88,7 @@ class FleetManager:
         self._no_round = asyncio.Event()
         self._no_round.set()
         self._engine = FleetEngine(watch, client, self._no_round)
-        jobs = limits.node.jobs
+        jobs = limits.jobs
         deadline = ChunkDeadline(jobs.chunk_timeout_s, time.monotonic)
         computation = Computation(self._engine, self._no_round, deadline, self.totals)
         self.jobs = FleetJobs(store.requests, watch, self._engine, computation, jobs)

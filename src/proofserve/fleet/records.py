@@ -77,7 +77,10 @@ class MemberSource(StrEnum):
 
 
 class MemberStatus(NodeStatusResponse):
-    """What a member says about itself, but for the parts in ``_UNREAD``; by ``read_status``."""
+    """What a member says about itself, but for the parts in ``_UNREAD``.
+
+    ``read_status`` makes it of a member's answer.
+    """
 
     @property
     def generates(self) -> bool:
@@ -104,14 +107,19 @@ class MemberStatus(NodeStatusResponse):
         )
 
     def parts(self) -> dict[str, Any]:
-        """What a fleet reads, as the member sent it: ``read_status`` makes the same of it."""
+        """What a fleet reads and keeps of it; ``of_parts`` makes the same of that."""
         return self.model_dump(exclude=set(_UNREAD))
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Any]) -> "MemberStatus":
+        """Raises ValidationError, which is a ValueError, for the parts of another version."""
+        return cls.model_validate({**parts, **_UNREAD})
 
 
 def read_status(body: Mapping[str, Any]) -> MemberStatus:
     """Raises ValueError, which names the field, for a body that is not a status."""
     try:
-        status = MemberStatus.model_validate({**body, **_UNREAD})
+        status = MemberStatus.of_parts(body)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from error
     if status.engine is not None:

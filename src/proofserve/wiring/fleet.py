@@ -35,7 +35,7 @@ from proofserve.outbox.post import Allowlist, Outward, UrlCheck
 from proofserve.outbox.sender import CallbackSender
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.receiver.callbacks import SignatureCheck
-from proofserve.rounds.limits import JobLimits, Limits
+from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.records import EngineInfo
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet import FleetSettings, listed_members
@@ -223,7 +223,7 @@ def fleet_limits(settings: FleetSettings) -> FleetLimits:
         lanes=settings.lanes,
         start_wait_s=settings.start_wait_sec,
         stop_wait_s=settings.stop_wait_sec,
-        node=Limits(jobs=JobLimits(max_queued_nonces=settings.max_queued_nonces)),
+        jobs=JobLimits(max_queued_nonces=settings.max_queued_nonces),
     )
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from fleet.sql.support import MARK, a_job, attempts_of
 from fleet.verification.support import control_of
+from proofserve.fleet import verification as controlling
 from proofserve.fleet.job_queues import JobSender
 from proofserve.fleet.sql.locks import process_lock
 from proofserve.fleet.sql.store import FleetStore
-from proofserve.fleet.verification import control as controlling
 from proofserve.fleet.verification_records import DAY_S, JobFinding, JobPhase, VerdictOutcome
 
 pytestmark = pytest.mark.anyio

@@ -18,8 +18,8 @@ from proofserve.fleet.records import (
     Member,
     MemberLook,
     MemberSource,
+    MemberStatus,
     Wish,
-    read_status,
 )
 from proofserve.fleet.sql.database import FleetDatabase, StorePart, announces, reads, writes
 from proofserve.fleet.sql.tables import (
@@ -415,7 +415,7 @@ def _look_text(look: MemberLook) -> str:
 def _read_look(text: str) -> MemberLook:
     fields = json.loads(text)
     try:
-        status = None if fields["status"] is None else read_status(fields["status"])
+        status = None if fields["status"] is None else MemberStatus.of_parts(fields["status"])
     except ValueError:
         # A controller of another version stored it; the next look replaces it.
         status = None
