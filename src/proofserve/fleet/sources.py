@@ -85,8 +85,6 @@ class DnsMembers:
         except UnicodeError as error:
             raise OSError(f"{self.host} is not a name of the DNS: {error}") from None
         hosts = sorted({str(each[4][0]) for each in found})
-        return tuple(self._address(host, port) for host in hosts)
-
-    def _address(self, host: str, port: int) -> Address:
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return Address(place, f"{self._parts.scheme}://{place}", MemberSource.DNS)
+        places = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+        scheme = self._parts.scheme
+        return tuple(Address(each, f"{scheme}://{each}", MemberSource.DNS) for each in places)

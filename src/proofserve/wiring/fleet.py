@@ -3,7 +3,6 @@
 import importlib.metadata
 import logging
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
@@ -126,7 +125,6 @@ class _Controller:
             watch=self.watch,
             manager=self._manager,
             reconciler=self._reconciler,
-            clock=time.time,
             join_access=join_access(settings, access),
             join_check=join_check(settings),
             leadership=self._leadership,

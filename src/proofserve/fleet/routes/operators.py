@@ -1,5 +1,6 @@
 """Operators' routes of a fleet: its members, what shall become of them, verdicts, and metrics."""
 
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -103,7 +104,6 @@ class FleetParts:
     watch: FleetWatch
     manager: FleetManager
     reconciler: Reconciler
-    clock: Callable[[], float]
     join_access: Access
     join_check: JoinCheck
     leadership: Leadership
@@ -121,10 +121,10 @@ class FleetParts:
         raise NotInFleet(f"there is no member {member_id!r}: GET {FLEET}/members lists them")
 
     def snapshot(self, offset: int, limit: int) -> dict[str, Any]:
-        return snapshot(self.watch.current, self.clock(), offset, limit)
+        return snapshot(self.watch.current, time.time(), offset, limit)
 
     def record(self, member_id: str) -> dict[str, Any]:
-        return member_record(self.watch.current, self.condition(member_id), self.clock())
+        return member_record(self.watch.current, self.condition(member_id), time.time())
 
 
 def router(parts: FleetParts, get_node: Callable[[Request], Node]) -> APIRouter:

@@ -360,8 +360,7 @@ def _convict(
         active = (members.c.id == job.member_id) & (members.c.wish == Wish.ACTIVE.value)
         connection.execute(update(members).where(active).values(**wish))
     if rule.conviction is AfterConviction.CALLBACK and rule.callback_url is not None:
-        about = {name: getattr(stored, name) for name in MemberVerdict.__slots__}
-        body = json.dumps(about, allow_nan=False)
+        body = json.dumps(asdict(stored), allow_nan=False)
         add_callback(connection, CONVICTED, rule.callback_url, now, body=body)
 
 
