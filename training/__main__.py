@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from proofserve.engines.checkpoints import weights_digest
-from proofserve.models.tokenizer import build_tokenizer
+from proofserve.models.architectures import build_tokenizer
 from training import data, train
 from training.recipes import RECIPES, SEED, Recipe
 

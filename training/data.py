@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from proofserve.models.tokenizer import BOS, TEXT_END
+from proofserve.models.architectures import BOS, TEXT_END
 from training.chats import Chat, chats
 from training.text import Docstring, docstrings, documents, explained
 

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from proofserve.models.tokenizer import BOS, EOS_IDS, PAD, SPECIALS, VOCABULARY
+from proofserve.models.architectures import BOS, EOS_IDS, PAD, SPECIALS, VOCABULARY
 from proofserve.models.trained import DENSE, MIXTURE
 
 SEED: Final = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Final
 
-from proofserve.models.tokenizer import corpus
+from proofserve.models.architectures import corpus
 
 # Tests and programs of the standard library, whose docstrings explain little to a reader.
 LEFT_OUT: Final = frozenset(

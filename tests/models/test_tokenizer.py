@@ -1,7 +1,7 @@
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from proofserve.models.tokenizer import SPECIALS, VOCABULARY, build_tokenizer, corpus
+from proofserve.models.architectures import SPECIALS, VOCABULARY, build_tokenizer, corpus
 from proofserve.models.writer import ModelSummary
 
 TEXTS = [

@@ -10,16 +10,9 @@ from proofserve.engines.checkpoints import CACHE, weights_digest
 from proofserve.engines.reference.kernels import PROFILES
 from proofserve.engines.reference.suspects import SUSPECTS
 from proofserve.models import writer
-from proofserve.models.tokenizer import build_tokenizer
-from proofserve.models.trained import (
-    CALIBRATIONS,
-    DENSE,
-    MIXTURE,
-    TRAINED_MODELS,
-    OtherTokensError,
-    TrainedModel,
-)
-from proofserve.models.writer import DirectoryInUseError, ModelSummary, write_trained
+from proofserve.models.architectures import build_tokenizer
+from proofserve.models.trained import CALIBRATIONS, DENSE, MIXTURE, TRAINED_MODELS, TrainedModel
+from proofserve.models.writer import ModelSummary, write_trained
 from proofserve.protocol import default_k_dim
 from proofserve.protocol.receipts.record import SCHEME as RECEIPT
 from proofserve.verifier.calibration_file import checkpoint_shape, read
@@ -97,14 +90,14 @@ def test_a_tokenizer_with_other_tokens_is_refused(
         return tokenizer
 
     monkeypatch.setattr(writer, "build_tokenizer", other)
-    with pytest.raises(OtherTokensError, match=r"tokenizer: .* requirements/cpu\.lock"):
+    with pytest.raises(ValueError, match=r"tokenizer: .* requirements/cpu\.lock"):
         write_trained(tmp_path / "m", DENSE)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("five years of work")
-    with pytest.raises(DirectoryInUseError):
+    with pytest.raises(FileExistsError):
         write_trained(tmp_path, DENSE)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from proofserve.models.tokenizer import build_tokenizer
+from proofserve.models.architectures import build_tokenizer
 from proofserve.models.trained import MIXTURE
 from training import chats, data, text, train
 from training.recipes import RECIPES

@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from proofserve.models.architectures import architecture, shape
-from proofserve.models.weights import seeded_weights
-from proofserve.models.writer import ModelSummary
+from proofserve.models.writer import ModelSummary, seeded_weights
 from proofserve.protocol.identity import Block
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.protocol.schemes import scheme

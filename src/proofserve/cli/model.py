@@ -117,7 +117,7 @@ def checkpoint_named(name: str, size: str) -> Checkpoint:
 
     ``size`` is that of the models with random weights.
 
-    Raises LabError for any other name, and UnknownModelError as ``checkpoint``.
+    Raises LabError for any other name, and ValueError as ``checkpoint``.
     """
     if name in {*NAMES, *SEEDS}:
         small = independent(SmallModel(name, size))
@@ -130,7 +130,7 @@ def checkpoint_named(name: str, size: str) -> Checkpoint:
 def checkpoint(model: SmallModel) -> Path:
     """The folder of ``model``, written if it is missing.
 
-    Raises UnknownModelError for an unknown architecture or size.
+    Raises ValueError for an unknown architecture or size.
     """
     # transformers takes seconds to import, and --help must not wait for it.
     from proofserve.models.writer import write_model, write_trained  # noqa: PLC0415

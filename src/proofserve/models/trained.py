@@ -30,10 +30,6 @@ CALIBRATIONS: Final[Mapping[str, str]] = {
 _COPIED: Final = ("config.json", "model.safetensors")
 
 
-class OtherTokensError(ValueError):
-    """The tokenizer is not the one that the models were trained with."""
-
-
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
     """One of them: ``name`` is how commands know it.
@@ -80,12 +76,12 @@ def tokens_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def require_own_tokens(tokenizer: "PreTrainedTokenizerFast") -> None:
-    """Raise OtherTokensError unless the models know these tokens by these ids.
+    """Raise ValueError unless the models know these tokens by these ids.
 
     Another version of the package ``tokenizers`` could learn others from the same text.
     """
     if (found := tokens_digest(tokenizer)) != TOKENS_DIGEST:
-        raise OtherTokensError(
+        raise ValueError(
             f"tokenizer: the trained models know the tokens {TOKENS_DIGEST[:12]}, the installed"
             f" package tokenizers made {found[:12]}; install its version of requirements/cpu.lock"
         )
