@@ -24,7 +24,7 @@ from gateway.scripted import (
     until,
 )
 from gateway.serving import Answer, Wire, once, order, post, slow_reader, wire
-from proofserve.gateway.http.drain import REPEAT_S
+from proofserve.gateway.http.app import REPEAT_S
 from proofserve.wiring.launch import free_port
 
 pytestmark = pytest.mark.anyio

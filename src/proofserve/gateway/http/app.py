@@ -1,11 +1,21 @@
-"""The FastAPI application around a gateway."""
+"""The FastAPI application around a gateway, and its shutdown.
+
+At the shutdown it refuses new requests, finishes the accepted ones, then stops the server.
+"""
 
 import asyncio
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -20,7 +30,6 @@ from proofserve.gateway.admin import AdminOnly, include_routes
 from proofserve.gateway.backends import Backend, Resolve, Roster, addresses
 from proofserve.gateway.dashboard import dashboard_of
 from proofserve.gateway.failures import Failure, RefusedByGateway
-from proofserve.gateway.http.drain import draining_on_signals
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 from proofserve.gateway.relay.gateway import Gateway
 
@@ -29,6 +38,11 @@ log = logging.getLogger(__name__)
 DEAD_S = 10.0
 # Most characters of a field's name in an error: a client may send a name of any length.
 MAX_FIELD = 200
+# Time for load balancers to notice the shutdown: they ask for health about once a second.
+NOTICE_S = 1.0
+# Until then a second signal repeats the first: a supervisor signals the whole process group, and
+# then the parent of several workers signals them again, late on a busy machine.
+REPEAT_S = 3.0
 
 
 # Starts an engine in this process; yields its address and its application.
@@ -119,6 +133,61 @@ async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def draining_on_signals(gateway: Gateway) -> Iterator[None]:
+    """In this context the first SIGTERM or SIGINT begins to drain; a later one ends at once.
+
+    After draining, the server's own signal handler is called.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        # Only the main thread may handle signals.
+        yield
+        return
+    drain = _Drain(gateway)
+    loop = gateway.loop
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, drain.signalled, number, signal.getsignal(number))
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+class _Drain:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._task: asyncio.Task[None] | None = None
+        self._began = 0.0
+
+    def signalled(self, number: int, server: Any) -> None:
+        """Begin to drain. ``server`` is the server's own handler of the signal ``number``."""
+
+        def end() -> None:
+            for watched in list(self._gateway.deadlines.watched):
+                watched.shut_down()
+            if callable(server):
+                server(number, None)
+
+        loop = self._gateway.loop
+        if self._task is None:
+            self._began = loop.time()
+            self._task = loop.create_task(self._drain())
+            self._task.add_done_callback(lambda _: end())
+        elif self._task.done():
+            end()
+        elif loop.time() - self._began > REPEAT_S:
+            self._task.cancel()
+
+    async def _drain(self) -> None:
+        gateway = self._gateway
+        gateway.draining = True
+        await asyncio.sleep(NOTICE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(gateway.plan.drain):
+                await gateway.deadlines.idle.wait()
 
 
 async def _end_with_engine(backend: Backend) -> None:

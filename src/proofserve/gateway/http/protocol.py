@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from proofserve.gateway.failures import Failure
-from proofserve.gateway.http.checked_protocol import CheckedProtocol
-from proofserve.gateway.http.close_delimited import CloseDelimited
+from proofserve.gateway.http.checked_protocol import CheckedProtocol, CloseDelimited
 from proofserve.gateway.relay.attempts import Header, Values
 from proofserve.gateway.relay.exchange import Exchange
-from proofserve.gateway.relay.gateway import Connection, Ended
+from proofserve.gateway.relay.gateway import Connection, PendingRequest
 
 RELAYED = frozenset(
     {b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"}
@@ -170,7 +169,7 @@ class GatewayProtocol(CheckedProtocol):
     def write_paused(self) -> bool:
         return self.flow.write_paused
 
-    def answered(self, exchange: Ended) -> None:
+    def answered(self, exchange: PendingRequest) -> None:
         if exchange is not self._active:
             return
         self._active = None

@@ -40,8 +40,10 @@ class PendingRequest(Protocol):
     """A request that waits for a permit, and gives up when its deadline has passed.
 
     ``check`` looks at the deadline, ``now`` is the loop's clock in seconds; ``shut_down`` gives up
-    at once.
+    at once. ``keep_alive``: its connection may serve another one.
     """
+
+    keep_alive: bool
 
     def permit_granted(self) -> None: ...
     def check(self, now: float) -> None: ...
@@ -214,10 +216,6 @@ class AnsweredRequests:
             self._began = self._clock()
 
 
-class Ended(Protocol):
-    keep_alive: bool
-
-
 class Connection(Protocol):
     """One connection of a client.
 
@@ -229,7 +227,7 @@ class Connection(Protocol):
     @property
     def write_paused(self) -> bool: ...
     def write(self, data: bytes) -> None: ...
-    def answered(self, exchange: Ended) -> None: ...
+    def answered(self, exchange: PendingRequest) -> None: ...
     def abort(self) -> None: ...
 
 
