@@ -15,9 +15,8 @@ from proofserve.cli.bench import show
 from proofserve.cli.model import checkpoint_named
 from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.bench.chat import ChatPlan, bench_chat
+from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
-from proofserve.lab.bench.saturation import Load
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.report import Progress, Report

@@ -41,7 +41,7 @@ class Start:
 
     name: str
     what: str
-    dtype: ServedDtype = ServedDtype.BFLOAT16
+    dtype: ServedDtype = "bfloat16"
     ranks: int = 1
     forward_batch: int = FORWARD_BATCH
     at_once: int = AT_ONCE
@@ -59,7 +59,7 @@ _SECOND_RUNNER: Final = {
     "PYTHONPATH": f"{ROOT / 'src'}:{INTERPRETER}",
 }
 _AVX2: Final = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-_F32: Final = ServedDtype.FLOAT32
+_F32: Final = "float32"
 ALL: Final = (
     Start("first", "in bfloat16"),
     Start("again", "a second start"),

@@ -16,8 +16,8 @@ from proofserve.cli import bench, check, servers
 from proofserve.cli.main import app
 from proofserve.cli.servers import ServerOptions
 from proofserve.cli.session import EXIT_NO_VERDICT
-from proofserve.lab.bench import saturation
-from proofserve.lab.check import coexist
+from proofserve.lab import checks
+from proofserve.lab.bench import chat
 from proofserve.lab.node_client import NodeClient
 
 
@@ -214,9 +214,9 @@ def test_e2e_of_a_folder_serves_it_twice(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_coexist_at_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SETTLE_S", "LOAD_S", "FULL_SPEED_S"):
-        monkeypatch.setattr(coexist, name, 0.2)
+        monkeypatch.setattr(checks, name, 0.2)
     # An answer that comes late on a busy machine is a large part of so short a time.
-    monkeypatch.setattr(coexist, "FULL_SPEED", 0.2)
+    monkeypatch.setattr(checks, "FULL_SPEED", 0.2)
     with stub_node(Habits(chat_tokens=1000.0)) as (_, url):
         result = run("check", "coexist", "--url", url)
     assert result.exit_code == 0, result.output
@@ -248,7 +248,7 @@ def test_bench_generation_writes_its_figures(protocol: str, tmp_path: Path) -> N
 def test_bench_chat_priority_writes_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saturation, "SETTLE_S", 0.2)
+    monkeypatch.setattr(chat, "SETTLE_S", 0.2)
     file = tmp_path / "figures.json"
     # Chats so slow that on a busy machine, too, eight clients are never all between two of them.
     with stub_node(Habits(truthful=False, chat_tokens=200.0)) as (_, url):

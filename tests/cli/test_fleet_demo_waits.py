@@ -12,7 +12,6 @@ from rich.console import Console
 
 from proofserve.cli.fleet_demo import CHEAT, FIRST, REPLACEMENT, DemoFleet, DemoProcesses
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
-from proofserve.lab.host import ServedDtype
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import LabError
 
@@ -38,7 +37,7 @@ def shown(tmp_path: Path, cheat: str, state: str) -> tuple[bool, str]:
     console = Console(file=io.StringIO(), record=True, width=200)
     with Interrupts() as interrupts, ProgressLine(console) as line:
         session = CommandSession(console, interrupts, line)
-        processes = DemoProcesses(tmp_path, session, ServedDtype.FLOAT32)
+        processes = DemoProcesses(tmp_path, session, "float32")
         with (
             NodeClient("http://fleet") as node,
             httpx.Client(transport=transport, base_url="http://fleet") as http,
@@ -65,7 +64,7 @@ def test_a_cheat_that_is_not_convicted_is_shown_at_once(tmp_path: Path, outcome:
 def test_a_worker_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
     with Interrupts() as interrupts, ProgressLine(Console(quiet=True)) as line:
         session = CommandSession(Console(quiet=True), interrupts, line)
-        with closing(DemoProcesses(tmp_path, session, ServedDtype.FLOAT32)) as processes:
+        with closing(DemoProcesses(tmp_path, session, "float32")) as processes:
             # It finds no checkpoint there.
             processes.worker(tmp_path / "nothing")
             with pytest.raises(LabError, match=r"(?s)the worker has ended with 2:.*--model"):

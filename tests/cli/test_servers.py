@@ -12,7 +12,6 @@ from rich.console import Console
 from proofserve.cli import servers
 from proofserve.cli.servers import ServerOptions, served_in, serving, small_server
 from proofserve.cli.session import CommandSession, Interrupts, ProgressLine
-from proofserve.lab.host import ServedDtype
 from proofserve.settings.node import ACCESS_VARIABLES
 from proofserve.wiring.launch import ServerCommand, ServerFailed
 
@@ -145,16 +144,14 @@ def test_a_long_temporary_folder_leaves_room_for_sockets(
 
 
 def test_the_dtype_is_the_servers(tmp_path: Path) -> None:
-    for wanted in (DEPLOYMENT, replace(DEPLOYMENT, dtype=ServedDtype.FLOAT32)):
+    for wanted in (DEPLOYMENT, replace(DEPLOYMENT, dtype="float32")):
         argv = small_server(wanted, tmp_path).argv
         assert argv[argv.index("--dtype") + 1] == wanted.dtype
 
 
 def test_an_unusual_dtype_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "quick_dtype", lambda: ServedDtype.BFLOAT16)
-    assert served_in(ServedDtype.FLOAT32) == "in float32"
-    monkeypatch.setattr(servers, "quick_dtype", lambda: ServedDtype.FLOAT32)
-    assert served_in(ServedDtype.BFLOAT16) == "in bfloat16"
-    assert served_in(ServedDtype.FLOAT32).endswith(
-        "this processor has no instructions for bfloat16"
-    )
+    monkeypatch.setattr(servers, "quick_dtype", lambda: "bfloat16")
+    assert served_in("float32") == "in float32"
+    monkeypatch.setattr(servers, "quick_dtype", lambda: "float32")
+    assert served_in("bfloat16") == "in bfloat16"
+    assert served_in("float32").endswith("this processor has no instructions for bfloat16")

@@ -4,23 +4,46 @@ from typing import Any
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench import saturation
-from proofserve.lab.bench.chat import Answers, ChatPlan, bench_chat, report
-from proofserve.lab.bench.saturation import Load, Saturation
+from proofserve.lab.bench import chat as module
+from proofserve.lab.bench.chat import (
+    ChatPlan,
+    Load,
+    Saturation,
+    bench_chat,
+    chat_figures,
+    compare_answers,
+)
+from proofserve.lab.chats import Reply
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
-from proofserve.lab.report import NoProgress
+from proofserve.lab.report import NoProgress, Report
 from proofserve.rounds.status import EngineGauges
 
-ANSWERS = Answers(200, 200, 4, 4, (), 0.1, 0.2)
 SATURATION = Saturation([100.0], [98.5], [0.97], proofs_afterwards=32)
 ENGINE = EngineGauges(9, 1.0, 1.0, 0.1, 0.1, 1.02, (1.0, 9.0, 30.0), 0, 10, 0)
-PLAN = ChatPlan(Work("stub"))
+
+
+def said(changed: int = 0) -> list[Reply]:
+    """200 answers of a run, of which so many are not as usual."""
+    return [Reply(("other" if i < changed else "usual",), 1, 1, 0.0, 0.1) for i in range(200)]
+
+
+def report(
+    one_round: int = 0,
+    eight_round: int = 4,
+    errors: tuple[str, ...] = (),
+    saturation: Saturation = SATURATION,
+    engine: EngineGauges = ENGINE,
+) -> dict[str, Any]:
+    """The report of a node whose rounds change so many answers, one at a time and eight."""
+    runs = (said(), said(one_round)), [said(), said(4), said()], [said(eight_round)]
+    answers, _ = compare_answers(*runs)
+    figures, windows = chat_figures(answers, errors, saturation, engine)
+    return Report("chat-priority", figures, {}, windows, {}).json()
 
 
 def failures(**changes: Any) -> list[str]:
-    parts = {"answers": ANSWERS, "saturation": SATURATION, "engine": ENGINE} | changes
-    failed: list[str] = report(PLAN, **parts, where={}).json()["failed"]
+    failed: list[str] = report(**changes)["failed"]
     return failed
 
 
@@ -31,9 +54,9 @@ def test_everything_just_within_its_limit_passes() -> None:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("identical", {"answers": replace(ANSWERS, identical=199)}),
-        ("differing_with_proofs", {"answers": replace(ANSWERS, differing_round=5)}),
-        ("errors", {"answers": replace(ANSWERS, errors=("503",))}),
+        ("identical", {"one_round": 1}),
+        ("differing_with_proofs", {"eight_round": 5}),
+        ("errors", {"errors": ("503",)}),
         ("errors", {"saturation": replace(SATURATION, errors=["finish_reason abort"])}),
         ("throughput_ratio", {"saturation": replace(SATURATION, beside_round=[97.9])}),
         ("throughput_ratio", {"saturation": replace(SATURATION, plain=[], beside_round=[])}),
@@ -49,13 +72,12 @@ def test_each_limit_is_watched(name: str, changes: dict[str, Any]) -> None:
 
 
 def test_the_json_has_the_figures_by_name() -> None:
-    found = report(PLAN, ANSWERS, SATURATION, ENGINE, {"cores": 2}).json()
+    found = report()
     assert found["identical"] == found["chats"] == 200
     assert found["resume_ms_p50"] == 9.0
     assert found["extra_wait_max_batches"] == 1.02
     assert found["throughput_ratio"] == pytest.approx(0.985)
     assert found["passed"] is True
-    assert found["setup"]["load"]["clients"] == 64
 
 
 @pytest.mark.parametrize(
@@ -71,9 +93,9 @@ def test_the_json_has_the_figures_by_name() -> None:
 def test_a_whole_run_against_a_node_with_this_habit(
     habits: Habits, failed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saturation, "SETTLE_S", 0.2)
+    monkeypatch.setattr(module, "SETTLE_S", 0.2)
     # One window each way does not tell what is usual, and a test machine may be busy.
-    monkeypatch.setattr(saturation, "STALL", 1_000.0)
+    monkeypatch.setattr(module, "STALL", 1_000.0)
     plan = ChatPlan(Work("stub"), 4, 4, Load(clients=4, words=1000, window_s=0.3, pairs=1))
     with stub_node(habits) as (_, url), NodeClient(url) as node:
         found = bench_chat(node, plan, NoProgress()).json()

@@ -7,24 +7,19 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from proofserve.lab import node_client
-from proofserve.lab.bench.receipts import (
-    MeasuredReceipts,
-    ReceiptsPlan,
-    measure_receipts,
-    receipts_report,
-)
+from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts, receipt_figures
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.report import NodeError, NoProgress
+from proofserve.lab.report import Figure, NodeError, NoProgress
 
 PLAN = ReceiptsPlan("stub", 0.97)
 # Tokens a second of a stub: a chat takes it about 0.1 s.
 SPEED = 400.0
-FOUND = MeasuredReceipts([(100.0, 98.0), (50.0, 49.0), (200.0, 100.0)], 50, 0, 0, [])
+SPEEDS = [(100.0, 98.0), (50.0, 49.0), (200.0, 100.0)]
 
 
-def failed(found: MeasuredReceipts) -> list[str]:
-    names: list[str] = receipts_report(PLAN, found, {}).json()["failed"]
-    return names
+def figures(**changes: Any) -> dict[str, Figure]:
+    found = {"speeds": SPEEDS, "changed": 0, "missing": 0, "errors": []} | changes
+    return {figure.name: figure for figure in receipt_figures(PLAN, **found)}
 
 
 @pytest.mark.parametrize(
@@ -34,22 +29,22 @@ def failed(found: MeasuredReceipts) -> list[str]:
         ({"speeds": [(100.0, 97.1)]}, []),
         ({"speeds": [(100.0, 96.9)]}, ["throughput_ratio"]),
         ({"speeds": [(100.0, 98.0), (0.0, 98.0)]}, ["throughput_ratio"]),
-        ({"differing": 1}, ["differing"]),
+        ({"changed": 1}, ["differing"]),
         ({"missing": 1}, ["missing"]),
         ({"errors": ["503"]}, ["errors"]),
     ],
 )
 def test_each_limit_is_watched(changes: dict[str, Any], names: list[str]) -> None:
-    assert failed(replace(FOUND, **changes)) == names
+    found = figures(**changes).values()
+    assert [figure.name for figure in found if figure.passed is False] == names
 
 
 def test_the_ratio_is_that_of_turns_side_by_side() -> None:
     # One pair in which the machine stood still does not decide it.
-    assert FOUND.ratio == pytest.approx(0.98)
-    read = receipts_report(PLAN, FOUND, {"cores": 2}).json()
-    assert read["limits"]["throughput_ratio"] == ">= 0.97"
-    assert read["tokens_per_second_on"] == 98.0
-    assert read["windows"]["off_tokens_per_second"] == [100.0, 50.0, 200.0]
+    found = figures()
+    assert found["throughput_ratio"].value == pytest.approx(0.98)
+    assert str(found["throughput_ratio"].limit) == ">= 0.97"
+    assert found["tokens_per_second_on"].value == 98.0
 
 
 @pytest.mark.parametrize(
@@ -74,9 +69,9 @@ def test_a_whole_run_with_receipts_on_a_server_of_this_habit(
         NodeClient(plain) as off,
         NodeClient(kept) as on,
     ):
-        found = measure_receipts(off, on, plan, NoProgress())
-    assert receipts_report(plan, found, {}).json()["failed"] == names
-    assert len(found.speeds) == 3
+        found = bench_receipts(off, on, plan, NoProgress()).json()
+    assert found["failed"] == names
+    assert len(found["windows"]["off_tokens_per_second"]) == 3
 
 
 def test_a_receipt_that_the_log_does_not_have_yet_is_waited_for(

@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from proofserve.lab.bench.reference import (
-    Matmul,
-    ReferencePlan,
     ReferenceSubject,
     bench_reference,
+    multiply_rate,
     seconds_of,
 )
 from proofserve.lab.report import LabError, NoProgress
@@ -21,8 +20,7 @@ def subject(room: int) -> ReferenceSubject:
 
 
 def test_what_there_is_no_memory_for_is_left_out() -> None:
-    plan = ReferencePlan(seq_lens=(4, 8), batches=(1, 2, 4), window_s=0.001)
-    report = bench_reference(subject(room=16), plan, {}, NoProgress())
+    report = bench_reference(subject(room=16), (4, 8), (1, 2, 4), 0.001, NoProgress())
     figures = {figure.name: figure for figure in report.figures}
     assert "nonces_per_second_4_4" in figures
     assert "nonces_per_second_8_2" in figures
@@ -37,9 +35,8 @@ def test_what_there_is_no_memory_for_is_left_out() -> None:
 
 
 def test_no_memory_at_all_is_said() -> None:
-    plan = ReferencePlan(seq_lens=(4, 64), batches=(1, 2), window_s=0.001)
     with pytest.raises(LabError, match="no memory for a forward of 64 tokens"):
-        bench_reference(subject(room=16), plan, {}, NoProgress())
+        bench_reference(subject(room=16), (4, 64), (1, 2), 0.001, NoProgress())
 
 
 def test_the_first_call_only_warms_up() -> None:
@@ -50,4 +47,4 @@ def test_the_first_call_only_warms_up() -> None:
 
 def test_a_multiplication_takes_its_time() -> None:
     # No machine of this world is slower, or faster.
-    assert 1e6 < Matmul(CPU, torch.float32, window_s=0.01).rate() < 1e15
+    assert 1e6 < multiply_rate(512, CPU, torch.float32, window_s=0.01) < 1e15

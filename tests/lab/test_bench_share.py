@@ -6,21 +6,15 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from proofserve.lab.bench import share as module
-from proofserve.lab.bench.share import (
-    MeasuredShare,
-    ShareLoad,
-    SharePlan,
-    ShareWindow,
-    measure_share,
-    share_report,
-)
+from proofserve.lab.bench.chat import Load, Window
+from proofserve.lab.bench.share import MeasuredShare, measure_share, share_report
 from proofserve.lab.chats import Stream
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.report import NoProgress
 from proofserve.rounds.status import EngineGauges
 
-PLAN = SharePlan(Work("stub"))
+WORK, LOAD = Work("stub"), Load()
 WINDOW_S = 10.0
 
 
@@ -28,12 +22,12 @@ def gauges(busy_s: float, deferred_s: float) -> EngineGauges:
     return EngineGauges(1, busy_s, deferred_s, 0.1, 0.0, 0.0, (), 0, 1, 0)
 
 
-def window(began: float, proofs: float = 0.0, idle: float = 0.0) -> ShareWindow:
+def window(began: float, proofs: float = 0.0, idle: float = 0.0) -> Window:
     """``WINDOW_S`` seconds of which proofs and nobody had these fractions."""
     before = gauges(5.0, 7.0)
     chat = 1 - proofs - idle
     after = gauges(5.0 + proofs * WINDOW_S, 7.0 + chat * WINDOW_S)
-    return ShareWindow(began, began + WINDOW_S, before, after)
+    return Window(proofs > 0, began, began + WINDOW_S, before, after)
 
 
 def measured(
@@ -56,7 +50,7 @@ def measured(
 
 
 def figures(*found: MeasuredShare) -> dict[str, Any]:
-    return share_report(PLAN, found, {}).json()
+    return share_report(WORK, LOAD, found, {}).json()
 
 
 def test_the_figures_of_each_share_have_its_number() -> None:
@@ -147,9 +141,9 @@ def failed_of_a_run(
     # Windows this short tell a speed only roughly, and the instant of an answer too.
     for name, limit in (("TOLERANCE", 0.2), ("IDLE", 0.3), ("TOLERATED", 0.5)):
         monkeypatch.setattr(module, name, limit)
-    plan = SharePlan(Work("stub"), ShareLoad(clients=4, words=20, window_s=0.5, pairs=3))
+    load = Load(clients=4, words=20, window_s=0.5, pairs=3)
     with stub_node(habits) as (stub, url), NodeClient(url) as node:
-        found = measure_share(node, 0.5, plan, NoProgress())
+        found = measure_share(node, 0.5, WORK, load, NoProgress())
     assert stub.rounds == 3
     assert stub.state == "STOPPED"
-    return found, set(share_report(plan, [found], {}).json()["failed"])
+    return found, set(share_report(WORK, load, [found], {}).json()["failed"])

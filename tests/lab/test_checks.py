@@ -9,12 +9,11 @@ import pytest
 from lab.stub_node import Habits, stub_node
 from lab.stub_servers import Servers
 from proofserve.engines.vllm.core_gate import CHAT_GRACE_S
-from proofserve.lab.check import coexist as coexist_module
-from proofserve.lab.check.coexist import coexist
-from proofserve.lab.check.e2e import artifact_trial, end_to_end
-from proofserve.lab.check.smoke import Check, Reporter, smoke
+from proofserve.lab import checks as checks_module
+from proofserve.lab.checks import Check, Reporter, coexist, smoke
+from proofserve.lab.end_to_end import artifact_trial, end_to_end
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work, claims_of, record_of
+from proofserve.lab.records import Work, record_of
 from proofserve.lab.report import NodeError
 from proofserve.rounds.status import EngineGauges
 
@@ -42,9 +41,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("FULL_SPEED_S", 0.5),
         ("RESUME_S", 10.0),
     ):
-        monkeypatch.setattr(coexist_module, name, seconds)
+        monkeypatch.setattr(checks_module, name, seconds)
     # An answer that comes late on a busy machine is a large part of so short a time.
-    monkeypatch.setattr(coexist_module, "FULL_SPEED", 0.3)
+    monkeypatch.setattr(checks_module, "FULL_SPEED", 0.3)
 
 
 def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
@@ -142,8 +141,8 @@ STALLED = (4, [31.4])
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, *windows: tuple[int, list[float]]) -> Check:
-    monkeypatch.setattr(coexist_module, "LOAD_S", 0.0)
-    return coexist_module._no_proofs(ScriptedNode(*windows), "chat first")
+    monkeypatch.setattr(checks_module, "LOAD_S", 0.0)
+    return checks_module._no_proofs(ScriptedNode(*windows), "chat first")
 
 
 @pytest.mark.parametrize("at", range(3))
@@ -164,8 +163,8 @@ def test_one_forward_too_early_fails_beside_others_that_used_a_pause(
 def test_forwards_fail_if_the_engine_has_measured_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     node = ScriptedNode((1, []))
     node._pauses = []
-    monkeypatch.setattr(coexist_module, "LOAD_S", 0.0)
-    assert coexist_module._no_proofs(node, "chat first").passed is False
+    monkeypatch.setattr(checks_module, "LOAD_S", 0.0)
+    assert checks_module._no_proofs(node, "chat first").passed is False
 
 
 def test_a_window_in_which_the_machine_stood_still_is_measured_again(
@@ -191,7 +190,7 @@ def end_to_end_on(habits: Habits, **stage: Any) -> tuple[list[Check], int]:
 
     def foreign(nonces: Any) -> Any:
         with stub_node() as (_, url), NodeClient(url) as node:
-            return claims_of(node.artifacts(Work("another model"), nonces))
+            return node.artifacts(Work("another model"), nonces)
 
     settings = {"restarts": True, "foreign": foreign} | stage
     trial = partial(artifact_trial, WORK, settings["foreign"])
@@ -227,4 +226,4 @@ def test_a_node_that_distrusts_everybody_fails_the_honest_proof() -> None:
 
 
 def test_the_check_knows_the_grace_of_the_engine() -> None:
-    assert pytest.approx(CHAT_GRACE_S * 1e3) == coexist_module.GRACE_MS
+    assert pytest.approx(CHAT_GRACE_S * 1e3) == checks_module.GRACE_MS

@@ -6,9 +6,9 @@ import pytest
 
 from lab.stub_node import Habits, stub_node
 from lab.stub_servers import Servers
-from proofserve.lab.check import smoke as distance_smoke_module
-from proofserve.lab.check.e2e import artifact_trial, distance_trial, end_to_end, find, forged
-from proofserve.lab.check.smoke import Check, distance_smoke, smoke
+from proofserve.lab import checks as checks_module
+from proofserve.lab.checks import Check, distance_smoke, smoke
+from proofserve.lab.end_to_end import artifact_trial, distance_trial, end_to_end, find, forged
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import DistanceWork, Work
 from proofserve.lab.report import NodeError, TooSlowError
@@ -59,13 +59,13 @@ def test_smoke_finds(habits: Habits, names: list[str]) -> None:
 
 
 def test_a_round_that_does_not_get_on_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distance_smoke_module, "ROUND_S", 0.2)
+    monkeypatch.setattr(checks_module, "ROUND_S", 0.2)
     with (
         stub_node(Habits(round=0.1)) as (stub, url),
         NodeClient(url) as node,
         pytest.raises(TooSlowError, match="first winners"),
     ):
-        distance_smoke_module.observe_round(node, WORK)
+        distance_smoke(node, WORK, lambda _: None)
     assert stub.state == "STOPPED"
 
 

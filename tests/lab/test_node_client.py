@@ -2,7 +2,7 @@ import pytest
 
 from lab.stub_node import Habits, StubNode, stub_node
 from proofserve.lab.node_client import NodeClient, computing_round
-from proofserve.lab.records import DistanceWork, NodeStatus, Work, claims_of, work_of_scheme
+from proofserve.lab.records import DistanceWork, NodeStatus, Work, work_of_scheme
 from proofserve.lab.report import NodeError
 from proofserve.rounds.records import Winner
 
@@ -99,7 +99,7 @@ def test_a_nonce_without_a_vector_is_not_passed_over() -> None:
 
 def test_a_verdict_comes_back_whole() -> None:
     with stub_node() as (_, url), NodeClient(url) as node:
-        claims = claims_of(node.artifacts(WORK, range(4)))
+        claims = node.artifacts(WORK, range(4))
         assert not node.validate(WORK, claims).fraud_detected
         verdict = node.validate(Work("stub", public_key="other"), claims)
     assert verdict.fraud_detected

@@ -1,8 +1,8 @@
 import pytest
 
 from lab.stub_node import Habits, stub_node
-from proofserve.lab.bench import saturation as module
-from proofserve.lab.bench.saturation import Load, Saturation, measure_saturation
+from proofserve.lab.bench import chat as module
+from proofserve.lab.bench.chat import Load, Saturation, measure_saturation
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.report import NoProgress

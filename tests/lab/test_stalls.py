@@ -2,9 +2,9 @@ import itertools
 
 import pytest
 
-from proofserve.lab.bench.saturation import Saturation, _read, _Window, longest_silence, stall_s
+from proofserve.lab.bench.chat import Saturation, Window, longest_silence, read_windows, stall_s
 from proofserve.lab.chats import Reply
-from proofserve.lab.records import NodeStatus
+from proofserve.rounds.status import EngineGauges
 
 FORWARD_S = 0.14
 
@@ -24,8 +24,9 @@ def test_one_proof_between_two_steps_is_no_stall() -> None:
     assert 0.12 + FORWARD_S < stall_s(usual) < 0.5
 
 
-def status(processed: int) -> NodeStatus:
-    return NodeStatus("GENERATING", "round", processed, 0, processed, 0.0, None)
+def window(beside_round: bool, began: float, proofs: int = 0) -> Window:
+    gauges = EngineGauges(0, 0.0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0)
+    return Window(beside_round, began, began + 3.0, gauges, gauges, proofs)
 
 
 def read(pauses_plain: list[float], pauses_round: list[float], proofs: int) -> Saturation:
@@ -40,9 +41,8 @@ def read(pauses_plain: list[float], pauses_round: list[float], proofs: int) -> S
         steps = [0.1] * int((3.0 - pause) / 0.1)
         times += [began + at for at in itertools.accumulate([pause, *steps[:-1]])]
         beside_round = bool(number % 2)
-        after = status(proofs if beside_round else 0)
-        windows.append(_Window(beside_round, began, began + 3.0, status(0), after))
-    return _read(windows, replies(*sorted(times), times[-1] + 0.1), 1)
+        windows.append(window(beside_round, began, proofs if beside_round else 0))
+    return read_windows(windows, replies(*sorted(times), times[-1] + 0.1), 1)
 
 
 def test_windows_in_which_the_machine_stood_still_are_left_out() -> None:
@@ -56,14 +56,9 @@ def test_a_proof_of_a_stall_just_before_its_window_is_left_out_with_the_window()
     # Recorded: chat alone had silences of 0.11 to 0.14 s. While a round was being started the
     # machine stood still for 0.6 s, one forward used that, and its 32 nonces were stored when the
     # window had begun.
-    windows = [
-        _Window(False, 0.0, 3.0, status(0), status(0)),
-        _Window(True, 3.55, 6.55, status(0), status(32)),
-        _Window(True, 6.6, 9.6, status(0), status(0)),
-        _Window(False, 9.65, 12.65, status(0), status(0)),
-    ]
+    windows = [window(False, 0.0), window(True, 3.55, 32), window(True, 6.6), window(False, 9.65)]
     before, after = [0.12 * n - 0.12 for n in range(26)], [3.62 + 0.12 * n for n in range(80)]
-    found = _read(windows, replies(*before, *after), 1)
+    found = read_windows(windows, replies(*before, *after), 1)
     assert (found.stalled_plain, found.stalled_beside_round) == (0, 1)
     assert (found.proofs_while_saturated, found.proofs_in_stalls) == (0, 32)
     assert len(found.beside_round) == 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 import typer
 
-from proofserve.cli.model import ARCHS, NAMES, SmallModel, checkpoint, checkpoint_named
+from proofserve.cli.model import ARCHS, ModelArgument, SmallModel, checkpoint, checkpoint_named
 from proofserve.cli.options import (
     ApiKey,
     Device,
@@ -24,18 +24,11 @@ from proofserve.cli.options import (
 from proofserve.cli.recompute import claims_of_vectors
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
 from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.bench.chat import ChatPlan, bench_chat
+from proofserve.lab.bench.chat import ChatPlan, Load, bench_chat
 from proofserve.lab.bench.generation import GenerationPlan, bench_generation
-from proofserve.lab.bench.receipts import ReceiptsPlan, measure_receipts, receipts_report
-from proofserve.lab.bench.reference import Forward, ReferencePlan, ReferenceSubject, bench_reference
-from proofserve.lab.bench.saturation import Load
-from proofserve.lab.bench.share import (
-    MeasuredShare,
-    ShareLoad,
-    SharePlan,
-    measure_share,
-    share_report,
-)
+from proofserve.lab.bench.receipts import ReceiptsPlan, bench_receipts
+from proofserve.lab.bench.reference import Forward, ReferenceSubject, bench_reference
+from proofserve.lab.bench.share import MeasuredShare, measure_share, share_report
 from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
@@ -127,16 +120,13 @@ def receipts(
         plain = _small_model(small, 8, session)
         kept = _small_model(small, 8, session, receipts=True)
         with plain.start() as off, kept.start() as on:
-            found = measure_receipts(off, on, plan, session.line)
-            report = receipts_report(plan, found, {**machine(), **on.versions()})
+            report = bench_receipts(off, on, plan, session.line)
         show(report, json, session)
-    if not report.passed:
-        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command("verify")
 def verify(
-    model: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")],
+    model: ModelArgument,
     *,
     calibration: Annotated[
         Path, typer.Option(help="Of this model: what `calibrate noise --out` wrote.")
@@ -281,7 +271,7 @@ def chat_priority(
         work = Work(small.name, seq_len=seq_len, batch_size=batch_size or _defaults(size, None)[0])
         # A window holds some five forwards of each model at a share of 0.1, or more.
         window_s = seconds or (10.0 if size == "small" else 5.0)
-        endless = ShareLoad(clients, tokens=max_tokens, window_s=window_s, pairs=pairs or 20)
+        endless = Load(clients, tokens=max_tokens, window_s=window_s, pairs=pairs or 20)
         _bench_shares(share, small, work, endless, forward_batch, json)
         return
 
@@ -296,7 +286,7 @@ def chat_priority(
 
 @app.command("reference")
 def reference(
-    model: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")],
+    model: ModelArgument,
     *,
     size: Annotated[
         str, typer.Option(help="Of a small model: tiny, small, or 0.6b (shaped like Qwen3-0.6B).")
@@ -332,9 +322,9 @@ def reference(
         subject = ReferenceSubject(
             found.name, network.weights, network.device, network.dtype, _forward(network)
         )
-        plan = ReferencePlan(seq_len or SEQ_LENS, batch or BATCHES, seconds)
+        lengths, batches = seq_len or SEQ_LENS, batch or BATCHES
         with session.interrupts.allowed():
-            report = bench_reference(subject, plan, machine(), session.line)
+            report = bench_reference(subject, lengths, batches, seconds, session.line)
         show(report, json, session)
 
 
@@ -347,10 +337,7 @@ def _run(
     forward_batch: int | None,
     file: Path | None,
 ) -> None:
-    """Measure the model ``name`` at ``url``, or start a server with the ``small`` model.
-
-    Ends with exit code 1 if a figure breaks its limit.
-    """
+    """Measure the model ``name`` at ``url``, or start a server with the ``small`` model."""
     if name and not url:
         raise typer.BadParameter("--model needs --url; without a URL give --size and --arch")
     with open_session() as session:
@@ -362,8 +349,6 @@ def _run(
         with served.start() as node:
             report = measure(node, served.name, session.line)
         show(report, file, session)
-    if not report.passed:
-        raise typer.Exit(EXIT_FAILED)
 
 
 def _require_no_other_options(url: str | None, model: str | None, chats: int | None) -> None:
@@ -383,23 +368,20 @@ def _bench_shares(
     shares: list[float],
     small: SmallModel,
     work: Work,
-    load: ShareLoad,
+    load: Load,
     forward_batch: int | None,
     file: Path | None,
 ) -> None:
-    """Measure each share on a server of its own. Ends with exit code 1 if a limit is broken."""
-    plan, measured = SharePlan(work, load), list[MeasuredShare]()
+    """Measure each share on a server of its own."""
+    measured = list[MeasuredShare]()
     where: dict[str, str | int] = {}
     batch = forward_batch or SHARE_FORWARDS[_kind(small.size)]
     with open_session() as session:
         for share in dict.fromkeys(shares):
             with _small_model(small, batch, session, share=share).start() as node:
-                measured.append(measure_share(node, share, plan, session.line))
+                measured.append(measure_share(node, share, work, load, session.line))
                 where = {**machine(), **node.versions()}
-        report = share_report(plan, measured, where)
-        show(report, file, session)
-    if not report.passed:
-        raise typer.Exit(EXIT_FAILED)
+        show(share_report(work, load, measured, where), file, session)
 
 
 def _small_model(
@@ -418,11 +400,16 @@ def _small_model(
 
 
 def show(report: Report, file: Path | None, session: CommandSession) -> None:
-    """Print ``report`` and write its JSON to ``file``, if there is one."""
+    """Print ``report`` and write its JSON to ``file``, if there is one.
+
+    Ends with exit code 1 if a figure breaks its limit.
+    """
     session.console.print(report.table())
     if file is not None:
         report.write(file)
         session.console.print(f"figures written to {file}")
+    if not report.passed:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _defaults(size: str, url: str | None) -> tuple[int, float, int, float]:

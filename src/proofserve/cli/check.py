@@ -22,11 +22,10 @@ from proofserve.cli.options import (
 )
 from proofserve.cli.recompute import claims_of_model
 from proofserve.cli.servers import ServedModel, ServerOptions, own_model, running_model
-from proofserve.cli.session import EXIT_FAILED, CommandSession, open_session
-from proofserve.lab.check.coexist import coexist as coexist_checks
-from proofserve.lab.check.e2e import Trial, artifact_trial, distance_trial, end_to_end
-from proofserve.lab.check.smoke import Check, Reporter
-from proofserve.lab.check.smoke import smoke as smoke_checks
+from proofserve.cli.session import EXIT_FAILED, open_session
+from proofserve.lab import checks as lab_checks
+from proofserve.lab.checks import Check, Reporter
+from proofserve.lab.end_to_end import Trial, artifact_trial, distance_trial, end_to_end
 from proofserve.lab.records import AnyWork, DistanceWork, work_of_scheme
 from proofserve.models.trained import DENSE
 from proofserve.protocol import SEQ_LEN
@@ -72,7 +71,7 @@ def smoke(
 
     def check(subject: ServedModel, report: Reporter) -> None:
         with subject.start() as node:
-            smoke_checks(node, works_of(protocol, subject.name, seq_len, scheme), report)
+            lab_checks.smoke(node, works_of(protocol, subject.name, seq_len, scheme), report)
 
     _run(check, _models(ctx, models, model, url), url, model, api_key)
 
@@ -96,7 +95,7 @@ def coexist(
 
     def check(subject: ServedModel, report: Reporter) -> None:
         with subject.start() as node:
-            coexist_checks(node, work_of_scheme(scheme, subject.name, seq_len), report)
+            lab_checks.coexist(node, work_of_scheme(scheme, subject.name, seq_len), report)
 
     _run(check, _models(ctx, models, model, url), url, model, api_key)
 
@@ -179,7 +178,11 @@ def _run(
             subjects: Iterable[ServedModel] = [running_model(url, api_key, name, session)]
         else:
             # Lazily: each checkpoint is written just before its server starts.
-            subjects = (_own(model, session) for model in models)
+            named = (checkpoint_named(model, "tiny") for model in models)
+            subjects = (
+                own_model(ServerOptions(each.folder, each.name, FORWARD_BATCH), session)
+                for each in named
+            )
         for subject in subjects:
             session.console.print(f"[bold]{escape(subject.name)}[/bold]", highlight=False)
             check(subject, report)
@@ -187,8 +190,3 @@ def _run(
         session.console.print(f"{len(checks)} checks, {failed} failed")
     if failed:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _own(model: str, session: CommandSession) -> ServedModel:
-    found = checkpoint_named(model, "tiny")
-    return own_model(ServerOptions(found.folder, found.name, FORWARD_BATCH), session)

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -17,7 +17,7 @@ from proofserve.cli.validator.verify import COLOURS
 from proofserve.lab.chats import Call, Reply, ask_all, chats, question
 from proofserve.lab.host import ServedDtype, quick_dtype
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import BLOCK_HEIGHT, Work, claims_of, tampered, vectors_of
+from proofserve.lab.records import BLOCK_HEIGHT, Work, tampered, vectors_of
 from proofserve.lab.report import LabError
 from proofserve.models.trained import DENSE
 from proofserve.protocol.identity import Block
@@ -26,7 +26,7 @@ from proofserve.protocol.receipts.record import SCHEME as RECEIPT_SCHEME
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.protocol.verdict.sequential import SequentialResult
-from proofserve.rounds.records import Artifact, Workload
+from proofserve.rounds.records import Workload
 from proofserve.verifier.calibration_file import checkpoint_shape, measured_threshold, read
 from proofserve.verifier.chat.conversation import Conversation, ReceiptClient, requests
 from proofserve.verifier.chat.statements import NodeFacts
@@ -70,13 +70,7 @@ ALPHA, BETA, P_FRAUD = 1e-6, 1e-3, 0.5
 ANSWERS, RECEIPT_TOKENS, SEED = 4, 48, 1
 # An honest node of a machine that is not here.
 OTHER_KERNEL = "vLLM on a GPU"
-
-
-@dataclass(frozen=True, slots=True)
-class DemoResult:
-    what: str
-    claims: Sequence[Claim]
-    expected: SequentialResult
+HONEST, FRAUD = SequentialResult.HONEST, SequentialResult.FRAUD
 
 
 app = typer.Typer()
@@ -139,7 +133,7 @@ class DemoServer:
         self._say("Chat", f"with proofs:    {_latency(beside)} a chat, {same} of {CHATS} identical")
         self._say("Proofs", f"{status.rate:.0f} nonces/s while chat was idle; the first sketches:")
         rows = self._node.results(after, NONCES)
-        claims = claims_of([Artifact(r.nonce, r.value) for r in rows if r.value is not None])
+        claims = [Claim(row.nonce, row.value) for row in rows if row.value is not None]
         for nonce, vector in vectors_of(claims[:SHOWN], WIDTH).items():
             numbers = " ".join(f"{value:+.2f}" for value in vector[:SHOWN_VALUES])
             self._say("", f"nonce {nonce}: {numbers} ...")
@@ -203,24 +197,21 @@ class DemoValidator:
         nonces = [claim.nonce for claim in claims[:CHEATED_NONCES]]
         count = f"a copy with {len(claims[::TAMPER_EVERY])} of {len(claims)} altered"
         trials = [
-            DemoResult("what this server produced", claims, SequentialResult.HONEST),
-            DemoResult(
-                f"an honest node: {OTHER_KERNEL}", self._by_kernel(nonces), SequentialResult.HONEST
-            ),
-            _forged(count, tampered(claims, WIDTH, TAMPER_EVERY)),
-            _forged("another model's artifacts", self._served_by(self._other, nonces)),
-            *(_forged(what, self._served_by(name, nonces)) for what, name in QUANTISED),
+            ("what this server produced", claims, HONEST),
+            (f"an honest node: {OTHER_KERNEL}", self._by_kernel(nonces), HONEST),
+            (count, tampered(claims, WIDTH, TAMPER_EVERY), FRAUD),
+            ("another model's artifacts", self._served_by(self._other, nonces), FRAUD),
+            *((what, self._served_by(name, nonces), FRAUD) for what, name in QUANTISED),
         ]
         self._session.console.print("[bold]Verdicts[/bold]  by a validator in float32:")
         table = Table("", "verdict", Column("nonces", justify="right"), "test", box=None)
-        outcomes = [self._verification(trial) for trial in trials]
-        for trial, outcome in zip(trials, outcomes, strict=True):
-            table.add_row(*_row(trial, outcome))
+        right = []
+        for what, made, expected in trials:
+            outcome = self._verification(made)
+            table.add_row(*_row(what, expected, outcome))
+            right.append(outcome.verdict is expected)
         self._session.console.print(table)
-        return all(
-            outcome.verdict is trial.expected
-            for trial, outcome in zip(trials, outcomes, strict=True)
-        )
+        return all(right)
 
     def _by_kernel(self, nonces: Sequence[int]) -> list[Claim]:
         """What an honest node of another machine answers, whose kernels are emulated here."""
@@ -232,34 +223,30 @@ class DemoValidator:
         self._session.line.step(f"computing the same nonces with {name}")
         return claims_of_vectors(self._forger.served_by(name, nonces))
 
-    def _verification(self, trial: DemoResult) -> Verification:
-        nonces = tuple(claim.nonce for claim in trial.claims)
-        claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, nonces, tuple(trial.claims))
+    def _verification(self, claims: Sequence[Claim]) -> Verification:
+        nonces = tuple(claim.nonce for claim in claims)
+        claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, nonces, tuple(claims))
         judges = judges_of(self._options, len(nonces), self._validator)
         ours = Recomputation(self._validator.truth, WIDTH, FORWARD_BATCH)
         return verify(claimed, draw(nonces, fresh_seed()), ours, judges, self._session.line)
-
-
-def _forged(what: str, claims: Sequence[Claim]) -> DemoResult:
-    return DemoResult(what, claims, SequentialResult.FRAUD)
 
 
 def _latency(replies: Sequence[Reply]) -> str:
     return f"{statistics.median(reply.seconds for reply in replies) * 1e3:4.0f} ms"
 
 
-def _row(trial: DemoResult, outcome: Verification) -> tuple[str, str, str, str]:
+def _row(what: str, expected: SequentialResult, outcome: Verification) -> tuple[str, str, str, str]:
     verdict = outcome.verdict
     said = f"[{COLOURS[verdict]}]{verdict}[/]"
-    surprise = "" if verdict is trial.expected else "  [red](should not be)[/red]"
+    surprise = "" if verdict is expected else "  [red](should not be)[/red]"
     nonces = str(outcome.nonces_used)
-    return f"          {trial.what}", said + surprise, nonces, escape(_reason(outcome))
+    return f"          {what}", said + surprise, nonces, escape(_reason(outcome))
 
 
 def _reason(outcome: Verification) -> str:
     """The tests that agree on the verdict; of several that convict, the one that names weights."""
     deciding = [found for found in outcome.opinions if found.result is outcome.verdict]
-    if outcome.verdict is not SequentialResult.FRAUD:
+    if outcome.verdict is not FRAUD:
         return ", ".join(found.test for found in deciding)
     found = max(deciding, key=lambda each: each.test == DIRECTION)
     return f"{found.test}: {found.text}"
@@ -280,8 +267,7 @@ def _receipts_are_judged_right(
     session.say("Receipts", f"{ANSWERS} answers: {honest.verdict} ({_tests(honest)})")
     said = ", ".join(f"{each.check}: {each.text}" for each in forged.failures)
     session.say("", f"one with another token: {forged.verdict} ({said})")
-    expected = (SequentialResult.HONEST, SequentialResult.FRAUD)
-    return (honest.verdict, forged.verdict) == expected
+    return (honest.verdict, forged.verdict) == (HONEST, FRAUD)
 
 
 def _altered(chat: Conversation) -> Conversation:
@@ -291,5 +277,5 @@ def _altered(chat: Conversation) -> Conversation:
 
 
 def _tests(outcome: ChatVerification) -> str:
-    passed = [each.test for each in outcome.opinions if each.result is SequentialResult.HONEST]
+    passed = [each.test for each in outcome.opinions if each.result is HONEST]
     return ", ".join(("signature", "log", "prompt", "answer", "sampling", *passed))

@@ -12,7 +12,7 @@ from proofserve.cli.options import Json
 from proofserve.cli.session import EXIT_ERROR, EXIT_FAILED
 from proofserve.lab.host import host_facts
 from proofserve.lab.report import write_json
-from proofserve.settings.node import NodeSettings
+from proofserve.settings.node import NodeSettings, first_problem
 
 if TYPE_CHECKING:
     from proofserve.wiring.doctor import HostLine
@@ -40,8 +40,8 @@ def command(json: Json = None) -> None:
     try:
         chosen = NodeSettings()
     except ValidationError as error:
-        first = error.errors()[0]
-        console.print(f"POC_{str(first['loc'][0]).upper()}: {first['msg']}", markup=False)
+        field, message = first_problem(error)
+        console.print(f"POC_{field.partition('.')[0].upper()}: {message}", markup=False)
         raise typer.Exit(EXIT_ERROR) from error
     with console.status("looking at this host ..."):
         facts = host_facts(required())

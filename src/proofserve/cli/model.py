@@ -24,6 +24,8 @@ ALIASES = {"qwen": "qwen3", "gemma": "gemma3"}
 SEEDS = {"qwen3": 0, "llama": 1, "gemma3": 2, "qwen3_moe": 3, "gpt_oss": 4, "deepseek_v3": 5}
 ARCHS = (*SEEDS, *TRAINED_MODELS)
 NAMES = ("qwen", "llama", "gemma", *TRAINED_MODELS)
+# Of commands that take a checkpoint of any kind.
+ModelArgument = Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")]
 
 app = typer.Typer()
 
@@ -58,9 +60,12 @@ def new(
     proofserve serve ./trained --enable-poc --enforce-eager --max-model-len 2048
     """
     console = Console()
+    if arch in TRAINED_MODELS and (size, seed) != (None, None):
+        console.print("[red]--size, --seed: the trained model has one size and no seed[/red]")
+        raise typer.Exit(2)
     try:
         with console.status(f"writing {arch} to {directory} ..."):
-            summary = _written(directory, arch, size, seed)
+            summary = _written(directory, arch, size or "tiny", seed or 0)
     except (ValueError, FileExistsError) as error:
         console.print(f"[red]{error}[/red]")
         raise typer.Exit(2) from error
@@ -70,14 +75,12 @@ def new(
     )
 
 
-def _written(directory: Path, arch: str, size: str | None, seed: int | None) -> "ModelSummary":
+def _written(directory: Path, arch: str, size: str, seed: int) -> "ModelSummary":
     # This import takes seconds and needs the extra `models`; the other commands need neither.
     from proofserve.models.writer import write_model, write_trained  # noqa: PLC0415
 
     if (trained := TRAINED_MODELS.get(arch)) is None:
-        return write_model(directory, arch, size or "tiny", seed or 0)
-    if size is not None or seed is not None:
-        raise ValueError("--size, --seed: the trained model has one size and no seed")
+        return write_model(directory, arch, size, seed)
     return write_trained(directory, trained)
 
 
@@ -132,19 +135,13 @@ def checkpoint(model: SmallModel) -> Path:
 
     Raises ValueError for an unknown architecture or size.
     """
-    # transformers takes seconds to import, and --help must not wait for it.
-    from proofserve.models.writer import write_model, write_trained  # noqa: PLC0415
-
-    trained = TRAINED_MODELS.get(model.arch)
-    of_weights = trained.name if trained else f"{model.family}-{model.size}-{model.seed}"
+    is_trained = model.arch in TRAINED_MODELS
+    of_weights = model.arch if is_trained else f"{model.family}-{model.size}-{model.seed}"
     folder = cache_folder() / f"{of_weights}-{_recipe()}"
     if folder.exists():
         return folder
     try:
-        if trained:
-            write_trained(folder, trained)
-        else:
-            write_model(folder, model.family, model.size, model.seed)
+        _written(folder, model.family, model.size, model.seed)
     except OSError:
         # Another process may have written it first; folders appear only when they are complete.
         if not folder.is_dir():

@@ -13,7 +13,7 @@ from proofserve.cli.servers import ServerOptions, existing_server, serving
 from proofserve.cli.session import CommandSession
 from proofserve.engines.checkpoints import weights_digest
 from proofserve.lab.node_client import NodeClient
-from proofserve.lab.records import Work, claims_of, vectors_of
+from proofserve.lab.records import Work, vectors_of
 from proofserve.lab.report import LabError
 from proofserve.protocol import DEFAULT_SCHEME
 from proofserve.protocol.artifact import ArtifactScheme
@@ -51,6 +51,8 @@ ENGINES = "vllm, vllm:tp2, a node's URL, or a file of `calibrate noise --save`"
 # Nonces in one call and in one step of the progress line.
 AT_ONCE = 32
 
+# What an engine ran on, and an artifact for each nonce.
+EngineRun = tuple[KernelFacts, Sequence[Claim]]
 # Returns an artifact for each nonce, in order.
 Compute = Callable[[Sequence[int]], list[Claim]]
 
@@ -124,7 +126,7 @@ def claims_of_model(
     )
     for nonce in batch.failed:
         raise LabError(f"nonce {nonce}: {NOT_FINITE}")
-    return claims_of(artifacts_of(batch))
+    return [Claim(each.nonce, each.vector_b64) for each in artifacts_of(batch)]
 
 
 def claims_of_vectors(vectors: Vectors) -> list[Claim]:
@@ -203,7 +205,7 @@ def by_node(work: Workload, node: NodeClient, model: str) -> Compute:
         scheme=work.scheme.name,
         stronger_rng=isinstance(work.scheme, ArtifactScheme) and work.scheme.stronger_rng,
     )
-    return lambda nonces: claims_of(node.artifacts(request, nonces))
+    return lambda nonces: node.artifacts(request, nonces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +221,6 @@ class ComparisonTask:
     device: str
     forward_batch: int
     api_key: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRun:
-    """What an engine computed, an artifact for each nonce, and what it ran on."""
-
-    facts: KernelFacts
-    claims: Sequence[Claim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +243,7 @@ class ComparedEngine:
             kept = [claim for claim in self.claimed.claims if claim.nonce in wanted]
             ran_on = self.claimed.ran_on
             facts = kernel_facts(self.name, {}) if ran_on is None else ran_on
-            return EngineRun(KernelFacts.model_validate(facts), kept)
+            return KernelFacts.model_validate(facts), kept
         with self._node(task, session) as node:
             facts = kernel_facts("a node", node.kernels())
             compute = by_node(task.work, node, node.models()[0])
@@ -259,7 +253,7 @@ class ComparedEngine:
             for nonces in calls:
                 claims += compute(nonces)
                 session.line.advance()
-        return EngineRun(KernelFacts.model_validate(facts), claims)
+        return KernelFacts.model_validate(facts), claims
 
     def _node(
         self, task: ComparisonTask, session: CommandSession

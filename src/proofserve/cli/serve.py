@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings
 
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.gateway import GatewaySettings
-from proofserve.settings.node import NodeSettings
+from proofserve.settings.node import NodeSettings, first_problem
 from proofserve.wiring.gateway import run_gateway
 from proofserve.wiring.launch import exec_server, server_command
 from proofserve.wiring.start_checks import Check, slow_checks, start_checks
@@ -61,10 +61,10 @@ class SettingOptions(Generic[S]):
         try:
             return self.settings(**_joined(given))
         except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0])
+            field, message = first_problem(error)
+            name = field.partition(".")[0]
             limits = allowed(self.settings.model_fields[name])
-            text = f"{first['msg']} (allowed: {limits})" if limits else first["msg"]
+            text = f"{message} (allowed: {limits})" if limits else message
             hint = f"{self.flag(name)} / {self.variable(name)}"
             raise typer.BadParameter(text, param_hint=hint) from error
 

@@ -57,7 +57,7 @@ class ServerOptions:
     share: float = 0.0
     receipts: bool = False
     eager: bool = True
-    dtype: str = ServedDtype.BFLOAT16
+    dtype: str = "bfloat16"
     vllm_options: tuple[str, ...] = ()
 
 
@@ -75,7 +75,7 @@ class ServedModel:
 
 def served_in(dtype: ServedDtype) -> str:
     """The dtype in words, with the reason for one that is not the usual one."""
-    if dtype is ServedDtype.BFLOAT16 or quick_dtype() is ServedDtype.BFLOAT16:
+    if "bfloat16" in (dtype, quick_dtype()):
         return f"in {dtype}"
     return f"in {dtype}, because this processor has no instructions for bfloat16"
 
@@ -114,18 +114,15 @@ def small_server(deployment: ServerOptions, folder: Path) -> ServerCommand:
         "POC_SHARE": str(deployment.share),
     }
     command = server_command(str(deployment.checkpoint), options, poc)
-    wanted = {**SMALL_MACHINE, **_a_core_each(deployment.ranks)}
+    wanted = dict(SMALL_MACHINE)
+    if deployment.ranks > 1:
+        # vLLM's build for CPUs would run all ranks on the same cores. GPUs ignore it.
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(deployment.ranks)))
     ours = {name: text for name, text in wanted.items() if not has_variable(name)}
     # The server listens only to this machine, so it needs no keys.
     theirs = {n: text for n, text in command.env.items() if n not in ACCESS_VARIABLES}
     # vLLM does not remove its sockets when it is stopped; the folder is removed with them.
     return replace(command, env={**theirs, **ours, "TMPDIR": str(folder)})
-
-
-def _a_core_each(ranks: int) -> dict[str, str]:
-    """A core per rank: vLLM's CPU build would run all ranks on the same cores. GPUs ignore it."""
-    cores = "|".join(map(str, range(ranks)))
-    return {"VLLM_CPU_OMP_THREADS_BIND": cores} if ranks > 1 else {}
 
 
 @contextmanager

@@ -12,10 +12,9 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 GIB = 2**30
 # Of which a measurement says the versions.
@@ -32,6 +31,8 @@ _VERSION = re.compile(r"^(?:__version__ = )?version = ['\"]([^'\"]+)['\"]", re.M
 # Products of bf16 matrices: in AVX-512, in Intel's tiles, and in NEON.
 _INSTRUCTIONS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _PROCESSORS: Final = Path("/proc/cpuinfo")
+# Of weights and values, as vLLM's option ``--dtype`` names it.
+ServedDtype = Literal["bfloat16", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +188,6 @@ def free_disk_gib(path: Path) -> float:
     return shutil.disk_usage(existing).free / GIB
 
 
-class ServedDtype(StrEnum):
-    """Of weights and values, as vLLM's option ``--dtype`` names it."""
-
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
-
-
 def quick_dtype(processors: Path = _PROCESSORS) -> ServedDtype:
     """The dtype in which the installed vLLM serves quickly here.
 
@@ -203,7 +197,7 @@ def quick_dtype(processors: Path = _PROCESSORS) -> ServedDtype:
     """
     on_processor = "cpu" in (vllm_version() or "")
     slow = on_processor and not multiplies_bf16(processors)
-    return ServedDtype.FLOAT32 if slow else ServedDtype.BFLOAT16
+    return "float32" if slow else "bfloat16"
 
 
 def multiplies_bf16(processors: Path = _PROCESSORS) -> bool:

@@ -20,7 +20,7 @@ from proofserve.lab.records import (
 )
 from proofserve.lab.report import NodeError, TooSlowError
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.records import Artifact, StoredResult, Verdict, Winner
+from proofserve.rounds.records import StoredResult, Verdict, Winner
 from proofserve.rounds.status import EngineGauges
 from proofserve.wire.paths import PROOFS, RECEIPTS
 from proofserve.wire.records import artifact_record, result_of
@@ -91,11 +91,15 @@ class NodeClient:
         return found
 
     def engine(self) -> EngineGauges:
-        """The engine's counters. Raises NodeError if the node shows none in a few looks."""
+        """The engine's counters, as ``status_with_gauges``."""
+        return self.status_with_gauges()[1]
+
+    def status_with_gauges(self) -> tuple[NodeStatus, EngineGauges]:
+        """With the engine's counters. Raises NodeError if the node shows none in a few looks."""
         for _ in range(ENGINE_LOOKS):
-            gauges = self.status().engine
-            if gauges is not None:
-                return gauges
+            status = self.status()
+            if status.engine is not None:
+                return status, status.engine
         raise NodeError(f"{self.url} shows no engine gauges; is its engine alive?")
 
     def start_round(self, work: AnyWork) -> None:
@@ -112,12 +116,12 @@ class NodeClient:
         finally:
             self.stop()
 
-    def artifacts(self, work: Work, nonces: Sequence[int]) -> list[Artifact]:
+    def artifacts(self, work: Work, nonces: Sequence[int]) -> list[Claim]:
         """Compute the vectors of ``nonces``. Raises NodeError if one of them failed."""
         answer = self._post("generate", {**work.body, "nonces": list(nonces), "wait": True})
         if failed := answer.get("failed"):
             raise NodeError(f"the node computed no vector for {failed[0]}")
-        return [Artifact(a["nonce"], a["vector_b64"]) for a in answer["artifacts"]]
+        return [Claim(a["nonce"], a["vector_b64"]) for a in answer["artifacts"]]
 
     def answer_within(self, work: Work, nonces: Sequence[int], seconds: float) -> bytes:
         """The answer about the vectors of ``nonces`` as it came.

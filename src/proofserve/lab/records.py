@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from proofserve.protocol import ARTIFACT_K_DIM, DEFAULT_SCHEME, SEQ_LEN, SKETCHES, default_k_dim
 from proofserve.protocol.codec import decode, encode
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.records import Artifact
 from proofserve.rounds.status import EngineGauges
 
 R = TypeVar("R")
@@ -207,10 +206,6 @@ def record_of(kind: type[R], body: Mapping[str, Any]) -> R:
     return kind(**{**known, **lists})
 
 
-def claims_of(artifacts: Sequence[Artifact]) -> list[Claim]:
-    return [Claim(artifact.nonce, artifact.vector_b64) for artifact in artifacts]
-
-
 def vectors_of(claims: Sequence[Claim], k_dim: int) -> Mapping[int, NDArray[np.float32]]:
     """The vector of each nonce. Raises MalformedVector for a vector without k finite numbers."""
     return {claim.nonce: decode(claim.vector_b64, k_dim) for claim in claims}
@@ -226,13 +221,9 @@ def tampered(claims: Sequence[Claim], k_dim: int, every: int) -> list[Claim]:
 
     Such a vector is still finite and of length 1, so only a recomputation shows the change.
     """
-    return [
-        Claim(claim.nonce, _swapped(claim.vector_b64, k_dim)) if index % every == 0 else claim
-        for index, claim in enumerate(claims)
-    ]
-
-
-def _swapped(text: str, k_dim: int) -> str:
-    vector = decode(text, k_dim)
-    vector[[0, 1]] = vector[[1, 0]]
-    return encode(vector[np.newaxis])[0]
+    made = list(claims)
+    for index in range(0, len(made), every):
+        vector = decode(made[index].vector_b64, k_dim)
+        vector[[0, 1]] = vector[[1, 0]]
+        made[index] = Claim(made[index].nonce, encode(vector[np.newaxis])[0])
+    return made

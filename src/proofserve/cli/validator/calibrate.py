@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from proofserve.cli.model import (
-    NAMES,
     Checkpoint,
+    ModelArgument,
     SmallModel,
     checkpoint,
     checkpoint_named,
@@ -82,7 +82,7 @@ Results = Mapping[str, Sequence[tuple[MeasuredTarget, Report]]]
 
 @app.command("chat")
 def chat(
-    model: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder.")],
+    model: ModelArgument,
     *,
     out: Annotated[Path, typer.Option(help="Write the figures, as `verify-chat` reads them.")],
     url: Annotated[
@@ -237,17 +237,13 @@ def r_target(
         if url:
             measured = [running_model(url, api_key, model, session)]
         else:
-            measured = _small_models(ours, session)
+            # All checkpoints first: an unknown model is refused before a measurement.
+            named = [(checkpoint(small), small.name) for small in ours]
+            measured = [own_model(ServerOptions(*each, FORWARD_BATCH), session) for each in named]
         results = {each.name: _measure(each, sample, rate, session) for each in measured}
         _write(results, json, png, session)
     if not _passed(results):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _small_models(models: Sequence[SmallModel], session: CommandSession) -> list[ServedModel]:
-    """Writes all checkpoints first, so that an unknown model is refused before a measurement."""
-    deployments = [ServerOptions(checkpoint(model), model.name, FORWARD_BATCH) for model in models]
-    return [own_model(each, session) for each in deployments]
 
 
 def _measure(

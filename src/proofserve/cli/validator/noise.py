@@ -198,8 +198,9 @@ def _save(
 ) -> None:
     if len(runs) != 1:
         raise LabError("--save writes what one engine computed: give --other once")
-    to_file(file, task.work, runs[0].claims, runs[0].facts.model_dump())
-    session.console.print(f"artifacts of {runs[0].facts.name} written to {file}", soft_wrap=True)
+    facts, claims = runs[0]
+    to_file(file, task.work, claims, facts.model_dump())
+    session.console.print(f"artifacts of {facts.name} written to {file}", soft_wrap=True)
 
 
 def _measured(
@@ -207,13 +208,13 @@ def _measured(
 ) -> list[MeasuredRun]:
     """The errors of what each engine computed. Raises LabError if it lacks a nonce."""
     truth, measured = validator.truth(task.nonces), list[MeasuredRun]()
-    for run in runs:
-        vectors = vectors_of(run.claims, task.work.scheme.width)
+    for facts, claims in runs:
+        vectors = vectors_of(claims, task.work.scheme.width)
         if missing := [nonce for nonce in task.nonces if nonce not in vectors]:
-            raise LabError(f"{run.facts.name} has no vector of nonce {missing[0]}")
+            raise LabError(f"{facts.name} has no vector of nonce {missing[0]}")
         sent = {n: vectors[n] - to_float16(truth[n]).astype(np.float32) for n in task.nonces}
-        facts = run.facts.named_beside([each.facts.name for each in measured])
-        measured.append(MeasuredRun(facts, sent))
+        distinct = facts.named_beside([each.facts.name for each in measured])
+        measured.append(MeasuredRun(distinct, sent))
     return measured
 
 

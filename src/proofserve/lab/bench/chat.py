@@ -1,19 +1,34 @@
 """What a round costs the chat beside it: changed answers, waiting time, throughput."""
 
 import statistics
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
-from itertools import chain, combinations, product
+from itertools import chain, combinations, pairwise, product
+from typing import Any, TypeVar
 
-from proofserve.lab.bench.saturation import TOLERATED, Load, Saturation, measure_saturation
-from proofserve.lab.chats import Reply, ask_all, chats
+from proofserve.lab.chats import (
+    ANSWER_TOKENS,
+    Ask,
+    Call,
+    ClosedLoop,
+    Reply,
+    ask_all,
+    ask_one,
+    chats,
+    closed_loop,
+    rate_of_completions,
+    reading_chat,
+)
 from proofserve.lab.host import machine
-from proofserve.lab.node_client import NodeClient, computing_round
+from proofserve.lab.node_client import NodeClient, computing_round, wait_until
 from proofserve.lab.records import Work
 from proofserve.lab.report import Figure, Limit, Progress, Report, median, quantile
 from proofserve.rounds.status import EngineGauges
 
+R = TypeVar("R")
 AT_ONCE = 8
 # vLLM batches eight chats at a time as they arrive, and the batch can change an answer. How many
 # answers differ varies by a factor of two from run to run, so there are several runs, in turns.
@@ -24,30 +39,23 @@ FIRST_SEED = 1_000
 LONGEST_WAIT_BATCHES = 1.05
 RESUME_MS = 10.0
 THROUGHPUT = 0.98
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """A comparison of several runs of the same chats. Latencies are medians in seconds.
-
-    ``identical`` is of one chat at a time. Eight at a time, in the median of all pairs of runs:
-    ``differing_plain`` answers differ between two runs without proofs, ``differing_round`` between
-    a run with a round and a run without.
-    """
-
-    asked: int
-    identical: int
-    differing_plain: float
-    differing_round: float
-    errors: tuple[str, ...]
-    plain_latency_s: float | None
-    round_latency_s: float | None
+# By then every client has a request in a running batch.
+SETTLE_S = 2.0
+AFTERWARDS_S = 30.0
+# A proof between two steps of chat about doubles the longest silence of its window. Three times the
+# usual silence is more than that: a node that gives way to chat at all did not cause it.
+STALL = 3.0
+# The share of windows that may be left out; with more of them the others say too little.
+TOLERATED = 0.25
 
 
 def measure_answers(
     node: NodeClient, work: Work, chats_per_run: int, max_tokens: int, progress: Progress
-) -> Answers:
-    """Ask one chat at a time, without and with a round; then eight at a time, in turns."""
+) -> tuple[list[Figure], list[str]]:
+    """Ask one chat at a time, without and with a round; then eight at a time, in turns.
+
+    Returns the figures, and the errors of chats.
+    """
 
     def ask(what: str, seeds: range, at_once: int) -> list[Reply]:
         progress.step(f"{len(seeds)} chats, {what}", len(seeds))
@@ -74,29 +82,235 @@ def compare_answers(
     one: tuple[Sequence[Reply], Sequence[Reply]],
     eight_plain: Sequence[Sequence[Reply]],
     eight_round: Sequence[Sequence[Reply]],
-) -> Answers:
-    """Compare answers byte for byte; a failed reply equals no other.
+) -> tuple[list[Figure], list[str]]:
+    """Compare several runs of the same chats byte for byte; a failed reply equals no other.
 
-    ``one`` holds the runs without and with a round. Raises ValueError if a run has another length.
+    ``one`` holds the runs without and with a round. Eight at a time, what differs is the median of
+    all pairs of runs. Returns the figures, and the errors of all runs. Raises ValueError if a run
+    has another length.
     """
     plain, with_round = one
+    asked = len(plain)
+    between_plain = statistics.median(differing(*pair) for pair in combinations(eight_plain, 2))
+    across = statistics.median(differing(*pair) for pair in product(eight_plain, eight_round))
+    figures = [
+        Figure("chats", asked, "greedy chats in each run"),
+        Figure(
+            "identical",
+            asked - differing(plain, with_round),
+            "one at a time: answers that a round does not change, byte for byte",
+            Limit(asked),
+        ),
+        Figure(
+            "differing_without_proofs",
+            between_plain,
+            "eight at a time: answers that differ between two runs without proofs, median of three",
+        ),
+        Figure(
+            "differing_with_proofs",
+            across,
+            "eight at a time: answers that differ with a round from without, median of six",
+            at_most(between_plain),
+        ),
+        Figure("latency_s_plain", _latency_s(plain), "median of a chat, no proofs"),
+        Figure("latency_s_round", _latency_s(with_round), "median of a chat, a round running"),
+    ]
     replies = [*plain, *with_round, *chain(*eight_plain, *eight_round)]
-    between_plain = [differing(*pair) for pair in combinations(eight_plain, 2)]
-    across = [differing(*pair) for pair in product(eight_plain, eight_round)]
-    return Answers(
-        asked=len(plain),
-        identical=len(plain) - differing(plain, with_round),
-        differing_plain=statistics.median(between_plain),
-        differing_round=statistics.median(across),
-        errors=tuple(reply.error for reply in replies if reply.error),
-        plain_latency_s=median([reply.seconds for reply in plain]),
-        round_latency_s=median([reply.seconds for reply in with_round]),
-    )
+    return figures, [reply.error for reply in replies if reply.error]
+
+
+def _latency_s(replies: Sequence[Reply]) -> float | None:
+    return median([reply.seconds for reply in replies])
 
 
 def differing(some: Sequence[Reply], others: Sequence[Reply]) -> int:
     pairs = zip(some, others, strict=True)
     return sum(bool(a.error or b.error or a.texts != b.texts) for a, b in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``clients`` chats in flight, of about ``words`` words in and ``tokens`` tokens out.
+
+    ``pairs`` of windows of ``window_s`` seconds: one with a round, one without, in turns. Many
+    clients, so that the engine has work even when the API process falls behind. Short windows in
+    turns, so that a machine whose speed drifts slows both kinds alike.
+    """
+
+    clients: int = 64
+    words: int = 250
+    tokens: int = ANSWER_TOKENS
+    window_s: float = 3.0
+    pairs: int = 40
+
+    def clients_of(
+        self, node: NodeClient, model: str, ask: Ask[R]
+    ) -> AbstractContextManager[ClosedLoop[R]]:
+        """The clients at work; ``ask`` reads an answer."""
+
+        def call(number: int) -> Call:
+            return reading_chat(model, number, self.words, self.tokens)
+
+        return closed_loop(node.url, call, self.clients, ask)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of a load: two instants of the monotonic clock, the engine's counters at both.
+
+    ``proofs`` counts the nonces that were stored between them.
+    """
+
+    beside_round: bool
+    began: float
+    ended: float
+    before: EngineGauges
+    after: EngineGauges
+    proofs: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    @property
+    def proof_s(self) -> float:
+        return self.after.busy_s - self.before.busy_s
+
+    @property
+    def chat_share(self) -> float:
+        """The fraction of the time in which chat held a waiting proof back."""
+        return (self.after.deferred_s - self.before.deferred_s) / self.seconds
+
+    @property
+    def idle(self) -> float:
+        """The fraction of the time, while proofs waited, that neither they nor chat used."""
+        return 1 - self.chat_share - self.proof_s / self.seconds
+
+
+def in_turns(
+    node: NodeClient,
+    work: Work,
+    load: Load,
+    progress: Progress,
+    settle: Callable[[], None] = lambda: None,
+) -> list[Window]:
+    """Windows of ``load``, a round in every second one; each pair of them the other way round.
+
+    Calls ``settle`` before each window.
+    """
+    windows = []
+    for pair in range(load.pairs):
+        for beside_round in (False, True) if pair % 2 == 0 else (True, False):
+            with node.round(work) if beside_round else nullcontext():
+                settle()
+                (seen, before), began = node.status_with_gauges(), time.monotonic()
+                time.sleep(load.window_s)
+                (later, after), ended = node.status_with_gauges(), time.monotonic()
+            proofs = later.processed - seen.processed
+            windows.append(Window(beside_round, began, ended, before, after, proofs))
+            progress.advance()
+    return windows
+
+
+@dataclass(slots=True)
+class Saturation:
+    """Chat tokens per second of each window; proofs stored in the windows, and after chat.
+
+    A machine that is short of memory or shared with other work stops now and then for up to half a
+    second: no client sends, no server answers, and the engine is idle. A proof may rightly run
+    then. Such windows are left out of every figure and counted as ``stalled``, their proofs as
+    ``proofs_in_stalls``.
+
+    ``chat_share`` is the fraction of each window beside a round in which chat held the engine. Far
+    below 1, the engine was idle at times (because the API process was too slow, for example), and
+    proofs may use that time. ``silences`` are the longest ones of all windows, in their order.
+    """
+
+    plain: list[float] = field(default_factory=list)
+    beside_round: list[float] = field(default_factory=list)
+    chat_share: list[float] = field(default_factory=list)
+    stalled_plain: int = 0
+    stalled_beside_round: int = 0
+    silences: list[float] = field(default_factory=list)
+    proofs_while_saturated: int = 0
+    proofs_in_stalls: int = 0
+    proofs_afterwards: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def throughput_ratio(self) -> float | None:
+        """The mean of the windows beside a round, over the mean of those without."""
+        if not self.beside_round or not any(self.plain):
+            return None
+        return statistics.mean(self.beside_round) / statistics.mean(self.plain)
+
+
+def measure_saturation(node: NodeClient, work: Work, load: Load, progress: Progress) -> Saturation:
+    """One steady load, a round in every second window."""
+    progress.step("saturating chat, with a round in every second window", 2 * load.pairs)
+    with ExitStack() as last_round:
+        with load.clients_of(node, work.model, ask_one) as loop:
+            loop.settle(SETTLE_S)
+            windows = in_turns(node, work, load, progress)
+            last_round.enter_context(node.round(work))
+        before = node.status().processed
+        wait_until(lambda: node.status().processed > before, "proofs after chat", AFTERWARDS_S)
+        afterwards = node.status().processed - before
+    return read_windows(windows, loop.replies, afterwards)
+
+
+def read_windows(
+    windows: Sequence[Window], replies: Sequence[Reply], afterwards: int
+) -> Saturation:
+    silences = [longest_silence(replies, window.began, window.ended) for window in windows]
+    errors = [reply.error for reply in replies if reply.error]
+    read = Saturation(silences=silences, proofs_afterwards=afterwards, errors=errors)
+    # Only windows of chat alone show what is usual: with the others, a node that does not give way
+    # to chat would raise the bound by which it is judged.
+    alone = [s for s, window in zip(silences, windows, strict=True) if not window.beside_round]
+    longest = stall_s(alone)
+    for window, silence in zip(windows, silences, strict=True):
+        if silence > longest:
+            read.stalled_beside_round += window.beside_round
+            read.stalled_plain += not window.beside_round
+            read.proofs_in_stalls += window.proofs
+        elif window.beside_round:
+            read.beside_round.append(_tokens_per_s(replies, window))
+            read.chat_share.append(window.chat_share)
+            read.proofs_while_saturated += window.proofs
+        else:
+            read.plain.append(_tokens_per_s(replies, window))
+    return read
+
+
+def _tokens_per_s(replies: Sequence[Reply], window: Window) -> float:
+    """From the first to the last answer within the window; 0 with less than two answers.
+
+    Requests that lie across an edge of the window do not count.
+    """
+    early = sum(reply.ended < window.began for reply in replies)
+    inside = [reply.ended for reply in replies if window.began <= reply.ended < window.ended]
+    if len(inside) < 2:
+        return 0.0
+    return rate_of_completions(
+        replies, early + 1, max(inside), lambda reply: reply.prompt_tokens + reply.completion_tokens
+    )
+
+
+def longest_silence(replies: Sequence[Reply], began: float, ended: float) -> float:
+    """Seconds of the longest time without a reply in a window.
+
+    A silence across the window's beginning counts from the reply before it: the engine may have
+    computed a proof in a stall just before the window, which is stored inside the window.
+    """
+    last_before = max((reply.ended for reply in replies if reply.ended <= began), default=began)
+    inside = sorted(reply.ended for reply in replies if began < reply.ended < ended)
+    return max(later - earlier for earlier, later in pairwise([last_before, *inside, ended]))
+
+
+def stall_s(usual: Sequence[float]) -> float:
+    """Seconds above which a silence is a stall, from the silences of ordinary windows."""
+    return STALL * statistics.median(usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +325,20 @@ class ChatPlan:
 
 def bench_chat(node: NodeClient, plan: ChatPlan, progress: Progress) -> Report:
     """Chat without and with a round: one request at a time, eight, and a saturating load."""
-    answers = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
+    answers, errors = measure_answers(node, plan.work, plan.chats, plan.max_tokens, progress)
     saturation = measure_saturation(node, plan.work, plan.load, progress)
-    return report(plan, answers, saturation, node.engine(), {**machine(), **node.versions()})
+    engine, where = node.engine(), {**machine(), **node.versions()}
+    figures, windows = chat_figures(answers, errors, saturation, engine)
+    return Report("chat-priority", figures, asdict(plan), windows, where)
 
 
-def report(
-    plan: ChatPlan,
-    answers: Answers,
-    saturation: Saturation,
-    engine: EngineGauges,
-    where: Mapping[str, str | int],
-) -> Report:
-    errors = [*answers.errors, *saturation.errors]
+def chat_figures(
+    answers: Sequence[Figure], errors: Sequence[str], saturation: Saturation, engine: EngineGauges
+) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    """The figures of a report, and its raw readings."""
+    errors = [*errors, *saturation.errors]
     figures = (
-        *_answer_figures(answers),
+        *answers,
         Figure("errors", len(errors), "chats refused, cut off or aborted", at_most(0)),
         *_engine_figures(engine),
         *_saturation_figures(saturation),
@@ -138,36 +351,11 @@ def report(
         "longest_chat_wait_s": engine.longest_chat_wait_s,
         "resume_ms_count": len(engine.resume_ms),
     }
-    return Report("chat-priority", figures, asdict(plan), windows, where)
+    return figures, windows
 
 
 def at_most(bound: float) -> Limit:
     return Limit(bound, at_most=True)
-
-
-def _answer_figures(answers: Answers) -> tuple[Figure, ...]:
-    return (
-        Figure("chats", answers.asked, "greedy chats in each run"),
-        Figure(
-            "identical",
-            answers.identical,
-            "one at a time: answers that a round does not change, byte for byte",
-            Limit(answers.asked),
-        ),
-        Figure(
-            "differing_without_proofs",
-            answers.differing_plain,
-            "eight at a time: answers that differ between two runs without proofs, median of three",
-        ),
-        Figure(
-            "differing_with_proofs",
-            answers.differing_round,
-            "eight at a time: answers that differ with a round from without, median of six",
-            at_most(answers.differing_plain),
-        ),
-        Figure("latency_s_plain", answers.plain_latency_s, "median of a chat, no proofs"),
-        Figure("latency_s_round", answers.round_latency_s, "median of a chat, a round running"),
-    )
 
 
 def _engine_figures(engine: EngineGauges) -> tuple[Figure, ...]:

@@ -1,12 +1,13 @@
 """What receipts cost chat: its speed with them and without, and whether they change an answer."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
 
 from proofserve.lab.bench.chat import FIRST_SEED, WARM_UPS, at_most, differing
 from proofserve.lab.chats import Reply, ask_all, chats, reading_chat
+from proofserve.lab.host import machine
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.report import Figure, Limit, Progress, Report, median
 
@@ -29,33 +30,9 @@ class ReceiptsPlan:
     answers: int = 50
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredReceipts:
-    """``speeds``: tokens a second of each pair of turns, without and with receipts.
-
-    ``missing``: answers of the server with receipts that have none, of the ones one at a time.
-    """
-
-    speeds: Sequence[tuple[float, float]]
-    asked: int
-    differing: int
-    missing: int
-    errors: Sequence[str]
-
-    @property
-    def ratio(self) -> float | None:
-        """The median, over the pairs, of the speed with receipts over the speed without.
-
-        None if chat had no tokens in a turn without receipts.
-        """
-        if not all(off for off, _ in self.speeds):
-            return None
-        return median([on / off for off, on in self.speeds])
-
-
-def measure_receipts(
+def bench_receipts(
     off: NodeClient, on: NodeClient, plan: ReceiptsPlan, progress: Progress
-) -> MeasuredReceipts:
+) -> Report:
     """Compare the server ``off`` with ``on``, which keeps receipts; one is idle meanwhile."""
     answers = [_answers(node, plan, what, progress) for node, what in ((off, "no"), (on, "with"))]
     progress.step("receipts of these answers", plan.answers)
@@ -71,7 +48,13 @@ def measure_receipts(
             errors += failed
             progress.advance()
         speeds.append((found[False], found[True]))
-    return MeasuredReceipts(speeds, plan.answers, differing(*answers), missing, errors)
+    figures = receipt_figures(plan, speeds, differing(*answers), missing, errors)
+    windows = {
+        "off_tokens_per_second": [without for without, _ in speeds],
+        "on_tokens_per_second": [beside for _, beside in speeds],
+        "errors": errors[:20],
+    }
+    return Report("receipts", figures, asdict(plan), windows, {**machine(), **on.versions()})
 
 
 def _answers(node: NodeClient, plan: ReceiptsPlan, what: str, progress: Progress) -> list[Reply]:
@@ -107,28 +90,36 @@ def _turn(node: NodeClient, plan: ReceiptsPlan, number: int) -> tuple[float, lis
     return tokens / (monotonic() - began), [reply.error for reply in replies if reply.error]
 
 
-def receipts_report(
-    plan: ReceiptsPlan, found: MeasuredReceipts, where: Mapping[str, str | int]
-) -> Report:
-    off, on = ([pair[kind] for pair in found.speeds] for kind in (0, 1))
-    figures = (
-        Figure("tokens_per_second_off", median(off), "no receipts, median of all turns"),
-        Figure("tokens_per_second_on", median(on), "with receipts"),
+def receipt_figures(
+    plan: ReceiptsPlan,
+    speeds: Sequence[tuple[float, float]],
+    changed: int,
+    missing: int,
+    errors: Sequence[str],
+) -> tuple[Figure, ...]:
+    """``speeds``: tokens a second of each pair of turns, without and with receipts.
+
+    Of the answers one at a time: how many receipts ``changed``, and how many have none.
+    """
+    ratios = [beside / without for without, beside in speeds if without]
+    return (
+        Figure(
+            "tokens_per_second_off",
+            median([without for without, _ in speeds]),
+            "no receipts, median of all turns",
+        ),
+        Figure("tokens_per_second_on", median([beside for _, beside in speeds]), "with receipts"),
         Figure(
             "throughput_ratio",
-            found.ratio,
+            # Unknown if chat had no tokens in a turn without receipts.
+            median(ratios) if len(ratios) == len(speeds) else None,
             "with receipts over without, median of all pairs",
             Limit(plan.least_ratio),
         ),
-        Figure("chats", found.asked, "greedy chats, one at a time, on each server"),
+        Figure("chats", plan.answers, "greedy chats, one at a time, on each server"),
         Figure(
-            "differing",
-            found.differing,
-            "answers that differ with receipts on, byte for byte",
-            at_most(0),
+            "differing", changed, "answers that differ with receipts on, byte for byte", at_most(0)
         ),
-        Figure("missing", found.missing, "answers without a receipt", at_most(0)),
-        Figure("errors", len(found.errors), "chats refused, cut off or aborted", at_most(0)),
+        Figure("missing", missing, "answers without a receipt", at_most(0)),
+        Figure("errors", len(errors), "chats refused, cut off or aborted", at_most(0)),
     )
-    turns = {"off_tokens_per_second": off, "on_tokens_per_second": on, "errors": found.errors[:20]}
-    return Report("receipts", figures, asdict(plan), turns, where)

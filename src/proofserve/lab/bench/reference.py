@@ -2,13 +2,14 @@
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from proofserve.lab.host import machine
 from proofserve.lab.report import Figure, LabError, Progress, Report
 
 SIZES = (512, 1024, 2048, 4096, 8192)
@@ -18,33 +19,26 @@ WINDOW_S = 0.5
 Forward = Callable[[int, int], bool]
 
 
-class Matmul:
-    """Multiplies square matrices of the size at which the device is fastest."""
+def fastest_size(device: torch.device, dtype: torch.dtype, window_s: float = WINDOW_S) -> int:
+    """The size of square matrices at which the device multiplies fastest."""
+    fastest, best = SIZES[0], 0.0
+    for size in SIZES:
+        rate = multiply_rate(size, device, dtype, window_s)
+        if rate > best:
+            fastest, best = size, rate
+        # The next one takes eight times as long.
+        if 8 * 2.0 * size**3 / rate > window_s:
+            break
+    return fastest
 
-    def __init__(
-        self, device: torch.device, dtype: torch.dtype, window_s: float = WINDOW_S
-    ) -> None:
-        self._device, self._dtype, self._window_s = device, dtype, window_s
-        self._size, best = SIZES[0], 0.0
-        for size in SIZES:
-            rate = self._rate(size)
-            if rate > best:
-                self._size, best = size, rate
-            # The next one takes eight times as long.
-            if 8 * 2.0 * size**3 / rate > window_s:
-                break
 
-    def rate(self) -> float:
-        return self._rate(self._size)
-
-    @torch.inference_mode()
-    def _rate(self, size: int) -> float:
-        matrix = torch.randn(size, size, device=self._device).to(self._dtype)
-
-        def multiply() -> None:
-            torch.mm(matrix, matrix)
-
-        return 2.0 * size**3 / seconds_of(multiply, self._device, self._window_s)
+@torch.inference_mode()
+def multiply_rate(
+    size: int, device: torch.device, dtype: torch.dtype, window_s: float = WINDOW_S
+) -> float:
+    """Operations per second of products of square matrices."""
+    matrix = torch.randn(size, size, device=device).to(dtype)
+    return 2.0 * size**3 / seconds_of(partial(torch.mm, matrix, matrix), device, window_s)
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, window_s: float) -> float:
@@ -83,83 +77,65 @@ class ReferenceSubject:
         """
         return 2.0 * self.weights * seq_len
 
-
-@dataclass(frozen=True, slots=True)
-class ReferencePlan:
-    """Every combination of ``seq_lens`` (tokens) and ``batches`` (nonces), ``window_s`` each."""
-
-    seq_lens: Sequence[int]
-    batches: Sequence[int]
-    window_s: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceReading:
-    """One combination: nonces per second, and the share of the bare multiplication speed."""
-
-    seq_len: int
-    batch: int
-    speed: float
-    share: float
+    @property
+    def facts(self) -> dict[str, Any]:
+        on_gpu = self.device.type == "cuda"
+        return {
+            "gpu": torch.cuda.get_device_name(self.device) if on_gpu else None,
+            "model": self.name,
+            "weights": self.weights,
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
 
 
 def bench_reference(
     subject: ReferenceSubject,
-    plan: ReferencePlan,
-    where: Mapping[str, str | int],
+    seq_lens: Sequence[int],
+    batches: Sequence[int],
+    window_s: float,
     progress: Progress,
 ) -> Report:
     """Measure whole forwards (with inputs and finished vectors) and bare multiplications.
 
-    Bare multiplications run before and after every combination, so that a device whose speed
-    changes does not change the share. Raises LabError if no batch of a length fits into memory.
+    Every combination of ``seq_lens`` (tokens) and ``batches`` (nonces) for ``window_s``. Bare
+    multiplications run before and after each, so that a device whose speed changes does not change
+    the share. Raises LabError if no batch of a length fits into memory.
     """
-    progress.step("forwards, and bare multiplications", len(plan.seq_lens) * len(plan.batches))
-    matmul = Matmul(subject.device, subject.dtype)
-    rates, readings = [matmul.rate()], []
-    for seq_len, batch in itertools.product(plan.seq_lens, plan.batches):
+    progress.step("forwards, and bare multiplications", len(seq_lens) * len(batches))
+    size = fastest_size(subject.device, subject.dtype)
+    rates = [multiply_rate(size, subject.device, subject.dtype)]
+    # By length: batch, nonces per second, and the share of the bare multiplications' speed.
+    readings: dict[int, list[tuple[int, float, float]]] = {each: [] for each in seq_lens}
+    for seq_len, batch in itertools.product(seq_lens, batches):
         if subject.forward(seq_len, batch):
             forward = partial(subject.forward, seq_len, batch)
-            speed = batch / seconds_of(forward, subject.device, plan.window_s)
-            rates.append(matmul.rate())
+            speed = batch / seconds_of(forward, subject.device, window_s)
+            rates.append(multiply_rate(size, subject.device, subject.dtype))
             share = speed * subject.work(seq_len) / (sum(rates[-2:]) / 2)
-            readings.append(ReferenceReading(seq_len, batch, speed, share))
+            readings[seq_len].append((batch, speed, share))
         progress.advance()
     top = Figure("matmul_tflops", max(rates) / 1e12, "of bare multiplications, the best window")
-    lengths = [_of_length(seq_len, readings) for seq_len in plan.seq_lens]
-    return Report(
-        f"reference engine, {subject.name}",
-        (top, *itertools.chain.from_iterable(lengths)),
-        _setup(subject, plan),
-        {"matmul_flops": rates},
-        where,
-    )
+    lengths = [_of_length(seq_len, readings[seq_len]) for seq_len in seq_lens]
+    setup = {
+        **subject.facts,
+        "seq_lens": list(seq_lens),
+        "batches": list(batches),
+        "window_s": window_s,
+    }
+    title, figures = f"reference engine, {subject.name}", itertools.chain.from_iterable(lengths)
+    return Report(title, (top, *figures), setup, {"matmul_flops": rates}, machine())
 
 
-def _of_length(seq_len: int, readings: Sequence[ReferenceReading]) -> list[Figure]:
-    found = [reading for reading in readings if reading.seq_len == seq_len]
-    if not found:
+def _of_length(seq_len: int, readings: Sequence[tuple[int, float, float]]) -> list[Figure]:
+    if not readings:
         raise LabError(f"there is no memory for a forward of {seq_len} tokens")
-    best = max(found, key=lambda reading: reading.speed)
+    best = max(speed for _, speed, _ in readings)
     figures = []
-    for each in found:
-        name, mark = f"{seq_len}_{each.batch}", ", the best" if each is best else ""
+    for batch, speed, share in readings:
+        name, mark = f"{seq_len}_{batch}", ", the best" if speed == best else ""
         figures += [
-            Figure(f"nonces_per_second_{name}", each.speed, f"{each.batch} at a time{mark}"),
-            Figure(f"share_{name}", each.share, "of the bare multiplications before and after it"),
+            Figure(f"nonces_per_second_{name}", speed, f"{batch} at a time{mark}"),
+            Figure(f"share_{name}", share, "of the bare multiplications before and after it"),
         ]
     return figures
-
-
-def _setup(subject: ReferenceSubject, plan: ReferencePlan) -> dict[str, Any]:
-    on_gpu = subject.device.type == "cuda"
-    return {
-        "gpu": torch.cuda.get_device_name(subject.device) if on_gpu else None,
-        "model": subject.name,
-        "weights": subject.weights,
-        "device": str(subject.device),
-        "dtype": str(subject.dtype).removeprefix("torch."),
-        "seq_lens": list(plan.seq_lens),
-        "batches": list(plan.batches),
-        "window_s": plan.window_s,
-    }

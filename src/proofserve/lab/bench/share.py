@@ -2,25 +2,16 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from statistics import mean
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
-from proofserve.lab.bench.chat import at_most
-from proofserve.lab.chats import (
-    Call,
-    Stream,
-    closed_loop,
-    reading_chat,
-    stream_answer,
-    tokens_between,
-)
+from proofserve.lab.bench.chat import Load, Window, at_most, in_turns
+from proofserve.lab.chats import Stream, stream_answer, tokens_between
 from proofserve.lab.node_client import NodeClient
 from proofserve.lab.records import Work
 from proofserve.lab.report import Figure, Progress, Report, median, quantile
-from proofserve.rounds.status import EngineGauges
 
 # Before a window: at least, so that the round runs or its last forward has ended; and up to so much
 # more, because windows that all began at one instant of a forward would count too many or too few.
@@ -33,61 +24,15 @@ TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class ShareLoad:
-    """``clients`` streamed chats in flight, of about ``words`` words in and ``tokens`` tokens out.
-
-    ``pairs`` of windows of ``window_s`` seconds: one with a round, one without, in turns.
-    """
-
-    clients: int = 64
-    words: int = 250
-    tokens: int = 16
-    window_s: float = 5.0
-    pairs: int = 20
-
-
-@dataclass(frozen=True, slots=True)
-class SharePlan:
-    """The order of the rounds, and the load beside them."""
-
-    work: Work
-    load: ShareLoad = field(default_factory=ShareLoad)
-
-
-@dataclass(frozen=True, slots=True)
-class ShareWindow:
-    """A part of the load: two instants of the monotonic clock, the engine's counters at both."""
-
-    began: float
-    ended: float
-    before: EngineGauges
-    after: EngineGauges
-
-    @property
-    def seconds(self) -> float:
-        return self.ended - self.began
-
-    @property
-    def proof_s(self) -> float:
-        return self.after.busy_s - self.before.busy_s
-
-    @property
-    def idle(self) -> float:
-        """The fraction of the time, while proofs waited, that neither they nor chat used."""
-        chat_s = self.after.deferred_s - self.before.deferred_s
-        return 1 - (chat_s + self.proof_s) / self.seconds
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredShare:
     """All windows of the server with the share ``promised``, in pairs: without, with a round."""
 
     promised: float
-    pairs: Sequence[tuple[ShareWindow, ShareWindow]]
+    pairs: Sequence[tuple[Window, Window]]
     streams: Sequence[Stream]
 
     @property
-    def counted(self) -> list[tuple[ShareWindow, ShareWindow]]:
+    def counted(self) -> list[tuple[Window, Window]]:
         return [pair for pair in self.pairs if pair[1].idle <= IDLE]
 
     @property
@@ -109,56 +54,44 @@ class MeasuredShare:
         found = median([beside / plain for plain, beside in speeds])
         return None if found is None else 1 - found
 
-    def speed(self, window: ShareWindow) -> float:
+    def speed(self, window: Window) -> float:
         """Tokens of all answers per second of ``window``."""
         return tokens_between(self.streams, window.began, window.ended) / window.seconds
 
-    def gaps(self, windows: Sequence[ShareWindow]) -> list[float]:
+    def gaps(self, windows: Sequence[Window]) -> list[float]:
         """Seconds between the tokens of a stream, within ``windows``, of all streams."""
         spans = [(window.began, window.ended) for window in windows]
         return [gap for span in spans for stream in self.streams for gap in stream.gaps(*span)]
 
 
 def measure_share(
-    node: NodeClient, promised: float, plan: SharePlan, progress: Progress
+    node: NodeClient, promised: float, work: Work, load: Load, progress: Progress
 ) -> MeasuredShare:
-    """One steady load, a round in every second window; each pair of windows the other way round.
+    """One steady load, a round in every second window.
 
     The server at ``node`` must run with ``--poc-share`` set to ``promised``.
     """
-    load, pairs = plan.load, []
     progress.step(f"endless chat at a share of {promised:g}, in windows", 2 * load.pairs)
-    settle = random.Random(0)  # noqa: S311 - times, not secrets
+    draw = random.Random(0)  # noqa: S311 - times, not secrets
 
-    def call(number: int) -> Call:
-        return reading_chat(plan.work.model, number, load.words, load.tokens)
+    def settle() -> None:
+        sleep(SETTLE_S + draw.uniform(0, SPREAD_S))
 
-    with closed_loop(node.url, call, load.clients, stream_answer) as loop:
+    with load.clients_of(node, work.model, stream_answer) as loop:
         loop.settle(SETTLE_S)
-        for number in range(load.pairs):
-            found: dict[bool, ShareWindow] = {}
-            for beside_round in (False, True) if number % 2 == 0 else (True, False):
-                with node.round(plan.work) if beside_round else nullcontext():
-                    sleep(SETTLE_S + settle.uniform(0, SPREAD_S))
-                    found[beside_round] = _window(node, load.window_s)
-                progress.advance()
-            pairs.append((found[False], found[True]))
-    return MeasuredShare(promised, pairs, loop.replies)
-
-
-def _window(node: NodeClient, seconds: float) -> ShareWindow:
-    before, began = node.engine(), monotonic()
-    sleep(seconds)
-    after, ended = node.engine(), monotonic()
-    return ShareWindow(began, ended, before, after)
+        windows = in_turns(node, work, load, progress, settle)
+    plain = [window for window in windows if not window.beside_round]
+    beside = [window for window in windows if window.beside_round]
+    return MeasuredShare(promised, list(zip(plain, beside, strict=True)), loop.replies)
 
 
 def share_report(
-    plan: SharePlan, measured: Sequence[MeasuredShare], where: Mapping[str, str | int]
+    work: Work, load: Load, measured: Sequence[MeasuredShare], where: Mapping[str, str | int]
 ) -> Report:
     figures = [figure for each in measured for figure in _figures(each)]
+    setup = {"work": asdict(work), "load": asdict(load)}
     windows = {f"{each.promised:g}": _readings(each) for each in measured}
-    return Report("chat-priority, shares", tuple(figures), asdict(plan), windows, where)
+    return Report("chat-priority, shares", tuple(figures), setup, windows, where)
 
 
 def _figures(found: MeasuredShare) -> list[Figure]:
@@ -197,7 +130,7 @@ def _figures(found: MeasuredShare) -> list[Figure]:
 
 
 def _gap_figures(
-    found: MeasuredShare, kind: str, windows: Sequence[ShareWindow]
+    found: MeasuredShare, kind: str, windows: Sequence[Window]
 ) -> tuple[Figure, Figure]:
     gaps, end = found.gaps(windows), f"_{kind}_{found.promised:g}"
     beside = "no proofs" if kind == "plain" else "a round running"

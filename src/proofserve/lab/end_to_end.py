@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from proofserve.lab.check.smoke import Check, Reporter
+from proofserve.lab.checks import Check, Reporter
 from proofserve.lab.node_client import NodeClient, wait_until
-from proofserve.lab.records import DistanceWork, Judgement, NodeStatus, Work, claims_of, tampered
+from proofserve.lab.records import DistanceWork, Judgement, NodeStatus, Work, tampered
 from proofserve.lab.report import LabError, NodeError
 from proofserve.protocol.verdict.comparison import Claim
-from proofserve.rounds.records import Artifact, Winner
+from proofserve.rounds.records import Winner
 
 NONCES = 64
 ROUND_S = 120.0
@@ -66,7 +66,7 @@ def generate(node: NodeClient, work: Work) -> list[Claim]:
     with node.round(work):
         wait_until(lambda: node.status().processed >= NONCES, f"{NONCES} results", ROUND_S)
     rows = node.results(after, NONCES)
-    return claims_of([Artifact(row.nonce, row.value) for row in rows if row.value is not None])
+    return [Claim(row.nonce, row.value) for row in rows if row.value is not None]
 
 
 def _judge_artifacts(

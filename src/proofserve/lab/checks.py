@@ -1,23 +1,31 @@
-"""Smoke checks: chat answers, proofs are valid and repeatable, a round counts correctly."""
+"""Checks of a running server: do its proofs and its chat behave as the documents say?
+
+Smoke: chat answers, proofs are valid and repeatable, a round counts correctly. Coexistence: chat
+and proofs share one engine, and chat goes first, in four cases.
+"""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
-from proofserve.lab.chats import ask_all, chat
-from proofserve.lab.node_client import NodeClient, wait_until
-from proofserve.lab.records import (
-    AnyWork,
-    DistanceWork,
-    NodeStatus,
-    Work,
-    claims_of,
-    distances,
-    vectors_of,
+from proofserve.lab.chats import (
+    Call,
+    ClosedLoop,
+    Reply,
+    ask_all,
+    ask_one,
+    chat,
+    chats,
+    closed_loop,
+    reading_chat,
 )
+from proofserve.lab.node_client import NodeClient, computing_round, wait_until
+from proofserve.lab.records import AnyWork, DistanceWork, NodeStatus, Work, distances, vectors_of
+from proofserve.lab.report import TooSlowError
 from proofserve.protocol import SKETCHES
 from proofserve.protocol.distance import is_winner
 from proofserve.protocol.errors import MalformedVector
@@ -41,6 +49,26 @@ SKETCH_DEVIATIONS = 6.0
 # Unrelated unit vectors are about 1.4 apart; two engines of one model about 0.01.
 UNRELATED = 0.2
 ROUND_S = 60.0
+
+# Of coexistence: chats one after the other.
+CHATS = 5
+# Long prompts and short answers: the engine must not wait for the API process. If it did, it would
+# be idle for a moment, and a proof may rightly use that moment.
+CLIENTS = 16
+WORDS = 400
+# By then every client has a request in a running batch.
+SETTLE_S = 1.5
+LOAD_S = 2.0
+# So many windows without a forward are enough; more than MOST_WINDOWS are not tried. For full speed
+# so many windows are tried, and one is enough.
+WINDOWS = 3
+MOST_WINDOWS = 8
+GRACE_MS = 6.0  # ADR 9: a forward may start when chat has not used the engine for so long
+FULL_SPEED_S = 4.0
+# The rest is the work between forwards, and one forward cut off at each end of the window.
+FULL_SPEED = 0.8
+LONGEST_WAIT_BATCHES = 1.05
+RESUME_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +107,17 @@ def _chat_answers(node: NodeClient, model: str) -> Check:
 
 
 def artifact_smoke(node: NodeClient, work: Work, report: Reporter) -> None:
-    ours = claims_of(node.artifacts(work, NONCES))
+    ours = node.artifacts(work, NONCES)
     report(_vectors_are_valid(ours, work))
     # Order and batch size must not change a single bit.
     again = node.artifacts(replace(work, batch_size=5), tuple(reversed(NONCES)))
     detail = "computed again in reverse order and in other batches"
-    report(Check("the same nonce gives the same bits", claims_of(again[::-1]) == ours, detail))
+    report(Check("the same nonce gives the same bits", again[::-1] == ours, detail))
     for what, other in (
         ("another key", replace(work, public_key="another key")),
         ("another block", replace(work, block_hash="another block")),
     ):
-        nearest = min(distances(ours, claims_of(node.artifacts(other, NONCES)), work.width))
+        nearest = min(distances(ours, node.artifacts(other, NONCES), work.width))
         detail = f"nearest pair {nearest:.2f} apart"
         report(Check(f"{what} gives other values", nearest > UNRELATED, detail))
     _round_counts(node, work, report)
@@ -140,20 +168,6 @@ def _by_lane(nonces: Sequence[int], lanes: int) -> Mapping[int, list[int]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedRound:
-    """What one round showed from its configuration to its end.
-
-    ``counted`` is the node's status after it stopped generating, ``winners`` holds the distance of
-    each stored nonce, and ``computed`` the recomputed distances of the round's first nonces.
-    """
-
-    states: tuple[str, ...]
-    counted: NodeStatus
-    winners: Mapping[int, float]
-    computed: Mapping[int, float]
-
-
 def distance_smoke(node: NodeClient, work: DistanceWork, report: Reporter) -> None:
     """Report the checks of the distance protocol. Raises NodeError if the node refuses a call."""
     ours = _distances(node, work, NONCES)
@@ -166,15 +180,11 @@ def distance_smoke(node: NodeClient, work: DistanceWork, report: Reporter) -> No
         ("another block", replace(work, block_hash="another block")),
     ):
         report(_others(what, ours, _distances(node, other, NONCES)))
-    seen = observe_round(node, replace(work, r_target=R_TARGET))
-    report(_counts(seen))
-    report(_below_target(seen))
-    report(_complete(seen))
-    states = ", then ".join(seen.states)
-    report(Check("a distance round reports its states", seen.states == STATES, states))
+    distance_round(node, replace(work, r_target=R_TARGET), report)
 
 
-def observe_round(node: NodeClient, work: DistanceWork) -> ObservedRound:
+def distance_round(node: NodeClient, work: DistanceWork, report: Reporter) -> None:
+    """Report the checks of one round, from its configuration to its end."""
     after = node.last_seq()
     states = []
     node.init(work)
@@ -191,7 +201,11 @@ def observe_round(node: NodeClient, work: DistanceWork) -> ObservedRound:
         node.stop()
     states += [counted.state, node.status().state]
     winners = {row.nonce: row.distance for row in rows if row.distance is not None}
-    return ObservedRound(tuple(states), counted, winners, computed)
+    report(_counts(counted, len(winners)))
+    report(_below_target(winners))
+    report(_complete(winners, computed))
+    as_expected = tuple(states) == STATES
+    report(Check("a distance round reports its states", as_expected, ", then ".join(states)))
 
 
 def _has_enough(status: NodeStatus) -> bool:
@@ -223,23 +237,128 @@ def _others(what: str, ours: Mapping[int, float], theirs: Mapping[int, float]) -
     return Check(f"{what} gives other distances", middle > UNRELATED_DISTANCES, detail)
 
 
-def _counts(seen: ObservedRound) -> Check:
-    counted, stored = seen.counted, len(seen.winners)
+def _counts(counted: NodeStatus, stored: int) -> Check:
     counts = f"{counted.found} of {counted.processed} counted, {stored} stored"
     detail = f"{counts}, {counted.rate:.1f} nonces/s"
     within = 0 < counted.found <= counted.processed
     return Check("a round counts the winners it stores", within and counted.found == stored, detail)
 
 
-def _below_target(seen: ObservedRound) -> Check:
-    above = [n for n, distance in seen.winners.items() if not is_winner(distance, R_TARGET)]
-    farthest = max(seen.winners.values(), default=math.nan)
+def _below_target(winners: Mapping[int, float]) -> Check:
+    above = [n for n, distance in winners.items() if not is_winner(distance, R_TARGET)]
+    farthest = max(winners.values(), default=math.nan)
     detail = f"{len(above)} are not; the largest distance is {farthest:.4f}"
     return Check(f"every winner is below {R_TARGET:g}", not above, detail)
 
 
-def _complete(seen: ObservedRound) -> Check:
-    stored = {nonce: d for nonce, d in seen.winners.items() if nonce in seen.computed}
-    winning = {nonce: d for nonce, d in seen.computed.items() if is_winner(d, R_TARGET)}
+def _complete(winners: Mapping[int, float], computed: Mapping[int, float]) -> Check:
+    stored = {nonce: d for nonce, d in winners.items() if nonce in computed}
+    winning = {nonce: d for nonce, d in computed.items() if is_winner(d, R_TARGET)}
     detail = f"of the first {RECOMPUTED}, {len(winning)} win when recomputed, {len(stored)} stored"
     return Check("a round stores exactly its winners", bool(winning) and stored == winning, detail)
+
+
+def coexist(node: NodeClient, work: Work, report: Reporter) -> None:
+    """Report the checks of each case. Raises NodeError if the node refuses a call."""
+    with computing_round(node, work):
+        _chat_during_round(node, work, report)
+        report(_full_speed_when_idle(node))
+    _round_during_chat(node, work, report)
+    with computing_round(node, work):
+        _chat_has_priority(node, work, report)
+
+
+def _chat_during_round(node: NodeClient, work: Work, report: Reporter) -> None:
+    replies = ask_all(node.url, chats(work.model, range(CHATS), 16, "coexist"), 1)
+    slowest = max(reply.seconds for reply in replies) * 1e3
+    report(_completed("chat completes during a round", replies, f"slowest {slowest:.0f} ms"))
+    report(_resumes(node, "proofs resume after chat"))
+
+
+def _full_speed_when_idle(node: NodeClient) -> Check:
+    """The best of some windows: in one of them the machine may have stood still."""
+    share, forwards = 0.0, 0
+    for _ in range(WINDOWS):
+        before, began = node.engine(), time.monotonic()
+        time.sleep(FULL_SPEED_S)
+        after, ended = node.engine(), time.monotonic()
+        found = (after.busy_s - before.busy_s) / (ended - began)
+        share, forwards = max((share, forwards), (found, after.forwards - before.forwards))
+        if share >= FULL_SPEED:
+            break
+    detail = f"{share:.0%} of the time in forwards, {forwards} of them"
+    return Check("proofs run at full speed while chat is idle", share >= FULL_SPEED, detail)
+
+
+def _round_during_chat(node: NodeClient, work: Work, report: Reporter) -> None:
+    loop = ClosedLoop(node.url, _endless_chat(work), CLIENTS, ask_one)
+    loop.start()
+    try:
+        loop.settle(SETTLE_S)
+        with node.round(work):
+            state = node.status().state
+            report(Check("a round starts while chat is active", state == "GENERATING", state))
+            report(_no_proofs(node, "the round waits until that chat has ended"))
+            loop.finish()
+            name = "chat completes although a round has started"
+            report(_completed(name, loop.replies, f"{CLIENTS} at a time"))
+            report(_resumes(node, "proofs start when chat has ended"))
+    finally:
+        loop.abandon()
+
+
+def _chat_has_priority(node: NodeClient, work: Work, report: Reporter) -> None:
+    with closed_loop(node.url, _endless_chat(work), CLIENTS, ask_one) as loop:
+        loop.settle(SETTLE_S)
+        report(_no_proofs(node, "a running round pauses while chat is active"))
+    report(_completed("chat completes beside a paused round", loop.replies, f"{CLIENTS} at a time"))
+    wait = node.engine().longest_chat_wait_batches
+    name = "no chat request waits for more than one forward"
+    report(Check(name, wait <= LONGEST_WAIT_BATCHES, f"longest wait so far: {wait:.2f} forwards"))
+    report(_resumes(node, "a paused round resumes after chat"))
+
+
+def _no_proofs(node: NodeClient, name: str) -> Check:
+    """Fails if chat paused for less than the grace before a forward, by the engine's clock.
+
+    Proofs may use a longer pause, in which the machine stood still; its window is measured again.
+    """
+    clean, left_out = 0, list[float]()
+    while clean < WINDOWS and clean + len(left_out) < MOST_WINDOWS:
+        before = node.engine().forwards
+        time.sleep(LOAD_S)
+        after = node.engine()
+        if (forwards := after.forwards - before) == 0:
+            clean += 1
+            continue
+        # Some of these may be older, since several forwards can use one pause.
+        pause = min(after.resume_ms[-forwards:], default=0.0)
+        if pause < GRACE_MS:
+            detail = f"forwards in {LOAD_S:g} s: {forwards}, after a chat pause of {pause:.1f} ms"
+            return Check(name, False, detail)
+        left_out.append(pause)
+    detail = f"no forward in {clean} windows of {LOAD_S:g} s of chat"
+    if left_out:
+        detail += f"; {len(left_out)} left out: chat paused for {min(left_out):.1f} ms or more"
+    return Check(name, True if clean else None, detail if clean else f"skipped: {detail}")
+
+
+def _endless_chat(work: Work) -> Callable[[int], Call]:
+    return lambda number: reading_chat(work.model, number, WORDS)
+
+
+def _completed(name: str, replies: Sequence[Reply], detail: str) -> Check:
+    errors = [reply.error for reply in replies if reply.error]
+    if errors:
+        return Check(name, False, f"{len(errors)} of {len(replies)} failed: {errors[0]}")
+    complete = all(reply.completion_tokens > 0 for reply in replies)
+    return Check(name, complete and bool(replies), f"{len(replies)} chats, {detail}")
+
+
+def _resumes(node: NodeClient, name: str) -> Check:
+    before = node.status().processed
+    try:
+        seconds = wait_until(lambda: node.status().processed > before, "new proofs", RESUME_S)
+    except TooSlowError as error:
+        return Check(name, False, str(error))
+    return Check(name, True, f"new results after {seconds:.1f} s")
