@@ -4,7 +4,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from proofserve.gateway.admin import AdminOnly
+from proofserve.gateway.admin import admin_only
 from proofserve.gateway.records import BackendSpec, GatewayPlan
 
 BACKEND = BackendSpec("http://127.0.0.1:1")
@@ -14,7 +14,7 @@ def status_of(plan: GatewayPlan, host: str, key: str | None = None, path: str = 
     app = FastAPI()
     app.add_api_route("/tokenize", lambda: {"tokens": [1]})
     app.add_api_route("/api/own/status", lambda: {"asks": "for a key of its own"})
-    client = TestClient(AdminOnly(app, plan), client=(host, 50_000))
+    client = TestClient(admin_only(app, plan), client=(host, 50_000))
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     response = client.get(path, headers=headers)
     if response.status_code != 200:

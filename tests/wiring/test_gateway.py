@@ -205,7 +205,7 @@ def test_the_application_reads_what_was_chosen(served: type[Served]) -> None:
     assert GatewaySettings().port == 7001
     assert [each.cls.__name__ for each in application().user_middleware] == [
         "CORSMiddleware",
-        "HeadAsGet",
+        "head_as_get",
     ]  # type: ignore[attr-defined]
 
 

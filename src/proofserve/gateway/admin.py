@@ -90,23 +90,21 @@ def refusal_of(plan: GatewayPlan, connection: HTTPConnection) -> Failure | None:
     return Failure(403, "admin_only", message)
 
 
-class AdminOnly:
-    """Lets only operators call an application, except for the paths of ``plan.self_guarded``.
+def admin_only(app: ASGIApp, plan: GatewayPlan) -> ASGIApp:
+    """``app`` for operators alone, except for its paths ``plan.self_guarded``.
 
     Those paths need keys of their own, and a request has only one key.
     """
 
-    def __init__(self, app: ASGIApp, plan: GatewayPlan) -> None:
-        self._app = app
-        self._plan = plan
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        answering = app
         # The decoded path, by which the application chooses the route.
-        guarded = scope["type"] == "http" and not scope["path"].startswith(self._plan.self_guarded)
-        if guarded and (failure := refusal_of(self._plan, HTTPConnection(scope))):
-            app = Response(failure.body(), failure.status, media_type="application/json")
-        await app(scope, receive, send)
+        asks = scope["type"] == "http" and not scope["path"].startswith(plan.self_guarded)
+        if asks and (failure := refusal_of(plan, HTTPConnection(scope))):
+            answering = Response(failure.body(), failure.status, media_type="application/json")
+        await answering(scope, receive, send)
+
+    return guarded
 
 
 class AdminRoute(APIRoute):

@@ -179,10 +179,7 @@ class Clients:
         clock: Callable[[], float] = time.monotonic,
         new_window: NewWindow | None = None,
     ) -> None:
-        def own_window(_name: str, limit: int) -> FixedWindow:
-            return FixedWindow(limit, clock)
-
-        new_window = new_window or own_window
+        new_window = new_window or (lambda _name, limit: FixedWindow(limit, clock))
         self.open = not specs
         self._anonymous = Client(ANONYMOUS, new_window)
         # By digest: the time of a look-up tells nothing about a key, and no key lies in memory.

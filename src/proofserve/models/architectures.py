@@ -152,10 +152,6 @@ def _gemma3(shape: Shape) -> PreTrainedConfig:
     )
 
 
-def _qwen3(shape: Shape) -> PreTrainedConfig:
-    return Qwen3Config(**_common(shape))
-
-
 def _qwen3_moe(shape: Shape) -> PreTrainedConfig:
     """32 experts, of which 4 together are as wide as the dense model of this size."""
     return Qwen3MoeConfig(
@@ -213,7 +209,9 @@ def _deepseek_v3(shape: Shape) -> PreTrainedConfig:
 
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "qwen3": Architecture("Qwen3ForCausalLM", _qwen3, norms_queries=True),
+    "qwen3": Architecture(
+        "Qwen3ForCausalLM", lambda shape: Qwen3Config(**_common(shape)), norms_queries=True
+    ),
     "llama": Architecture("LlamaForCausalLM", lambda shape: LlamaConfig(**_common(shape))),
     "gemma3": Architecture(
         "Gemma3ForCausalLM", _gemma3, norm_offset=1.0, norms_queries=True, scales_tokens=True

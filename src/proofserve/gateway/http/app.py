@@ -26,7 +26,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proofserve.gateway.admin import AdminOnly, include_routes
+from proofserve.gateway.admin import admin_only, include_routes
 from proofserve.gateway.backends import Backend, Resolve, Roster, addresses
 from proofserve.gateway.dashboard import dashboard_of
 from proofserve.gateway.failures import Failure, RefusedByGateway
@@ -64,7 +64,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = ad
                 spec, engine_app = await stack.enter_async_context(engine())
                 backends = (spec,)
                 # If chat needs a key, the engine's other endpoints must not bypass it.
-                app.mount("/", AdminOnly(engine_app, plan) if plan.clients else engine_app)
+                app.mount("/", admin_only(engine_app, plan) if plan.clients else engine_app)
             running_gateway = running(replace(plan, backends=backends), resolve)
             gateway = await stack.enter_async_context(running_gateway)
             stack.enter_context(draining_on_signals(gateway))
@@ -81,7 +81,7 @@ def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = ad
     app.exception_handler(RefusedByGateway)(_refused)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http_error)
-    app.add_middleware(HeadAsGet)
+    app.add_middleware(head_as_get)
     if plan.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -92,16 +92,15 @@ def build(plan: GatewayPlan, engine: Engine | None = None, resolve: Resolve = ad
     return app
 
 
-class HeadAsGet:
+def head_as_get(app: ASGIApp) -> ASGIApp:
     """Answers HEAD as GET. The server omits the body, because it sees the original method."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return answer
 
 
 @asynccontextmanager

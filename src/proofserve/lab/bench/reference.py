@@ -19,15 +19,15 @@ WINDOW_S = 0.5
 Forward = Callable[[int, int], bool]
 
 
-def fastest_size(device: torch.device, dtype: torch.dtype, window_s: float = WINDOW_S) -> int:
+def fastest_size(device: torch.device, dtype: torch.dtype) -> int:
     """The size of square matrices at which the device multiplies fastest."""
     fastest, best = SIZES[0], 0.0
     for size in SIZES:
-        rate = multiply_rate(size, device, dtype, window_s)
+        rate = multiply_rate(size, device, dtype)
         if rate > best:
             fastest, best = size, rate
         # The next one takes eight times as long.
-        if 8 * 2.0 * size**3 / rate > window_s:
+        if 8 * 2.0 * size**3 / rate > WINDOW_S:
             break
     return fastest
 
