@@ -21,7 +21,7 @@ from proofserve.lab.records import BLOCK_HEIGHT, Work, tampered, vectors_of
 from proofserve.lab.report import LabError
 from proofserve.models.trained import DENSE
 from proofserve.protocol.identity import Block
-from proofserve.protocol.nonces import draw, fresh_seed
+from proofserve.protocol.nonces import fresh_seed
 from proofserve.protocol.receipts.record import SCHEME as RECEIPT_SCHEME
 from proofserve.protocol.sketch import SketchScheme
 from proofserve.protocol.verdict.comparison import Claim
@@ -33,8 +33,8 @@ from proofserve.verifier.chat.statements import NodeFacts
 from proofserve.verifier.chat.verification import ChatVerification
 from proofserve.verifier.claims import ClaimedArtifacts
 from proofserve.verifier.judges import Chances
-from proofserve.verifier.judging import DIRECTION, JudgingOptions, judges_of
-from proofserve.verifier.verification import Recomputation, Verification, verify
+from proofserve.verifier.judging import DIRECTION, JudgingOptions, SampleOptions, Truth, judged
+from proofserve.verifier.verification import Verification
 
 # Small, so that the round hardly delays the chat beside it.
 FORWARD_BATCH = 8
@@ -186,10 +186,10 @@ class DemoValidator:
         )
         # The other model is in the bank of the forging node alone: nothing suspects it by name.
         setup, compute = ValidatorSetup(mine), proofs_of(WORKLOAD, FORWARD_BATCH)
-        self._validator = CheckpointValidator(setup, compute)
-        digest = self._validator.weights_digest
-        dense = self._validator.is_dense
-        self._options.require(WORKLOAD, [MODEL.name], checkpoint_shape(mine), digest, dense)
+        self._validator = honest = CheckpointValidator(setup, compute)
+        self._truth = Truth(honest.truth, honest.weights_digest, honest, honest.is_dense)
+        shape, digest = checkpoint_shape(mine), honest.weights_digest
+        self._options.require(WORKLOAD, [MODEL.name], shape, digest, honest.is_dense)
         self._forger = CheckpointValidator(replace(setup, suspects=(other,)), compute)
 
     def judge(self, claims: Sequence[Claim]) -> bool:
@@ -226,9 +226,8 @@ class DemoValidator:
     def _verification(self, claims: Sequence[Claim]) -> Verification:
         nonces = tuple(claim.nonce for claim in claims)
         claimed = ClaimedArtifacts(WORK.block_hash, WORK.public_key, nonces, tuple(claims))
-        judges = judges_of(self._options, len(nonces), self._validator)
-        ours = Recomputation(self._validator.truth, WIDTH, FORWARD_BATCH)
-        return verify(claimed, draw(nonces, fresh_seed()), ours, judges, self._session.line)
+        sampling, line = SampleOptions(fresh_seed(), None, FORWARD_BATCH), self._session.line
+        return judged(claimed, WORKLOAD, self._truth, self._options, sampling, line).outcome
 
 
 def _latency(replies: Sequence[Reply]) -> str:
