@@ -63,7 +63,9 @@ DENSE: Final = TrainedModel(
     (SKETCH, ARTIFACT, RECEIPT),
 )
 MIXTURE: Final = TrainedModel(
-    "trained_moe", "e22d4f5a95048d116a5caaf73878429bb069e671914d1be74e4e36d50f4896da", (SKETCH_2,)
+    "trained_moe",
+    "e22d4f5a95048d116a5caaf73878429bb069e671914d1be74e4e36d50f4896da",
+    (SKETCH_2, RECEIPT),
 )
 TRAINED_MODELS: Final[Mapping[str, TrainedModel]] = {each.name: each for each in (DENSE, MIXTURE)}
 
