@@ -19,8 +19,8 @@ from proofserve.api import response_models
 from proofserve.api.node import Deployment, Node
 from proofserve.api.routes import router
 from proofserve.engines.fake import FakeEngine
-from proofserve.rounds.limits import Limits
 from proofserve.rounds.manager import RoundManager
+from proofserve.rounds.records import Limits
 from proofserve.wire.status import NodeStatusResponse
 from rounds.doubles import QUICK, MemoryOutbox
 

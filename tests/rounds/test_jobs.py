@@ -158,7 +158,7 @@ async def test_an_incomplete_recomputation_is_an_error_and_no_verdict() -> None:
 async def test_a_chunk_that_chat_holds_back_for_too_long_is_skipped() -> None:
     # Each look at the clock finds a tenth of a second more.
     ticks = itertools.count()
-    bench = JobBench(replace(QUICK.jobs, chunk_timeout_s=0.3), lambda: next(ticks) * 0.1)
+    bench = JobBench(replace(QUICK, chunk_timeout_s=0.3), lambda: next(ticks) * 0.1)
     bench.engine.deferrals, bench.engine.deferral_s = 10**9, 0.001
     request_id = bench.queue.submit(job(1))
     assert await bench.ended(request_id) is JobState.FAILED
@@ -215,7 +215,7 @@ async def test_results_expire() -> None:
 
 
 async def test_expired_results_are_deleted_without_a_request() -> None:
-    bench = JobBench(replace(QUICK.jobs, result_ttl_s=0.01))
+    bench = JobBench(replace(QUICK, result_ttl_s=0.01))
     request_id = bench.queue.submit(job(1))
     await until(lambda: bench.admission.gauges.queued_nonces == 0)
     await asyncio.sleep(0.05)
@@ -226,7 +226,7 @@ async def test_expired_results_are_deleted_without_a_request() -> None:
 
 
 async def test_the_oldest_results_make_room_by_jobs() -> None:
-    bench = JobBench(replace(QUICK.jobs, max_kept_jobs=3))
+    bench = JobBench(replace(QUICK, max_kept_jobs=3))
     ids = []
     for nonce in range(5):
         ids.append(bench.queue.submit(job(nonce)))
@@ -239,7 +239,7 @@ async def test_the_oldest_results_make_room_by_jobs() -> None:
 
 
 async def test_the_oldest_results_make_room_by_nonces() -> None:
-    bench = JobBench(replace(QUICK.jobs, max_kept_nonces=10))
+    bench = JobBench(replace(QUICK, max_kept_nonces=10))
     first, second, third, large = (
         bench.queue.submit(job(*range(count))) for count in (4, 4, 4, 20)
     )
@@ -256,7 +256,7 @@ async def test_the_oldest_results_make_room_by_nonces() -> None:
 
 
 async def test_cancelled_jobs_do_not_pile_up() -> None:
-    bench = JobBench(replace(QUICK.jobs, max_kept_jobs=3))
+    bench = JobBench(replace(QUICK, max_kept_jobs=3))
     bench.no_round.clear()
     ids = []
     for _ in range(50):

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from proofserve.rounds.computation import Computation
 from proofserve.rounds.errors import OutboxUnavailable, UnknownJob
-from proofserve.rounds.limits import JobLimits, NonceLimit
 from proofserve.rounds.ports import Outbox
-from proofserve.rounds.records import CompletedJob, Job, JobState, JobView, Outcome
+from proofserve.rounds.records import CompletedJob, Job, JobState, JobView, Limits, Outcome
 from proofserve.rounds.tasks import end, reason_of
 
 _logger = logging.getLogger(__name__)
@@ -25,19 +24,14 @@ class JobQueue:
     """
 
     def __init__(
-        self,
-        computation: Computation,
-        outbox: Outbox,
-        admission: NonceLimit,
-        limits: JobLimits,
-        clock: Callable[[], float],
+        self, computation: Computation, outbox: Outbox, limits: Limits, clock: Callable[[], float]
     ) -> None:
         self._computation = computation
         self._outbox = outbox
         self._limits = limits
         self._clock = clock
         self._places_in_order = WaitQueue()
-        self._admission = admission
+        self._admission = computation.admission
         self._entries: dict[str, _QueuedJob] = {}
         # The entries whose job has ended, oldest first, and the sum of their nonces.
         self._ended: dict[str, _QueuedJob] = {}

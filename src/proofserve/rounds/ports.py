@@ -185,7 +185,7 @@ class NodeManager(Protocol):
 
         One that is not ``of_round`` is neither sent nor counted in the round. Raises
         NotInitialised, OtherProtocol, OutboxUnavailable (the callback could not be stored; nothing
-        was counted) and as ``Judging.run``.
+        was counted) and as ``Computation.judge``.
         """
         ...
 

@@ -34,8 +34,7 @@ from proofserve.outbox.post import Allowlist, Outward, UrlCheck
 from proofserve.outbox.sender import CallbackSender
 from proofserve.protocol.scheme import ModelFacts
 from proofserve.receiver.callbacks import SignatureCheck
-from proofserve.rounds.limits import JobLimits
-from proofserve.rounds.records import EngineInfo
+from proofserve.rounds.records import EngineInfo, Limits
 from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet import FleetSettings, listed_members
 from proofserve.web import is_loopback
@@ -221,7 +220,7 @@ def fleet_limits(settings: FleetSettings) -> FleetLimits:
         lanes=settings.lanes,
         start_wait_s=settings.start_wait_sec,
         stop_wait_s=settings.stop_wait_sec,
-        jobs=JobLimits(max_queued_nonces=settings.max_queued_nonces),
+        jobs=Limits(max_queued_nonces=settings.max_queued_nonces),
     )
 
 

@@ -20,11 +20,10 @@ from proofserve.outbox.sender import CallbackSender
 from proofserve.outbox.store import SqliteOutbox
 from proofserve.protocol.errors import ProtocolError
 from proofserve.rounds.errors import OutboxUnavailable
-from proofserve.rounds.limits import JobLimits, Limits
 from proofserve.rounds.manager import RoundManager
 from proofserve.rounds.ports import ProofEngine
 from proofserve.rounds.receipts import ReceiptService, ReceiptSource
-from proofserve.rounds.records import EngineInfo, RoundSpec
+from proofserve.rounds.records import EngineInfo, Limits, RoundSpec
 from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
@@ -73,7 +72,7 @@ async def running_node(
     async with await SqliteOutbox.open(settings.outbox) as outbox:
         await owned()
         sender = CallbackSender(outbox, _policy(settings), outward=outward)
-        manager = RoundManager(engine, outbox, Limits(jobs=_job_limits(settings)))
+        manager = RoundManager(engine, outbox, _limits(settings))
         deployment = _deployment(engine.engine_info, settings, outward)
         keep_s = settings.outbox_keep_days * DAY_S
         prune = partial(_prune_results, outbox, keep_s)
@@ -189,8 +188,8 @@ def _deployment(engine_info: EngineInfo, settings: NodeSettings, outward: Outwar
     )
 
 
-def _job_limits(settings: NodeSettings) -> JobLimits:
-    return JobLimits(
+def _limits(settings: NodeSettings) -> Limits:
+    return Limits(
         max_queued_nonces=settings.max_queued_nonces,
         chunk_timeout_s=settings.generate_chunk_timeout_sec,
         result_ttl_s=settings.generate_result_ttl_sec,

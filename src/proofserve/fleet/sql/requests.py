@@ -11,13 +11,13 @@ from proofserve.fleet.sql.tables import desired, kept, requests, work_fields, wo
 from proofserve.outbox.callbacks import callback_text
 from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.errors import QueueFull
-from proofserve.rounds.limits import JobLimits
 from proofserve.rounds.records import (
     Artifact,
     CompletedJob,
     Job,
     JobState,
     JobView,
+    Limits,
     Outcome,
     Proofs,
     StatTest,
@@ -103,7 +103,7 @@ class RequestStore(StorePart):
         connection.execute(ended.values(state=JobState.CANCELLED.value, ended_at=self.clock()))
 
     @writes
-    def expire(self, connection: Connection, limits: JobLimits) -> None:
+    def expire(self, connection: Connection, limits: Limits) -> None:
         """Delete what ended long ago, and the oldest of too many."""
         before = self.clock() - limits.result_ttl_s
         connection.execute(delete(requests).where(requests.c.ended_at <= before))
