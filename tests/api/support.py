@@ -51,7 +51,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "/health/engine": response_models.HealthAnswer,
     "/health/deep": response_models.DeepAnswer,
 }
-NODES_OWN = {"access", "challenges", "liveness", "rates", "receipts", "waits"}
+NODES_OWN = {"access", "call_limits", "liveness", "receipts"}
 # Sent as text: Python's JSON module accepts these, the JSON standard does not.
 RAW = {"content-type": "application/json"}
 

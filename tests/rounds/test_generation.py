@@ -49,7 +49,7 @@ class Bench:
         assert self.outbox.progress == sorted(set(self.outbox.progress))
         assert self.outbox.progress[-1:] == ([count] if count else [])
         stats = self.counters.read()
-        assert stats.processed + stats.failed == count
+        assert stats.total_processed + stats.failed == count
         assert self.engine.leases == 0
         assert self.outbox.closed == [self.spec.round_id]
 
@@ -60,7 +60,7 @@ async def test_results_come_in_lane_order_until_it_is_stopped() -> None:
         await until(lambda: len(bench.outbox.rows) >= 40)
     bench.assert_sound()
     assert bench.round.error is None
-    assert bench.counters.read().rate > 0
+    assert bench.counters.read().nonces_per_second > 0
     calls = len(bench.engine.calls)
     await asyncio.sleep(0.02)
     assert len(bench.engine.calls) == calls
@@ -171,7 +171,7 @@ async def test_a_full_outbox_pauses_the_round_and_loses_nothing() -> None:
         await until(lambda: bench.round.paused_reason)
         assert bench.round.paused_reason == "outbox: disk full"
         stored, attempts = len(bench.outbox.rows), bench.outbox.attempts
-        assert bench.counters.read().processed == stored
+        assert bench.counters.read().total_processed == stored
         await asyncio.sleep(0.1)
         assert len(bench.outbox.rows) == stored
         assert bench.outbox.attempts - attempts <= 12

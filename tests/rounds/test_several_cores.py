@@ -46,7 +46,7 @@ class Bench:
         lane = self.spec.lane
         assert lane is not None
         assert self.outbox.nonces == list(lane.batch(0, len(self.outbox.rows)))
-        assert self.counters.read().processed == len(self.outbox.rows)
+        assert self.counters.read().total_processed == len(self.outbox.rows)
         assert self.engine.leases == 0
 
     def proved_by(self, core: int) -> int:

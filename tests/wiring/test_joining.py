@@ -16,7 +16,7 @@ from proofserve.api.status import status_body
 from proofserve.engines.fake import FakeEngine
 from proofserve.settings.node import NodeSettings
 from proofserve.wiring import joining
-from proofserve.wiring.joining import plan_of
+from proofserve.wiring.joining import joining_of
 from proofserve.wiring.node import running_node
 from proofserve.wiring.start_checks import start_checks
 from rounds.doubles import until
@@ -176,11 +176,11 @@ def test_a_wrong_setting_is_refused_at_the_start(
 
 
 def test_without_a_fleet_there_is_no_plan_and_the_name_is_the_hosts() -> None:
-    assert plan_of(NodeSettings()) is None
+    assert joining_of(NodeSettings()) is None
     with pytest.raises(ValidationError):
         NodeSettings(fleet_name="")
     given = {"fleet": "http://f:1", "fleet_key": SecretStr(KEY), "fleet_address": "http://n:1"}
-    plan = plan_of(NodeSettings(**given))
-    assert plan is not None
-    assert plan.name
-    assert KEY not in repr(plan)
+    member = joining_of(NodeSettings(**given))
+    assert member is not None
+    assert member.name
+    assert KEY not in repr(member)

@@ -144,7 +144,7 @@ def _work(node: Node) -> Iterator[Metric]:
 
 def _round(status: Status) -> Iterator[Metric]:
     running = status.state is State.GENERATING
-    rate = status.stats.recent_rate if running and status.stats is not None else 0.0
+    rate = status.stats.recent_nonces_per_second if running and status.stats is not None else 0.0
     states = {(state.value,): state is status.state for state in State}
     yield _gauge("nonces_per_second", "Rate of the running round over 30 s, or 0.", {(): rate})
     yield _gauge("round_state", "1 for the state that the node is in.", states, ["state"])

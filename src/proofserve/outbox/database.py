@@ -33,10 +33,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class NotAnOutbox(OutboxUnavailable):
-    """The file is not an outbox, or is one of another version. It was not changed."""
-
-
 class OutboxInUse(OutboxUnavailable):
     """Another server uses the file. It was not changed."""
 
@@ -55,8 +51,8 @@ class Database:
     async def open(cls, path: Path) -> Self:
         """Open ``path``, or create it. A damaged file is renamed, and a new one is created.
 
-        Raises NotAnOutbox (the file belongs to another program or to another version), OutboxInUse
-        (another server uses it) and OutboxUnavailable (it cannot be opened or created).
+        Raises OutboxInUse (another server uses it) and OutboxUnavailable (it belongs to another
+        program or to another version, or cannot be opened or created).
         """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
         loop = asyncio.get_running_loop()
@@ -210,19 +206,19 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 def version_of(path: Path, connection: sqlite3.Connection) -> int:
     """The version of the schema in ``path``, 0 for a file without tables.
 
-    Raises NotAnOutbox for a file of another version or of another program.
+    Raises OutboxUnavailable for a file of another version or of another program.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
-        raise NotAnOutbox(
+        raise OutboxUnavailable(
             f"the outbox {path} has version {version}, this proofserve reads up to "
             f"{SCHEMA_VERSION}: use the newer proofserve or another file"
         )
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version == 0 and tables:
-        raise NotAnOutbox(f"{path} is a database of another program: choose another file")
+        raise OutboxUnavailable(f"{path} is a database of another program: choose another file")
     if 0 < version < SCHEMA_VERSION:
-        raise NotAnOutbox(
+        raise OutboxUnavailable(
             f"the outbox {path} has version {version}, this proofserve reads {SCHEMA_VERSION} only:"
             " have the older one send what the file holds, then move it away, or choose another"
             " file"
@@ -271,7 +267,7 @@ def is_damage(path: Path, error: sqlite3.Error) -> bool:
 
 
 def _rename_damaged(path: Path) -> None:
-    """Rename a damaged file and those beside it. Raises NotAnOutbox and OSError."""
+    """Rename a damaged file and those beside it. Raises OutboxUnavailable and OSError."""
     if not path.is_file():
         return
     try:

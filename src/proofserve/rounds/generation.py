@@ -196,9 +196,9 @@ class Generation:
             _logger.info(
                 "round %s: %d nonces, %.1f nonces/s, %d %s, held back by %s, %s callbacks pending",
                 spec.round_id,
-                stats.processed,
-                stats.recent_rate,
-                stats.found,
+                stats.total_processed,
+                stats.recent_nonces_per_second,
+                stats.total_found,
                 kind,
                 self.paused_reason or chat,
                 await self._pending_callbacks(),

@@ -222,7 +222,7 @@ class RoundManager:
 
 
 def _log_end(ended: _Round) -> None:
-    round_id, processed = ended.spec.round_id, ended.counters.read().processed
+    round_id, processed = ended.spec.round_id, ended.counters.read().total_processed
     if ended.generation is not None and ended.generation.error is not None:
         level, why = logging.ERROR, ended.generation.error
     else:

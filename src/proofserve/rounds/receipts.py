@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.answer import FinishedAnswer
@@ -41,16 +41,6 @@ WAIT_S = 2.0
 MOST_WAITS = 256
 # Token ids in a receipt's hashes are u32.
 _MOST_ID = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptSource:
-    """The engine whose answers get receipts, and what its sketches are made with."""
-
-    engine: AnsweringEngine
-    engine_info: EngineInfo
-    sketch_key: str
-    k_dim: int
 
 
 def receipt_of_answer(answer: FinishedAnswer, engine_info: EngineInfo, now_ms: int) -> Receipt:
@@ -108,18 +98,18 @@ class ReceiptService:
 
     def __init__(
         self,
-        source: ReceiptSource,
+        answers: AnsweringEngine,
         storage: ReceiptStorage,
         key: SigningKey,
         url: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if source.engine_info.facts.weights_digest is None:
+        if answers.engine_info.facts.weights_digest is None:
             raise ValueError(
                 "receipts name the digest of the weights, and this checkpoint has none, because it"
                 " has no safetensors files: convert it, or start without receipts"
             )
-        self.source = source
+        self.answers = answers
         self.most_waiting_bytes = MOST_WAITING_BYTES
         self.wait_s = WAIT_S
         self.entry_every_s = ENTRY_EVERY_S
@@ -212,7 +202,7 @@ class ReceiptService:
         while True:
             await self._has_room.wait()
             try:
-                answers = await self.source.engine.finished_answers()
+                answers = await self.answers.finished_answers()
             except EngineFault as error:
                 _logger.warning("no answers for receipts, again in a second: %s", error)
                 await asyncio.sleep(_FIRST_PAUSE_S)
@@ -273,7 +263,7 @@ class ReceiptService:
                 without[NO_SKETCHES] += 1
                 continue
             try:
-                receipt = receipt_of_answer(answer, self.source.engine_info, now_ms)
+                receipt = receipt_of_answer(answer, self.answers.engine_info, now_ms)
                 digest = receipt.digest
                 signature = self._key.sign(digest)
             except ValueError as error:

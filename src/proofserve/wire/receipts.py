@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from proofserve.protocol.errors import ProtocolError
@@ -62,11 +62,7 @@ _BASE64 = WithJsonSchema({"type": "string", "contentEncoding": "base64"})
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class SignedPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class SamplingRecord(SignedPart):
+class SamplingRecord(BaseModel, strict=True, extra="forbid"):
     """The sampling parameters of an answer; JSON's 1 and 1.0 are the same number."""
 
     temperature: Annotated[_Finite, Field(ge=0)]
@@ -79,7 +75,7 @@ class SamplingRecord(SignedPart):
     restricted: bool
 
 
-class ReceiptRecord(SignedPart):
+class ReceiptRecord(BaseModel, strict=True, extra="forbid"):
     """The fields of a receipt: what the signature is over."""
 
     scheme: Literal["receipt-v1"]
@@ -112,7 +108,7 @@ class ReceiptRecord(SignedPart):
             raise ProtocolError(f"receipt.{error.field}", error.message) from error
 
 
-class EntryRecord(SignedPart):
+class EntryRecord(BaseModel, strict=True, extra="forbid"):
     """One entry of the log: ``count`` receipts under ``root``."""
 
     index: Whole
@@ -125,10 +121,8 @@ class EntryRecord(SignedPart):
         return LogEntry(**self.model_dump())
 
 
-class SignedEntryRecord(BaseModel):
+class SignedEntryRecord(BaseModel, strict=True):
     """An entry, and the signature of its hash. Fields that newer nodes add are ignored."""
-
-    model_config = ConfigDict(strict=True)
 
     entry: EntryRecord
     entry_signature: _Signature
@@ -137,10 +131,8 @@ class SignedEntryRecord(BaseModel):
         return SignedEntry(self.entry.to_entry(), self.entry_signature)
 
 
-class LoggedEntries(BaseModel):
+class LoggedEntries(BaseModel, strict=True):
     """The body of ``/logged``: new entries of a node's log. Fields of newer nodes are ignored."""
-
-    model_config = ConfigDict(strict=True)
 
     public_key: _Hash
     entries: list[SignedEntryRecord] = Field(min_length=1, max_length=_MOST_ENTRIES)
@@ -153,10 +145,8 @@ class InclusionRecord(SignedEntryRecord):
     path: list[_Hash] = Field(max_length=_LONGEST_PATH)
 
 
-class SignedReceiptRecord(BaseModel):
+class SignedReceiptRecord(BaseModel, strict=True):
     """A receipt, its signature, and its place in the log once it has one."""
-
-    model_config = ConfigDict(strict=True)
 
     receipt: ReceiptRecord
     public_key: _Hash
