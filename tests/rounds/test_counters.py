@@ -37,7 +37,7 @@ def test_the_recent_rate_forgets_what_the_whole_rate_remembers() -> None:
     old = counters.read()
     assert old.nonces_per_second == pytest.approx(130 / 20)
     assert old.recent_nonces_per_second == pytest.approx(3)
-    assert (old.processed, old.failed, old.elapsed_s) == (130, 2, 20)
+    assert (old.total_processed, old.failed, old.elapsed_s) == (130, 2, 20)
 
 
 def test_an_ended_round_keeps_its_rates() -> None:

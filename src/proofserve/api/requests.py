@@ -44,7 +44,7 @@ from proofserve.rounds.errors import (
     UnknownRound,
     VectorsDeleted,
 )
-from proofserve.web import request_id_of, with_body
+from proofserve.web import R, request_id_of, with_body
 from proofserve.wire.paths import PROOFS
 from proofserve.wire.records import problems
 
@@ -160,27 +160,30 @@ async def read_body(request: Request, max_bytes: int, nonces: int) -> StrictJson
     setting = "POC_MAX_BODY_BYTES"
     if not nonces and max_bytes > _BYTES_WITHOUT_LIST:
         max_bytes, setting = _BYTES_WITHOUT_LIST, "this call takes no list"
-    too_large = ApiError("body_too_large", f"the body has more than {max_bytes} bytes ({setting})")
-    try:
-        read = await with_body(StrictJsonRequest, request, max_bytes, too_large)
-    except ClientDisconnect:
-        raise ApiError("client_gone", "Client closed request") from None
+    read = await with_whole_body(StrictJsonRequest, request, max_bytes, setting)
     body = await read.body()
-    require_body(request, body)
     if holds_more_values(body, nonces * _VALUES_PER_NONCE + _OTHER_VALUES):
         need = f"{nonces} nonces need (POC_MAX_QUEUED_NONCES)" if nonces else "this call takes"
         raise ApiError("body_too_large", f"the body has more values than {need}")
     return read
 
 
-def require_body(request: Request, body: bytes) -> None:
-    """Raise ApiError if the HTTP server did not pass on the body of ``request``."""
-    if not body and has_upgraded_body(request):
+async def with_whole_body(
+    kind: type[R], request: Request, max_bytes: int, setting: str = "POC_MAX_BODY_BYTES"
+) -> R:
+    """``request`` as an object of class ``kind`` that has its body. Raises as ``read_body``."""
+    too_large = ApiError("body_too_large", f"the body has more than {max_bytes} bytes ({setting})")
+    try:
+        read = await with_body(kind, request, max_bytes, too_large)
+    except ClientDisconnect:
+        raise ApiError("client_gone", "Client closed request") from None
+    if not await read.body() and has_upgraded_body(request):
         raise ApiError(
             "body_lost",
             "the body was lost, because the request asks for Connection: Upgrade: send it again"
             " without Upgrade (curl --http1.1, Java HttpClient.Version.HTTP_1_1)",
         )
+    return read
 
 
 def close_if_upgraded(request: Request, response: Response) -> None:

@@ -19,7 +19,7 @@ from proofserve.api.response_models import (
     Versions,
     documented,
 )
-from proofserve.api.status import answer_of_outbox, read_engine, receipt_keys, status_body
+from proofserve.api.status import answer_of_outbox, read_engine, receipt_keys, status_of
 from proofserve.protocol.nonces import MAX_NONCE
 from proofserve.rounds.receipts import ReceiptService
 from proofserve.wire.paths import PROOFS, RECEIPTS
@@ -91,7 +91,7 @@ def _receipt_router(get_node: Callable[[Request], Node]) -> APIRouter:
 
 async def status(node: ServedNode) -> dict[str, Any]:
     """The round, its counters, and the state of queue, outbox and engine."""
-    return await status_body(node)
+    return (await status_of(node)).model_dump(mode="json", exclude_unset=True)
 
 
 async def versions(node: ServedNode) -> dict[str, Any]:

@@ -21,11 +21,6 @@ NEWEST_WINNERS = 100
 _NOTHING = RoundStats(0, 0, 0.0, 0.0, 0, 0.0, 0, 0.0, 0)
 
 
-async def status_body(node: Node) -> dict[str, Any]:
-    """The body of ``GET /status``."""
-    return (await status_of(node)).model_dump(mode="json", exclude_unset=True)
-
-
 async def status_of(node: Node) -> NodeStatusResponse:
     """Takes as long as the slowest of engine and outbox."""
     status = node.manager.status()

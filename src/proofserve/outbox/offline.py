@@ -17,7 +17,14 @@ from typing import Any
 import httpx
 
 from proofserve.outbox import pruning, results
-from proofserve.outbox.database import connect, is_damage, require_sound, unavailable, version_of
+from proofserve.outbox.database import (
+    PAUSE_S,
+    connect,
+    is_damage,
+    require_sound,
+    unavailable,
+    version_of,
+)
 from proofserve.outbox.pruning import Pruned
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.rounds.records import StoredResult
@@ -132,7 +139,7 @@ def _in_steps(connection: sqlite3.Connection, step: Callable[[sqlite3.Connection
         with connection:
             again = step(connection)
         # A waiting server tries again and again to lock the file: this pause lets it succeed.
-        time.sleep(pruning.PAUSE_S)
+        time.sleep(PAUSE_S)
 
 
 # -- retrying --------------------------------------------------------------------------------------

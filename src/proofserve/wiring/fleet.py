@@ -34,7 +34,7 @@ from proofserve.fleet.verification_records import AfterConviction, VerificationR
 from proofserve.fleet.watch import FleetWatch
 from proofserve.lab.report import LabError
 from proofserve.outbox.callbacks import CallbackPolicy
-from proofserve.outbox.post import Allowlist, Outward, UrlCheck
+from proofserve.outbox.post import Outward, UrlCheck
 from proofserve.outbox.sender import CallbackSender
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.scheme import ModelFacts
@@ -44,7 +44,7 @@ from proofserve.rounds.tasks import beside
 from proofserve.settings.fleet import FleetSettings, listed_members, read_policy
 from proofserve.verifier.judging import OF_A_CALIBRATION, TESTS, threshold_of
 from proofserve.web import is_loopback
-from proofserve.wiring.access import access_of
+from proofserve.wiring.access import access_of, allowlist_of, outward_of
 from proofserve.wiring.sockets import OrderlyServer, bound_sockets
 
 _logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ async def running_fleet(settings: FleetSettings, public_url: str) -> AsyncIterat
     ``public_url`` is where members reach it. Raises ValueError for settings that contradict each
     other, and StoreUnavailable.
     """
-    outward, listed = outward_of(settings), member_list(settings)
+    outward, listed = outward_of(settings, "FLEET_CALLBACK_ALLOW"), member_list(settings)
     access, policy = access_of(settings), policy_of(settings.policy)
     async with (
         await FleetStore.open(settings.database) as store,
@@ -259,19 +259,6 @@ def first_deployment(settings: FleetSettings, outward: Outward) -> Deployment:
     )
 
 
-def outward_of(settings: FleetSettings) -> Outward:
-    secret = settings.callback_secret
-    key = None if secret is None else secret.get_secret_value().encode()
-    return Outward(_allowlist(settings.callback_allow, "FLEET_CALLBACK_ALLOW"), key)
-
-
-def _allowlist(entries: tuple[str, ...], variable: str) -> Allowlist:
-    try:
-        return Allowlist(entries)
-    except ValueError as error:
-        raise ValueError(f"{variable}: {error}") from None
-
-
 def signature_check(settings: FleetSettings) -> SignatureCheck | None:
     secret = settings.member_secret
     return None if secret is None else SignatureCheck(secret.get_secret_value().encode())
@@ -289,7 +276,7 @@ def join_access(settings: FleetSettings, access: Access) -> Access:
 
 
 def join_check(settings: FleetSettings) -> Callable[[str], Awaitable[str | None]]:
-    check = UrlCheck(_allowlist(settings.join_allow, "FLEET_JOIN_ALLOW"))
+    check = UrlCheck(allowlist_of(settings.join_allow, "FLEET_JOIN_ALLOW"))
 
     async def refusal(url: str) -> str | None:
         try:

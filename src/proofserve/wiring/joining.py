@@ -9,13 +9,13 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import httpx
 
 from proofserve.rounds.status import FleetMembership
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
+from proofserve.web import http_parts
 from proofserve.wire.paths import PROOFS
 
 _logger = logging.getLogger(__name__)
@@ -53,12 +53,8 @@ def joining_of(settings: NodeSettings) -> "FleetJoining | None":
 
 
 def _url(variable: str, text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        fits = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        fits = False
-    if not fits or parts.username or parts.query or parts.fragment:
+    parts = http_parts(text)
+    if parts is None or parts.username or parts.query or parts.fragment:
         raise ValueError(
             f"{variable} must be a URL such as http://fleet.example:9100, without user, query and"
             " fragment"

@@ -27,7 +27,7 @@ from proofserve.rounds.records import EngineInfo, Limits, RoundSpec
 from proofserve.rounds.status import CoreLiveness
 from proofserve.rounds.tasks import beside
 from proofserve.settings.node import NodeSettings
-from proofserve.wiring.access import access_of, allowlist_of
+from proofserve.wiring.access import CALLBACK_ALLOW, access_of, outward_of
 from proofserve.wiring.joining import joining
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ async def running_node(
     Raises OutboxInUse or OutboxUnavailable if it cannot use the outbox file, and
     ValueError if the settings of keys, callbacks, receipts or the fleet are not valid.
     """
-    access, outward = access_of(settings), _outward(settings)
+    access, outward = access_of(settings), outward_of(settings, CALLBACK_ALLOW)
     async with await SqliteOutbox.open(settings.outbox) as outbox:
         await owned()
         sender = CallbackSender(outbox, _policy(settings), outward=outward)
@@ -168,12 +168,6 @@ def _mismatch(spec: RoundSpec, deployment: Deployment) -> str | None:
     except ProtocolError as error:
         return str(error)
     return None
-
-
-def _outward(settings: NodeSettings) -> Outward:
-    secret = settings.callback_secret
-    key = None if secret is None else secret.get_secret_value().encode()
-    return Outward(allowlist_of(settings), key)
 
 
 def _deployment(engine_info: EngineInfo, settings: NodeSettings, outward: Outward) -> Deployment:

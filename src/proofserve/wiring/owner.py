@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 from fastapi import APIRouter, FastAPI
 from starlette.datastructures import URLPath
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,16 +32,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proofserve.api.access import READING, Access, ApiError, role_for
 from proofserve.api.node import Node, while_connected
 from proofserve.api.requests import (
+    close_if_upgraded,
     count_and_log,
     error_response,
-    has_upgraded_body,
     reason_of,
-    require_body,
+    with_whole_body,
 )
 from proofserve.dashboard.routes import SNAPSHOT
 from proofserve.outbox.database import OutboxInUse, is_locked
 from proofserve.rounds.errors import RoundsError
-from proofserve.web import with_body
 from proofserve.wire.paths import PROOFS, RECEIPTS
 from proofserve.wiring.sockets import on_unix_socket
 
@@ -271,8 +270,7 @@ class ForwardingRoute(BaseRoute):
         except ApiError as error:
             response = error_response(error)
             count_and_log(None, request, response, reason_of(error))
-        if has_upgraded_body(request):
-            response.headers["Connection"] = "close"
+        close_if_upgraded(request, response)
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -282,20 +280,9 @@ class ForwardingRoute(BaseRoute):
         body = b""
         if request.method not in READING:
             self._access.admit(request, role_for({request.method}, _path(request.scope)))
-            body = await self._body(request)
+            read = await with_whole_body(Request, request, self._max_body_bytes)
+            body = await read.body()
         return await while_connected(request, _ask_owner(ownership, request, body))
-
-    async def _body(self, request: Request) -> bytes:
-        limit = self._max_body_bytes
-        too_large = ApiError(
-            "body_too_large", f"the body has more than {limit} bytes (POC_MAX_BODY_BYTES)"
-        )
-        try:
-            body = await (await with_body(Request, request, limit, too_large)).body()
-        except ClientDisconnect:
-            raise ApiError("client_gone", "Client closed request") from None
-        require_body(request, body)
-        return body
 
     def url_path_for(self, name: str, /, **path_params: Any) -> URLPath:
         """Always raises NoMatchFound: the route has no name."""

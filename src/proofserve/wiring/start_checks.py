@@ -16,7 +16,13 @@ from proofserve.lab.host import GIB, HostFacts, free_disk_gib, required_packages
 from proofserve.outbox.database import OutboxInUse, hold_lock
 from proofserve.rounds.errors import OutboxUnavailable
 from proofserve.settings.node import NodeSettings, require_proofs_for_receipts
-from proofserve.wiring.access import access_of, allowlist_of, description, require_access_rule
+from proofserve.wiring.access import (
+    CALLBACK_ALLOW,
+    access_of,
+    description,
+    outward_of,
+    require_access_rule,
+)
 from proofserve.wiring.joining import joining_of
 from proofserve.wiring.launch import has_several_processes
 
@@ -95,7 +101,7 @@ def _address(listening: Namespace) -> str:
 
 
 def _callbacks(chosen: NodeSettings) -> str:
-    allowlist_of(chosen)
+    outward_of(chosen, CALLBACK_ALLOW)
     return f"may go to {', '.join(chosen.callback_allow)}"
 
 
