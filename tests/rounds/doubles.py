@@ -23,9 +23,7 @@ from proofserve.rounds.records import (
     ProofBatch,
     RoundProgress,
     RoundSpec,
-    StatTest,
     StoredResult,
-    Validation,
     Winner,
     Workload,
 )
@@ -164,9 +162,9 @@ def job(*nonces: int, **changes: Any) -> Job:
     return Job(**{**values, **changes})
 
 
-def validation_of(proofs: Sequence[Artifact], **test: float) -> Validation:
+def claims_of(proofs: Sequence[Artifact]) -> tuple[Claim, ...]:
     """Claims equal to ``proofs``."""
-    return Validation(tuple(Claim(a.nonce, a.vector_b64) for a in proofs), StatTest(**test))
+    return tuple(Claim(a.nonce, a.vector_b64) for a in proofs)
 
 
 async def computed(engine: FakeEngine, *nonces: int, work: Workload = WORK) -> ProofBatch:

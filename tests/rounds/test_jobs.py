@@ -11,7 +11,7 @@ from proofserve.rounds.computation import NOT_FINITE, artifacts_of
 from proofserve.rounds.errors import EngineFault, EngineGone, QueueFull, UnknownJob
 from proofserve.rounds.jobs import WaitQueue
 from proofserve.rounds.records import JobState, Proofs, Verdict
-from rounds.doubles import QUICK, computed, job, until, validation_of
+from rounds.doubles import QUICK, claims_of, computed, job, until
 from rounds.job_bench import JobBench
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ async def test_a_job_is_computed_in_chunks() -> None:
 async def test_claims_get_a_verdict() -> None:
     bench = JobBench()
     batch = await computed(FakeEngine(), 1, 2, 3)
-    order = job(1, 2, 3, validation=validation_of(artifacts_of(batch)), url="http://x")
+    order = job(1, 2, 3, claims=claims_of(artifacts_of(batch)), url="http://x")
     request_id = bench.queue.submit(order)
     await bench.ended(request_id)
     assert bench.outcome(request_id) == Verdict(3, 0, (), 1.0, False)
@@ -130,7 +130,7 @@ async def test_an_engine_fault_fails_the_job_and_not_the_next() -> None:
     bench = JobBench()
     bench.engine.faults = 1
     batch = await computed(FakeEngine(), 1)
-    order = job(1, validation=validation_of(artifacts_of(batch)), url="http://x")
+    order = job(1, claims=claims_of(artifacts_of(batch)), url="http://x")
     first, second = bench.queue.submit(order), bench.queue.submit(order)
     assert await bench.ended(first) is JobState.FAILED
     assert bench.error(first) == "the toy engine was told to fail"
@@ -143,7 +143,7 @@ async def test_an_engine_fault_fails_the_job_and_not_the_next() -> None:
 async def test_an_incomplete_recomputation_is_an_error_and_no_verdict() -> None:
     bench = JobBench()
     batch = await computed(FakeEngine(), 1, 2)
-    order = job(1, 2, validation=validation_of(artifacts_of(batch)), url="http://x")
+    order = job(1, 2, claims=claims_of(artifacts_of(batch)), url="http://x")
     bench.engine.not_finite = frozenset({2})
     request_id = bench.queue.submit(order)
     assert await bench.ended(request_id) is JobState.FAILED

@@ -18,6 +18,7 @@ from proofserve.api.schemas import (
     MeasureRequest,
     Params,
     RoundRequest,
+    Thresholds,
 )
 from proofserve.protocol import (
     ARTIFACT,
@@ -33,7 +34,7 @@ from proofserve.protocol.identity import Block
 from proofserve.protocol.nonces import NonceLane, check_nonces
 from proofserve.protocol.scheme import Scheme
 from proofserve.protocol.sketch import SketchScheme
-from proofserve.protocol.verdict import comparison
+from proofserve.protocol.verdict.comparison import Claim
 from proofserve.rounds.records import (
     FRAUD_THRESHOLD,
     DistanceClaims,
@@ -41,7 +42,6 @@ from proofserve.rounds.records import (
     RoundSpec,
     StatTest,
     Target,
-    Validation,
     Workload,
 )
 
@@ -78,7 +78,8 @@ def job(body: JobRequest, deployment: Deployment) -> Job:
         batch_size=body.batch_size or deployment.default_batch_size,
         node_id=body.node_id,
         url=body.url,
-        validation=_validation(body, deployment),
+        claims=_claims(body, deployment),
+        test=_test(body.stat_test),
     )
 
 
@@ -197,19 +198,21 @@ def _check_fits(field: str, value: int, limit: int, what: str) -> None:
         raise ProtocolError(field, f"{value} exceeds the model's {what} of {limit}")
 
 
-def _validation(body: JobRequest, deployment: Deployment) -> Validation | None:
+def _claims(body: JobRequest, deployment: Deployment) -> tuple[Claim, ...] | None:
     if body.validation is None:
         return None
     artifacts = body.validation.artifacts
     _check_length("validation.artifacts", artifacts, deployment)
     if {claim.nonce for claim in artifacts} != set(body.nonces):
         raise ApiError("claims_mismatch", "validation.artifacts nonces must match nonces field")
-    claims = tuple(comparison.Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
-    asked = body.stat_test
+    return tuple(Claim(claim.nonce, claim.vector_b64) for claim in artifacts)
+
+
+def _test(asked: Thresholds | None) -> StatTest:
     if asked is None:
-        return Validation(claims, StatTest())
+        return StatTest()
     fraud = asked.fraud_threshold or asked.p_value_threshold or FRAUD_THRESHOLD
-    return Validation(claims, StatTest(asked.dist_threshold, asked.p_mismatch, fraud))
+    return StatTest(asked.dist_threshold, asked.p_mismatch, fraud)
 
 
 def distance_round(body: DistanceRoundRequest, deployment: Deployment, round_id: str) -> RoundSpec:

@@ -32,7 +32,6 @@ from proofserve.rounds.records import (
     RoundSpec,
     StatTest,
     Target,
-    Validation,
     Verdict,
     Winner,
     Workload,
@@ -168,8 +167,8 @@ class Computation:
         Raises EngineFault (a chunk failed, or chat deferred it past the deadline), EngineGone and
         ProtocolError (the claims cannot be judged).
         """
-        if job.validation is not None:
-            return await self.totals.judged(self._validate(job, job.validation, started))
+        if job.claims is not None:
+            return await self.totals.judged(self._validate(job, job.claims, started))
         done = await self._prove(job, started)
         # In a thread: encoding thousands of vectors would block the event loop that serves chat.
         artifacts = await asyncio.to_thread(lambda: [*chain.from_iterable(map(artifacts_of, done))])
@@ -177,16 +176,15 @@ class Computation:
         return Proofs(tuple(artifacts), failed)
 
     async def _validate(
-        self, job: Job, validation: Validation, started: Callable[[], None]
+        self, job: Job, claims: Sequence[Claim], started: Callable[[], None]
     ) -> Verdict:
         done = await self._prove(job, started)
-        claims, test = validation.claims, validation.test
-        return await asyncio.to_thread(validate, job.work, job.nonces, claims, done, test)
+        return await asyncio.to_thread(validate, job.work, job.nonces, claims, done, job.test)
 
     async def _prove(self, job: Job, started: Callable[[], None]) -> list[ProofBatch]:
         todo = deque(chunks(job.nonces, job.batch_size))
         done: list[ProofBatch] = []
-        work: Purpose = "job" if job.validation is None else "validation"
+        work: Purpose = "job" if job.claims is None else "validation"
         while todo:
             await self.no_round.wait()
             started()

@@ -158,14 +158,8 @@ class StatTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
-    claims: tuple[Claim, ...]
-    test: StatTest
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
-    """A request to prove a list of nonces, or to judge claims about them.
+    """A request to prove a list of nonces, or to judge ``claims`` about them by ``test``.
 
     ``batch_size`` is the number of nonces in one engine call. ``url`` is where the completion
     callback goes; None sends none.
@@ -176,7 +170,8 @@ class Job:
     batch_size: int
     node_id: int
     url: str | None = None
-    validation: Validation | None = None
+    claims: tuple[Claim, ...] | None = None
+    test: StatTest = field(default_factory=StatTest)
 
 
 @dataclass(frozen=True, slots=True)

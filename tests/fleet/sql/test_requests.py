@@ -20,7 +20,6 @@ from proofserve.rounds.records import (
     Outcome,
     Proofs,
     StatTest,
-    Validation,
     Verdict,
 )
 from rounds.doubles import job
@@ -84,7 +83,7 @@ async def callbacks(store: FleetStore) -> list[bytes]:
     ("one", "outcome"),
     [
         (job(1, 2**62, 3), PROOFS),
-        (job(1, 2, validation=Validation(CLAIMS, BY_COUNT)), Verdict(2, 0, (), 1.0, False)),
+        (job(1, 2, claims=CLAIMS, test=BY_COUNT), Verdict(2, 0, (), 1.0, False)),
     ],
 )
 async def test_a_job_and_its_outcome_are_read_as_they_were_stored(
