@@ -37,7 +37,7 @@ async def test_an_answer_has_a_receipt_that_a_validator_accepts(
     store: SqliteOutbox, engine: FakeEngine
 ) -> None:
     async with running(store, engine) as service:
-        engine.answers.put_nowait(an_answer(sampling=Sampling(temperature=1, top_k=5)))
+        engine.answers.put_nowait(an_answer(sampling=Sampling(temperature=1.0, top_k=5)))
         await logged(service, 1)
         (signed,) = await service.of_response("chatcmpl-1")
         check_receipt(signed)

@@ -13,13 +13,12 @@ from rounds.doubles import QUICK, MemoryOutbox, until
 
 class JobBench:
     def __init__(self, limits: Limits = QUICK, clock: Callable[[], float] | None = None) -> None:
-        self.now = 0.0
         self.tasks_before = asyncio.all_tasks()
         self.engine = FakeEngine()
         self.outbox = MemoryOutbox()
         self.no_round = asyncio.Event()
         self.no_round.set()
-        # Chunk timeouts follow ``clock``, or real seconds; expiry follows ``now``.
+        # Chunk timeouts follow ``clock``, or real seconds.
         self.admission = NonceLimit(limits.max_queued_nonces)
         computation = Computation(
             self.engine,
@@ -29,7 +28,7 @@ class JobBench:
             NodeTotals(),
             clock or asyncio.get_running_loop().time,
         )
-        self.queue = JobQueue(computation, self.outbox, limits, lambda: self.now)
+        self.queue = JobQueue(computation, self.outbox, limits)
 
     def state(self, request_id: str) -> JobState:
         return self.queue.result(request_id).state

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -20,16 +20,13 @@ _logger = logging.getLogger(__name__)
 class JobQueue:
     """Runs submitted jobs one at a time, and keeps their results until they expire.
 
-    If there are too many results, the oldest go earlier. ``clock`` gives monotonic seconds.
+    If there are too many results, the oldest go earlier.
     """
 
-    def __init__(
-        self, computation: Computation, outbox: Outbox, limits: Limits, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, computation: Computation, outbox: Outbox, limits: Limits) -> None:
         self._computation = computation
         self._outbox = outbox
         self._limits = limits
-        self._clock = clock
         self._places_in_order = WaitQueue()
         self._admission = computation.admission
         self._entries: dict[str, _QueuedJob] = {}
@@ -59,7 +56,7 @@ class JobQueue:
 
     def result(self, request_id: str) -> JobView:
         entry = self._entries.get(request_id)
-        if entry is None or entry.expired(self._clock()):
+        if entry is None:
             raise UnknownJob(f"Request {request_id} not found")
         return entry.view
 
@@ -103,9 +100,8 @@ class JobQueue:
     def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[Outcome]") -> None:
         self._places_in_order.leave(entry.place)
         self._admission.leave(len(entry.job.nonces))
-        ttl = self._limits.result_ttl_s
-        timer = asyncio.get_running_loop().call_later(ttl, self._forget, entry.request_id)
-        entry.settle(task, self._clock() + ttl, timer)
+        loop, ttl_s = asyncio.get_running_loop(), self._limits.result_ttl_s
+        entry.settle(task, loop.call_later(ttl_s, self._forget, entry.request_id))
         self._ended[entry.request_id] = entry
         count = len(entry.job.nonces)
         self._ended_nonces += count
@@ -140,8 +136,7 @@ class _QueuedJob:
         self.view = JobView(request_id, JobState.QUEUED)
         self.storing = False
         self.cancel_ordered = False
-        self._expires_at: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self.view = replace(self.view, state=JobState.RUNNING)
@@ -156,11 +151,8 @@ class _QueuedJob:
         if not self.storing:
             self.task.cancel()
 
-    def settle(
-        self, task: "asyncio.Task[Outcome]", expires_at: float, timer: asyncio.TimerHandle
-    ) -> None:
-        self._expires_at = expires_at
-        self._timer = timer
+    def settle(self, task: "asyncio.Task[Outcome]", expiry: asyncio.TimerHandle) -> None:
+        self._expiry = expiry
         if task.cancelled():
             self.view = replace(self.view, state=JobState.CANCELLED)
         elif error := reason_of(task):
@@ -169,12 +161,9 @@ class _QueuedJob:
             completed = CompletedJob(self.request_id, self.job, task.result())
             self.view = replace(self.view, state=JobState.COMPLETED, completed=completed)
 
-    def expired(self, now: float) -> bool:
-        return self._expires_at is not None and now >= self._expires_at
-
     def forget_expiry(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
 
 
 class WaitQueue:

@@ -67,7 +67,7 @@ class RoundManager:
         self._computation = Computation(
             engine, self._no_round, self._admission, limits.chunk_timeout_s, self.totals, clock
         )
-        self._jobs = JobQueue(self._computation, outbox, limits, clock)
+        self._jobs = JobQueue(self._computation, outbox, limits)
         self._checking = asyncio.Lock()
 
     async def init(self, spec: RoundSpec) -> None:

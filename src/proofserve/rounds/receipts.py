@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from proofserve.protocol.errors import ProtocolError
 from proofserve.protocol.receipts.answer import FinishedAnswer
-from proofserve.protocol.receipts.record import Receipt, Sampling, token_hash
+from proofserve.protocol.receipts.record import Receipt, token_hash
 from proofserve.protocol.receipts.signature import SignedEntry, SignedReceipt, SigningKey
 from proofserve.rounds.errors import (
     EngineFault,
@@ -61,7 +61,7 @@ def receipt_of_answer(answer: FinishedAnswer, engine_info: EngineInfo, now_ms: i
         model=engine_info.model_names[0],
         adapter=answer.adapter,
         weights_digest=facts.weights_digest,
-        sampling=_with_floats(answer.sampling),
+        sampling=answer.sampling,
         prompt_tokens=len(answer.prompt_ids),
         prompt_sha256=token_hash(answer.prompt_ids),
         output_tokens=len(answer.output_ids),
@@ -72,19 +72,6 @@ def receipt_of_answer(answer: FinishedAnswer, engine_info: EngineInfo, now_ms: i
         finish_reason=answer.finish_reason,
         versions=tuple(sorted(engine_info.versions.items())),
         created_ms=min(answer.created_ms, now_ms),
-    )
-
-
-def _with_floats(sampling: Sampling) -> Sampling:
-    """The digest is of JSON, where 1 and 1.0 differ; readers make every such number a float."""
-    return replace(
-        sampling,
-        temperature=float(sampling.temperature),
-        top_p=float(sampling.top_p),
-        min_p=float(sampling.min_p),
-        presence_penalty=float(sampling.presence_penalty),
-        frequency_penalty=float(sampling.frequency_penalty),
-        repetition_penalty=float(sampling.repetition_penalty),
     )
 
 

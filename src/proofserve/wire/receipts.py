@@ -200,17 +200,15 @@ def signed_receipt_body(signed: SignedReceipt) -> dict[str, Any]:
 
 
 def signed_entry_body(signed: SignedEntry) -> dict[str, Any]:
-    return {"entry": entry_body(signed.entry), "entry_signature": signed.signature.hex()}
-
-
-def entry_body(entry: LogEntry) -> dict[str, Any]:
-    return {
+    entry = signed.entry
+    body = {
         "index": entry.index,
         "time_ms": entry.time_ms,
         "count": entry.count,
         "root": entry.root.hex(),
         "previous": entry.previous.hex(),
     }
+    return {"entry": body, "entry_signature": signed.signature.hex()}
 
 
 def _parsed(model: type[_Model], body: object) -> _Model:
