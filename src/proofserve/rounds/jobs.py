@@ -74,17 +74,17 @@ class JobQueue:
         self._ended.clear()
         self._ended_nonces = 0
 
-    async def _carry_out(self, entry: "_QueuedJob") -> Outcome:
+    async def _carry_out(self, entry: "_QueuedJob") -> CompletedJob:
         await entry.place.wait()
         outcome = await self._computation.run(entry.job, entry.start)
         # The next job may use the engine while the outbox stores this one's callback.
         self._places_in_order.leave(entry.place)
-        if entry.job.url is not None:
-            await self._store_callback(entry, entry.job.url, outcome)
-        return outcome
-
-    async def _store_callback(self, entry: "_QueuedJob", url: str, outcome: Outcome) -> None:
         completed = CompletedJob(entry.request_id, entry.job, outcome)
+        if entry.job.url is not None:
+            await self._store_callback(entry, entry.job.url, completed)
+        return completed
+
+    async def _store_callback(self, entry: "_QueuedJob", url: str, completed: CompletedJob) -> None:
         while True:
             entry.storing = True
             try:
@@ -97,7 +97,7 @@ class JobQueue:
                 raise asyncio.CancelledError
             await asyncio.sleep(self._limits.callback_retry_s)
 
-    def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[Outcome]") -> None:
+    def _settle(self, entry: "_QueuedJob", task: "asyncio.Task[CompletedJob]") -> None:
         self._places_in_order.leave(entry.place)
         self._admission.leave(len(entry.job.nonces))
         loop, ttl_s = asyncio.get_running_loop(), self._limits.result_ttl_s
@@ -127,7 +127,7 @@ class JobQueue:
 
 
 class _QueuedJob:
-    task: "asyncio.Task[Outcome]"
+    task: "asyncio.Task[CompletedJob]"
 
     def __init__(self, request_id: str, job: Job, place: asyncio.Event) -> None:
         self.request_id = request_id
@@ -151,15 +151,14 @@ class _QueuedJob:
         if not self.storing:
             self.task.cancel()
 
-    def settle(self, task: "asyncio.Task[Outcome]", expiry: asyncio.TimerHandle) -> None:
+    def settle(self, task: "asyncio.Task[CompletedJob]", expiry: asyncio.TimerHandle) -> None:
         self._expiry = expiry
         if task.cancelled():
             self.view = replace(self.view, state=JobState.CANCELLED)
         elif error := reason_of(task):
             self.view = replace(self.view, state=JobState.FAILED, error=error)
         else:
-            completed = CompletedJob(self.request_id, self.job, task.result())
-            self.view = replace(self.view, state=JobState.COMPLETED, completed=completed)
+            self.view = replace(self.view, state=JobState.COMPLETED, completed=task.result())
 
     def forget_expiry(self) -> None:
         if self._expiry is not None:
